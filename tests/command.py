@@ -1,0 +1,99 @@
+"""Running the command line as a person would: real processes, real torchrun, rows in a folder of the test's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = [sys.executable, "-m", "tpbench"]
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what pytest or a surrounding job put there."""
+    dropped = ("TPBENCH_", "TRITON_INTERPRET", "COLUMNS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def tpbench(*arguments: str, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run `python -m tpbench ARGUMENTS` to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout
+    )
+
+
+class Running:
+    """A started `python -m tpbench ARGUMENTS`, whose job can be looked at and disturbed while it runs."""
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        self.cwd = cwd
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=cwd,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # As a shell does for a foreground command; pytest may have been started with SIGINT ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def wait_for(self, phase: str, rank: int, cell: int = 0) -> psutil.Process:
+        """The worker of that rank, once it has said that it is in that phase."""
+
+        def worker() -> psutil.Process | None:
+            logs = self.cwd.glob(f"outputs/sweeps/*/{cell}/*/attempt_0/{rank}/stderr.log")
+            if not any(f"rank {rank}: {phase}" in log.read_text() for log in logs):
+                return None
+            return next((each for each in self.workers() if each.environ().get("RANK") == str(rank)), None)
+
+        return self._until(worker, f"rank {rank} to be {phase}")
+
+    def workers(self) -> list[psutil.Process]:
+        """The ranks that run now."""
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if "tpbench.worker" in each.cmdline() and "RANK" in each.environ():
+                    found.append(each)
+            except psutil.Error:
+                continue
+        return found
+
+    def family(self) -> list[psutil.Process]:
+        """Everything that the command has started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, timeout: float = 120) -> tuple[int, str]:
+        """Wait for the end: exit code and all that was printed."""
+        output, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, output
+
+    def _until(self, found: Callable[[], psutil.Process | None], what: str, timeout: float = 90) -> psutil.Process:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended before {what}:\n{self.process.communicate()[0]}")
+            if result := found():
+                return result
+            time.sleep(0.05)
+        self.process.kill()
+        raise AssertionError(f"waited too long for {what}")
+
+
+def gone(processes: list[psutil.Process], within_s: float = 10) -> bool:
+    """Whether all of them end (zombies count as ended) in that time."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes):
+            return True
+        time.sleep(0.1)
+    return False

@@ -1,0 +1,336 @@
+"""The kernels on one rank: every loss, dtype and option, and the cases where published kernels fail."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.kernels.reference import DTYPES, LOSSES, assert_right, make, reference
+from tpbench.kernels import EntropyLoss, block_for, entropy_loss
+
+INF = float("inf")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check(logits: torch.Tensor, target: torch.Tensor, *, block_cap: Any = "auto", **options: Any) -> None:
+    result = entropy_loss(logits, target, block_cap=block_cap, **options)
+    assert result.grad is not None and result.grad.dtype == logits.dtype
+    assert result.loss.dtype == result.row_loss.dtype == torch.float32
+    assert_right(result.loss, result.row_loss, result.grad, reference(logits, target, **options))
+
+
+@pytest.mark.parametrize("block_cap", ["auto", 32])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_it_agrees_with_float64(loss: Any, dtype: torch.dtype, block_cap: Any, device: torch.device) -> None:
+    temperature = 1.0 if loss == "cross_entropy" else 1.7
+    logits, target = make(loss, dtype=dtype, device=device)
+    check(logits, target, loss=loss, logits_scale=1.3, temperature=temperature, block_cap=block_cap)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_reductions_and_scales(loss: Any, reduction: str, device: torch.device) -> None:
+    logits, target = make(loss, device=device)
+    check(logits, target, loss=loss, reduction=reduction, grad_scale=-3.7, z_loss=1e-2, logits_scale=0.7, block_cap=64)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.1, 1.0])
+def test_label_smoothing(label_smoothing: float, device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    check(logits, target, label_smoothing=label_smoothing, z_loss=1e-3, block_cap=32)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("ignore_index", [-100, 5])
+def test_labels_that_do_not_count(dtype: torch.dtype, ignore_index: int, device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    target[:5] = torch.tensor([ignore_index, -1, 100, 2**31 - 1, -(2**31)])
+    logits[:5, 7] = torch.tensor([math.nan, INF, -INF, math.nan, 0.0])  # not read
+    target = target.to(dtype)
+    check(logits, target, ignore_index=ignore_index, block_cap=32)
+    result = entropy_loss(logits, target, ignore_index=ignore_index)
+    assert result.grad is not None and not result.grad[:5].any() and not result.row_loss[:5].any()
+
+
+@pytest.mark.parametrize("grad", ["new", "in_place"])
+def test_every_token_ignored(grad: Any, device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    result = entropy_loss(logits, torch.full_like(target, -100), grad=grad)
+    assert result.grad is not None and result.loss.item() == 0 and not result.grad.any()
+
+
+@pytest.mark.parametrize("columns", [slice(0, 32), slice(32, 64), slice(90, 100), slice(0, 99)])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_tiles_of_minus_infinity(loss: Any, columns: slice, device: torch.device) -> None:
+    logits, target = make(loss, device=device)
+    logits[:, columns] = -INF
+    if loss == "cross_entropy":
+        target[:] = 99 if columns.stop < 100 else 0
+    else:
+        target[:, columns] = -INF
+    check(logits, target, loss=loss, block_cap=32)
+
+
+@pytest.mark.parametrize("loss", LOSSES[1:])
+def test_weights_of_zero(loss: Any, device: torch.device) -> None:
+    """0 * inf: where the weight is zero the other side may be anything."""
+    logits, target = make(loss, device=device)
+    zero, other = (logits, target) if loss == "reverse_kl" else (target, logits)
+    zero[:, 10:70] = -INF
+    other[:, 40:60] = -INF
+    check(logits, target, loss=loss, block_cap=32)
+
+
+def test_an_infinite_loss_is_infinite(device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    logits[2, target[2]] = -INF
+    result = entropy_loss(logits, target)
+    assert result.row_loss[2] == INF and result.loss == INF
+    assert result.grad is not None and result.grad.isfinite().all()
+    logits, target = make("soft_cross_entropy", device=device)
+    logits[2, 40] = -INF
+    result = entropy_loss(logits, target, loss="soft_cross_entropy", block_cap=32)
+    assert result.row_loss[2] == INF and result.grad is not None and result.grad.isfinite().all()
+
+
+def test_a_row_without_a_softmax_is_nan_and_harms_no_other(device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    logits[1] = -INF
+    logits[2, 3] = math.nan
+    result = entropy_loss(logits, target, block_cap=32)
+    assert result.grad is not None
+    assert result.row_loss.isnan().tolist() == [row in (1, 2) for row in range(9)]
+    assert result.grad.isnan().any(1).tolist() == [row in (1, 2) for row in range(9)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_large_common_offset_costs_no_precision(loss: Any, device: torch.device) -> None:
+    logits, target = make(loss, device=device)
+    logits = (logits * 64).round() / 64  # so that adding is exact
+    check(logits + 4096.0, target, loss=loss, block_cap=32)
+
+
+@pytest.mark.parametrize("grad", ["new", "in_place"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_padding_stays_out_and_gets_zero(loss: Any, grad: Any, device: torch.device) -> None:
+    logits, target = make(loss, device=device)
+    if loss == "cross_entropy":
+        target.clamp_(max=69)
+    right = reference(logits, target, loss=loss, vocab_size=70)
+    logits[:, 70:] = math.nan
+    result = entropy_loss(logits, target, loss=loss, vocab_size=70, grad=grad, block_cap=32)
+    assert result.grad is not None and not result.grad[:, 70:].any()
+    assert_right(result.loss, result.row_loss, result.grad, right)
+
+
+@pytest.mark.parametrize("layout", ["rows apart", "transposed", "every other column"])
+@pytest.mark.parametrize("grad", ["new", "in_place"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_strides(loss: Any, grad: Any, layout: str, device: torch.device) -> None:
+    plain, target = make(loss, device=device)
+    room = torch.full((100, 400), 7.0, device=device)
+    logits = {"rows apart": room[:9, :100], "transposed": room[:, :9].T, "every other column": room[:9, :200:2]}[layout]
+    logits.copy_(plain)
+    if loss != "cross_entropy":
+        target = target.T.contiguous().T
+    result = entropy_loss(logits, target, loss=loss, grad=grad, block_cap=32)
+    assert result.grad is not None
+    assert_right(result.loss, result.row_loss, result.grad, reference(plain, target, loss=loss))
+    if grad == "in_place":
+        assert result.grad.data_ptr() == logits.data_ptr() and (room == 7.0).sum() == room.numel() - logits.numel()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_where_the_gradient_goes(loss: Any, dtype: torch.dtype, device: torch.device) -> None:
+    logits, target = make(loss, dtype=dtype, device=device)
+    new = entropy_loss(logits, target, loss=loss, block_cap=32)
+    assert new.grad is not None
+    nothing = entropy_loss(logits, target, loss=loss, block_cap=32, grad="none")
+    assert nothing.grad is None
+    torch.testing.assert_close(nothing.row_loss, new.row_loss, rtol=1e-6, atol=1e-6)  # another compilation
+    main_grad = torch.ones(9, 100, device=device)
+    added = entropy_loss(logits, target, loss=loss, block_cap=32, grad=main_grad)
+    assert added.grad is not None and added.grad.data_ptr() == main_grad.data_ptr()
+    torch.testing.assert_close(main_grad - 1, new.grad.float(), rtol=2**-7, atol=1e-6)
+    in_place = entropy_loss(logits, target, loss=loss, block_cap=32, grad="in_place")
+    assert in_place.grad is not None and in_place.grad.data_ptr() == logits.data_ptr()
+    assert torch.equal(logits, new.grad) and torch.equal(in_place.row_loss, new.row_loss)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gradient_is_scaled_before_it_is_rounded(loss: Any, device: torch.device) -> None:
+    logits, target = make(loss, rows=7, dtype=torch.bfloat16, device=device)
+    exact = target if loss == "cross_entropy" else target.float()
+    rounded = entropy_loss(logits, target, loss=loss, grad_scale=1 / 3).grad
+    full = entropy_loss(logits.float(), exact, loss=loss, grad_scale=1 / 3).grad
+    assert rounded is not None and full is not None and torch.equal(rounded, full.bfloat16())
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_offsets_past_2_to_the_31(transposed: bool, device: torch.device) -> None:
+    """Two elements 2^31 apart, in memory that nothing touches between them."""
+    plain, target = make("cross_entropy", rows=2, vocab=3, dtype=torch.bfloat16, device=device)
+    if transposed:
+        room = torch.empty(2**32 // 2 + 64, dtype=torch.bfloat16, device=device)
+        logits = room.as_strided((2, 3), (1, 2**30 + 8))
+    else:
+        room = torch.empty(2**31 + 64, dtype=torch.bfloat16, device=device)
+        logits = room.as_strided((2, 3), (2**31 + 8, 1))
+    logits.copy_(plain)
+    result = entropy_loss(logits, target, grad="in_place")
+    assert result.grad is not None
+    assert_right(result.loss, result.row_loss, result.grad, reference(plain, target))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_zero_tokens(loss: Any, reduction: Any, device: torch.device) -> None:
+    logits, target = make(loss, rows=0, device=device)
+    result = entropy_loss(logits, target, loss=loss, reduction=reduction)
+    assert result.loss.shape == ((0,) if reduction == "none" else ()) and result.loss.sum() == 0
+    assert result.grad is not None and result.grad.shape == (0, 100)
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 17])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_small_vocabularies(loss: Any, vocab: int, device: torch.device) -> None:
+    logits, target = make(loss, vocab=vocab, device=device)
+    result = entropy_loss(logits, target, loss=loss)
+    assert result.grad is not None
+    torch.testing.assert_close(
+        result.grad.double().cpu(), reference(logits, target, loss=loss)[2], rtol=1e-5, atol=1e-7
+    )
+
+
+def test_many_rows(device: torch.device) -> None:
+    """More than one program a kernel, and more than one block of the reductions."""
+    logits, target = make("cross_entropy", rows=5000, vocab=700, dtype=torch.bfloat16, device=device)
+    target[::3] = -100
+    check(logits, target)
+    first, second = entropy_loss(logits, target), entropy_loss(logits, target)
+    assert torch.equal(first.loss, second.loss)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_graph_captures_it(loss: Any) -> None:
+    logits, target = make(loss, device="cuda")
+    entropy_loss(logits, target, loss=loss)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = entropy_loss(logits, target, loss=loss)
+    other, _ = make(loss, device="cuda", seed=1)
+    logits.copy_(other)
+    graph.replay()
+    assert result.grad is not None
+    assert_right(result.loss, result.row_loss, result.grad, reference(other, target, loss=loss))
+
+
+def test_the_block() -> None:
+    assert [block_for(columns, 4096) for columns in (1, 100, 4096, 5000)] == [16, 128, 4096, 4096]
+    assert block_for(300) == 512
+
+
+LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "names", "changes"),
+    [
+        (TypeError, "logits", {"logits": [1.0]}),
+        (TypeError, "logits must be bfloat16, float16 or float32", {"logits": LOGITS.double()}),
+        (ValueError, "logits must have shape", {"logits": LOGITS[0]}),
+        (TypeError, "target must hold labels", {"target": LABELS.float()}),
+        (ValueError, "target must have shape", {"target": LABELS[:3]}),
+        (ValueError, "target must be on", {"target": torch.empty(4, dtype=torch.int64, device="meta")}),
+        (ValueError, "target must have shape", {"loss": "reverse_kl"}),
+        (ValueError, "target must have the logits' shape", {"loss": "reverse_kl", "target": LOGITS[:, :7]}),
+        (ValueError, "loss must be one of cross_entropy, soft", {"loss": "kl"}),
+        (ValueError, "reduction must be one of", {"reduction": "avg"}),
+        (TypeError, "group", {"group": "tp"}),
+        (ValueError, "vocab_start", {"vocab_start": 4}),
+        (ValueError, "vocab_start must be at least 0", {"vocab_start": -1}),
+        (ValueError, "vocab_size must be at most the 8", {"vocab_size": 9}),
+        (ValueError, "vocab_size must be at least 1", {"vocab_size": 0}),
+        (TypeError, "ignore_index", {"ignore_index": 1.5}),
+        (ValueError, "logits_scale", {"logits_scale": 0.0}),
+        (TypeError, "logits_scale", {"logits_scale": "1"}),
+        (ValueError, "temperature", {"temperature": -1.0}),
+        (ValueError, "temperature softens", {"temperature": 2.0}),
+        (ValueError, "label_smoothing", {"label_smoothing": 1.1}),
+        (ValueError, "label_smoothing smooths", {"label_smoothing": 0.1, "loss": "forward_kl", "target": LOGITS}),
+        (ValueError, "z_loss", {"z_loss": math.nan}),
+        (ValueError, "grad must be one of new, in_place, none", {"grad": "old"}),
+        (ValueError, "grad must have the logits' shape", {"grad": LOGITS[:3]}),
+        (ValueError, "grad must not share", {"grad": LOGITS}),
+        (ValueError, "grad must not overlap", {"grad": LOGITS[:1].expand(4, 8)}),
+        (ValueError, "logits must not overlap", {"logits": LOGITS[:1].expand(4, 8), "grad": "in_place"}),
+        (TypeError, "grad_scale", {"grad_scale": None}),
+        (ValueError, "block_cap must be 'auto' or a power of two", {"block_cap": 100}),
+        (ValueError, "exchange must be one of auto, nccl, symmetric", {"exchange": "mpi"}),
+        (NotImplementedError, "exchange='symmetric'", {"exchange": "symmetric"}),
+    ],
+)
+def test_errors_name_the_argument(error: type[Exception], names: str, changes: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"logits": LOGITS, "target": LABELS, **changes}
+    with pytest.raises(error, match=names):
+        entropy_loss(arguments.pop("logits"), arguments.pop("target"), **arguments)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_module_scales_by_the_upstream_gradient(reduction: str, in_place: bool, device: torch.device) -> None:
+    values, target = make("cross_entropy", device=device)
+    target[1] = -100
+    upstream = torch.tensor([3.0, 1.0, 0.0, -2.5, 1.0, 1.0, 7.0, 1.0, 0.5], device=device)
+    upstream = upstream if reduction == "none" else upstream[3]
+    expected = values.clone().requires_grad_()
+    F.cross_entropy(expected * 2, target, reduction=reduction, label_smoothing=0.1).backward(upstream)
+    leaf = values.clone().requires_grad_()
+    module = EntropyLoss(reduction=reduction, label_smoothing=0.1, logits_scale=2.0, in_place=in_place)
+    loss = module(leaf * 1.0, target)
+    loss.backward(upstream)
+    torch.testing.assert_close(leaf.grad, expected.grad)
+
+
+def test_the_module_with_an_upstream_gradient_of_one(device: torch.device) -> None:
+    values, target = make("reverse_kl", dtype=torch.bfloat16, device=device)
+    leaf = values.clone().requires_grad_()
+    EntropyLoss(loss="reverse_kl")(leaf, target).backward()
+    expected = entropy_loss(values, target, loss="reverse_kl").grad
+    assert leaf.grad is not None and expected is not None and torch.equal(leaf.grad, expected)
+
+
+def test_the_module_goes_back_once(device: torch.device) -> None:
+    values, target = make("cross_entropy", device=device)
+    loss = EntropyLoss()(values.requires_grad_(), target)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="run forward again"):
+        loss.backward()
+
+
+def test_the_module_without_gradients(device: torch.device) -> None:
+    values, target = make("cross_entropy", device=device)
+    assert not EntropyLoss()(values, target).requires_grad
+    with torch.no_grad():
+        assert not EntropyLoss(in_place=True)(values.clone().requires_grad_(), target).requires_grad
+    with pytest.raises(TypeError, match="in_place"):
+        EntropyLoss(grad="none")
+    assert "z_loss=0.5" in repr(EntropyLoss(z_loss=0.5))
+
+
+def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy_loss"], "INTERPRETED", False)
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
+        entropy_loss(*make("cross_entropy"))

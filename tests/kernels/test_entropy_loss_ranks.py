@@ -1,0 +1,123 @@
+"""The kernels with the vocabulary sharded over real process groups."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.reference import DTYPES, LOSSES, TOLERANCE, assert_right, make, reference
+from tests.ranks import Rank, enough_gpus, run_on_ranks
+from tpbench.kernels import entropy_loss
+
+INF = float("inf")
+
+
+def _bounds(rank: Rank, vocab: int) -> tuple[int, int]:
+    """Uneven: the first rank holds two columns more than its share."""
+    edges = [0, *(vocab * (each + 1) // rank.world_size + 2 for each in range(rank.world_size - 1)), vocab]
+    return edges[rank.rank], edges[rank.rank + 1]
+
+
+def _shard(rank: Rank, logits: torch.Tensor, target: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
+    start, stop = _bounds(rank, logits.shape[1])
+    local = logits[:, start:stop].to(rank.device)
+    target = target[:, start:stop] if target.dim() == 2 else target
+    result = entropy_loss(local, target.to(rank.device), group=rank.group, **options)
+    assert result.grad is not None
+    return result.loss, result.row_loss, result.grad
+
+
+def _many(rank: Rank, cases: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]]) -> list[Any]:
+    return [_shard(rank, logits, target, **options) for logits, target, options in cases]
+
+
+def _check(world_size: int, cases: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]]) -> None:
+    if not enough_gpus(world_size):
+        pytest.skip(f"needs {world_size} GPUs")
+    shards_by_case = zip(*run_on_ranks(world_size, _many, cases), strict=True)
+    for (logits, target, options), shards in zip(cases, shards_by_case, strict=True):
+        losses, row_losses, grads = zip(*shards, strict=True)
+        assert all(torch.equal(each, losses[0]) for each in losses), options
+        assert all(torch.equal(each, row_losses[0]) for each in row_losses), options
+        options = {name: value for name, value in options.items() if name not in ("block_cap", "grad", "vocab_start")}
+        assert_right(losses[0], row_losses[0], torch.cat(grads, 1), reference(logits, target, **options))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_loss_and_dtype(world_size: int) -> None:
+    cases = []
+    for loss, dtype, block_cap in itertools.product(LOSSES, DTYPES, (16, "auto")):
+        options = {"loss": loss, "block_cap": block_cap, "logits_scale": 1.3, "z_loss": 1e-3}
+        cases.append((*make(loss, dtype=dtype, vocab=101), options))
+    _check(world_size, cases)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_edge_cases(world_size: int) -> None:
+    cases: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = []
+    for loss in LOSSES:
+        for shard in ("first", "last", "all but the last column"):
+            logits, target = make(loss, vocab=101)
+            columns = {"first": slice(0, 101 // world_size + 2), "last": slice(70, 101)}.get(shard, slice(0, 100))
+            logits[:, columns] = -INF
+            if loss == "cross_entropy":
+                target[:] = 0 if shard == "last" else 100
+            else:
+                target[:, columns] = -INF
+            cases.append((logits, target, {"loss": loss, "block_cap": 16}))
+        logits, target = make(loss, vocab=101)
+        cases.append(
+            (logits, target.clamp(max=29) if loss == "cross_entropy" else target, {"loss": loss, "vocab_size": 30})
+        )
+        cases.append((*make(loss), {"loss": loss, "grad": "in_place", "reduction": "sum", "grad_scale": 0.3}))
+    cases.append((*make("cross_entropy", vocab=101), {"label_smoothing": 0.2, "block_cap": 16}))
+    logits, target = make("cross_entropy", vocab=101)
+    cases.append((logits, target.clamp(max=89), {"label_smoothing": 0.2, "vocab_size": 90}))
+    logits, target = make("cross_entropy", vocab=101)
+    target[:4] = torch.tensor([-100, -1, 101, 10**9])
+    cases.append((logits, target, {}))
+    cases.append((logits, target.int(), {"reduction": "none"}))
+    cases.append((logits, torch.full_like(target, -100), {}))
+    _check(world_size, cases)
+
+
+def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[Any]:
+    start, stop = _bounds(rank, logits.shape[1])
+    local = logits[:, start:stop].to(rank.device)
+    labels = labels.to(rank.device)
+    shard = {"group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1]}
+    first, second = (entropy_loss(local, labels, **each) for each in (shard, {"group": rank.group}))
+    none = entropy_loss(local[:0], labels[:0], **shard)
+    errors = []
+    for changes in ({"vocab_size": 102}, {"exchange": "symmetric"}):
+        try:
+            entropy_loss(local, labels, group=rank.group, **changes)
+        except (ValueError, NotImplementedError) as error:
+            errors.append(str(error))
+    return [first.loss, first.grad, second.loss, second.grad, none.loss, errors]
+
+
+def test_explicit_bounds_and_no_tokens() -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    for first, first_grad, second, second_grad, none, errors in run_on_ranks(
+        2, _explicit, *make("cross_entropy", vocab=101)
+    ):
+        assert torch.equal(first, second) and torch.equal(first_grad, second_grad) and none == 0
+        assert [error.split()[0] for error in errors] == ["vocab_size", "exchange='symmetric'"]
+
+
+def test_one_rank_and_two_agree() -> None:
+    """The gradient of a shard is the whole gradient's, up to the last bits of the merged sums."""
+    logits, target = make("forward_kl", vocab=101)
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    parts = run_on_ranks(2, _many, [(logits, target, {"loss": "forward_kl"})])
+    grad = torch.cat([part[0][2] for part in parts], 1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    alone = entropy_loss(logits.to(device), target.to(device), loss="forward_kl").grad
+    assert alone is not None
+    torch.testing.assert_close(grad, alone.cpu(), rtol=TOLERANCE[torch.float32], atol=1e-7)

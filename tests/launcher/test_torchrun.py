@@ -1,0 +1,55 @@
+"""The torchrun command and environment of a job, against files that a reviewer can read."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpbench.job import Job, parse_job
+from tpbench.launcher import torchrun
+
+GOLDEN = Path(__file__).parent / "golden"
+JOBS = {
+    "tiny_tp2": {"tp_size": 2, "device": "cpu"},
+    "v131k_tp8": {"tokens": 4096, "vocab": 131072, "tp_size": 8, "device": "cuda"},
+    "dp2_tp2": {"tp_size": 2, "dp_size": 2, "device": "cuda"},
+}
+
+
+def job(name: str, variant: str = "triton_tp") -> Job:
+    return parse_job({"variant": variant, "tokens": 64, "vocab": 1000, **JOBS[name]})
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_command(name: str) -> None:
+    logs = Path("/runs/20260101-000000-abcdef/3")
+    line = torchrun.command(job(name), logs / "cell.json", logs)
+    assert line[0] == sys.executable
+    text = "python \\\n  " + " \\\n  ".join(shlex.quote(each) for each in line[1:]) + "\n"
+    assert text == (GOLDEN / f"{name}.sh").read_text()
+
+
+def test_environment_of_a_cpu_job_hides_the_gpus_and_interprets_kernels() -> None:
+    env = torchrun.environment(job("tiny_tp2"), "row", {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1"})
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["TRITON_INTERPRET"] == "1"
+    assert env[torchrun.MARKER] == "row"
+    assert "TRITON_INTERPRET" not in torchrun.environment(job("tiny_tp2", "pytorch_gather"), "row", {})
+
+
+def test_environment_of_a_gpu_job_never_interprets() -> None:
+    env = torchrun.environment(job("v131k_tp8"), "row", {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1"})
+    assert "TRITON_INTERPRET" not in env
+    assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_environment_leaves_what_the_person_set() -> None:
+    mine = {"NCCL_SOCKET_IFNAME": "eth7", "OMP_NUM_THREADS": "5", "PYTHONPATH": "/mine"}
+    env = torchrun.environment(job("tiny_tp2"), "row", mine)
+    assert (env["NCCL_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("eth7", "5")
+    assert env["PYTHONPATH"].split(os.pathsep)[1] == "/mine"
+    assert torchrun.environment(job("tiny_tp2"), "row", {})["GLOO_SOCKET_IFNAME"].startswith("lo")

@@ -1,0 +1,36 @@
+"""What is recorded of a machine, and what is not."""
+
+from __future__ import annotations
+
+import json
+
+import psutil
+import pytest
+
+from tpbench.measure import machine
+from tpbench.results.schema import common_columns
+
+
+def test_facts_are_columns() -> None:
+    found = machine.facts()
+    assert set(found) <= set(common_columns())
+    assert found["host"]
+    assert found["torch_version"].startswith("2.")
+    assert 0 < found["memory_gib"] <= psutil.virtual_memory().total / 2**30
+
+
+def test_only_listed_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    recorded = json.loads(machine.recorded_environment())
+    assert recorded["NCCL_ALGO"] == "Ring"
+    assert set(recorded) <= set(machine.RECORDED_VARIABLES)
+    assert "hunter2" not in json.dumps(recorded)
+
+
+def test_visible_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = machine.gpu_count()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.gpu_count() == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert machine.gpu_count() == min(1, present)

@@ -1,0 +1,90 @@
+"""How a cell is measured, with sessions whose times and faults are known."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import Rank, run_on_ranks
+from tpbench.context import Context, Costs, Verdict
+from tpbench.job import Measure
+from tpbench.measure import run as running
+
+
+class Sleeper:
+    """Sleeps longer on later ranks."""
+
+    costs = Costs(bytes_moved=10**6, bytes_communicated=0)
+
+    def __init__(self, seconds: float, wrong: str | None = None) -> None:
+        self.seconds, self.wrong = seconds, wrong
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        time.sleep(self.seconds * (1 + dist.get_rank()))
+
+    def release(self) -> None:
+        pass
+
+    def check(self) -> Verdict:
+        return Verdict({"loss_value": 1.0}, self.wrong)
+
+
+def measured(
+    here: Rank, seconds: float, settings: Measure, wrong: str | None = None, interpreted: bool = False
+) -> tuple[dict[str, Any], int]:
+    context = Context(
+        here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group, torch.device("cpu")
+    )
+    session = Sleeper(seconds, wrong)
+    _, columns = running.run(session, context, settings, 2.0, lambda what: None, interpreted)
+    return columns, session.steps
+
+
+def test_the_slowest_rank_is_the_time_and_all_ranks_agree() -> None:
+    settings = Measure(time_budget_s=1.0, min_iterations=5, max_iterations=40, precision=0.001)
+    results = run_on_ranks(2, measured, 0.005, settings)
+    columns = results[0][0]
+    assert 10 <= columns["time_ms"] < 20
+    assert 4 < columns["skew_ms"] < 15
+    assert columns["iterations"] == len(columns["samples_ms"])
+    assert columns["floor_ms"] == pytest.approx(0.5)
+    assert columns["fraction_of_floor"] == pytest.approx(0.5 / columns["time_ms"])
+    assert columns["warmed_up"] is True
+    assert results[0][1] == results[1][1]
+
+
+def test_iterations_end_when_the_median_is_known_or_at_the_limit() -> None:
+    known = Measure(time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5)
+    assert 8 <= run_on_ranks(2, measured, 0.002, known)[0][0]["iterations"] <= 20
+    limited = Measure(time_budget_s=5.0, min_iterations=8, max_iterations=10, precision=0.0)
+    assert run_on_ranks(2, measured, 0.002, limited)[0][0]["iterations"] == 10
+
+
+@pytest.mark.parametrize("interpreted", [True, False])
+def test_a_budget_shorter_than_a_pass(interpreted: bool) -> None:
+    settings = Measure(time_budget_s=0.1)
+    columns, steps = run_on_ranks(2, measured, 0.2, settings, None, interpreted)[0]
+    assert (steps, columns["warmed_up"]) == ((1, False) if interpreted else (2, True))
+    assert columns["iterations"] == 1
+    assert columns["time_ms"] >= 400
+
+
+def test_what_is_wrong_has_no_time() -> None:
+    columns, _ = run_on_ranks(2, measured, 0.001, Measure(time_budget_s=0.1), "not right")[0]
+    assert "time_ms" not in columns
+    assert columns["peak_gib"] >= 0
+
+
+def test_next_block_never_passes_the_limit() -> None:
+    settings = Measure(time_budget_s=1.0, min_iterations=20, max_iterations=30, precision=0.0)
+    taken = [np.array([1.0, 2.0]), np.array([1.0, 3.0])] * 14
+    assert running._next_block(taken, 0.1, settings) == 2
+    assert running._next_block(taken + taken, 0.1, settings) == 0
+    assert running._next_block(taken, 1.5, settings) == 0

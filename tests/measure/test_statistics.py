@@ -1,0 +1,46 @@
+"""Medians and their intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpbench.measure.statistics import median_interval, precise_enough, summary
+
+SAMPLES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=200)
+
+
+@given(SAMPLES)
+def test_the_interval_holds_the_median_and_lies_within_the_samples(samples: list[float]) -> None:
+    interval = median_interval(samples)
+    assert (interval is None) == (len(samples) < 6)
+    if interval:
+        assert min(samples) <= interval[0] <= np.median(samples) <= interval[1] <= max(samples)
+
+
+def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    draws = random.lognormal(size=(4000, 25))  # the true median is 1
+    covered = [low <= 1 <= high for low, high in map(median_interval, draws)]
+    assert 0.95 <= np.mean(covered) <= 0.98  # order statistics cannot hit 95% exactly: never below it
+
+
+@pytest.mark.parametrize(("count", "rank"), [(6, 1), (10, 2), (20, 6), (100, 40)])
+def test_the_interval_is_the_textbook_one(count: int, rank: int) -> None:
+    # Ranks of the order statistics as tabled for 95% (Conover 1999, table A3 gives the binomial quantiles).
+    assert median_interval(list(range(1, count + 1))) == (rank, count + 1 - rank)
+
+
+@given(SAMPLES)
+def test_summary_is_ordered(samples: list[float]) -> None:
+    found = summary(samples, "time")
+    assert found["time_min_ms"] <= found["time_p5_ms"] <= found["time_ms"] <= found["time_p95_ms"]
+
+
+def test_precision_is_a_share_of_the_median() -> None:
+    samples = [100.0, 101.0] * 50
+    assert precise_enough(samples, 0.02)
+    assert not precise_enough(samples, 0.001)
+    assert not precise_enough([1.0] * 5, 0.5)  # too few to know

@@ -1,0 +1,168 @@
+"""Real process groups for tests, started once: `run_on_ranks(2, function, *args)` runs a function on every rank.
+
+The function is a module's own (it travels by name) and takes a `Rank` first. Its results come back in rank order,
+tensors on the CPU. A rank's exception, death or silence raises here and ends that group's processes; the next call
+starts new ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+START_TIMEOUT_S = 120.0
+GRACE_S = 5.0
+"""How long the other ranks have to answer after one failed: they may wait for it in a collective."""
+
+_pools: dict[int, _Pool] = {}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where a function runs."""
+
+    rank: int
+    world_size: int
+    group: dist.ProcessGroup
+    device: torch.device
+
+
+class RankError(AssertionError):
+    """A rank raised, died or did not answer."""
+
+
+def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> list[Any]:
+    """The results of `function(Rank, *args)` on each rank: over gloo on a CPU, NCCL where there are GPUs."""
+    if world_size not in _pools:
+        _pools[world_size] = _Pool(world_size)
+    try:
+        return _pools[world_size].run(function, args, timeout_s)
+    except RankError:
+        _pools.pop(world_size).close()
+        raise
+
+
+def enough_gpus(world_size: int) -> bool:
+    """Whether `world_size` ranks can run here: kernels that are not interpreted need a GPU for each."""
+    return not torch.cuda.is_available() or torch.cuda.device_count() >= world_size
+
+
+class _Pool:
+    def __init__(self, world_size: int) -> None:
+        self.folder = tempfile.mkdtemp(prefix="tpbench-ranks-")
+        # A server that has imported torch forks each rank at once.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(world_size):
+            here, there = context.Pipe()
+            arguments = (rank, world_size, str(Path(self.folder) / "store"), there)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.processes.append(process)
+        self.collect(START_TIMEOUT_S)
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+        # The path: a test module is imported there by the name that pytest gave it here.
+        call = (list(sys.path), pickle.dumps((function, args)))
+        for rank, pipe in enumerate(self.pipes):
+            try:
+                pipe.send(call)
+            except OSError:
+                raise RankError(f"rank {rank} is dead (exit code {self.processes[rank].exitcode})") from None
+        return self.collect(timeout_s)
+
+    def collect(self, timeout_s: float) -> list[Any]:
+        answers: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        deadline = time.monotonic() + timeout_s
+        while missing := set(range(len(self.pipes))) - answers.keys() - failures.keys():
+            ready = wait([self.pipes[rank] for rank in missing], timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                failures.update(dict.fromkeys(missing, "did not answer in time"))
+            for rank in missing:
+                if self.pipes[rank] in ready:
+                    ok, value = self._receive(rank)
+                    (answers if ok else failures)[rank] = value
+            if failures:
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+        if failures:
+            raise RankError("\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures)))
+        return [answers[rank] for rank in range(len(self.pipes))]
+
+    def _receive(self, rank: int) -> tuple[bool, Any]:
+        try:
+            ok, payload = self.pipes[rank].recv()
+        except (EOFError, OSError):
+            self.processes[rank].join(1.0)
+            return False, f"died (exit code {self.processes[rank].exitcode})"
+        return ok, pickle.loads(payload) if ok else payload
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process, pipe in zip(self.processes, self.pipes, strict=True):
+            process.join()
+            pipe.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@atexit.register
+def _close_all() -> None:
+    while _pools:
+        _pools.popitem()[1].close()
+
+
+def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
+    """A rank's life: join the group, then answer calls until the pipe closes."""
+    device = torch.device("cpu")
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
+    assert dist.group.WORLD is not None
+    here = Rank(rank, world_size, dist.group.WORLD, device)
+    pipe.send((True, pickle.dumps(None)))
+    while True:
+        try:
+            path, call = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        try:
+            sys.path[:] = path
+            function, args = pickle.loads(call)
+            answer: tuple[bool, Any] = True, pickle.dumps(_to_cpu(function(here, *args)))
+        except BaseException:
+            answer = False, traceback.format_exc()
+        pipe.send(answer)
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to_cpu(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _to_cpu(each) for key, each in value.items()}
+    return value

@@ -1,0 +1,42 @@
+"""Which row of a cell is the newest."""
+
+from tpbench.results.cells import hardware, newest
+from tpbench.results.read import load
+from tpbench.results.write import write_row
+
+
+def kept(tmp_path, *rows):
+    for index, row in enumerate(rows):
+        write_row(row, tmp_path, f"r{index}")
+    return newest(load(tmp_path)).row_id.tolist()
+
+
+def test_the_newest_of_a_key(tmp_path, row):
+    assert kept(tmp_path, row(3), row(1), row(2, key="other")) == ["r2", "r0"]
+
+
+def test_hardware_makes_cells(tmp_path, row):
+    cpu = {"device": "cpu", "gpu_name": None, "cpu_model": "EPYC"}
+    assert kept(tmp_path, row(1), row(2, gpu_name="NVIDIA H100"), row(3, **cpu), row(4, host="b")) == ["r1", "r2", "r3"]
+
+
+def test_a_row_without_a_key_stays(tmp_path, row):
+    assert kept(tmp_path, row(1, key=None), row(2, key=None), row(3)) == ["r0", "r1", "r2"]
+
+
+def test_a_later_end_counts_not_a_later_start(tmp_path, row):
+    late = row(1) | {"finished_at": row(9)["finished_at"]}
+    assert kept(tmp_path, late, row(2)) == ["r0"]
+    assert kept(tmp_path / "b", row(1), row(2, finished_at=None)) == ["r1"]
+
+
+def test_a_skipped_cell_is_replaced_by_its_run(tmp_path, row):
+    skipped = row(1, status="skipped", device=None, gpu_name=None)
+    assert kept(tmp_path, skipped, row(2)) == ["r1"]
+
+
+def test_a_skipped_cell_belongs_to_nobody_where_hardware_differs(tmp_path, row):
+    rows = row(1, gpu_name=None), row(2), row(3, gpu_name="NVIDIA H100")
+    assert kept(tmp_path, *rows) == ["r0", "r1", "r2"]
+    place = hardware(load(tmp_path))
+    assert place["hardware"].isna().tolist() == [True, False, False]

@@ -1,0 +1,286 @@
+"""What was written comes back, and nothing that lies in the folder can break the rest."""
+
+import datetime
+import os
+import pickle
+import random
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tpbench
+from tpbench.results import read, upgrade
+from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
+from tpbench.results.plain import plain_rows
+from tpbench.results.read import RowWarning, load
+from tpbench.results.schema import STATUSES, all_columns
+from tpbench.results.upgrade import Upgrade
+from tpbench.results.write import write_row
+
+MOMENTS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2200, 1, 1), timezones=st.just(datetime.UTC))
+VALUES = {
+    TEXT: st.text(),
+    INT: st.integers(-(2**63), 2**63 - 1),
+    REAL: st.floats() | st.integers(-(2**53), 2**53),
+    FLAG: st.booleans(),
+    TIME: MOMENTS,
+    REALS: st.lists(st.floats(), max_size=4),
+}
+OWN = {"row_id", "schema_version", "workload", "status"}
+ROWS = st.fixed_dictionaries(
+    {"workload": st.just("entropy_loss"), "status": st.sampled_from(sorted(STATUSES))},
+    optional={column.name: st.none() | VALUES[column.type] for column in COLUMNS if column.name not in OWN},
+)
+
+
+def quietly(where):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RowWarning)
+        return load(where)
+
+
+def complaints(where):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = load(where)
+    # Some releases of pyarrow warn of the extension type that they refuse to unpickle.
+    return frame, [str(warning.message) for warning in caught if warning.category is RowWarning]
+
+
+def same(written, found):
+    if written is None:
+        return found is None or found is pd.NaT or pd.isna(found)
+    if isinstance(written, list):
+        return np.array_equal(np.array(written, float), found, equal_nan=True)
+    if isinstance(written, float) and np.isnan(written):
+        return pd.isna(found)
+    return bool(written == found)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ROWS)
+def test_round_trip(tmp_path, made):
+    path = write_row(made, tmp_path / os.urandom(8).hex(), "r1")
+    frame = quietly(path)
+    assert len(frame) == 1
+    for name, value in made.items():
+        if name != "tpbench_version" or value is not None:
+            text = value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+            assert same(text, frame[name][0]), (name, value, frame[name][0])
+
+
+def test_the_package_has_load(tmp_path, row):
+    write_row(row(), tmp_path, "r1")
+    assert tpbench.load(tmp_path).row_id.tolist() == ["r1"]
+    assert "load" in dir(tpbench)
+    with pytest.raises(AttributeError):
+        tpbench.nothing  # noqa: B018
+
+
+def test_an_empty_folder_is_a_tidy_frame(tmp_path):
+    frame = quietly(tmp_path)
+    assert frame.empty
+    assert list(frame.columns) == list(all_columns())
+    assert frame["vocab"].dtype == pd.Int64Dtype()
+    assert frame["interpreted"].dtype == pd.BooleanDtype()
+    assert frame["time_ms"].dtype == np.float64
+    assert frame["started_at"].dtype == pd.DatetimeTZDtype("us", "UTC")
+    assert pd.api.types.is_string_dtype(frame["variant"].dtype)
+    assert frame["seed"].dtype == pd.Int64Dtype()
+
+
+def test_missing_text_compares_as_unequal(tmp_path, row):
+    write_row(row(reason=None), tmp_path, "r1")
+    frame = quietly(tmp_path)
+    assert (frame["reason"] == "x").tolist() == [False]
+    assert frame["samples_ms"][0].tolist() == [0.2, 0.227, 0.3]
+
+
+def test_plain_rows(tmp_path, row):
+    made = row(reason=None, nodes=1)
+    write_row(made, tmp_path, "r1")
+    (stored,) = plain_rows(quietly(tmp_path))
+    assert all(same(value, stored[name]) for name, value in made.items())
+    assert [type(stored[name]) for name in ("tokens", "interpreted", "time_ms")] == [int, bool, float]
+    assert stored["gpu_count"] is None and stored["device_ms"] is None and stored["reason"] is None
+
+
+def test_places(tmp_path, row, monkeypatch):
+    write_row(row(1), tmp_path / "outputs", "b")
+    write_row(row(0), tmp_path / "outputs/reference", "a")
+    write_row(row(2), tmp_path / "other", "c")
+    (tmp_path / "outputs/rows/.hidden.parquet").write_bytes(b"half")
+    (tmp_path / "outputs/.cache").mkdir()
+    (tmp_path / "outputs/.cache/x.parquet").write_bytes(b"half")
+    (tmp_path / "outputs/notes.txt").write_text("not a row")
+    monkeypatch.chdir(tmp_path)
+    assert quietly("outputs").row_id.tolist() == ["a", "b"]
+    assert tpbench.load().row_id.tolist() == ["a", "b"]
+    assert quietly("outputs/rows/b.parquet").row_id.tolist() == ["b"]
+    assert quietly("o*/rows/*.parquet").row_id.tolist() == ["b", "c"]
+    assert quietly("o*").row_id.tolist() == ["a", "b", "c"]
+    assert quietly(["other", tmp_path / "outputs", "outputs/reference"]).row_id.tolist() == ["a", "b", "c"]
+    assert quietly([]).empty
+    for nowhere in ("nothing", "nothing*", ["outputs", "nothing"]):
+        with pytest.raises(FileNotFoundError, match="nothing"):
+            load(nowhere)
+
+
+def test_a_folder_named_like_a_glob(tmp_path, row):
+    write_row(row(), tmp_path / "[a]*", "r1")
+    assert len(quietly(tmp_path / "[a]*")) == 1
+
+
+def test_order_and_copies(tmp_path, row):
+    for name, seconds, cell in (("z", 5, 1), ("y", 5, 0), ("x", 1, 9)):
+        write_row(row(seconds, cell=cell), tmp_path, name)
+    merged = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "rows").iterdir()))
+    pq.write_table(merged.replace_schema_metadata({"tpbench.schema_version": "1"}), tmp_path / "merged.parquet")
+    assert quietly(tmp_path).row_id.tolist() == ["x", "y", "z"]
+
+
+def test_files_that_differ_in_a_result_column(tmp_path, row):
+    for index, value in enumerate([4096, 0.5, None]):
+        write_row(row(index, block_used=value), tmp_path, f"r{index}")
+    assert quietly(tmp_path).block_used.tolist()[:2] == [4096.0, 0.5]
+    write_row(row(3, block_used="many"), tmp_path, "r3")
+    assert quietly(tmp_path).block_used.tolist()[3] == "many"
+
+
+def test_cut_at_every_length(tmp_path, row):
+    content = write_row({"status": "ok"}, tmp_path / "whole", "r1").read_bytes()
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    for length in range(len(content)):
+        (cut / f"{length}.parquet").write_bytes(content[:length])
+    write_row(row(), cut, "good")
+    frame, said = complaints(cut)
+    assert frame.row_id.tolist() == ["good"]
+    assert len(said) == len(content)
+    assert {sentence.split(": ")[0] for sentence in said} == {str(cut / f"{n}.parquet") for n in range(len(content))}
+    assert all("\n" not in sentence and "broken" in sentence for sentence in said)
+
+
+def test_flipped_bits_never_break_it(tmp_path, row):
+    content = write_row(row(), tmp_path / "whole", "r1").read_bytes()
+    chance = random.Random(0)
+    for index in range(400):
+        flipped = bytearray(content)
+        flipped[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        (tmp_path / f"{index}.parquet").write_bytes(flipped)
+    frame, said = complaints(tmp_path)
+    assert len(frame) >= 1
+    assert len(said) > 100
+
+
+class Bomb:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.place),))
+
+
+def test_foreign_files_are_named_and_not_evaluated(tmp_path, row):
+    bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
+    write_row(row(), tmp_path, "good")
+    pd.DataFrame({"time_ms": [1.0]}).to_parquet(tmp_path / "pandas.parquet")
+    (tmp_path / "text.parquet").write_text("hello")
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    (tmp_path / "folder.parquet").mkdir()
+    metadata = {"pandas": bomb, "ARROW:extension:name": "arrow.py_extension_type"}
+    field = pa.field("reason", pa.binary(), metadata={**metadata, "ARROW:extension:metadata": bomb})
+    table = pa.table(
+        [pa.array([b"x"])], schema=pa.schema([field], metadata={**metadata, "tpbench.schema_version": "1"})
+    )
+    pq.write_table(table, tmp_path / "hostile.parquet")
+    frame, said = complaints(tmp_path)
+    assert "good" in frame.row_id.tolist()
+    named = sorted(Path(sentence.split(": ")[0]).name for sentence in said)
+    assert named == ["empty.parquet", "pandas.parquet", "text.parquet"]
+    assert frame.reason.dropna().tolist() == ["x"]
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("version", [b"one", b"", b"1.5", b"\xff"])
+def test_a_version_that_is_none(tmp_path, version):
+    table = pa.table({"status": ["ok"]}).replace_schema_metadata({b"tpbench.schema_version": version})
+    pq.write_table(table, tmp_path / "x.parquet")
+    frame, said = complaints(tmp_path)
+    assert frame.empty and len(said) == 1 and "x.parquet" in said[0]
+
+
+def test_a_column_of_the_wrong_type_or_twice(tmp_path):
+    marked = {"tpbench.schema_version": "1"}
+    pq.write_table(pa.table({"vocab": ["many"]}).replace_schema_metadata(marked), tmp_path / "wrong.parquet")
+    twice = pa.table([pa.array([1]), pa.array([2])], names=["vocab", "vocab"])
+    pq.write_table(twice.replace_schema_metadata(marked), tmp_path / "twice.parquet")
+    frame, said = complaints(tmp_path)
+    assert frame.empty and len(said) == 2
+    assert "twice.parquet" in said[0] and "wrong.parquet" in said[1] and "column vocab is string" in said[1]
+
+
+def test_an_older_version(tmp_path, row, monkeypatch):
+    older = Upgrade(renamed={"time": "time_ms"}, removed=("colour",), defaults={"backend": "nccl"})
+    monkeypatch.setitem(upgrade.UPGRADES, 0, older)
+    table = pa.table({"row_id": ["old"], "time": [3], "colour": ["red"], "vocab": pa.array([512], pa.int32())})
+    pq.write_table(table.replace_schema_metadata({"tpbench.schema_version": "0"}), tmp_path / "old.parquet")
+    write_row(row(), tmp_path, "new")
+    frame = quietly(tmp_path).set_index("row_id")
+    assert frame.loc["old", ["time_ms", "backend", "vocab"]].tolist() == [3.0, "nccl", 512]
+    assert "colour" not in frame and "time" not in frame
+    assert frame.loc["new", "time_ms"] == 0.227
+
+
+def test_a_newer_version(tmp_path):
+    table = pa.table({"row_id": ["a"], "time_ms": [3.0], "warp": [1], "vocab": [[1]]})
+    for index in range(3):
+        pq.write_table(table.replace_schema_metadata({"tpbench.schema_version": "2"}), tmp_path / f"new{index}.parquet")
+    frame, said = complaints(tmp_path)
+    assert len(said) == 1 and "new0.parquet and 2 more: written by a newer tpbench (schema 2" in said[0]
+    assert frame.time_ms.tolist() == [3.0]
+    assert "warp" not in frame and frame.vocab.isna().all()
+
+
+def test_a_file_that_moves_into_another_is_found(tmp_path, row, monkeypatch):
+    first = write_row(row(), tmp_path, "r1")
+    original = read._read
+
+    def moved(path):
+        if path == first and first.exists():
+            first.rename(first.with_name("merged.parquet"))
+        return original(path)
+
+    monkeypatch.setattr(read, "_read", moved)
+    assert quietly(tmp_path).row_id.tolist() == ["r1"]
+
+
+def test_a_writer_at_work(tmp_path, row):
+    def work():
+        for index in range(150):
+            path = write_row(row(index), tmp_path, f"r{index}")
+            if index % 3 == 0:
+                path.unlink()
+
+    writer = threading.Thread(target=work)
+    writer.start()
+    while writer.is_alive():
+        quietly(tmp_path)
+    assert len(quietly(tmp_path)) == 100
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_file_that_may_not_be_read(tmp_path, row):
+    write_row(row(), tmp_path, "r1").chmod(0)
+    frame, said = complaints(tmp_path)
+    assert frame.empty and "cannot be opened" in said[0]

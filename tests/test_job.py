@@ -1,0 +1,104 @@
+"""YAML's values become one validated Job, or one message that says everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpbench.fields import JobError
+from tpbench.job import Job, field_names, parse_job, refusal
+from tpbench.workloads import workloads
+
+TINY = {"variant": "triton_tp", "tp_size": 2, "tokens": 64, "vocab": 1000}
+
+
+def test_command_line_strings_become_typed_fields() -> None:
+    job = parse_job(
+        {**TINY, "tokens": "64", "tp_size": "3", "graph": "TRUE", "memory_limit_gib": "null", "block_cap": "4096"}
+    )
+    assert (job.problem.tokens, job.tp_size, job.measure.graph, job.memory_limit_gib) == (64, 3, True, None)
+    assert job.problem.block_cap == 4096
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"variant": "triton"}, "no variant is called triton, did you mean triton_tp.*valid: .*pytorch_gather"),
+        ({"loss": "revers_kl"}, "loss=revers_kl does not exist, did you mean reverse_kl.*valid: cross_entropy"),
+        ({"dtype": "bf16"}, "dtype=bf16 .*valid: bfloat16, float16, float32"),
+        ({"tokens": 0}, "tokens=0 must be at least 1"),
+        ({"tokens": 2.5}, "tokens=2.5 must be a whole number"),
+        ({"tokens": True}, "tokens=True must be a whole number"),
+        ({"tp_size": -1}, "tp_size=-1 must be at least 1"),
+        ({"temperature": "inf"}, "temperature=inf must be a number"),
+        ({"graph": "maybe"}, "graph=maybe must be true or false"),
+        ({"vocab": 1}, "vocab=1 cannot be sharded over tp_size=2"),
+        ({"temperature": 2}, "temperature=2.0 .* loss=cross_entropy has none"),
+        ({"loss": "reverse_kl", "ignored": 0.5}, "ignored=0.5 needs labels"),
+        ({"shape_workload": "train_step"}, "shape is of train_step .shapes that fit: good"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_right(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        parse_job({**TINY, **wrong}, shapes={"good": "entropy_loss", "bad": "other"})
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(JobError) as caught:
+        parse_job({**TINY, "tokens": 0, "dtype": "half", "precision": -1}, chosen=["steps"])
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_a_missing_field_says_what_it_is() -> None:
+    with pytest.raises(JobError, match=r"vocab is missing \(columns of logits"):
+        parse_job({name: value for name, value in TINY.items() if name != "vocab"})
+
+
+@given(
+    tokens=st.integers(1, 10**6),
+    vocab=st.integers(64, 10**6),
+    tp_size=st.integers(1, 64),
+    seed=st.integers(0, 2**31 - 1),
+    scale=st.floats(1e-6, 1e6),
+    loss=st.sampled_from(["cross_entropy", "reverse_kl"]),
+)
+def test_a_job_survives_the_way_to_the_worker(**values: object) -> None:
+    job = parse_job({**TINY, **values, "logits_scale": values["scale"]})
+    again = parse_job(json.loads(json.dumps(job.flat())))
+    assert again == job
+    assert again.key == job.key
+
+
+def test_the_key_is_of_the_resolved_job() -> None:
+    job = parse_job(TINY)
+    explicit = parse_job({**TINY, "dtype": "bfloat16", "seed": 0})
+    elsewhere = parse_job({**TINY, "output_dir": "/elsewhere", "timeout_s": 5})
+    assert job.key == explicit.key == elsewhere.key
+    for change in (
+        {"seed": 1},
+        {"graph": True},
+        {"tp_size": 1},
+        {"memory_limit_gib": 1},
+        {"variant": "pytorch_gather"},
+    ):
+        assert parse_job({**TINY, **change}).key != job.key
+
+
+def test_an_option_that_a_variant_does_not_have_is_dropped_or_refused() -> None:
+    assert parse_job({**TINY, "variant": "pytorch_gather", "block_cap": 4096}).problem.block_cap == "auto"
+    assert re.search(
+        "does not take compile=True .taken by: pytorch_tp_manual", refusal(parse_job({**TINY, "compile": True})) or ""
+    )
+    assert refusal(parse_job({**TINY, "variant": "pytorch_tp_manual", "compile": True})) is None
+
+
+def test_flat_names_are_unique_across_the_parts_of_a_job() -> None:
+    for workload in workloads().values():
+        job_fields = set(Job.__dataclass_fields__) - {"measure"}
+        problem_fields = set(workload.problem.__dataclass_fields__)
+        assert not job_fields & problem_fields
+        assert problem_fields <= field_names(workload)

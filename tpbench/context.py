@@ -1,0 +1,63 @@
+"""Where a rank stands: what a worker hands to a workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True)
+class Context:
+    """A rank's place in the (dp, tp) mesh. Ranks are row-major: tp is the fastest dimension."""
+
+    rank: int
+    world_size: int
+    tp_rank: int
+    tp_size: int
+    dp_rank: int
+    dp_size: int
+    tp_group: ProcessGroup
+    """The ranks of this replica. Holds CPU tensors through gloo and, on GPUs, CUDA tensors through NCCL."""
+    dp_group: ProcessGroup
+    """The ranks of all replicas with this tp_rank."""
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one iteration cannot avoid on the busiest rank, by count."""
+
+    bytes_moved: int
+    """Bytes through that rank's memory: each input read once, each output written once."""
+    bytes_communicated: int
+    """Bytes that the variant as it is sends from that rank."""
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the oracle says of one iteration's result."""
+
+    columns: dict[str, Any]
+    """loss_value, loss_error, grad_error, and whatever else the workload's rows show of it."""
+    wrong: str | None
+    """Why the result is not right, or None. The same on every rank."""
+
+
+class Session(Protocol):
+    """A workload's variant set up on one rank, ready to run."""
+
+    costs: Costs
+
+    def step(self) -> None:
+        """One whole iteration on this rank. The result stays where `check` finds it."""
+
+    def release(self) -> None:
+        """Let go of the last step's result, so that memory measured next is one iteration's alone."""
+
+    def check(self) -> Verdict:
+        """Compare the last step's result with the oracle. Collective: every rank calls it."""

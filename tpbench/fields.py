@@ -1,0 +1,101 @@
+"""Typed settings: dataclass fields that carry their help, unit and limits, and the one place that checks them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class JobError(ValueError):
+    """The configuration asks for something that does not exist or cannot be. The message is for the person."""
+
+
+def setting(
+    default: Any = dataclasses.MISSING, *, help: str, low: float | None = None, high: float | None = None
+) -> Any:
+    """A dataclass field with one line of help and, for numbers, the inclusive limits."""
+    metadata = {"help": help, "low": low, "high": high}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`, did you mean X?` or nothing."""
+    close = [] if name.isdigit() else difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def unknown(what: str, name: object, valid: Iterable[str]) -> str:
+    """One sentence for a name that does not exist: the name, the nearest one and all valid ones."""
+    valid = sorted(valid, key=lambda each: (not each.isdigit(), int(each) if each.isdigit() else 0, each))
+    return f"no {what} is called {name!s}{nearest(str(name), valid)} (valid: {', '.join(valid)})"
+
+
+def parse(cls: type, values: Mapping[str, Any]) -> Any:
+    """Build the settings dataclass `cls` from plain values, each checked against its field's type and limits.
+
+    Values may be strings, as a command line has them ("64", "true", "null"). Raises JobError that names every wrong
+    value, each with what would be right.
+    """
+    hints = typing.get_type_hints(cls)
+    complaints, parsed = [], {}
+    for each in dataclasses.fields(cls):
+        if each.name not in values:
+            if each.default is dataclasses.MISSING:
+                complaints.append(f"{each.name} is missing ({each.metadata['help']})")
+            continue
+        try:
+            parsed[each.name] = _coerce(each, hints[each.name], values[each.name])
+        except JobError as error:
+            complaints.append(str(error))
+    if complaints:
+        raise JobError("\n".join(complaints))
+    return cls(**parsed)
+
+
+def _coerce(each: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if type(None) in kinds:
+        if value is None or value in ("null", "none", "None"):
+            return None
+        kinds = tuple(kind for kind in kinds if kind is not type(None))
+    (kind,) = kinds
+    if typing.get_origin(kind) is typing.Literal:
+        for choice in typing.get_args(kind):
+            if (type(value) is type(choice) and value == choice) or str(value) == str(choice):
+                return choice
+        valid = [str(choice) for choice in typing.get_args(kind)]
+        raise JobError(f"{each.name}={value} does not exist{nearest(str(value), valid)} (valid: {', '.join(valid)})")
+    if kind is bool:
+        answer = {"true": True, "false": False}.get(str(value).lower())
+        if answer is None:
+            raise JobError(f"{each.name}={value} must be true or false")
+        return answer
+    if kind is str:
+        return str(value)
+    return _number(each, kind, value)
+
+
+def _number(each: dataclasses.Field[Any], kind: type, value: Any) -> int | float:
+    name, low, high = each.name, each.metadata["low"], each.metadata["high"]
+    noun = "a whole number" if kind is int else "a number"
+    try:
+        number: int | float = kind(value)
+        if isinstance(value, bool) or number != float(value) or not math.isfinite(number):  # true, 2.5 tokens, NaN
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise JobError(f"{name}={value} must be {noun} ({each.metadata['help']})") from None
+    if (low is not None and number < low) or (high is not None and number > high):
+        limits = (
+            f"between {low} and {high}"
+            if None not in (low, high)
+            else f"at least {low}"
+            if high is None
+            else f"at most {high}"
+        )
+        raise JobError(f"{name}={value} must be {limits} ({each.metadata['help']})")
+    return number

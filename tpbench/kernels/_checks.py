@@ -1,0 +1,116 @@
+"""What `entropy_loss` refuses, each with an error that names the argument and says what would be right."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
+REDUCTIONS = ("mean", "sum", "none")
+GRADS = ("new", "in_place", "none")
+EXCHANGES = ("auto", "nccl", "symmetric")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_BLOCK = 65536
+
+
+def choice(name: str, value: object, valid: tuple[str, ...]) -> None:
+    """ValueError unless `value` is one of `valid`."""
+    if not (isinstance(value, str) and value in valid):
+        raise ValueError(f"{name} must be one of {', '.join(valid)}; got {value!r}")
+
+
+def number(name: str, value: object, *, positive: bool = False, high: float = math.inf) -> None:
+    """TypeError unless a plain number; ValueError unless finite, >= 0 (`positive`: > 0) and <= `high`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not math.isfinite(value) or value < 0 or value > high or (positive and value == 0):
+        limits = "greater than 0" if positive else "at least 0"
+        raise ValueError(
+            f"{name} must be finite and {limits}{'' if high == math.inf else f' and at most {high}'}; got {value}"
+        )
+
+
+def whole(name: str, value: object, low: int | None = None) -> None:
+    """TypeError unless an int; ValueError below `low`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if low is not None and value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")
+
+
+def matrix(name: str, value: object) -> None:
+    """A (rows, columns) tensor of a supported dtype."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if value.dim() != 2:
+        raise ValueError(f"{name} must have shape (rows, local vocab), got {tuple(value.shape)}")
+    if value.dtype not in DTYPES:
+        raise TypeError(f"{name} must be bfloat16, float16 or float32, got {value.dtype}")
+
+
+def like(name: str, value: Tensor, logits: Tensor) -> None:
+    """The same shape and device as the logits."""
+    if value.shape != logits.shape:
+        raise ValueError(f"{name} must have the logits' shape {tuple(logits.shape)}, got {tuple(value.shape)}")
+    if value.device != logits.device:
+        raise ValueError(f"{name} must be on the logits' device {logits.device}, got {value.device}")
+
+
+def target(value: Any, logits: Tensor, loss: str) -> None:
+    """Labels (rows,) int32 or int64 for cross_entropy, else target logits like the logits."""
+    if loss != "cross_entropy":
+        matrix("target", value)
+        like("target", value, logits)
+        return
+    if not isinstance(value, Tensor):
+        raise TypeError(f"target must be a tensor, got {type(value).__name__}")
+    if value.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target must hold labels, int32 or int64, for loss='cross_entropy'; got {value.dtype}")
+    if value.shape != logits.shape[:1]:
+        raise ValueError(f"target must have shape ({logits.shape[0]},), a label a row; got {tuple(value.shape)}")
+    if value.device != logits.device:
+        raise ValueError(f"target must be on the logits' device {logits.device}, got {value.device}")
+
+
+def writable(name: str, value: Tensor) -> None:
+    """ValueError where two elements share memory: programs that write them would race."""
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1
+    ):
+        if stride <= reach:
+            raise ValueError(f"{name} must not overlap itself: shape {tuple(value.shape)}, strides {value.stride()}")
+        reach += (size - 1) * stride
+
+
+def gradient(grad: Any, logits: Tensor) -> None:
+    """One of the words, or a tensor like the logits to accumulate into."""
+    if isinstance(grad, Tensor):
+        matrix("grad", grad)
+        like("grad", grad, logits)
+        writable("grad", grad)
+        if grad.numel() and grad.data_ptr() == logits.data_ptr():
+            raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
+    elif grad not in GRADS:
+        raise ValueError(f"grad must be one of {', '.join(GRADS)}, or a tensor to accumulate into; got {grad!r}")
+    elif grad == "in_place":
+        writable("logits", logits)
+
+
+def block_cap(value: Any) -> None:
+    """'auto' or a power of two."""
+    if value == "auto":
+        return
+    whole("block_cap", value)
+    if not 16 <= value <= MAX_BLOCK or value & (value - 1):
+        raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {value}")
+
+
+def group(value: Any) -> None:
+    """A process group that this rank is in, or None."""
+    if value is not None and not isinstance(value, dist.ProcessGroup):
+        raise TypeError(f"group must be a torch.distributed process group that this rank is in, or None; got {value!r}")

@@ -1,0 +1,82 @@
+"""`EntropyLoss`: the entropy loss as a torch module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tpbench.kernels import _entropy_kernels
+from tpbench.kernels.entropy_loss import _is_wide, _launching, _tile, block_for, entropy_loss
+
+
+class EntropyLoss(torch.nn.Module):
+    """Autograd's face of `entropy_loss`: forward makes loss and gradient, backward scales the gradient it has.
+
+    `settings` are `entropy_loss`'s keyword arguments but for grad, which is "new" or, with in_place=True, "in_place":
+    then the gradient takes the logits' memory during forward, and nothing else may read them afterwards.
+
+    Backward multiplies by the upstream gradient in fp32, but the gradient it multiplies was already rounded to the
+    logits' dtype: an upstream gradient other than a power of two costs a second rounding. grad_scale has none: pass
+    known factors there. With an upstream gradient of 1, found on the device, backward touches nothing. It works in
+    place, so once: a second backward through the same forward raises RuntimeError.
+    """
+
+    def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
+        super().__init__()
+        if "grad" in settings:
+            raise TypeError(
+                "grad is made by EntropyLoss: choose between a new tensor and the logits' memory by in_place"
+            )
+        self.in_place = in_place
+        self.settings = settings
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The loss: logits (rows, local vocab), target as for `entropy_loss`; fp32 scalar, or (rows,) unreduced."""
+        if not (torch.is_grad_enabled() and logits.requires_grad):
+            return entropy_loss(logits, target, grad="none", **self.settings).loss
+        apply: Any = _EntropyLoss.apply
+        result: Tensor = apply(logits, target, "in_place" if self.in_place else "new", self.settings)
+        return result
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in {"in_place": self.in_place, **self.settings}.items())
+
+
+class _EntropyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, grad: Any, settings: dict[str, Any]) -> Tensor:
+        result = entropy_loss(logits, target, grad=grad, **settings)
+        ctx.grad = result.grad
+        return result.loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        if ctx.grad is None:
+            raise RuntimeError("EntropyLoss keeps one gradient and gave it to an earlier backward: run forward again")
+        grad, ctx.grad = ctx.grad, None
+        return _scale(grad, upstream.contiguous()), None, None, None
+
+
+def _scale(grad: Tensor, factor: Tensor) -> Tensor:
+    """grad *= factor, () or (rows,)."""
+    rows, columns = grad.shape
+    if grad.numel():
+        block = block_for(columns)
+        tile = _tile(rows, block)
+        with _launching(grad.device):
+            _entropy_kernels.scale_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+                grad,
+                factor,
+                rows,
+                columns,
+                *grad.stride(),
+                PER_ROW=factor.dim(),
+                WIDE=_is_wide(columns, block, grad),
+                **tile,
+            )
+    return grad

@@ -1,0 +1,75 @@
+"""What a job that left no row died of, read from what it left behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+TAIL_LINES = 12
+TAIL_BYTES = 16_384
+
+EXIT_PEER_LOST = 71
+"""A worker's exit code when a collective broke under it: another rank is the one to ask."""
+
+_FAILED_RANK = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+)")
+"""torchrun's summary of the failed ranks: it has no form made for programs."""
+
+_NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
+"""How C++ says it: a thread of gloo or NCCL ends the process before Python could catch anything."""
+
+
+def describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir: Path) -> tuple[str, str]:
+    """Status and reason of a job without a row. `agent_code` is torchrun's exit code, None when it ran too long."""
+    if agent_code is None:
+        return "timeout", _join(f"still running after {timeout_s:g} s", _last_words(log_dir, ranks(log_dir)))
+    failed = [(int(code), int(rank), int(local)) for rank, local, code in _FAILED_RANK.findall(_text(agent_log))]
+    if not failed:
+        return "error", _join(f"torchrun ended with {_code(agent_code)}", _tail(agent_log))
+    # torchrun ends the others with SIGTERM, and they may be quicker to fail than it is to notice who was first.
+    code, rank, local = min(failed, key=lambda each: each[0] in (-signal.SIGTERM, EXIT_PEER_LOST))
+    words = _tail(_stderr(log_dir, local))
+    status = "oom" if code < 0 and _NATIVE_OOM.search(words) else "error"
+    return status, _join(f"rank {rank} ended with {_code(code)}", words)
+
+
+def ranks(log_dir: Path) -> list[int]:
+    """The local ranks that left a log."""
+    return sorted(int(each.parent.name) for each in log_dir.glob("*/attempt_0/*/stderr.log"))
+
+
+def _last_words(log_dir: Path, of: Iterable[int]) -> str:
+    return "\n".join(f"rank {rank}: {_tail(_stderr(log_dir, rank), lines=3)}" for rank in of)
+
+
+def _stderr(log_dir: Path, rank: int) -> Path:
+    return next(iter(log_dir.glob(f"*/attempt_0/{rank}/stderr.log")), log_dir / "none")
+
+
+def _code(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _join(what: str, words: str) -> str:
+    return f"{what}; the last lines:\n{words}" if words else what
+
+
+def _tail(file: Path, lines: int = TAIL_LINES) -> str:
+    return "\n".join(_text(file).strip().splitlines()[-lines:])
+
+
+def _text(file: Path) -> str:
+    """The end of a log, which may hold anything."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - TAIL_BYTES))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""

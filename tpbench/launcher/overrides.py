@@ -1,0 +1,62 @@
+"""Names on the command line, checked before Hydra composes anything, so that a typing error gets a useful answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
+
+from tpbench.fields import JobError, unknown
+from tpbench.job import field_names
+
+GROUPS = ("variant", "shape", "loss", "block_cap", "measure", "experiment")
+
+
+def check_overrides(arguments: Sequence[str], conf: Path) -> None:
+    """Raise JobError for a group choice or a field that does not exist, naming the valid ones and the nearest."""
+    parsed, unrecognised = get_args_parser().parse_known_args(list(arguments))
+    if unrecognised:
+        raise JobError(f"no such option: {' '.join(unrecognised)} (python -m tpbench --help lists them)")
+    loader = _loader(conf, parsed.config_dir)
+    try:
+        overrides = OverridesParser.create(loader).parse_overrides(parsed.overrides)
+    except OverrideParseException as error:
+        raise JobError(f"{str(error).splitlines()[0]} (write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)") from None
+    complaints = [complaint for each in overrides for complaint in _complaints(each, loader)]
+    if complaints:
+        raise JobError("\n".join(dict.fromkeys(complaints)))
+
+
+def chosen_fields(overrides: Sequence[str]) -> list[str]:
+    """The plain fields, not groups, that these (not sweeping) overrides set."""
+    keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
+    return [key for key in keys if key not in GROUPS and not key.startswith("hydra")]
+
+
+def _loader(conf: Path, more: str | None) -> ConfigLoader:
+    """Hydra's own view of what the configuration groups hold."""
+    search_path = create_config_search_path(f"file://{conf}")
+    if more:
+        search_path.append("command-line", f"file://{Path(more).absolute()}")
+    return ConfigLoaderImpl(search_path)
+
+
+def _complaints(override: Override, loader: ConfigLoader) -> list[str]:
+    key = override.key_or_group
+    if key.startswith("hydra") or override.is_delete():
+        return []
+    if key not in GROUPS:
+        return [] if key in field_names() else [unknown("field", key, field_names() | set(GROUPS))]
+    sweeps = override.is_sweep_override() and override.is_discrete_sweep()
+    choices = list(override.sweep_string_iterator()) if sweeps else [override.get_value_element_as_str()]
+    valid = loader.get_group_options(key)
+    complaints = [unknown(key, choice, valid) for choice in choices if choice not in valid]
+    if key == "experiment" and not override.is_add():
+        complaints.append(f"experiments are added, with a plus: +experiment={choices[0]}")
+    return complaints

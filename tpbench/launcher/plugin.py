@@ -1,0 +1,111 @@
+"""Hydra's side of the launcher: composed configurations in, job returns out."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.errors import CompactHydraException
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from tpbench.fields import JobError
+from tpbench.launcher.overrides import chosen_fields
+from tpbench.launcher.plan import Request, plan
+from tpbench.launcher.sweep import Outcome, run_sweep
+
+FAILURES = ("error", "timeout", "wrong")
+"""Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
+
+
+class TorchrunLauncher(Launcher):
+    """`hydra/launcher=torchrun`: plans the whole sweep, then runs a torchrun for each job, one at a time."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.context, self.config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Compose every job before the first one runs, so that a mistake in the last is known at once."""
+        setup_globals()
+        requests = []
+        for index, overrides in enumerate(job_overrides, start=initial_job_idx):
+            config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+            with open_dict(config):
+                config.hydra.job.id, config.hydra.job.num = str(index), index
+            requests.append(_request(config, index))
+        folder = Path(self.config.hydra.sweep.dir)
+        outcomes = _run(requests, folder)
+        failure = _failure(outcomes)
+        return [_job_return(outcome, request, failure) for outcome, request in zip(outcomes, requests, strict=True)]
+
+
+def run_single(config: DictConfig) -> None:
+    """The same path for a command line without `-m`. Raises CompactHydraException when the job failed."""
+    hydra_config = HydraConfig.get()
+    with open_dict(config):
+        config.hydra = hydra_config
+    outcomes = _run([_request(config, 0)], Path(hydra_config.runtime.output_dir))
+    if failure := _failure(outcomes):
+        raise failure
+
+
+def register() -> None:
+    """Make the launcher known to Hydra, which takes plugins only from under `hydra_plugins`.
+
+    That namespace is scanned once for installed distributions; a checkout that was never installed is not found there,
+    so the class is given the name that Hydra wants and registered by hand.
+    """
+    plugins = Plugins.instance()
+    parent = sys.modules.setdefault("hydra_plugins", ModuleType("hydra_plugins"))
+    module = ModuleType("hydra_plugins.tpbench")
+    TorchrunLauncher.__module__ = module.__name__
+    setattr(module, TorchrunLauncher.__name__, TorchrunLauncher)
+    vars(parent)["tpbench"] = module
+    sys.modules[module.__name__] = module
+    plugins.register(TorchrunLauncher)
+
+
+def _request(config: DictConfig, index: int) -> Request:
+    overrides = list(config.hydra.overrides.task)
+    # Without HydraConfig set, ${hydra:...} in a job's own fields could not be resolved.
+    HydraConfig.instance().set_config(config)
+    plain = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    values: Any = OmegaConf.to_container(plain, resolve=True)
+    folders = [Path(each.path) for each in config.hydra.runtime.config_sources if each.schema == "file"]
+    return Request(index, values, chosen_fields(overrides), overrides, folders)
+
+
+def _run(requests: Sequence[Request], folder: Path) -> list[Outcome]:
+    try:
+        return run_sweep(plan(requests), folder.absolute())
+    except JobError as error:
+        raise CompactHydraException(str(error)) from None
+
+
+def _failure(outcomes: Sequence[Outcome]) -> CompactHydraException | None:
+    """What a sweep or a job ends with if it did not end well."""
+    failed = [outcome for outcome in outcomes if outcome.status in FAILURES]
+    if not failed:
+        return None
+    counts = ", ".join(f"{name}: {count}" for name, count in Counter(each.status for each in failed).items())
+    return CompactHydraException(f"{len(failed)} of {len(outcomes)} cells failed ({counts})")
+
+
+def _job_return(outcome: Outcome, request: Request, failure: CompactHydraException | None) -> JobReturn:
+    """Hydra's sweeper raises the first failure that it finds: it is made to speak for the whole sweep."""
+    result = JobReturn()
+    result.overrides = request.overrides
+    result.cfg = OmegaConf.create(request.values)
+    result.task_name = "tpbench"
+    failed = outcome.status in FAILURES
+    result.status = JobStatus.FAILED if failed else JobStatus.COMPLETED
+    result.return_value = failure if failed else outcome.status
+    return result

@@ -1,0 +1,94 @@
+"""Memory of a rank: limiting it, watching its peak, and recognising its end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tpbench.measure import machine
+
+SHARE_OF_FREE = 0.9
+"""Of a CPU machine's free memory, what the ranks share: the rest is for the launcher, the page cache and others."""
+
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)?")
+_UNITS = {None: 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> float:
+    """Limit what this rank may allocate from now on and return the limit in GiB.
+
+    On a GPU the allocator's fraction. On a CPU a limit on the process's data segment, beyond what is in use already,
+    so that an allocation that is too large raises instead of waking the kernel's killer; by default this rank's share
+    of the machine's free memory.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory / 2**30
+        if wanted_gib is not None:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, wanted_gib / total), device)
+        return min(total, wanted_gib or total)
+    gib = wanted_gib or SHARE_OF_FREE * machine.available_memory_gib() / ranks_here
+    with contextlib.suppress(OSError):  # no /proc: not Linux, where this resource is not enforced either
+        used = _status_bytes("VmData")
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = used + int(gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    return gib
+
+
+def shortage(error: BaseException) -> int | None:
+    """The bytes asked for (0 if unknown) when the error is a lack of memory, else None."""
+    text = str(error)
+    if isinstance(error, MemoryError):  # numpy's has the shape and the dtype of what it could not make
+        shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)
+        return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
+    out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text
+    if not out_of_memory and not (isinstance(error, RuntimeError) and re.search("out of memory|bad_alloc", text)):
+        return None
+    found = _ASKED.search(text)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+@dataclass
+class Peak:
+    """Filled in when the watched region ends."""
+
+    gib: float = math.nan
+
+
+@contextlib.contextmanager
+def extra_peak(device: torch.device) -> Iterator[Peak]:
+    """The most memory held in the region above what was held at its start, in GiB.
+
+    On a GPU what torch's allocator handed out. On a CPU the resident set, whose high-water mark Linux can reset.
+    """
+    peak = Peak()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield peak
+        torch.cuda.synchronize(device)
+        peak.gib = (torch.cuda.max_memory_allocated(device) - before) / 2**30
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status_bytes("VmRSS")
+    except OSError:
+        yield peak
+        return
+    yield peak
+    peak.gib = max(0, _status_bytes("VmHWM") - before) / 2**30
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"no {name} in /proc/self/status")

@@ -1,0 +1,169 @@
+"""The measurement of one cell on one rank: first pass, check, then the clocks until the medians are known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tpbench.context import Context, Costs, Session, Verdict
+from tpbench.job import Measure
+from tpbench.measure import memory
+from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
+from tpbench.measure.statistics import precise_enough, summary
+
+WARMUP_ITERATIONS = 3
+FIRST_BLOCK = 5
+
+
+def run(
+    session: Session,
+    context: Context,
+    settings: Measure,
+    copy_gb_per_s: float,
+    say: Callable[[str], None],
+    interpreted: bool = False,
+) -> tuple[Verdict, dict[str, Any]]:
+    """Check and time a session. Collective; the columns are complete on rank 0.
+
+    Nothing that is wrong has a time. A first pass compiles and fills caches; the second is the one that is checked and
+    whose memory is watched. Where the kernels are interpreted and one pass takes longer than the whole time budget, it
+    is warm-up, check and time in one, and the row says so (`warmed_up` false).
+    """
+    say("first pass")
+    cache = ColdCache(context.device, context.world_size)
+    wall = WallClock(context.device, cache)
+    step = session.step
+
+    def one_pass() -> tuple[np.ndarray[Any, Any], float]:
+        with memory.extra_peak(context.device) as peak:
+            mine = wall.samples(step, 1)
+        return np.array(_from_all(mine[0], context)), peak.gib
+
+    single, peak_gib = one_pass()
+    warm = not interpreted or bool(single.max() / 1e3 <= settings.time_budget_s)
+    if warm:
+        if settings.graph:
+            step = _captured(session, context)
+        session.release()
+        say("second pass")
+        single, peak_gib = one_pass()
+    say("checking")
+    verdict = session.check()
+    columns: dict[str, Any] = {
+        "rank_peak_gib": (peaks := _from_all(peak_gib, context)),
+        "peak_gib": max(peaks),
+        "copy_gb_per_s": copy_gb_per_s,
+        "warmed_up": warm,
+        "graph": settings.graph,
+        **_cost_columns(session.costs, copy_gb_per_s),
+    }
+    if verdict.wrong:
+        return verdict, columns
+    say("timing")
+    enough = single.max() / 1e3 > settings.time_budget_s
+    samples = [single] if enough else _until_known(wall, step, context, settings)
+    columns |= _clock_columns(samples, "time", "samples_ms")
+    columns["iterations"] = len(samples)
+    columns["skew_ms"] = float(np.median([each.max() - each.min() for each in samples]))
+    best_ms = columns["time_ms"]
+    if context.device.type == "cuda":
+        on_device = _until_known(DeviceClock(context.device, cache), step, context, settings)
+        columns |= _clock_columns(on_device, "device", "device_samples_ms")
+        columns |= _clocks_mhz(context.device)
+        best_ms = columns["device_ms"]
+    columns["fraction_of_floor"] = columns["floor_ms"] / best_ms
+    columns["gb_per_s"] = session.costs.bytes_moved / best_ms / 1e6
+    return verdict, columns
+
+
+def _until_known(
+    clock: Clock, step: Callable[[], None], context: Context, settings: Measure
+) -> list[np.ndarray[Any, Any]]:
+    """Blocks of iterations until the median is known well enough or the budget is spent: each iteration's time on every
+    rank. Rank 0 decides the size of each block and everybody hears of it before the block, so that all make the same
+    number of collectives."""
+    clock.samples(step, WARMUP_ITERATIONS)
+    taken: list[np.ndarray[Any, Any]] = []
+    began = time.monotonic()
+    while block := _agreed(_next_block(taken, time.monotonic() - began, settings)):
+        mine = torch.tensor(clock.samples(step, block), dtype=torch.float64)
+        everyone = [torch.empty_like(mine) for _ in range(context.world_size)]
+        dist.all_gather(everyone, mine)
+        taken += list(torch.stack(everyone, dim=1).numpy())
+    return taken
+
+
+def _next_block(taken: Sequence[np.ndarray[Any, Any]], spent_s: float, settings: Measure) -> int:
+    """Iterations of the next block, 0 to stop."""
+    count = len(taken)
+    if count == 0:
+        return min(FIRST_BLOCK, settings.max_iterations)
+    left = settings.max_iterations - count
+    if left <= 0 or spent_s >= settings.time_budget_s:
+        return 0
+    if count >= settings.min_iterations and precise_enough([each.max() for each in taken], settings.precision):
+        return 0
+    affordable = int((settings.time_budget_s - spent_s) / (spent_s / count))
+    return max(1, min(left, affordable, max(count, settings.min_iterations - count)))
+
+
+def _agreed(block: int) -> int:
+    decided = torch.tensor(block)
+    dist.broadcast(decided, src=0)
+    return int(decided)
+
+
+def _captured(session: Session, context: Context) -> Callable[[], None]:
+    """The step as the replay of a CUDA graph (captured after warm-up passes on a side stream, as torch asks)."""
+    side = torch.cuda.Stream(context.device)
+    side.wait_stream(torch.cuda.current_stream(context.device))
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP_ITERATIONS):
+            session.step()
+    torch.cuda.current_stream(context.device).wait_stream(side)
+    session.release()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        session.step()
+    return graph.replay
+
+
+def _clock_columns(samples: Sequence[np.ndarray[Any, Any]], prefix: str, raw: str) -> dict[str, Any]:
+    slowest = [float(each.max()) for each in samples]
+    return {**summary(slowest, prefix), raw: slowest}
+
+
+def _cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
+    return {
+        "bytes_moved": costs.bytes_moved,
+        "bytes_communicated": costs.bytes_communicated,
+        "flops": costs.flops,
+        "floor_ms": costs.bytes_moved / copy_gb_per_s / 1e6,
+    }
+
+
+def _clocks_mhz(device: torch.device) -> dict[str, Any]:
+    """The clocks right after the timing, while they are still what they were."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return {
+            "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        }
+    except pynvml.NVMLError:
+        return {}
+
+
+def _from_all(value: float, context: Context) -> list[float]:
+    """One number of every rank."""
+    everyone = [torch.empty(1, dtype=torch.float64) for _ in range(context.world_size)]
+    dist.all_gather(everyone, torch.tensor([value], dtype=torch.float64))
+    return [float(each) for each in everyone]

@@ -1,0 +1,79 @@
+"""What a table can show of a row, and how a number of it is written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tpbench.fields import JobError, unknown
+from tpbench.results.schema import common_columns
+
+_TIMES = [f"{clock}_{part}ms" for clock in ("time", "device") for part in ("", "p5_", "p95_", "min_")]
+_SIZES = ("peak_gib", "bytes_moved", "bytes_communicated")
+_LESS_IS_BETTER = dict.fromkeys(_TIMES, "twice the fastest of its line") | dict.fromkeys(
+    _SIZES, "twice the smallest of its line"
+)
+_MORE_IS_BETTER = dict.fromkeys(("gb_per_s", "fraction_of_floor"), "half the best of its line")
+_NEITHER = ("floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall_s", "memory_limit_gib")
+_ORACLE = ("loss_value", "loss_error", "grad_error")
+METRICS = (*_LESS_IS_BETTER, *_MORE_IS_BETTER, *_NEITHER, *_ORACLE)
+"""Names that `metric` knows."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a row: what it is, and which of two is better."""
+
+    name: str
+    doc: str
+    unit: str
+    better: int
+    """-1: less is better, 1: more is better, 0: neither, and no ratio is shown."""
+    ratio: str
+    """What "2.00x" says of a cell."""
+    of_wrong: bool
+    """Shown of cells that failed the oracle too: it is what the oracle said."""
+
+    def write(self, value: float) -> str:
+        """The value as people read it, with its unit: four digits or so."""
+        return f"{number(value)} {self.unit}".rstrip()
+
+    def ratios(self, values: list[float]) -> list[float | None]:
+        """For each value how many times worse it is than the best, where that makes sense."""
+        sound = [value for value in values if math.isfinite(value) and value > 0]
+        if not self.better or not sound:
+            return [None] * len(values)
+        best = max(sound) if self.better > 0 else min(sound)
+        return [
+            None if not (math.isfinite(value) and value > 0) else best / value if self.better > 0 else value / best
+            for value in values
+        ]
+
+
+def metric(name: str) -> Metric:
+    """The metric of that name. Raises JobError that lists the valid ones."""
+    if name not in METRICS:
+        raise JobError(unknown("metric", name, METRICS))
+    column = common_columns()[name]
+    better = -1 if name in _LESS_IS_BETTER else 1 if name in _MORE_IS_BETTER else 0
+    ratio = _LESS_IS_BETTER.get(name) or _MORE_IS_BETTER.get(name) or ""
+    return Metric(name, column.doc, column.unit, better, ratio, name in _ORACLE)
+
+
+def number(value: float) -> str:
+    """Four significant digits or so, without an exponent where that is readable."""
+    size = abs(value)
+    if not math.isfinite(value):
+        return str(value)
+    if size >= 1000:
+        return f"{value:.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    if size >= 10:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if size >= 0.1 or value == 0 else f"{value:.3g}"
+
+
+def times(ratio: float) -> str:
+    """A ratio as people read it."""
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"

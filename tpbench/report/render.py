@@ -1,0 +1,152 @@
+"""A report as text, Markdown, CSV or HTML."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+
+import pandas as pd
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from tpbench.report import escape
+from tpbench.report.pivot import pivot
+from tpbench.report.table import NEVER_RUN, Cell, Report, Table
+
+_STYLES = {"ok": "", "oom": "yellow", "skipped": "dim", "wrong": "bold red", "timeout": "red", "error": "red"}
+
+
+def pivot_text(frame: pd.DataFrame, metric: str = "time_ms") -> Text:
+    """The newest row of each cell as tables: styled for a terminal, and `.plain` for anything else. See `show`."""
+    return text(pivot(frame, metric))
+
+
+def show(report: Text, console: Console) -> None:
+    """Print without breaking or cutting a line, however narrow the console or a pipe claims to be."""
+    console.print(report, soft_wrap=True)
+
+
+def text(report: Report) -> Text:
+    """Aligned columns. Rich's own tables cut numbers where there is little room; here a long line stays a line."""
+    lines = [Text(report.caption, "dim"), Text("")]
+    for table in report.tables:
+        lines += [Text(table.heading, "bold"), *_aligned(table, report), Text("")]
+    lines += [Text(line, "dim") for line in report.legend]
+    lines += [Text(failure.text, _STYLES.get(failure.status, "")) for failure in report.failures]
+    lines += [Text(f"Warning: {warning}", "bold yellow") for warning in report.warnings]
+    while lines and not lines[-1].plain:
+        lines.pop()
+    return Text("\n").join(lines)
+
+
+def _aligned(table: Table, report: Report) -> list[Text]:
+    grid = [[Text(name, "bold") for name in (*table.keys, *table.columns)]]
+    for line in table.lines:
+        cells = [Text(_text(cell, report), _style(cell)) for cell in line.cells]
+        grid.append([*map(Text, line.keys), *cells])
+    widths = [max(cell_len(row[index].plain) for row in grid) for index in range(len(grid[0]))]
+    lines = []
+    for row in grid:
+        padded = [Text(" " * (width - cell_len(item.plain))) + item for item, width in zip(row, widths, strict=True)]
+        lines.append(Text("  ") + Text("  ").join(padded))
+    return lines
+
+
+def _text(cell: Cell | None, report: Report) -> str:
+    return cell.text(report.metric) if cell else NEVER_RUN
+
+
+def _style(cell: Cell | None) -> str:
+    if cell is None:
+        return "dim"
+    return "green" if cell.ratio == 1 else _STYLES.get(cell.status, "")
+
+
+def markdown(report: Report) -> str:
+    """For a README or an issue."""
+    parts = [escape.markdown(report.caption)]
+    for table in report.tables:
+        heads = (*table.keys, *table.columns)
+        rows = [heads, *((*line.keys, *(_text(cell, report) for cell in line.cells)) for line in table.lines)]
+        written = ["| " + " | ".join(map(escape.markdown, row)) + " |" for row in rows]
+        written.insert(1, "|" + " ---: |" * len(heads))
+        parts += [f"**{escape.markdown(table.heading)}**", "\n".join(written)]
+    notes = [*report.legend, *(failure.text for failure in report.failures)]
+    notes += [f"Warning: {warning}" for warning in report.warnings]
+    if notes:
+        parts.append("\n".join(f"- {escape.markdown(note)}" for note in notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def comma_separated(report: Report) -> str:
+    """One CSV table of all tables: full numbers or a status in a variant's first column, the ratio in its second."""
+    facts = list(dict.fromkeys(name for table in report.tables for name in table.facts))
+    keys = list(dict.fromkeys(name for table in report.tables for name in table.keys if name not in facts))
+    heads = list(dict.fromkeys(name for table in report.tables for name in table.columns))
+    ratios = [[f"{head} {report.metric.name}", f"{head} x"] for head in heads]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(escape.csv_text, [*facts, *keys, *(name for pair in ratios for name in pair), "notes"]))
+    for table in report.tables:
+        for line in table.lines:
+            named = {**table.facts, **dict(zip(table.keys, line.keys, strict=True))}
+            cells = dict(zip(table.columns, line.cells, strict=True))
+            values = [named.get(name, "") for name in [*facts, *keys]]
+            values = ["" if value == NEVER_RUN else escape.csv_text(value) for value in values]
+            for head in heads:
+                values += _csv_cell(cells.get(head))
+            notes = [f"{head}: {_csv_note(cell)}" for head, cell in cells.items() if cell and _csv_note(cell)]
+            writer.writerow([*values, escape.csv_text("; ".join(notes))])
+    for warning in report.warnings:
+        writer.writerow([*[""] * (len(facts) + len(keys) + 2 * len(heads)), f"Warning: {warning}"])
+    return out.getvalue()
+
+
+def _csv_cell(cell: Cell | None) -> list[str]:
+    if cell is None:
+        return ["", ""]
+    if cell.value is None:
+        return [escape.csv_text(cell.status), ""]
+    return [repr(cell.value), "" if cell.ratio is None else repr(cell.ratio)]
+
+
+def _csv_note(cell: Cell) -> str:
+    words = {"*": "interpreted", "^": "one pass"}.get(cell.mark, "")
+    return words if cell.status == "ok" else f"{cell.status}, {cell.reason}"
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>tpbench</title>
+<style>
+:root {{ color-scheme: light dark; font-family: system-ui, sans-serif }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto }}
+th, td {{ padding: 0.2em 0.8em; text-align: right; white-space: nowrap; border-bottom: 1px solid #8884 }}
+.warning {{ font-weight: bold }}
+</style>
+<h1>tpbench</h1>
+{body}
+</html>
+"""
+
+
+def page(report: Report) -> str:
+    """One self-contained HTML page."""
+    parts = [f"<p>{html.escape(report.caption)}</p>"]
+    parts += [f'<p class="warning">Warning: {html.escape(warning)}</p>' for warning in report.warnings]
+    for table in report.tables:
+        parts += [f"<h2>{html.escape(table.heading)}</h2>", "<table>", _html_row("th", (*table.keys, *table.columns))]
+        parts += [_html_row("td", (*line.keys, *(_text(cell, report) for cell in line.cells))) for line in table.lines]
+        parts.append("</table>")
+    notes = [*report.legend, *(failure.text for failure in report.failures)]
+    if notes:
+        parts += ["<ul>", *(f"<li>{html.escape(note)}</li>" for note in notes), "</ul>"]
+    return _PAGE.format(body="\n".join(parts))
+
+
+def _html_row(tag: str, texts: tuple[str, ...]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"

@@ -1,0 +1,88 @@
+"""What a row may hold: its columns, their types and version, and the ways in which a cell can end."""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from typing import Any
+
+import pyarrow as pa
+
+from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, Column
+from tpbench.workloads import Workload, workloads
+
+SCHEMA_VERSION = 1
+"""Raised when a column is renamed, retyped or removed (with an entry in `upgrade.UPGRADES`), not when one is added."""
+
+MARKER = b"tpbench.schema_version"
+"""Key in a Parquet file's metadata: says that the file is tpbench's, and with which version of the schema."""
+
+STATUSES = {
+    "ok": "right and measured",
+    "oom": "a rank ran out of memory",
+    "wrong": "failed the oracle: has no time",
+    "timeout": "took longer than a job may",
+    "error": "a rank or its launch failed",
+    "skipped": "cannot run on this machine",
+}
+
+_TYPES = {bool: FLAG, int: INT, float: REAL, str: TEXT}
+
+
+class RowError(ValueError):
+    """A row does not fit the schema. The message names the column."""
+
+
+@functools.cache
+def common_columns() -> dict[str, Column]:
+    """The columns of every row, by name, in order."""
+    return {column.name: column for column in COLUMNS}
+
+
+@functools.cache
+def workload_columns() -> dict[str, dict[str, Column]]:
+    """For each workload the columns that it adds.
+
+    A column named like a field of the problem has that field's type. The others are results, and their type is known
+    from a value only (`type_of`): until then it is Arrow's null.
+    """
+    return {name: _columns_of(workload) for name, workload in workloads().items()}
+
+
+def _columns_of(workload: Workload) -> dict[str, Column]:
+    hints = typing.get_type_hints(workload.problem)
+    common = common_columns()
+    return {
+        name: Column(name, type_from_hint(hints[name]) if name in hints else pa.null(), doc)
+        for name, doc in workload.columns.items()
+        if name not in common
+    }
+
+
+def all_columns() -> dict[str, Column]:
+    """Every column that a frame of rows has: the common ones, then each workload's."""
+    columns = dict(common_columns())
+    for added in workload_columns().values():
+        for name, column in added.items():
+            columns.setdefault(name, column)
+    return columns
+
+
+def type_from_hint(hint: Any) -> pa.DataType:
+    """The Arrow type for a field's type hint. A choice between words and numbers is text."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        kinds = {kind for kind in typing.get_args(hint) if kind is not type(None)}
+    elif typing.get_origin(hint) is typing.Literal:
+        kinds = {type(choice) for choice in typing.get_args(hint)}
+    else:
+        kinds = {hint}
+    return _TYPES.get(kinds.pop(), TEXT) if len(kinds) == 1 else TEXT
+
+
+def type_of(value: Any) -> pa.DataType | None:
+    """The Arrow type for a value of a column without a declared type, or None where there is none."""
+    if isinstance(value, (list, tuple)):
+        numbers = all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in value)
+        return REALS if numbers else None
+    return _TYPES.get(type(value))

@@ -1,0 +1,167 @@
+"""A rank's life: group up, set the workload up, check it, time it, write the row, group down.
+
+Started by torchrun, once for each rank: `python -m tpbench.worker CELL_FILE`. Says on stderr what it is doing, so that
+the last line of a rank that hung or died tells where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tpbench.cell import CellRow
+from tpbench.launcher.autopsy import EXIT_PEER_LOST
+from tpbench.launcher.process import die_with_parent
+from tpbench.launcher.sweep import RESCUE
+from tpbench.results.write import RowExists
+
+EXIT_FAULT = 70  # EX_SOFTWARE: the row says what happened
+EXIT_NOT_WRITTEN = 74  # EX_IOERR: measured, but the output folder would not take the row
+
+_PEER_LOST = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|gloo/transport"
+)
+"""What gloo and NCCL say in a rank whose peer is gone."""
+
+RANK = int(os.environ["RANK"])
+BEGAN = time.monotonic()
+
+
+def main(cell_file: Path) -> NoReturn:
+    """Run the cell on this rank. Leaves through `os._exit`: gloo and NCCL threads may abort an orderly teardown after
+    all that counts is done."""
+    die_with_parent()
+    faulthandler.enable()
+    row = CellRow.load(cell_file)
+    code = 0
+    try:
+        _measure(row)
+    except Exception as error:
+        traceback.print_exc()
+        code = EXIT_PEER_LOST if _PEER_LOST.search(str(error)) else EXIT_FAULT
+        if code == EXIT_FAULT:  # else the launcher will say which rank broke the collective, and how
+            _write_fault(row, error)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _measure(row: CellRow) -> None:
+    say("importing torch")
+    import torch
+    import torch.distributed as dist
+
+    from tpbench.measure import memory
+    from tpbench.measure.bandwidth import copy_gb_per_s
+    from tpbench.measure.run import run
+
+    job = row.job
+    device = _device(torch, job.device)
+    # The launcher ends a job that takes too long and knows more of it than a group that gives up would.
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=job.timeout_s + 60)
+    )
+    context = _context(job, device)
+    bench = job.workload.bench
+    limit = memory.limit(device, job.memory_limit_gib, job.world_size)
+    say("setting up")
+    columns: dict[str, Any] = {"memory_limit_gib": limit, **_torch_facts(torch, device)}
+    copy = copy_gb_per_s(device)
+    session = bench.setup(job.problem, job.implementation, context)
+    verdict, measured = run(session, context, job.measure, copy, say, bool(row.known["interpreted"]))
+    columns |= measured | verdict.columns
+    if RANK == 0:
+        _write(row, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
+    say("done")
+    dist.barrier()
+
+
+def _write(row: CellRow, status: str, reason: str | None, **columns: Any) -> None:
+    """Publish the row unless another rank did. A row that the disk will not take is put where the launcher looks."""
+    from tpbench.measure import machine
+
+    columns["environment"] = machine.recorded_environment()
+    try:
+        row.write(status, reason, **columns)
+    except RowExists:
+        pass
+    except OSError as error:
+        say(f"the row cannot be written: {error}")
+        row.write(status, reason, output_dir=str(RESCUE), **columns)
+        os._exit(EXIT_NOT_WRITTEN)
+
+
+def _write_fault(row: CellRow, error: Exception) -> None:
+    from tpbench.measure import memory
+
+    shortage = memory.shortage(error)
+    if shortage is None:
+        _write(row, "error", f"rank {RANK}: {type(error).__name__}: {error}")
+        return
+    asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
+    _write(row, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
+
+
+def _device(torch: Any, wanted: str) -> Any:
+    if wanted == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot use the GPUs of this machine; install a CUDA build or say device=cpu"
+        )
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+
+
+def _context(job: Any, device: Any) -> Any:
+    """The (dp, tp) mesh, row-major. Every rank must create every group, in the same order."""
+    import torch.distributed as dist
+
+    from tpbench.context import Context
+
+    dp_rank, tp_rank = divmod(dist.get_rank(), job.tp_size)
+    replicas = [[dp * job.tp_size + tp for tp in range(job.tp_size)] for dp in range(job.dp_size)]
+    tp_groups = [dist.new_group(ranks) for ranks in replicas]
+    dp_groups = [dist.new_group(list(ranks)) for ranks in zip(*replicas, strict=True)]
+    return Context(
+        rank=dist.get_rank(),
+        world_size=job.world_size,
+        tp_rank=tp_rank,
+        tp_size=job.tp_size,
+        dp_rank=dp_rank,
+        dp_size=job.dp_size,
+        tp_group=tp_groups[dp_rank],
+        dp_group=dp_groups[tp_rank],
+        device=device,
+    )
+
+
+def _torch_facts(torch: Any, device: Any) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    found: dict[str, Any] = {"backend": dist.get_backend(), "torch_version": torch.__version__}
+    if device.type == "cuda":
+        found["backend"] = "nccl"
+        found["cuda_version"] = torch.version.cuda
+        found["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def say(what: str) -> None:
+    """A line on stderr: what this rank begins."""
+    with contextlib.suppress(OSError):  # a disk that is full must not cost the measurement too
+        print(f"[{time.monotonic() - BEGAN:.1f} s] rank {RANK}: {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

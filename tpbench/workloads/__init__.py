@@ -1,0 +1,116 @@
+"""What can be measured: the workloads, their variants, and what each must say of itself.
+
+Nothing here imports torch: the launcher reads this room to plan a sweep. A workload is a folder with two faces, its
+`__init__` (what it is: the problem's fields, the variants, the columns it adds to a row) and its `bench` module (what
+a rank does with it), which only the worker imports.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+NAMES = ("entropy_loss",)
+"""The folders beside this file that hold a workload."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One implementation of a workload's operation."""
+
+    name: str
+    summary: str
+    """One line for people."""
+    prepare: Callable[..., Any]
+    """The implementation. Its signature is the workload's; it imports what is heavy when called."""
+    takes: frozenset[str] = frozenset()
+    """Problem fields, among the workload's `options`, that this variant honours."""
+    needs: tuple[str, ...] = ()
+    """Importable names of packages without which it is skipped."""
+    needs_cuda: bool = False
+    uses_triton: bool = False
+    """Its kernels run in Triton's interpreter on a CPU: such rows are marked `interpreted`."""
+    refuses: Callable[[Any], str | None] = lambda problem: None
+    """Why this variant cannot do a (valid) problem, or None: the cell is then skipped with that reason."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A problem field that only some variants honour (they name it in `takes`)."""
+
+    name: str
+    neutral: Any
+    """The value that means "not used"."""
+    drop: bool = False
+    """For a variant without it: true takes the neutral value silently, false skips the cell and says so."""
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """How a report lays out a workload's rows. Names are of a row's columns, or of `derived` ones.
+
+    Beside these, whatever else of the problem varies gets a place of its own: a field that makes another problem one
+    among the keys of a table row, an option of a variant one among the table's columns.
+    """
+
+    rows: tuple[str, ...] = ("tp_size",)
+    """Keys of a table row: the problem's size."""
+    sections: tuple[str, ...] = ("dtype",)
+    """What makes a table of its own, beside the hardware."""
+    derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
+    """Keys that are computed from a row."""
+    loss_tolerance: Mapping[str, float] = field(
+        default_factory=lambda: {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
+    )
+    """By dtype, how far the losses of equal problems may be apart, relative to the greater of the loss and 1."""
+
+
+@dataclass
+class Workload:
+    """A problem with an oracle and a count of what it cannot avoid doing."""
+
+    name: str
+    summary: str
+    problem: type
+    """Frozen dataclass: the problem's fields, built with `tpbench.fields.setting`. May have `check(tp_size, dp_size)`
+    that returns a list of complaints."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Columns that only this workload's rows have: name to what it is, with its unit."""
+    headline: tuple[str, ...] = ()
+    """The problem fields that name a cell in a progress line."""
+    options: tuple[Option, ...] = ()
+    pivot: Pivot = Pivot()
+    variants: dict[str, Variant] = field(default_factory=dict)
+
+    def variant(self, summary: str, **traits: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register the decorated function as the variant of that name. `traits`: the fields of `Variant`."""
+
+        def register(prepare: Callable[..., Any]) -> Callable[..., Any]:
+            name = prepare.__name__
+            if name in self.variants:
+                raise ValueError(f"{self.name} has two variants called {name}")
+            traits["takes"] = frozenset(traits.get("takes", ()))
+            self.variants[name] = Variant(name, summary, prepare, **traits)
+            return prepare
+
+        return register
+
+    @property
+    def bench(self) -> ModuleType:
+        """The module that a worker runs: `setup(problem, variant, context) -> Session`. Imports torch."""
+        return importlib.import_module(f"{__name__}.{self.name}.bench")
+
+
+def workloads() -> dict[str, Workload]:
+    """Every workload by name."""
+    return {name: importlib.import_module(f"{__name__}.{name}").WORKLOAD for name in NAMES}
+
+
+def variants() -> dict[str, tuple[Workload, Variant]]:
+    """Every variant by name, with its workload. Names are unique across workloads."""
+    return {
+        name: (workload, variant) for workload in workloads().values() for name, variant in workload.variants.items()
+    }

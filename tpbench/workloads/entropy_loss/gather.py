@@ -1,0 +1,69 @@
+"""pytorch_gather: the whole vocabulary on every rank, and torch's own losses and autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from tpbench.workloads.entropy_loss import EntropyLoss
+from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard, shard_bounds
+from tpbench.workloads.entropy_loss.output import Output, Step
+
+
+def prepare(problem: EntropyLoss, shard: Shard) -> Step:
+    """An iteration: gather, loss, backward, and this rank's slice of the gradient."""
+
+    def run() -> Output:
+        logits = _whole(shard.logits, shard).requires_grad_()
+        target = shard.target if problem.from_labels else _whole(shard.target, shard)
+        row_loss = _row_loss(problem, logits, target)
+        count = (target != IGNORED).sum().clamp(min=1) if problem.from_labels else shard.tokens
+        # Not reduction="mean": if every row is ignored that is 0 / 0.
+        loss = row_loss.sum(dtype=torch.float32) / count
+        (grad,) = torch.autograd.grad(loss, logits)
+        grad = grad[:, shard.vocab_start : shard.vocab_stop].contiguous()
+        return Output(loss.detach(), row_loss.detach().float(), grad)
+
+    gathered = 1 if problem.from_labels else 2
+    widest = -(-shard.vocab_size // shard.tp_size)
+    sent = (shard.tp_size - 1) * shard.tokens * widest * shard.logits.element_size() * gathered
+    return Step(run, bytes_communicated=sent)
+
+
+def _row_loss(problem: EntropyLoss, logits: Tensor, target: Tensor) -> Tensor:
+    dtype = torch.float32 if problem.compute_dtype == "float32" else logits.dtype
+    x = _scaled(logits.to(dtype), problem.logits_scale)
+    if problem.from_labels:
+        return F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
+    t = _scaled(target.to(dtype), problem.logits_scale / problem.temperature)
+    if problem.loss == "soft_cross_entropy":
+        return F.cross_entropy(x, t.softmax(-1), reduction="none")
+    log_p, log_q = x.log_softmax(-1), t.log_softmax(-1)
+    # kl_div(a, b) is KL(b || a).
+    first, second = (log_p, log_q) if problem.loss == "forward_kl" else (log_q, log_p)
+    return F.kl_div(first, second, log_target=True, reduction="none").sum(-1)
+
+
+def _scaled(values: Tensor, factor: float) -> Tensor:
+    """Nobody who scales by 1 pays for it."""
+    return values if factor == 1.0 else values * factor
+
+
+def _whole(local: Tensor, shard: Shard) -> Tensor:
+    """(tokens, vocab) from all ranks' columns. Backends gather equal sizes: shorter shards are padded by a column."""
+    if shard.group is None:
+        return local.detach()
+    bounds = [shard_bounds(shard.vocab_size, shard.tp_size, rank) for rank in range(shard.tp_size)]
+    widest = max(stop - start for start, stop in bounds)
+    if local.shape[1] < widest:
+        local = F.pad(local, (0, widest - local.shape[1]))
+    gathered = local.new_empty(shard.tp_size * shard.tokens, widest)
+    # Renamed in torch 2.13, which warns of the old name.
+    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(gathered, local.contiguous(), group=shard.group)
+    parts = gathered.view(shard.tp_size, shard.tokens, widest)
+    return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, bounds, strict=True)], dim=1)

@@ -1,0 +1,131 @@
+"""pytorch_tp_manual: the kernels' algorithm in torch operations, with the gradient in closed form.
+
+Statistics of the local shard, one packed all-gather, then loss and gradient; fp32 throughout. With compile=true the
+parts before and after the collective go through torch.compile, each as one graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.workloads.entropy_loss import EntropyLoss
+from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
+from tpbench.workloads.entropy_loss.output import Output, Step
+
+
+def prepare(problem: EntropyLoss, shard: Shard) -> Step:
+    """An iteration in two parts around the collective."""
+    algorithm = _Labels(problem, shard) if problem.from_labels else _TwoLogits(problem, shard)
+    statistics: Any = algorithm.statistics
+    finish: Any = algorithm.finish
+    if problem.compile:
+        statistics = torch.compile(statistics, fullgraph=True, dynamic=False)
+        finish = torch.compile(finish, fullgraph=True, dynamic=False)
+
+    def run() -> Output:
+        local = statistics(shard.logits, shard.target)
+        return Output(*finish(shard.logits, shard.target, _all_gather(local, shard)))
+
+    return Step(run, bytes_communicated=(shard.tp_size - 1) * shard.tokens * algorithm.width * 4)
+
+
+def _all_gather(local: Tensor, shard: Shard) -> Tensor:
+    """(tp_size, width, tokens), in rank order."""
+    if shard.group is None:
+        return local[None]
+    gathered = local.new_empty(shard.tp_size * local.shape[0], local.shape[1])
+    # Renamed in torch 2.13, which warns of the old name.
+    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(gathered, local, group=shard.group)
+    return gathered.view(shard.tp_size, *local.shape)
+
+
+def _max_and_sum(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's maximum and sum of exp(x - maximum)."""
+    maximum = x.amax(-1)
+    return maximum, (x - maximum[:, None]).exp().sum(-1)
+
+
+def _merge(maxima: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """The whole vocabulary's maximum and sum from the ranks', (tp_size, tokens) each."""
+    maximum = maxima.amax(0)
+    return maximum, (sums * (maxima - maximum).exp()).sum(0)
+
+
+class _Labels:
+    """Cross-entropy from labels: (m, s, x[label])."""
+
+    width = 3
+
+    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
+        self.scale, self.start = problem.logits_scale, shard.vocab_start
+
+    def _local(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """The labels' local columns, and which are held here."""
+        local = label - self.start
+        held = (local >= 0) & (local < logits.shape[1])
+        return local.clamp(0, logits.shape[1] - 1), held
+
+    def statistics(self, logits: Tensor, label: Tensor) -> Tensor:
+        x = logits.float() * self.scale
+        local, held = self._local(logits, label)
+        x_label = torch.where(held, x.gather(1, local[:, None])[:, 0], 0.0)
+        return torch.stack((*_max_and_sum(x), x_label))
+
+    def finish(self, logits: Tensor, label: Tensor, gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        m, s = _merge(gathered[:, 0], gathered[:, 1])
+        counts = label != IGNORED
+        row_loss = torch.where(counts, s.log() + (m - gathered[:, 2].sum(0)), 0.0)
+        inverse = 1.0 / counts.sum().clamp(min=1)
+        factor = torch.where(counts, inverse * self.scale, 0.0)
+        local, held = self._local(logits, label)
+        column = torch.arange(logits.shape[1], device=logits.device)
+        p = (logits.float() * self.scale - m[:, None]).exp() / s[:, None]
+        one_hot = held[:, None] & (column == local[:, None])
+        grad = (p - one_hot.float()) * factor[:, None]
+        return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
+
+
+class _TwoLogits:
+    """Losses against target logits: (m, s, m_t, s_t, a), with a the sum that the loss adds to the logarithms."""
+
+    width = 5
+
+    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
+        self.loss, self.scale = problem.loss, problem.logits_scale
+        self.target_scale = problem.logits_scale / problem.temperature
+
+    def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return logits.float() * self.scale, target.float() * self.target_scale
+
+    def statistics(self, logits: Tensor, target: Tensor) -> Tensor:
+        x, t = self._scaled(logits, target)
+        m, s = _max_and_sum(x)
+        m_t, s_t = _max_and_sum(t)
+        weight = (x - m[:, None]).exp() if self.loss == "reverse_kl" else (t - m_t[:, None]).exp()
+        difference = {"soft_cross_entropy": x, "forward_kl": t - x, "reverse_kl": x - t}[self.loss]
+        return torch.stack((m, s, m_t, s_t, (weight * difference).sum(-1)))
+
+    def finish(self, logits: Tensor, target: Tensor, gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        maxima, sums, target_maxima, target_sums, parts = gathered.unbind(1)
+        m, s = _merge(maxima, sums)
+        m_t, s_t = _merge(target_maxima, target_sums)
+        log_z, log_z_t = m + s.log(), m_t + s_t.log()
+        x, t = self._scaled(logits, target)
+        p = (x - m[:, None]).exp() / s[:, None]
+        factor = self.scale / logits.shape[0]
+        if self.loss == "reverse_kl":
+            mean_difference = (parts * (maxima - m).exp()).sum(0) / s
+            row_loss = mean_difference - log_z + log_z_t
+            grad = p * ((x - t) - mean_difference[:, None]) * factor
+        else:
+            mean_difference = (parts * (target_maxima - m_t).exp()).sum(0) / s_t
+            row_loss = (
+                log_z - mean_difference if self.loss == "soft_cross_entropy" else mean_difference - log_z_t + log_z
+            )
+            grad = (p - (t - m_t[:, None]).exp() / s_t[:, None]) * factor
+        return row_loss.mean(), row_loss, grad.to(logits.dtype)

@@ -1,0 +1,202 @@
+"""The float64 oracle: what a variant's losses and gradient should be, and how far from it they are.
+
+It uses the definitions as they stand (log-softmax, then the sum), in float64, on the same shards as the variants, with
+plain all-reduces of one number a row. It goes through the rows in chunks, and the reference gradient exists a chunk at
+a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.workloads.entropy_loss import EntropyLoss
+from tpbench.workloads.entropy_loss.inputs import Shard
+from tpbench.workloads.entropy_loss.output import Output
+
+LOSS_TOLERANCE = 2.0**-16
+"""For losses computed in fp32 from logits of any dtype. fp32 sums of 10^5 terms and fp32 logarithms err by some 2^-20;
+a count that is off by one in 4096 rows shows as 2^-12."""
+
+GRADIENT_TOLERANCE = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15}
+"""Of a row's gradient, by norm. Rounding an exact gradient to bf16 or fp16 errs by at most 2^-8 or 2^-11, half a unit
+in the last place; four times that admits one more rounding (of an upstream scale, say) and the arithmetic before it.
+For fp32 that arithmetic, exponentials and long sums, is what counts: some 2^-20."""
+
+LOGITS_DTYPE_TOLERANCE = {
+    "bfloat16": (2.0**-5, 2.0**-4),
+    "float16": (2.0**-8, 2.0**-6),
+    "float32": (LOSS_TOLERANCE, GRADIENT_TOLERANCE["float32"]),
+}
+"""(loss, gradient) for compute_dtype=logits. torch then rounds log p itself to the dtype: near 12, as it is for 2^17
+columns, that is off by up to 2^-5 in bf16, absolutely; p = exp(log p) is off by as much, relatively, and a difference
+of two of them by more. Seen with torch 2.11 on a GPU, 2^15 and 2^17 columns: loss 1.7e-2 (bf16) and 2.2e-3 (fp16),
+gradient 2.8e-2 (bf16). In fp16 at such sizes the two-logit losses' gradients, of some 1e-9, drown in the roundings of
+subnormals (0.07 to 0.34): a user would need a loss scale, and the oracle calls it wrong."""
+
+_CHUNK = {"cpu": 2**17, "cuda": 2**21}
+"""Elements in a chunk of rows. Some ten float64 temporaries of it exist at once: 160 MiB on a GPU; on a CPU they stay
+in the cache."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far an output is from the oracle, over all ranks that share the vocabulary. A NaN makes an error inf."""
+
+    loss_value: float
+    """The right loss, in float64."""
+    loss_error: float
+    """Largest |loss - right| / max(1, |right|), over the rows and their mean."""
+    grad_error: float
+    """Largest ||grad - right|| / ||right|| of a row of the whole vocabulary. Errors below half the smallest number of
+    the dtype do not count (underflow is no fault of a variant); a row whose gradient is zero must be exactly zero."""
+    loss_identical: bool
+    """Whether all ranks have the same bits in the loss and in the rows' losses."""
+
+    def complaint(self, problem: EntropyLoss) -> str | None:
+        """Why the output is not right, or None."""
+        loss_tolerance, grad_tolerance = tolerances(problem)
+        wrong = []
+        if not self.loss_error <= loss_tolerance:
+            wrong.append(f"loss_error {self.loss_error:.3g} is above {loss_tolerance:.3g}")
+        if not self.grad_error <= grad_tolerance:
+            wrong.append(f"grad_error {self.grad_error:.3g} is above {grad_tolerance:.3g}")
+        return f"{' and '.join(wrong)} ({problem.dtype})" if wrong else None
+
+
+def tolerances(problem: EntropyLoss) -> tuple[float, float]:
+    """The errors of loss and gradient up to which an output is right."""
+    if problem.compute_dtype == "logits":
+        return LOGITS_DTYPE_TOLERANCE[problem.dtype]
+    return LOSS_TOLERANCE, GRADIENT_TOLERANCE[problem.dtype]
+
+
+class Oracle:
+    """The right answer for one problem. Building it and comparing are collective over the shard's group."""
+
+    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
+        self.problem, self.shard = problem, shard
+        self.scale, self.target_scale = problem.logits_scale, problem.logits_scale / problem.temperature
+        self.log_z, self.log_z_target = self._log_z(shard.logits, self.scale), None
+        if not problem.from_labels:
+            self.log_z_target = self._log_z(shard.target, self.target_scale)
+        self.counts = torch.ones(shard.tokens, dtype=torch.bool, device=shard.device)
+        if problem.from_labels:
+            self.counts = (shard.target >= 0) & (shard.target < shard.vocab_size)
+        self.row_loss = self._row_loss()
+        """(tokens,) float64, 0 where a row does not count."""
+        self.inverse_count = 1.0 / max(1, int(self.counts.sum()))
+        self.loss = float(self.row_loss.sum()) * self.inverse_count
+
+    def gradient(self, rows: slice) -> Tensor:
+        """The mean loss's gradient by the local logits of some rows, float64."""
+        log_p = self._log_p(rows)
+        p = log_p.exp()
+        if self.problem.from_labels:
+            label, held = self._label(rows)
+            grad = p
+            grad[held, label[held]] -= 1.0
+        elif self.problem.loss == "reverse_kl":
+            grad = _weighted(p, log_p - self._log_q(rows) - self.row_loss[rows, None])
+        else:
+            grad = p - self._log_q(rows).exp()
+        grad *= self.scale * self.inverse_count
+        return grad.masked_fill_(~self.counts[rows, None], 0.0)
+
+    def compare(self, output: Output) -> Errors:
+        """How far `output` is from right."""
+        loss_errors = [_relative_error(output.loss, torch.tensor(self.loss, device=self.shard.device))]
+        if output.row_loss is not None:
+            loss_errors.append(_relative_error(output.row_loss, self.row_loss))
+        worst = self._reduce(torch.stack([each.max() for each in loss_errors if each.numel()]).max(), dist.ReduceOp.MAX)
+        return Errors(self.loss, float(worst), self._grad_error(output.grad), self._identical(output))
+
+    def _grad_error(self, grad: Tensor) -> float:
+        logits = self.shard.logits
+        # Columns: squared error, squared right gradient, elements that are not zero.
+        sums = torch.full((self.shard.tokens, 3), math.inf, dtype=torch.float64, device=self.shard.device)
+        if grad.shape == logits.shape and grad.dtype == logits.dtype:
+            slack = torch.finfo(grad.dtype).smallest_normal * torch.finfo(grad.dtype).eps / 2
+            for rows in self._chunks():
+                got, right = grad[rows].double(), self.gradient(rows)
+                error = ((got - right).abs_() - slack).clamp_(min=0.0)
+                sums[rows] = torch.stack((error.square_().sum(-1), right.square_().sum(-1), (got != 0).sum(-1)), dim=1)
+        error, right, nonzero = self._reduce(sums, dist.ReduceOp.SUM).unbind(1)
+        relative = torch.where(right > 0, (error / right).sqrt(), torch.where(nonzero > 0, math.inf, 0.0))
+        relative = torch.where(error.isnan() | right.isnan() | relative.isnan(), math.inf, relative)
+        return float(relative.max())
+
+    def _identical(self, output: Output) -> bool:
+        losses = [output.loss.reshape(1)] + ([] if output.row_loss is None else [output.row_loss])
+        bits = torch.cat([each.float() for each in losses]).view(torch.int32)
+        lowest, highest = (self._reduce(bits.clone(), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
+        return torch.equal(lowest, highest)
+
+    def _chunks(self) -> Iterator[slice]:
+        step = max(1, _CHUNK[self.shard.device.type] // self.shard.logits.shape[1])
+        return (slice(first, min(first + step, self.shard.tokens)) for first in range(0, self.shard.tokens, step))
+
+    def _reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.shard.group is not None:
+            dist.all_reduce(values, op, group=self.shard.group)
+        return values
+
+    def _log_z(self, logits: Tensor, scale: float) -> Tensor:
+        """log(sum(exp(scale * logits))) over the whole vocabulary, (tokens,)."""
+        highest, total = (torch.empty(len(logits), dtype=torch.float64, device=logits.device) for _ in range(2))
+        for rows in self._chunks():
+            highest[rows] = logits[rows].amax(-1).double() * scale
+        # A reduction's max of a NaN is anything: an infinity in its place makes a NaN again below.
+        highest = self._reduce(highest.nan_to_num_(nan=math.inf, posinf=math.inf, neginf=-math.inf), dist.ReduceOp.MAX)
+        for rows in self._chunks():
+            total[rows] = (logits[rows].double() * scale - highest[rows, None]).exp().sum(-1)
+        return highest + self._reduce(total, dist.ReduceOp.SUM).log()
+
+    def _log_p(self, rows: slice) -> Tensor:
+        return self.shard.logits[rows].double() * self.scale - self.log_z[rows, None]
+
+    def _log_q(self, rows: slice) -> Tensor:
+        assert self.log_z_target is not None
+        return self.shard.target[rows].double() * self.target_scale - self.log_z_target[rows, None]
+
+    def _label(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The labels' local columns, and which rows have theirs here."""
+        label = self.shard.target[rows] - self.shard.vocab_start
+        return label, self.counts[rows] & (label >= 0) & (label < self.shard.logits.shape[1])
+
+    def _row_loss(self) -> Tensor:
+        row_loss = torch.zeros(self.shard.tokens, dtype=torch.float64, device=self.shard.device)
+        for rows in self._chunks():
+            log_p = self._log_p(rows)
+            if self.problem.from_labels:
+                label, held = self._label(rows)
+                row_loss[rows][held] = -log_p[held, label[held]]
+                continue
+            log_q = self._log_q(rows)
+            if self.problem.loss == "soft_cross_entropy":
+                terms = _weighted(log_q.exp(), -log_p)
+            elif self.problem.loss == "forward_kl":
+                terms = _weighted(log_q.exp(), log_q - log_p)
+            else:
+                terms = _weighted(log_p.exp(), log_p - log_q)
+            row_loss[rows] = terms.sum(-1)
+        return self._reduce(row_loss, dist.ReduceOp.SUM)
+
+
+def _weighted(weight: Tensor, value: Tensor) -> Tensor:
+    """weight * value, and 0 where the weight is: 0 log 0 = 0."""
+    return torch.where(weight == 0, 0.0, weight * value)
+
+
+def _relative_error(got: Tensor, right: Tensor) -> Tensor:
+    """|got - right| / max(1, |right|); 0 where they are equal, infinities too; inf for a NaN or another shape."""
+    if got.shape != right.shape:
+        return torch.tensor([math.inf], dtype=torch.float64, device=right.device)
+    got, right = got.double(), right.double()
+    error = (got - right).abs() / right.abs().clamp(min=1.0)
+    return torch.where(got == right, 0.0, error.nan_to_num(nan=math.inf, posinf=math.inf))

@@ -1,0 +1,34 @@
+"""What a variant hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Output:
+    """One iteration's result on one rank."""
+
+    loss: Tensor
+    """fp32 scalar: the mean over the rows that count, 0 if none does."""
+    row_loss: Tensor | None
+    """(tokens,): each row's loss, 0 where it does not count; None from a variant that makes the mean alone."""
+    grad: Tensor
+    """(tokens, local vocab) in the logits' dtype: of `loss` by the local logits."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A variant ready to run: calling it is one iteration."""
+
+    run: Callable[[], Output]
+    bytes_communicated: int = 0
+    """Bytes that this rank sends in an iteration."""
+    block_used: int | None = None
+    """Columns of the kernels' block, for a variant that has one."""
+
+    def __call__(self) -> Output:
+        return self.run()
