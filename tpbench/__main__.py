@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 import tpbench
 from tpbench.fields import JobError
 from tpbench.launcher import plugin
-from tpbench.launcher.overrides import check_overrides
+from tpbench.launcher.overrides import check_overrides, quote_numbers
 from tpbench.launcher.process import Terminated, raise_on_sigterm
 
 CONF = str(Path(__file__).resolve().parent / "conf")
@@ -51,13 +51,17 @@ def main() -> None:
         "1"  # Hydra then leaves errors to us, who print no stack for a mistake in the input
     )
     try:
-        check_overrides(sys.argv[1:], Path(CONF))
+        arguments = sys.argv[1:]
+        check_overrides(arguments, Path(CONF))
+        sys.argv[1:] = quote_numbers(arguments)
         _hydra_main()
         if _failures:
             raise _failures[0]
     except (JobError, HydraException) as error:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         sys.exit(f"tpbench: {error}{cause}")
+    except OSError as error:  # folders that cannot be made, a disk that is full: Hydra makes some before we look
+        sys.exit(f"tpbench: {error}")
     except (KeyboardInterrupt, Terminated):
         sys.exit(130)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,15 @@ from tpbench.fields import JobError, unknown
 from tpbench.job import field_names
 
 GROUPS = ("variant", "shape", "loss", "block_cap", "measure", "experiment")
+
+
+_GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
+_BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
+
+
+def quote_numbers(arguments: Sequence[str]) -> list[str]:
+    """`block_cap=4096,8192` with quotes around the numbers: Hydra takes only strings for the name of a choice."""
+    return [_BARE_NUMBER.sub(r"'\1'", each) if _GROUP_CHOICE.match(each) else each for each in arguments]
 
 
 def check_overrides(arguments: Sequence[str], conf: Path) -> None:
@@ -54,7 +64,8 @@ def _complaints(override: Override, loader: ConfigLoader) -> list[str]:
     if key not in GROUPS:
         return [] if key in field_names() else [unknown("field", key, field_names() | set(GROUPS))]
     sweeps = override.is_sweep_override() and override.is_discrete_sweep()
-    choices = list(override.sweep_string_iterator()) if sweeps else [override.get_value_element_as_str()]
+    elements = list(override.sweep_string_iterator()) if sweeps else [override.get_value_element_as_str()]
+    choices = [element.strip("'\"") for element in elements]
     valid = loader.get_group_options(key)
     complaints = [unknown(key, choice, valid) for choice in choices if choice not in valid]
     if key == "experiment" and not override.is_add():

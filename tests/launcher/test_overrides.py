@@ -1,0 +1,55 @@
+"""Names on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpbench.fields import JobError
+from tpbench.launcher.overrides import check_overrides, chosen_fields, quote_numbers
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+@pytest.mark.parametrize(
+    ("argument", "quoted"),
+    [
+        ("block_cap=4096,8192", "block_cap='4096','8192'"),
+        ("block_cap=auto,4096", "block_cap=auto,'4096'"),
+        ("block_cap=choice(4096,8192)", "block_cap=choice('4096','8192')"),
+        ("block_cap='4096'", "block_cap='4096'"),
+        ("shape=v32k_tp2,tiny_tp2", "shape=v32k_tp2,tiny_tp2"),
+        ("tokens=64,128", "tokens=64,128"),
+        ("-m", "-m"),
+    ],
+)
+def test_numbers_that_name_a_choice_are_quoted_for_hydra(argument: str, quoted: str) -> None:
+    assert quote_numbers([argument]) == [quoted]
+    check_overrides([argument], CONF)
+    check_overrides([quoted], CONF)
+
+
+@pytest.mark.parametrize(
+    "argument", ["variant=glob(*)", "+experiment=tp_entropy_loss", "hydra.sweep.dir=x", "seed=1,2"]
+)
+def test_what_exists_passes(argument: str) -> None:
+    check_overrides(["-m", argument], CONF)
+
+
+def test_choices_of_a_folder_of_ones_own_are_known(tmp_path: Path) -> None:
+    (tmp_path / "shape").mkdir()
+    (tmp_path / "shape" / "mine.yaml").write_text("# @package _global_\ntokens: 3\n")
+    check_overrides(["shape=mine", f"--config-dir={tmp_path}"], CONF)
+    with pytest.raises(JobError, match="no shape is called mine"):
+        check_overrides(["shape=mine"], CONF)
+
+
+def test_an_experiment_needs_its_plus() -> None:
+    with pytest.raises(JobError, match=r"with a plus: \+experiment=tp_entropy_loss"):
+        check_overrides(["experiment=tp_entropy_loss"], CONF)
+
+
+def test_chosen_fields_are_those_that_are_no_groups() -> None:
+    chosen = chosen_fields(["variant=triton_tp", "tokens=64", "hydra.sweep.dir=x", "+experiment=e", "seed=1"])
+    assert chosen == ["tokens", "seed"]
