@@ -135,6 +135,26 @@ def test_replicas_have_tokens_of_their_own(tmp_path: Path) -> None:
     assert rows["loss_value"].nunique() == 2
 
 
+def test_what_the_oracle_refuses_is_wrong_and_has_no_time(tmp_path: Path) -> None:
+    # Gradients of some 1e-9 drown in fp16's subnormals: torch's own loss in the logits' dtype loses them.
+    done = tpbench("variant=pytorch_gather", "compute_dtype=logits", "dtype=float16", "loss=forward_kl", "tokens=4096",
+                   "vocab=8192", "tp_size=1", "measure=quick", "device=cpu", cwd=tmp_path)  # fmt: skip
+    (row,) = package.load(tmp_path / "outputs").to_dict("records")
+    assert (row["status"], done.returncode) == ("wrong", 1)
+    assert "grad_error" in row["reason"]
+    assert row["grad_error"] > 0
+    assert pd.isna(row["time_ms"])
+    assert row["samples_ms"] is None
+    assert "tpbench: 1 of 1 cells failed (wrong: 1)" in done.stderr
+
+
+def test_what_this_machine_cannot_run_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    done = tpbench("-m", "graph=true", "tp_size=1,2", "measure=quick", "device=cpu", cwd=tmp_path)
+    rows = package.load(tmp_path / "outputs")
+    assert (list(rows["status"]), done.returncode) == (["skipped", "skipped"], 0)
+    assert set(rows["reason"]) == {"graph=true needs a CUDA GPU"}
+
+
 def test_version_and_help(tmp_path: Path) -> None:
     assert tpbench("--version", cwd=tmp_path).stdout == f"tpbench {package.__version__}\n"
     assert "variant" in tpbench("--help", cwd=tmp_path).stdout

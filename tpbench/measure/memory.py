@@ -87,6 +87,15 @@ def extra_peak(device: torch.device) -> Iterator[Peak]:
     peak.gib = max(0, _status_bytes("VmHWM") - before) / 2**30
 
 
+def spoil(device: torch.device, gib: float) -> None:
+    """Fill freed memory with NaN: a result that is not written again must not be found right where the last one lay.
+
+    On a GPU, whose allocator hands the same block out again; a CPU's fresh pages are zeros.
+    """
+    if device.type == "cuda" and gib > 0:
+        torch.full((int(gib * 2**30),), 0xFF, dtype=torch.uint8, device=device)
+
+
 def _status_bytes(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name + ":"):

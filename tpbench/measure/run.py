@@ -50,6 +50,7 @@ def run(
         if settings.graph:
             step = _captured(session, context)
         session.release()
+        memory.spoil(context.device, peak_gib)
         say("second pass")
         single, peak_gib = one_pass()
     say("checking")

@@ -1,0 +1,69 @@
+"""What the README shows is true: its commands are understood, its files exist, its tables come from the rows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT, tpbench
+from tpbench.launcher.overrides import check_overrides
+from tpbench.workloads import variants
+
+README = (ROOT / "README.md").read_text()
+CODE = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+LINES = [line.split("  #")[0].strip() for block in CODE for line in block.splitlines() if line.strip()]
+
+
+def arguments(start: str) -> list[list[str]]:
+    """The arguments of the README's commands that begin like that."""
+    return [shlex.split(line)[len(shlex.split(start)) :] for line in LINES if line.startswith(start)]
+
+
+@pytest.mark.parametrize("line", arguments("python -m tpbench"), ids=" ".join)
+def test_commands_are_understood(line: list[str]) -> None:
+    check_overrides(line, ROOT / "conf")
+
+
+@pytest.mark.parametrize("line", arguments("python scripts/report.py"), ids=" ".join)
+def test_report_commands_run(line: list[str], tmp_path: Path) -> None:
+    (tmp_path / "outputs").symlink_to(ROOT / "outputs/reference")
+    command = [sys.executable, str(ROOT / "scripts/report.py"), *line]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_script_that_is_named_exists() -> None:
+    for name in set(re.findall(r"scripts/[\w.]+", README)):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_variant_and_choice_is_named() -> None:
+    choices = [
+        file.stem for group in ("shape", "loss", "block_cap", "measure") for file in (ROOT / "conf" / group).glob("*")
+    ]
+    for name in [*variants(), *choices]:
+        assert re.search(rf"\b{name}\b", README), name
+
+
+@pytest.mark.parametrize("command", re.findall(r"<!-- (scripts/report\.py .*?) -->", README))
+def test_tables_come_from_the_committed_rows(command: str) -> None:
+    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tables = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert tables
+    for line in tables:
+        assert line in README
+
+
+def test_the_default_command_ends_in_a_table(tmp_path: Path) -> None:
+    line = next(
+        line for line in (ROOT / "scripts/run").read_text().splitlines() if line.strip().startswith("set -- -m")
+    )
+    done = tpbench(*shlex.split(line)[2:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"vocab +tp +shard +triton_tp", done.stdout)
