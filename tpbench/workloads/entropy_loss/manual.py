@@ -44,10 +44,23 @@ def _all_gather(local: Tensor, shard: Shard) -> Tensor:
     return gathered.view(shard.tp_size, *local.shape)
 
 
+def _scaled(logits: Tensor, scale: float) -> Tensor:
+    """In fp32. Eager torch would pay a pass over memory for a product with 1."""
+    return logits.float() if scale == 1.0 else logits.float() * scale
+
+
+def _minus_one_hot(p: Tensor, column: Tensor, held: Tensor) -> Tensor:
+    """p - onehot(column) in the rows that hold it: compiled, a comparison that fuses; eager, a scatter."""
+    if torch.compiler.is_compiling():
+        one_hot = held[:, None] & (torch.arange(p.shape[1], device=p.device) == column[:, None])
+        return p - one_hot.float()
+    return p.scatter_add_(1, column[:, None], -held.float()[:, None])
+
+
 def _max_and_sum(x: Tensor) -> tuple[Tensor, Tensor]:
     """Each row's maximum and sum of exp(x - maximum)."""
     maximum = x.amax(-1)
-    return maximum, (x - maximum[:, None]).exp().sum(-1)
+    return maximum, (x - maximum[:, None]).exp_().sum(-1)
 
 
 def _merge(maxima: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +84,7 @@ class _Labels:
         return local.clamp(0, logits.shape[1] - 1), held
 
     def statistics(self, logits: Tensor, label: Tensor) -> Tensor:
-        x = logits.float() * self.scale
+        x = _scaled(logits, self.scale)
         local, held = self._local(logits, label)
         x_label = torch.where(held, x.gather(1, local[:, None])[:, 0], 0.0)
         return torch.stack((*_max_and_sum(x), x_label))
@@ -83,10 +96,8 @@ class _Labels:
         inverse = 1.0 / counts.sum().clamp(min=1)
         factor = torch.where(counts, inverse * self.scale, 0.0)
         local, held = self._local(logits, label)
-        column = torch.arange(logits.shape[1], device=logits.device)
-        p = (logits.float() * self.scale - m[:, None]).exp() / s[:, None]
-        one_hot = held[:, None] & (column == local[:, None])
-        grad = (p - one_hot.float()) * factor[:, None]
+        p = (_scaled(logits, self.scale) - m[:, None]).exp_().div_(s[:, None])
+        grad = _minus_one_hot(p, local, held).mul_(factor[:, None])
         return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
 
 
@@ -100,7 +111,7 @@ class _TwoLogits:
         self.target_scale = problem.logits_scale / problem.temperature
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return logits.float() * self.scale, target.float() * self.target_scale
+        return _scaled(logits, self.scale), _scaled(target, self.target_scale)
 
     def statistics(self, logits: Tensor, target: Tensor) -> Tensor:
         x, t = self._scaled(logits, target)
@@ -116,16 +127,16 @@ class _TwoLogits:
         m_t, s_t = _merge(target_maxima, target_sums)
         log_z, log_z_t = m + s.log(), m_t + s_t.log()
         x, t = self._scaled(logits, target)
-        p = (x - m[:, None]).exp() / s[:, None]
+        p = (x - m[:, None]).exp_().div_(s[:, None])
         factor = self.scale / logits.shape[0]
         if self.loss == "reverse_kl":
             mean_difference = (parts * (maxima - m).exp()).sum(0) / s
             row_loss = mean_difference - log_z + log_z_t
-            grad = p * ((x - t) - mean_difference[:, None]) * factor
+            grad = (x - t).sub_(mean_difference[:, None]).mul_(p).mul_(factor)
         else:
             mean_difference = (parts * (target_maxima - m_t).exp()).sum(0) / s_t
             row_loss = (
                 log_z - mean_difference if self.loss == "soft_cross_entropy" else mean_difference - log_z_t + log_z
             )
-            grad = (p - (t - m_t[:, None]).exp() / s_t[:, None]) * factor
+            grad = p.sub_((t - m_t[:, None]).exp_().div_(s_t[:, None])).mul_(factor)
         return row_loss.mean(), row_loss, grad.to(logits.dtype)
