@@ -11,9 +11,26 @@ import torch
 import torch.nn.functional as F
 
 from tests.kernels.reference import DTYPES, LOSSES, assert_right, make, reference
-from tpbench.kernels import EntropyLoss, block_for, entropy_loss
+from tpbench import kernels
+from tpbench.kernels import EntropyLoss, block_for
 
 INF = float("inf")
+EXCHANGES = ("nccl", "symmetric") if torch.cuda.is_available() else ("nccl",)
+"""On one rank nothing is exchanged: these name the two kernels, and the one of one pass where it fits."""
+
+
+@pytest.fixture(autouse=True, params=EXCHANGES)
+def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs with each; a call may name its own."""
+    monkeypatch.setattr(sys.modules[__name__], "default_exchange", request.param)
+    return str(request.param)
+
+
+default_exchange: Any = "nccl"
+
+
+def entropy_loss(*args: Any, **options: Any) -> kernels.EntropyLossResult:
+    return kernels.entropy_loss(*args, **{"exchange": default_exchange, **options})
 
 
 @pytest.fixture
@@ -237,6 +254,28 @@ def test_a_graph_captures_it(loss: Any) -> None:
     assert_right(result.loss, result.row_loss, result.grad, reference(other, target, loss=loss))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(
+    ("rows", "vocab", "block_cap", "dtype"),
+    [
+        (5, 33000, "auto", torch.bfloat16),
+        (300, 40000, 4096, torch.float16),
+        (700, 1000, "auto", torch.bfloat16),
+        (2500, 264, "auto", torch.float32),
+        (40, 131072, "auto", torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_of_several_parts_and_tiles_of_several_rows(
+    loss: Any, rows: int, vocab: int, block_cap: Any, dtype: torch.dtype
+) -> None:
+    logits, target = make(loss, rows=rows, vocab=vocab, dtype=dtype, device="cuda")
+    if loss == "cross_entropy":
+        target[::3] = -100
+    for _ in range(3):
+        check(logits, target, loss=loss, block_cap=block_cap, logits_scale=1.2)
+
+
 def test_the_block() -> None:
     assert [block_for(columns, 4096) for columns in (1, 100, 4096, 5000)] == [16, 128, 4096, 4096]
     assert block_for(300) == 512
@@ -279,7 +318,6 @@ LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.c
         (TypeError, "grad_scale", {"grad_scale": None}),
         (ValueError, "block_cap must be 'auto' or a power of two", {"block_cap": 100}),
         (ValueError, "exchange must be one of auto, nccl, symmetric", {"exchange": "mpi"}),
-        (NotImplementedError, "exchange='symmetric'", {"exchange": "symmetric"}),
     ],
 )
 def test_errors_name_the_argument(error: type[Exception], names: str, changes: dict[str, Any]) -> None:
@@ -328,6 +366,12 @@ def test_the_module_without_gradients(device: torch.device) -> None:
     with pytest.raises(TypeError, match="in_place"):
         EntropyLoss(grad="none")
     assert "z_loss=0.5" in repr(EntropyLoss(z_loss=0.5))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without CUDA")
+def test_one_pass_needs_cuda() -> None:
+    with pytest.raises(RuntimeError, match="exchange='symmetric' needs CUDA"):
+        entropy_loss(LOGITS, LABELS, exchange="symmetric")
 
 
 def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

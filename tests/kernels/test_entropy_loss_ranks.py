@@ -13,6 +13,7 @@ from tests.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.kernels import entropy_loss
 
 INF = float("inf")
+EXCHANGES = ("nccl", "symmetric") if torch.cuda.is_available() else ("nccl",)
 
 
 def _bounds(rank: Rank, vocab: int) -> tuple[int, int]:
@@ -34,29 +35,37 @@ def _many(rank: Rank, cases: list[tuple[torch.Tensor, torch.Tensor, dict[str, An
     return [_shard(rank, logits, target, **options) for logits, target, options in cases]
 
 
-def _check(world_size: int, cases: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]]) -> None:
+def _check(world_size: int, exchange: str, cases: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]]) -> None:
     if not enough_gpus(world_size):
         pytest.skip(f"needs {world_size} GPUs")
+    for _, _, options in cases:
+        options["exchange"] = exchange
     shards_by_case = zip(*run_on_ranks(world_size, _many, cases), strict=True)
     for (logits, target, options), shards in zip(cases, shards_by_case, strict=True):
         losses, row_losses, grads = zip(*shards, strict=True)
         assert all(torch.equal(each, losses[0]) for each in losses), options
         assert all(torch.equal(each, row_losses[0]) for each in row_losses), options
-        options = {name: value for name, value in options.items() if name not in ("block_cap", "grad", "vocab_start")}
+        options = {
+            name: value
+            for name, value in options.items()
+            if name not in ("block_cap", "grad", "vocab_start", "exchange")
+        }
         assert_right(losses[0], row_losses[0], torch.cat(grads, 1), reference(logits, target, **options))
 
 
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_every_loss_and_dtype(world_size: int) -> None:
+def test_every_loss_and_dtype(world_size: int, exchange: str) -> None:
     cases = []
     for loss, dtype, block_cap in itertools.product(LOSSES, DTYPES, (16, "auto")):
         options = {"loss": loss, "block_cap": block_cap, "logits_scale": 1.3, "z_loss": 1e-3}
         cases.append((*make(loss, dtype=dtype, vocab=101), options))
-    _check(world_size, cases)
+    _check(world_size, exchange, cases)
 
 
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_edge_cases(world_size: int) -> None:
+def test_edge_cases(world_size: int, exchange: str) -> None:
     cases: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = []
     for loss in LOSSES:
         for shard in ("first", "last", "all but the last column"):
@@ -81,7 +90,7 @@ def test_edge_cases(world_size: int) -> None:
     cases.append((logits, target, {}))
     cases.append((logits, target.int(), {"reduction": "none"}))
     cases.append((logits, torch.full_like(target, -100), {}))
-    _check(world_size, cases)
+    _check(world_size, exchange, cases)
 
 
 def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[Any]:
@@ -92,11 +101,10 @@ def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[An
     first, second = (entropy_loss(local, labels, **each) for each in (shard, {"group": rank.group}))
     none = entropy_loss(local[:0], labels[:0], **shard)
     errors = []
-    for changes in ({"vocab_size": 102}, {"exchange": "symmetric"}):
-        try:
-            entropy_loss(local, labels, group=rank.group, **changes)
-        except (ValueError, NotImplementedError) as error:
-            errors.append(str(error))
+    try:
+        entropy_loss(local, labels, group=rank.group, vocab_size=102)
+    except ValueError as error:
+        errors.append(str(error))
     return [first.loss, first.grad, second.loss, second.grad, none.loss, errors]
 
 
@@ -107,7 +115,20 @@ def test_explicit_bounds_and_no_tokens() -> None:
         2, _explicit, *make("cross_entropy", vocab=101)
     ):
         assert torch.equal(first, second) and torch.equal(first_grad, second_grad) and none == 0
-        assert [error.split()[0] for error in errors] == ["vocab_size", "exchange='symmetric'"]
+        assert [error.split()[0] for error in errors] == ["vocab_size"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_long_rows_and_many(world_size: int) -> None:
+    """Rows of several parts on each rank, tiles of several rows, whole vectors and not."""
+    cases: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = []
+    for loss, (rows, vocab), dtype in itertools.product(LOSSES, ((40, 131072), (600, 4096), (5, 50257)), DTYPES[2:]):
+        logits, target = make(loss, rows=rows, vocab=vocab, dtype=dtype)
+        if loss == "cross_entropy":
+            target[::3] = -100
+        cases.append((logits, target, {"loss": loss, "z_loss": 1e-4}))
+    _check(world_size, "symmetric", cases)
 
 
 def test_one_rank_and_two_agree() -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import triton
 from torch import Tensor
 
-from tpbench.kernels import _checks, _entropy_kernels
+from tpbench.kernels import _checks, _entropy_kernels, one_pass, symmetric
 
 Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"]
 
@@ -114,16 +114,19 @@ def entropy_loss(
             shaped like the logits, of any supported dtype, is added to in fp32.
         grad_scale: factor on the gradient (not on the loss), as of a loss scaler or of gradient accumulation.
         block_cap: most columns in a kernel's block, a power of two; "auto" chooses.
-        exchange: how statistics travel: "nccl", one all-gather through the group's backend (gloo on a CPU); "auto" is
-            that.
+        exchange: how statistics travel. "symmetric": within one kernel, which reads each logit once, through memory
+            that the ranks share over NVLink; on a group's first use its ranks set that up together. "nccl": between
+            two kernels, by one all-gather through the group's backend (gloo on a CPU). "auto": nccl, until symmetric
+            has been measured with more than two ranks. Where no kernel of one pass fits (label_smoothing, a grad to
+            accumulate into, targets of another dtype, very long rows) two do it, whatever is asked for.
 
     A row whose logits are -inf throughout has no softmax: its loss and gradient are NaN. A weight on a probability of
     zero makes the loss infinite, as it should, and reverse_kl's gradient then is NaN.
 
     Raises:
         TypeError, ValueError: naming the argument that is wrong and what would be right.
-        NotImplementedError: exchange="symmetric" is not there yet.
-        RuntimeError: logits on a CPU and not in the interpreter.
+        RuntimeError: logits on a CPU and not in the interpreter; exchange="symmetric" where it is not available; a
+            rank whose peer did not answer an earlier call (that call's loss is NaN).
     """
     _check(logits, target, loss, group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange, grad)
     for name, value in (("logits_scale", logits_scale), ("temperature", temperature)):
@@ -142,15 +145,38 @@ def entropy_loss(
     rows, columns = logits.shape
     world_size = 1 if group is None else dist.get_world_size(group)
     start, size = _layout(columns, group, world_size, vocab_start, vocab_size, logits.device)
-    block = block_for(columns, block_cap, loss)
     out = _output(logits, grad)
     row_loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows == 0:
-        return EntropyLossResult(row_loss if reduction == "none" else row_loss.sum(), row_loss, out, block)
+        nothing = row_loss if reduction == "none" else row_loss.sum()
+        return EntropyLossResult(nothing, row_loss, out, block_for(columns, block_cap, loss))
 
     labels_mean = loss == "cross_entropy" and reduction == "mean"
-    width = statistics_width(loss, label_smoothing)
+    mean = 1.0 / rows if reduction == "mean" and not labels_mean else 1.0
     valid = min(max(size - start, 0), columns)
+    peers = _peers(exchange, group, world_size, logits.device)
+    if peers is not None and one_pass.covers(logits, target, loss, grad, label_smoothing):
+        one_pass.check_earlier(logits.device)
+        vectors = one_pass.aligned(logits, target if target.dim() == 2 else None, out)
+        plan = one_pass.tiling(
+            rows, columns, -(-size // world_size), world_size, logits.itemsize, loss == "cross_entropy", block_cap,
+            vectors, one_pass.machine(logits.device.index),
+        )  # fmt: skip
+        if plan is not None and (vectors or world_size > 1):
+            total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=logits.device)
+            with _launching(logits.device):
+                one_pass.launch(
+                    logits, target, out, row_loss, total,
+                    one_pass.local_workspace(logits.device) if isinstance(peers, str) else peers, plan, loss=loss,
+                    valid=valid, vocab_start=start, vocab_size=size, ignore_index=ignore_index,
+                    logits_scale=logits_scale, temperature=temperature, z_loss=z_loss, grad_scale=grad_scale * mean,
+                    loss_scale=mean, count=labels_mean, world_size=world_size,
+                    rank=0 if group is None else dist.get_rank(group),
+                )  # fmt: skip
+            return EntropyLossResult(row_loss if total is None else total, row_loss, out, plan.block)
+
+    block = block_for(columns, block_cap, loss)
+    width = statistics_width(loss, label_smoothing)
     tile = _tile(rows, block)
     both = (target.stride(0), target.stride(1)) if target.dim() == 2 else (0, 0)
     strides = (*logits.stride(), *both)
@@ -172,7 +198,6 @@ def entropy_loss(
                 target, gathered, row_loss, rows, world_size, size, ignore_index, label_smoothing, z_loss,
                 LOSS=loss, SMOOTHED=label_smoothing > 0, WIDTH=width, ROWS=block_of_rows,
             )  # fmt: skip
-        mean = 1.0 / rows if reduction == "mean" and not labels_mean else 1.0
         if gathered is None or out is not None:
             _entropy_kernels.loss_and_gradient_kernel[grid](
                 logits, target, gathered, inverse_count, row_loss, out, rows, columns, world_size, *strides,
@@ -191,8 +216,6 @@ def _check(
     _checks.choice("loss", loss, _checks.LOSSES)
     _checks.choice("reduction", reduction, _checks.REDUCTIONS)
     _checks.choice("exchange", exchange, _checks.EXCHANGES)
-    if exchange == "symmetric":
-        raise NotImplementedError("exchange='symmetric' is not available yet: use 'nccl' or 'auto'")
     _checks.target(target, logits, loss)
     _checks.gradient(grad, logits)
     _checks.group(group)
@@ -207,6 +230,26 @@ def _check(
             f"logits must be on a CUDA device, got {logits.device}; on a CPU the kernels run in Triton's interpreter "
             "only: set TRITON_INTERPRET=1 before triton is imported"
         )
+
+
+def _peers(
+    exchange: str, group: dist.ProcessGroup | None, world_size: int, device: torch.device
+) -> symmetric.PeerWorkspace | str | None:
+    """The group's workspace; a word where no rank is needed; None where two kernels do the work."""
+    if exchange == "nccl" or INTERPRETED:
+        if exchange == "symmetric":
+            raise RuntimeError("exchange='symmetric' needs CUDA devices: use 'nccl' or 'auto'")
+        return None
+    if world_size == 1 or group is None:
+        return "alone"
+    if exchange == "auto":
+        return None
+    found = symmetric.workspace(group, device)
+    if isinstance(found, str):
+        if exchange == "symmetric":
+            raise RuntimeError(f"exchange='symmetric' is not available: {found}; use 'nccl' or 'auto'")
+        return None
+    return found
 
 
 def _check_grad_scale(grad_scale: Any) -> None:

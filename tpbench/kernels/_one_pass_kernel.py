@@ -1,0 +1,738 @@
+"""The one-pass entropy loss in Gluon: each logit is read once. `one_pass` launches it and chooses its constants.
+
+A *tile* is R rows by at most C columns. Programs are persistent: each walks down the rows with the same *part* of each,
+TILES neighbouring tiles. Asynchronous copies bring tiles to shared memory, two rows ahead. The last tile of a row then
+lives in registers: exponentials relative to each thread's own maximum, which one factor a thread turns into the
+gradient. The other tiles stay in shared memory until their gradient, whose exponentials are taken again. The reduction
+over threads, with its barriers, is once a row.
+
+    a row:  last tile to registers -> state of the row -> publish | the next row's other tiles: their state
+            | await all parts -> gradient of the last tile, then of the others; start to copy into the freed places
+
+Where a row has several parts, on this GPU or on other ranks, each program publishes its state and awaits the others'.
+The next row's tiles are worked on meanwhile. All parts of a row are at the same step of programs that
+run at the same time (a cooperative launch), so that every wait ends. A wait for a peer that died ends by its limit:
+then `failed` is set and what is missing becomes NaN.
+
+**Words.** 8 bytes: the epoch (32 bits, counts launches) and an fp32 number. One store writes both, so that a reader
+which sees the epoch has the number: no flags, no fences. A program writes its words into every rank's buffer (over
+NVLink for peers) and polls its own. Buffers alternate with the epoch's parity: a rank that is one launch ahead writes
+to the other one, and it cannot be two ahead, as each launch awaits all ranks. The last program to finish advances the
+epoch, in device memory, so that a replayed CUDA graph advances it as well.
+
+**State.** As in `_entropy_kernels`, but in units of log 2 and relative to the *rounded* reference c = max(x) * k, with
+k = logits_scale * log2(e) (k_t = k / temperature for targets t), so that each exponent is one multiply-add,
+2^(x * k - c), and still exact where the logits have a large common offset:
+
+| word | labels | two-logit losses |
+| --- | --- | --- |
+| 0 | c | c |
+| 1 | s = sum 2^(x k - c) | s |
+| 2 | x[label] where it is held, else 0 | c_t |
+| 3 | | s_t = sum 2^(t k_t - c_t) |
+| 4 | | a = sum of weight * difference in units of log 2 |
+
+Compiled without contraction to multiply-adds but those written here: the loss is the same function of the same words
+on all ranks, whatever their shards make the compiler specialise.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# A kernel's arguments are what Triton makes of them.
+# ruff: noqa: RET505, SIM108
+# Only a whole if and else leaves the branch not taken uncompiled.
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+# Renamed in triton 3.7 and later.
+_copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+
+LN_2 = gl.constexpr(0.6931471805599453)
+LOG2_E = gl.constexpr(1.4426950408889634)
+INF = gl.constexpr(float("inf"))
+
+
+@gluon.constexpr_function
+def _next_power_of_2(value):
+    return 1 << (value - 1).bit_length()
+
+
+@gluon.constexpr_function
+def _tile_layout(rows, vector, row_warps, warps):
+    """(ROWS, REPEATS, LANES, VECTOR): a thread holds whole vectors, a warp 32 neighbours of a row."""
+    return gl.BlockedLayout([1, 1, 1, vector], [1, 1, 32, 1], [row_warps, 1, warps // row_warps, 1], [3, 2, 1, 0])
+
+
+@gluon.constexpr_function
+def _words_layout(rows, parts, warps):
+    """(rows, parts), the same in every warp: no barrier between threads that poll, and no sum across warps."""
+    bases = [[0, 1 << bit] for bit in range(parts.bit_length() - 1)]
+    bases += [[1 << bit, 0] for bit in range(rows.bit_length() - 1)]
+    lanes = bases[:5] + [[0, 0]] * max(0, 5 - len(bases))
+    return gl.DistributedLinearLayout(bases[5:], lanes, [[0, 0]] * (warps.bit_length() - 1), [], [rows, parts])
+
+
+@gluon.jit
+def _exp2(x):
+    # Denormal results are zero: what ex2.approx without .ftz spends three more instructions on.
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _now():
+    """Nanoseconds."""
+    return gl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=gl.int64, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _reference(c):
+    """What exponents are relative to: 0 for the maximum of nothing, whose -inf - (-inf) would be NaN."""
+    return gl.where(c == -INF, 0.0, c)
+
+
+@gluon.jit
+def _weighted(weight, difference):
+    return gl.where(weight == 0.0, 0.0, weight * difference)
+
+
+@gluon.jit
+def _shifted(a, s, s_t, weight, weight_t, shift, shift_t, LOSS: gl.constexpr):
+    """A part's sum of weighted differences, relative to new references; see the table in `_entropy_kernels`."""
+    if LOSS == "soft_cross_entropy":
+        return _weighted(weight_t, a + s_t * shift)
+    if LOSS == "forward_kl":
+        return _weighted(weight_t, a + s_t * (shift_t - shift))
+    return _weighted(weight, a + s * (shift - shift_t))
+
+
+@gluon.jit
+def _plus(a_1, b_1, c_1, a_2, b_2, c_2):
+    return a_1 + a_2, b_1 + b_2, c_1 + c_2
+
+
+@gluon.jit
+def _maxima(a_1, b_1, a_2, b_2):
+    return gl.maximum(a_1, a_2), gl.maximum(b_1, b_2)
+
+
+@gluon.jit
+def _merge(c, s, b, st, a, LOSS: gl.constexpr):
+    """Merge the states along axis 1, in one order: the same on all ranks."""
+    if LOSS == "cross_entropy":
+        c_row = gl.max(c, axis=1)
+        s_row = gl.sum(s * _exp2(c - _reference(c_row)[:, None]), axis=1)
+        return c_row, s_row, gl.sum(b, axis=1), s_row, s_row
+    else:
+        c_row, b_row = gl.reduce((c, b), 1, _maxima)
+        reference = _reference(c_row)[:, None]
+        reference_t = _reference(b_row)[:, None]
+        weight = _exp2(c - reference)
+        weight_t = _exp2(b - reference_t)
+        a = _shifted(a, s, st, weight, weight_t, _reference(c) - reference, _reference(b) - reference_t, LOSS)
+        s_row, st_row, a_row = gl.reduce((s * weight, st * weight_t, a), 1, _plus)
+        return c_row, s_row, b_row, st_row, a_row
+
+
+@gluon.jit
+def _in_thread(values, TAKE_MAX: gl.constexpr):
+    """(ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES), within each thread."""
+    if TAKE_MAX:
+        return gl.max(gl.max(values, axis=3), axis=1)
+    return gl.sum(gl.sum(values, axis=3), axis=1)
+
+
+@gluon.jit
+def _row_to_tile(values, tile: gl.constexpr):
+    """(ROWS,) to (ROWS, 1, 1, 1) in the tile's layout."""
+    row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, tile)))
+    return gl.convert_layout(values, row)[:, None, None, None]
+
+
+@gluon.jit
+def _row_to_thread(values, by_thread: gl.constexpr):
+    """(ROWS,) to (ROWS, 1) in the layout of what each thread has of a row."""
+    return gl.convert_layout(values, gl.SliceLayout(1, by_thread))[:, None]
+
+
+@gluon.jit
+def _thread_state(x, t, k, k_t, LOSS: gl.constexpr):
+    """The state of each thread's part of a tile of raw logits in fp32, (ROWS, LANES), but for x[label]; and what the
+    gradient is made of, relative to the thread's own maxima: (ROWS, REPEATS, LANES, VECTOR) of 2^(x k - c) and, for
+    two-logit losses, of 2^(t k_t - c_t) or, for reverse_kl, (x k - c) - (t k_t - c_t).
+    """
+    c = _in_thread(x, True) * k
+    x = gl.fma(x, k, 0.0 - _reference(c)[:, None, :, None])
+    exp_x = _exp2(x)
+    s = _in_thread(exp_x, False)
+    if LOSS == "cross_entropy":
+        return c, s, c, s, s, exp_x, exp_x
+    else:
+        ct = _in_thread(t, True) * k_t
+        t = gl.fma(t, k_t, 0.0 - _reference(ct)[:, None, :, None])
+        exp_t = _exp2(t)
+        st = _in_thread(exp_t, False)
+        kept = exp_t
+        if LOSS == "soft_cross_entropy":
+            a = _in_thread(_weighted(exp_t, x), False)
+        elif LOSS == "forward_kl":
+            a = _in_thread(_weighted(exp_t, t - x), False)
+        else:
+            kept = x - t
+            a = _in_thread(_weighted(exp_x, kept), False)
+        return c, s, ct, st, a, exp_x, kept
+
+
+@gluon.jit
+def _add(c_1, s_1, ct_1, st_1, a_1, c_2, s_2, ct_2, st_2, a_2, LOSS: gl.constexpr):
+    """Merge two states, element by element."""
+    c = gl.maximum(c_1, c_2)
+    r = _reference(c)
+    w_1 = _exp2(c_1 - r)
+    w_2 = _exp2(c_2 - r)
+    s = s_1 * w_1 + s_2 * w_2
+    if LOSS == "cross_entropy":
+        return c, s, c, s, s
+    else:
+        ct = gl.maximum(ct_1, ct_2)
+        rt = _reference(ct)
+        wt_1 = _exp2(ct_1 - rt)
+        wt_2 = _exp2(ct_2 - rt)
+        a_1 = _shifted(a_1, s_1, st_1, w_1, wt_1, _reference(c_1) - r, _reference(ct_1) - rt, LOSS)
+        a_2 = _shifted(a_2, s_2, st_2, w_2, wt_2, _reference(c_2) - r, _reference(ct_2) - rt, LOSS)
+        return c, s, ct, st_1 * wt_1 + st_2 * wt_2, a_1 + a_2
+
+
+@gluon.jit
+def _word(value, epoch):
+    return (epoch.to(gl.int64) << 32) | (value.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF)
+
+
+@gluon.jit
+def _load_labels(labels, row, n_rows):
+    return gl.load(labels + row, mask=row < n_rows, other=-1)
+
+
+@gluon.jit
+def _columns_of(label, vocab_size, ignore_index):
+    """Labels as columns, int32, -1 where a row does not count."""
+    counts = (label != ignore_index) & (label >= 0) & (label < vocab_size)
+    return gl.where(counts, label.to(gl.int32), -1)
+
+
+@gluon.jit
+def _tile_indices(tile: gl.constexpr, REPEATS: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr):
+    """Of each element of a part: its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
+    repeat = gl.arange(0, REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
+    lane = gl.arange(0, LANES, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, tile))))
+    place = gl.arange(0, VECTOR, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, tile))))
+    vector = repeat[None, :, None, None] * LANES + lane[None, None, :, None]
+    return vector, place[None, None, None, :]
+
+
+@gluon.jit
+def _places(pointer, row, first, row_stride, column_stride, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr,
+            ALIGNED: gl.constexpr):  # fmt: skip
+    """Addresses of a tile's elements. ALIGNED: strides and the first column are in vectors, so that every vector's
+    address is known to be a multiple of its size; else in elements."""
+    if ALIGNED:
+        return pointer + (_row_to_tile(row, tile) * row_stride + first) * VECTOR + (vector * VECTOR + place)
+    else:
+        column = first + (vector * VECTOR + place).to(gl.int64)
+        return pointer + _row_to_tile(row, tile) * row_stride + column * column_stride
+
+
+@gluon.jit
+def _inside(rows, vector, place, extent, tile: gl.constexpr, VECTOR: gl.constexpr, FULL: gl.constexpr):
+    """Which elements exist: of these rows all, if FULL, else the first `extent` vectors."""
+    rows = _row_to_tile(rows, tile)
+    if FULL:
+        return rows & (vector >= 0) & (place >= 0)
+    else:
+        return rows & (vector < extent) & (place >= 0)
+
+
+@gluon.jit
+def _copy(shared_x, shared_t, at, logits, target, row, counts, first, tile_columns, extent, tile_of_row, logits_row,
+          logits_column, target_row, target_column, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr,
+          LABELS: gl.constexpr, FULL: gl.constexpr, ALIGNED: gl.constexpr):  # fmt: skip
+    """Start to copy a tile of the rows that count to place `at`; the rest of it becomes zero. One group of copies."""
+    begin = first + tile_of_row * tile_columns
+    inside = _inside(counts, vector, place, gl.minimum(extent - tile_of_row * tile_columns, tile_columns), tile, VECTOR,
+                     FULL)  # fmt: skip
+    pointer = _places(logits, row, begin, logits_row, logits_column, vector, place, tile, VECTOR, ALIGNED)
+    _copy_one(shared_x.index(at), pointer, inside, ALIGNED)
+    if not LABELS:
+        pointer = _places(target, row, begin, target_row, target_column, vector, place, tile, VECTOR, ALIGNED)
+        _copy_one(shared_t.index(at), pointer, inside, ALIGNED)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _copy_one(shared, pointer, inside, ALIGNED: gl.constexpr):
+    if ALIGNED:
+        _copy_to_shared(shared, pointer, mask=inside)
+    else:
+        shared.store(gl.load(pointer, mask=inside, other=0.0))
+
+
+@gluon.jit
+def _load_one(shared, vector, place, valid, tile: gl.constexpr, VECTOR: gl.constexpr, MASKED: gl.constexpr):
+    values = shared.load(tile).to(gl.float32)
+    if MASKED:
+        values = gl.where((vector * VECTOR + place) + gl.zeros_like(values).to(gl.int32) < valid, values, -INF)
+    return values
+
+
+@gluon.jit
+def _load(shared_x, shared_t, at, valid, tile_of_row, tile_columns, vector, place, tile: gl.constexpr,
+          VECTOR: gl.constexpr, LABELS: gl.constexpr, MASKED: gl.constexpr):  # fmt: skip
+    """The tiles of logits and targets at place `at` in fp32, -inf past the tile's and from column `valid` of the part
+    on."""
+    valid = gl.minimum(valid - tile_of_row * tile_columns, tile_columns)
+    x = _load_one(shared_x.index(at), vector, place, valid, tile, VECTOR, MASKED)
+    if LABELS:
+        return x, x
+    else:
+        return x, _load_one(shared_t.index(at), vector, place, valid, tile, VECTOR, MASKED)
+
+
+@gluon.jit
+def _held_state(c, s, ct, st, a, shared_x, shared_t, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER: gl.constexpr,
+                valid, tile_columns, k, k_t, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr,
+                LOSS: gl.constexpr, MASKED: gl.constexpr):  # fmt: skip
+    """Add to a state by thread tiles BEGIN to END of a row, which stay in shared memory from place `at` on. LATER: how
+    many groups of copies were started after the last of these tiles."""
+    for tile_of_row in gl.static_range(BEGIN, END):
+        async_copy.wait_group(END - 1 - tile_of_row + LATER)
+        x, t = _load(shared_x, shared_t, at + tile_of_row, valid, tile_of_row, tile_columns, vector, place, tile,
+                     VECTOR, LOSS == "cross_entropy", MASKED)  # fmt: skip
+        c_2, s_2, ct_2, st_2, a_2, _exp, _kept = _thread_state(x, t, k, k_t, LOSS)
+        c, s, ct, st, a = _add(c, s, ct, st, a, c_2, s_2, ct_2, st_2, a_2, LOSS)
+    return c, s, ct, st, a
+
+
+@gluon.jit
+def _write(grad, exp_x, kept, weight, second, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row,
+           grad_column, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr, LOSS: gl.constexpr,
+           FULL: gl.constexpr, MASKED: gl.constexpr, ALIGNED: gl.constexpr):  # fmt: skip
+    """Store a tile's gradient: exp_x * weight and, of two-logit losses, + kept * second or, of reverse_kl,
+    * (kept + second); weights by thread, (ROWS, LANES)."""
+    g = exp_x * weight[:, None, :, None]
+    if LOSS == "reverse_kl":
+        g = _weighted(g, kept + second[:, None, :, None])
+    elif LOSS != "cross_entropy":
+        g = gl.fma(kept, second[:, None, :, None], g)
+    if MASKED:
+        unit: gl.constexpr = VECTOR if ALIGNED else 1
+        inside = (vector * VECTOR + place) + gl.zeros_like(g).to(gl.int32) < valid - tile_of_row * tile_columns * unit
+        g = gl.where(inside, g, 0.0)
+    extent = gl.minimum(extent - tile_of_row * tile_columns, tile_columns)
+    inside = _inside(exists, vector, place, extent, tile, VECTOR, FULL)
+    begin = first + tile_of_row * tile_columns
+    to = _places(grad, row, begin, grad_row, grad_column, vector, place, tile, VECTOR, ALIGNED)
+    gl.store(to, g.to(grad.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _publish(value, nothing, kind: gl.constexpr, buffers, line, pitch, sent, empty, epoch):
+    """Store one kind of number, (ROWS,), to all ranks' buffers, (ROWS, RANKS * SLOTS): by one warp, as all have it."""
+    word = _word(gl.where(empty, nothing, value[:, None]), epoch)
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        .reg .b32 t;
+        mov.u32 t, %tid.x;
+        setp.lt.u32 p, t, 32;
+        setp.ne.and.b32 p, $3, 0, p;
+        @p st.relaxed.sys.global.b64 [$1], $2;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,l,r",
+        [buffers + (line + kind * pitch) * 8, word, sent],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _look(inbox, pitch, needed, WIDTH: gl.constexpr):
+    """The words as they are now, (ROWS, RANKS * SLOTS) each."""
+    w_0 = gl.load(inbox, mask=needed, other=0, volatile=True)
+    w_1 = gl.load(inbox + pitch, mask=needed, other=0, volatile=True)
+    w_2 = gl.load(inbox + 2 * pitch, mask=needed, other=0, volatile=True)
+    if WIDTH == 3:
+        return w_0, w_1, w_2, w_2, w_2
+    else:
+        w_3 = gl.load(inbox + 3 * pitch, mask=needed, other=0, volatile=True)
+        w_4 = gl.load(inbox + 4 * pitch, mask=needed, other=0, volatile=True)
+        return w_0, w_1, w_2, w_3, w_4
+
+
+@gluon.jit
+def _late(w_0, w_1, w_2, w_3, w_4, needed, epoch, WIDTH: gl.constexpr):
+    """Whether (not 0) some words are not there yet."""
+    late = _differs(w_0, epoch) | _differs(w_1, epoch) | _differs(w_2, epoch)
+    if WIDTH > 3:
+        late = late | _differs(w_3, epoch) | _differs(w_4, epoch)
+    return gl.max(gl.max(gl.where(needed & late, 1, 0), axis=1), axis=0)
+
+
+@gluon.jit
+def _longest(elapsed, like):
+    """The same for all threads of a warp, which read the clock one by one but must leave a loop together."""
+    return gl.max(gl.max(gl.where(like, elapsed, elapsed), axis=1), axis=0)
+
+
+@gluon.jit
+def _differs(word, epoch):
+    return (word >> 32).to(gl.int32) != epoch
+
+
+@gluon.jit
+def _value(word, epoch, needed, nothing):
+    """A word's number; NaN where it never came, `nothing` from the ranks that only fill up a power of two."""
+    number = word.to(gl.int32).to(gl.float32, bitcast=True)
+    number = gl.where((word >> 32).to(gl.int32) == epoch, number, float("nan"))
+    return gl.where(needed, number, nothing)
+
+
+@gluon.jit
+def _row_loss(c, s, b, st, a, k, z_loss, LOSS: gl.constexpr, Z_LOSS: gl.constexpr):
+    """A row's loss and log2 of its sum of exp, from the state of the whole vocabulary."""
+    log_s = gl.log2(s)
+    reference = _reference(c)
+    log_z = reference + log_s
+    if LOSS == "cross_entropy":
+        loss = log_s - gl.fma(b, k, 0.0 - reference)
+    elif LOSS == "soft_cross_entropy":
+        loss = log_s - a / st
+    elif LOSS == "forward_kl":
+        loss = a / st - gl.log2(st) + log_s
+    else:
+        loss = a / s - log_s + gl.log2(st)
+    loss *= LN_2
+    if Z_LOSS:
+        loss += z_loss * (log_z * LN_2) * (log_z * LN_2)
+    return loss, log_z
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "n_rows", "n_columns", "part_columns", "n_valid", "vocab_start", "vocab_size", "ignore_index", "rank",
+        "capacity", "limit_ns",
+    ]
+)  # fmt: skip
+def one_pass_kernel(
+    logits, target, grad, row_loss, loss, words, peers, control, failed, n_rows, n_columns, n_parts, part_columns,
+    n_valid, vocab_start, vocab_size, ignore_index, logits_row, logits_column, target_row, target_column, grad_row,
+    grad_column, k, k_t, z_loss, grad_scale, loss_scale, rank, capacity, limit_ns,
+    LOSS: gl.constexpr, GRAD: gl.constexpr, REDUCE: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr,
+    REPEATS: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr, ROW_WARPS: gl.constexpr, STAGES: gl.constexpr,
+    TILES: gl.constexpr, WORLD: gl.constexpr, SLOTS: gl.constexpr, Z_LOSS: gl.constexpr, FULL: gl.constexpr,
+    MASKED: gl.constexpr, ALIGNED: gl.constexpr,
+):  # fmt: skip
+    """See the module. Sizes are in columns, strides (and part_columns) in vectors if ALIGNED.
+
+    words: int64 (2, WIDTH, capacity, RANKS * SLOTS), this rank's; peers: int64 (WORLD,) addresses of all ranks'.
+    control: int32 (2,) epoch and programs done. failed: int32 (1,), may be the host's. loss_scale: on the sum of row
+    losses, and with COUNT divided by the rows that count, as is grad_scale.
+    """
+    LABELS: gl.constexpr = LOSS == "cross_entropy"
+    WIDTH: gl.constexpr = 3 if LABELS else 5
+    EXCHANGE: gl.constexpr = SLOTS > 0
+    num_warps: gl.constexpr = gl.num_warps()
+    tile: gl.constexpr = _tile_layout(ROWS, VECTOR, ROW_WARPS, num_warps)
+    row_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, tile)))
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    element: gl.constexpr = logits.dtype.element_ty
+    # Places 0 to STAGES for the last tile of a row, which passes on to registers; then for the others of two rows.
+    HELD: gl.constexpr = TILES - 1
+    EARLY: gl.constexpr = HELD > 0 or not EXCHANGE
+    shared_x = gl.allocate_shared_memory(element, [STAGES + 2 * HELD, ROWS, REPEATS, LANES, VECTOR], flat)
+    shared_t = shared_x
+    if not LABELS:
+        shared_t = gl.allocate_shared_memory(element, [STAGES + 2 * HELD, ROWS, REPEATS, LANES, VECTOR], flat)
+
+    part = gl.program_id(0) % n_parts
+    walker = gl.program_id(0) // n_parts
+    walkers = gl.num_programs(0) // n_parts
+    steps = gl.cdiv(gl.cdiv(n_rows, ROWS) - walker, walkers)  # tiles of this program
+    unit: gl.constexpr = VECTOR if ALIGNED else 1
+    first = part * part_columns
+    width = gl.minimum(n_columns - first * unit, part_columns * unit)
+    valid = gl.minimum(n_valid - first * unit, width)
+    if ALIGNED:
+        extent = width // VECTOR
+    else:
+        extent = width
+    tile_columns = part_columns // TILES
+    start = vocab_start + first * unit
+    vector, place = _tile_indices(tile, REPEATS, LANES, VECTOR)
+    row_in_tile = gl.arange(0, ROWS, row_layout)
+    epoch = 0
+    if EXCHANGE:
+        epoch = gl.load(control) + 1
+
+    # The first tiles are under way before anything else is looked at.
+    row = (walker * ROWS + row_in_tile).to(gl.int64)
+    for tile_of_row in gl.static_range(HELD):
+        counts = row < n_rows
+        if LABELS:
+            counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
+        _copy(shared_x, shared_t, STAGES + tile_of_row, logits, target, row, counts, first, tile_columns, extent,
+              tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
+              FULL, ALIGNED)  # fmt: skip
+    for step in gl.static_range(STAGES):
+        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
+        counts = row < n_rows
+        if LABELS:
+            counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
+        _copy(shared_x, shared_t, step, logits, target, row, counts, first, tile_columns, extent, HELD, logits_row,
+              logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
+              ALIGNED)  # fmt: skip
+    row = ((walker + walkers) * ROWS + row_in_tile).to(gl.int64)
+    for tile_of_row in gl.static_range(HELD):
+        counts = row < n_rows
+        if LABELS:
+            counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
+        _copy(shared_x, shared_t, STAGES + HELD + tile_of_row, logits, target, row, counts, first, tile_columns, extent,
+              tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
+              FULL, ALIGNED)  # fmt: skip
+
+    inverse_count = 1.0
+    if COUNT:
+        many: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
+        total = gl.zeros([128 * num_warps], gl.int32, many)
+        for begin in range(0, n_rows, 128 * num_warps):
+            each = begin + gl.arange(0, 128 * num_warps, many)
+            label = _columns_of(_load_labels(target, each, n_rows), vocab_size, ignore_index)
+            total += gl.where((label >= 0) & (each < n_rows), 1, 0)
+        inverse_count = 1.0 / gl.maximum(gl.sum(total, axis=0), 1).to(gl.float32)
+    scale = grad_scale * inverse_count
+
+    # Labels are loaded a step before they are needed: of this row, and of those whose copies start next.
+    this_row = (walker * ROWS + row_in_tile).to(gl.int64)
+    this_label = row_in_tile
+    last_label = row_in_tile
+    held_label = row_in_tile
+    if LABELS:
+        this_label = _load_labels(target, this_row, n_rows)
+        last_label = _load_labels(target, this_row + STAGES * walkers * ROWS, n_rows)
+        held_label = _load_labels(target, this_row + 2 * walkers * ROWS, n_rows)
+
+    RANKS: gl.constexpr = _next_power_of_2(WORLD)
+    QUEUES: gl.constexpr = RANKS * SLOTS if EXCHANGE else 1
+    words_layout: gl.constexpr = _words_layout(ROWS, QUEUES, num_warps)
+    by_row: gl.constexpr = gl.SliceLayout(1, words_layout) if EXCHANGE else row_layout
+    if EXCHANGE:
+        queue = gl.arange(0, QUEUES, gl.SliceLayout(0, words_layout))
+        peer = queue // SLOTS
+        slot = queue % SLOTS
+        word_row = gl.arange(0, ROWS, by_row)
+        if WORLD > 1:
+            buffers = gl.load(peers + peer, mask=peer < WORLD, other=0)[None, :]
+        else:
+            buffers = (words + queue * 0).to(gl.int64)[None, :]
+        mine = ((peer < WORLD) & (slot % n_parts == part))[None, :]
+        empty = (slot != part)[None, :]
+        to_queue = (rank * SLOTS + slot)[None, :]
+        parity = epoch & 1
+        pitch = capacity.to(gl.int64) * QUEUES
+
+    # The state of the tiles of the row to come that stay in shared memory.
+    by_thread: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, tile))
+    zero = gl.zeros([ROWS, LANES], gl.float32, by_thread)
+    c_held, s_held, ct_held, st_held, a_held = _held_state(
+        zero - INF, zero, zero - INF, zero, zero, shared_x, shared_t, STAGES, 0, HELD, HELD + STAGES, valid,
+        tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
+    )  # fmt: skip
+
+    for step in range(steps):
+        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
+        exists = row < n_rows
+        counts = exists
+        if LABELS:
+            # x[label] is asked for before the wait, to be there after.
+            label = _columns_of(this_label, vocab_size, ignore_index)
+            local = (label - start).to(gl.int64)
+            counts = label >= 0
+            held = counts & (local >= 0) & (local < valid)
+            at = row * (logits_row * unit) + (first * unit + local) * logits_column
+            own = gl.load(logits + at, mask=held, other=0.0).to(gl.float32)
+            ahead = row + walkers * ROWS
+            this_label = _load_labels(target, ahead, n_rows)
+            next_last_label = _load_labels(target, ahead + STAGES * walkers * ROWS, n_rows)
+            next_held_label = _load_labels(target, ahead + 2 * walkers * ROWS, n_rows)
+        async_copy.wait_group(HELD + (STAGES - 1) * TILES)
+        x, t = _load(shared_x, shared_t, step % STAGES, valid, HELD, tile_columns * unit, vector, place, tile, VECTOR,
+                     LABELS, MASKED)  # fmt: skip
+        # The tile lives in registers: its place is free for the one STAGES further.
+        if EARLY:
+            last_row = row + STAGES * walkers * ROWS
+            copied = last_row < n_rows
+            if LABELS:
+                copied = _columns_of(last_label, vocab_size, ignore_index) >= 0
+            _copy(shared_x, shared_t, step % STAGES, logits, target, last_row, copied, first, tile_columns, extent,
+                  HELD, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
+                  ALIGNED)  # fmt: skip
+        c_thread, s, ct_thread, st, a, exp_x, kept = _thread_state(x, t, k, k_t, LOSS)
+        ct = ct_thread
+        c = c_thread
+        if HELD > 0:
+            c, s, ct, st, a = _add(c_held, s_held, ct_held, st_held, a_held, c, s, ct, st, a, LOSS)
+        c, s, b, st, a = _merge(c, s, ct, st, a, LOSS)
+        c = gl.convert_layout(c, by_row)
+        s = gl.convert_layout(s, by_row)
+        b = gl.convert_layout(b, by_row)
+        st = gl.convert_layout(st, by_row)
+        a = gl.convert_layout(a, by_row)
+        if LABELS:
+            b = gl.convert_layout(own, by_row)
+        if EXCHANGE:
+            at = ((walker + step * walkers) * ROWS + word_row).to(gl.int64)
+            there = (at < n_rows)[:, None]
+            line = ((parity * WIDTH * capacity + at) * QUEUES)[:, None]
+            sent = gl.where(mine & there, 1, 0)
+            _publish(c, -INF, 0, buffers, line + to_queue, pitch, sent, empty, epoch)
+            _publish(s, 0.0, 1, buffers, line + to_queue, pitch, sent, empty, epoch)
+            if LABELS:
+                _publish(b, 0.0, 2, buffers, line + to_queue, pitch, sent, empty, epoch)
+            else:
+                _publish(b, -INF, 2, buffers, line + to_queue, pitch, sent, empty, epoch)
+                _publish(st, 0.0, 3, buffers, line + to_queue, pitch, sent, empty, epoch)
+                _publish(a, 0.0, 4, buffers, line + to_queue, pitch, sent, empty, epoch)
+
+        # The next row's tiles, while the words travel.
+        c_held, s_held, ct_held, st_held, a_held = zero - INF, zero, zero - INF, zero, zero
+        next_at = STAGES + (step + 1) % 2 * HELD
+        c_held, s_held, ct_held, st_held, a_held = _held_state(
+            c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, 0, HELD - 1, 2, valid,
+            tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
+        )  # fmt: skip
+        if EXCHANGE:
+            # A first look, whose latency the last of those tiles hides.
+            needed = there & (peer < WORLD)[None, :]
+            inbox = words + line + queue[None, :]
+            w_0, w_1, w_2, w_3, w_4 = _look(inbox, pitch, needed, WIDTH)
+        c_held, s_held, ct_held, st_held, a_held = _held_state(
+            c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, HELD - 1 if HELD > 0 else 0, HELD, 1,
+            valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
+        )  # fmt: skip
+
+        if EXCHANGE:
+            late = _late(w_0, w_1, w_2, w_3, w_4, needed, epoch, WIDTH)
+            if late != 0:
+                began = _now()
+                waiting = late
+                while waiting != 0:
+                    w_0, w_1, w_2, w_3, w_4 = _look(inbox, pitch, needed, WIDTH)
+                    late = _late(w_0, w_1, w_2, w_3, w_4, needed, epoch, WIDTH)
+                    waiting = gl.where(_longest(_now() - began, needed) > limit_ns, 0, late)
+                if late != 0:
+                    limit_ns = limit_ns * 0  # wait for nothing more
+                    gl.store(failed, 1)
+            if LABELS:
+                b = _value(w_2, epoch, needed, 0.0)
+            else:
+                b = _value(w_2, epoch, needed, -INF)
+            c, s, b, st, a = _merge(
+                _value(w_0, epoch, needed, -INF), _value(w_1, epoch, needed, 0.0), b,
+                _value(w_3, epoch, needed, 0.0), _value(w_4, epoch, needed, 0.0), LOSS,
+            )  # fmt: skip
+
+        if not EARLY:
+            # After the wait, whose loads would queue behind these copies: more of them are under way.
+            last_row = row + STAGES * walkers * ROWS
+            copied = last_row < n_rows
+            if LABELS:
+                copied = _columns_of(last_label, vocab_size, ignore_index) >= 0
+            _copy(shared_x, shared_t, step % STAGES, logits, target, last_row, copied, first, tile_columns, extent,
+                  HELD, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
+                  ALIGNED)  # fmt: skip
+        of_row, log_z = _row_loss(c, s, b, st, a, k, z_loss, LOSS, Z_LOSS)
+        if part == 0:
+            of_row = gl.where(gl.convert_layout(counts, by_row), of_row, 0.0)
+            gl.store(row_loss + gl.convert_layout(row, by_row), of_row, mask=gl.convert_layout(exists, by_row))
+        held_row = row + 2 * walkers * ROWS
+        copied = held_row < n_rows
+        if LABELS:
+            copied = _columns_of(held_label, vocab_size, ignore_index) >= 0
+        if not GRAD:
+            for tile_of_row in gl.static_range(HELD):
+                _copy(shared_x, shared_t, STAGES + step % 2 * HELD + tile_of_row, logits, target, held_row, copied,
+                      first, tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column,
+                      vector, place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
+        else:
+            # All scales join in fp32, a row at a time, then a thread at a time; what reaches memory is rounded once.
+            z_slope = 0.0
+            if Z_LOSS:
+                z_slope = 2.0 * z_loss * log_z * LN_2
+            reference = gl.convert_layout(_reference(c), row_layout)
+            if LOSS == "reverse_kl":
+                factor = scale * LN_2 / s
+            else:
+                factor = scale * (1.0 + z_slope) / s
+            factor = gl.where(counts, gl.convert_layout(factor, row_layout), 0.0)
+            reference_thread = _row_to_thread(reference, by_thread)
+            factor_thread = _row_to_thread(factor, by_thread)
+            weight = _exp2(c_thread - reference_thread) * factor_thread
+            weight_t = weight
+            second = weight
+            if not LABELS:
+                reference_t = _row_to_thread(_reference(b), by_thread)
+                if LOSS == "reverse_kl":
+                    second = zero - _row_to_thread(a / s - z_slope * LOG2_E, by_thread)
+                    shift = (_reference(c_thread) - reference_thread) - (_reference(ct_thread) - reference_t)
+                    weight_t = second + shift
+                else:
+                    second = zero + _row_to_thread((0.0 - scale) / st, by_thread)
+                    weight_t = _exp2(ct_thread - reference_t) * second
+            _write(grad, exp_x, kept, weight, weight_t, row, exists, first, tile_columns, extent, valid, HELD, grad_row,
+                   grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED, ALIGNED)  # fmt: skip
+            for tile_of_row in gl.static_range(HELD):
+                x, t = _load(shared_x, shared_t, STAGES + step % 2 * HELD + tile_of_row, valid, tile_of_row,
+                             tile_columns * unit, vector, place, tile, VECTOR, LABELS, MASKED)  # fmt: skip
+                _copy(shared_x, shared_t, STAGES + step % 2 * HELD + tile_of_row, logits, target, held_row, copied,
+                      first, tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column,
+                      vector, place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
+                x = gl.fma(x, k, 0.0 - reference_thread[:, None, :, None])
+                exp_2 = _exp2(x)
+                kept_2 = exp_2
+                if not LABELS:
+                    t = gl.fma(t, k_t, 0.0 - reference_t[:, None, :, None])
+                    if LOSS == "reverse_kl":
+                        kept_2 = x - t
+                    else:
+                        kept_2 = _exp2(t)
+                _write(grad, exp_2, kept_2, zero + factor_thread, second, row, exists, first, tile_columns, extent,
+                       valid, tile_of_row, grad_row, grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED,
+                       ALIGNED)  # fmt: skip
+            if LABELS:
+                # The label's own element: one store more is cheaper than a comparison with every column.
+                at_label = _exp2(gl.fma(own, k, 0.0 - reference)) * factor - scale
+                at = row * (grad_row * unit) + (first * unit + local) * grad_column
+                _barrier()
+                gl.store(grad + at, at_label.to(grad.dtype.element_ty), mask=held)
+
+        if LABELS:
+            last_label = next_last_label
+            held_label = next_held_label
+
+    # The last program to finish sums the rows' losses, in one order, and makes the next launch's epoch.
+    if REDUCE or EXCHANGE:
+        _barrier()
+        finished = gl.atomic_add(control + 1, 1, sem="acq_rel", scope="gpu")
+        if finished == gl.num_programs(0) - 1:
+            if REDUCE:
+                all_rows: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
+                total_loss = gl.zeros([128 * num_warps], gl.float32, all_rows)
+                for begin in range(0, n_rows, 128 * num_warps):
+                    each = begin + gl.arange(0, 128 * num_warps, all_rows)
+                    total_loss += gl.load(row_loss + each, mask=each < n_rows, other=0.0, volatile=True)
+                gl.store(loss, gl.sum(total_loss, axis=0) * (loss_scale * inverse_count))
+            gl.store(control + 1, 0)
+            if EXCHANGE:
+                gl.store(control, epoch)

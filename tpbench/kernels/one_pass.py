@@ -1,0 +1,252 @@
+"""When and how `entropy_loss` runs as one kernel that reads each logit once: `_one_pass_kernel`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+TILE_BYTES = 32768
+"""Logits and target logits: 32 numbers a thread in registers if they are of two bytes."""
+RESERVED_BYTES = 1024
+"""Of shared memory, for the compiler's reductions."""
+SMALLEST_BLOCK = 1024
+"""But for a block_cap below: short rows fill it only in part, and need not be split where they are uneven."""
+MAX_WORDS = 256
+"""Of one kind of number, for the rows of a tile: a warp holds them in registers, eight a thread."""
+LOG2_E = math.log2(math.e)
+
+WAIT_LIMIT_S = 120.0
+"""How long a kernel waits for a peer's statistics, which may be late as its host compiles or loads, before it gives up:
+the loss is then NaN and the next call raises."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The shape of tiles and how programs share them. A shard's width and alignment may make it differ on ranks."""
+
+    rows: int
+    repeats: int
+    lanes: int
+    vector: int
+    row_warps: int
+    warps: int
+    stages: int
+    """Copies of a row's last tile under way, and the place of the one at work."""
+    tiles: int
+    """Tiles of a part of a row: the last is kept in registers, the others in shared memory."""
+    programs_per_sm: int
+    parts: int
+    """Programs that share a row on this rank."""
+    part_columns: int
+    slots: int
+    """Parts that each rank sends, some of them empty: a power of two, equal on all ranks. 0: nothing to exchange."""
+
+    @property
+    def registers(self) -> int:
+        """The most that a thread may take for programs_per_sm to fit."""
+        return min(255, 65536 // (32 * self.warps * self.programs_per_sm))
+
+    @property
+    def columns(self) -> int:
+        """Columns that a tile has room for."""
+        return self.repeats * self.lanes * self.vector
+
+    @property
+    def block(self) -> int:
+        """Columns of a tile that are used."""
+        return self.part_columns // self.tiles
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a tiling must fit into."""
+
+    processors: int
+    shared_bytes: int
+
+
+@functools.cache
+def machine(device: int) -> Machine:
+    """Of a CUDA device."""
+    properties = triton.runtime.driver.active.utils.get_device_properties(device)
+    return Machine(properties["multiprocessor_count"], properties["max_shared_mem"])
+
+
+def _next_power_of_2(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+@functools.lru_cache(maxsize=256)
+def tiling(
+    rows: int, columns: int, share: int, world_size: int, itemsize: int, labels: bool, block_cap: int | str,
+    whole_vectors: bool, on: Machine,
+) -> Tiling | None:  # fmt: skip
+    """The tiling for (rows, columns) logits, or None where their rows are too long.
+
+    share: columns that a rank holds if the vocabulary is split evenly: what is equal on all ranks, so that they agree
+    on everything that they must agree on.
+    """
+    warps, per_sm = 16, 1
+    vector = 16 // itemsize if whole_vectors else 1
+    column_bytes = itemsize * (1 if labels else 2)
+    wanted = max(SMALLEST_BLOCK, _next_power_of_2(share))
+    most = TILE_BYTES // column_bytes
+    if world_size > 1:
+        tiles = 4  # three hide the exchange
+    elif 2 * most < wanted <= 4 * most:
+        most, tiles = 2 * most, 2  # a row that just fits: nothing to exchange
+    else:
+        tiles = 2 if wanted <= 2 * most else 4
+    while (2 * tiles - 1) * most * column_bytes + RESERVED_BYTES > on.shared_bytes:
+        most //= 2
+    block = min(most if block_cap == "auto" else min(most, int(block_cap)), wanted // tiles)
+    part = tiles * block
+    parts = max(1, -(-columns // part))
+    ranks = _next_power_of_2(world_size)
+    slots = 0 if parts == 1 else _next_power_of_2(parts)
+    if world_size > 1:
+        slots = _next_power_of_2(2 * -(-share // part))  # for shards of up to twice the even share
+    if ranks * slots > MAX_WORDS:
+        return None
+    if parts > max(1, slots):
+        raise ValueError(
+            f"logits have {columns} columns on this rank of {share} on the average: too uneven for "
+            "exchange='symmetric', use exchange='nccl'"
+        )
+    walkers = on.processors * per_sm // max(1, -(-share // part))
+    # The most rows a tile that cost no idle programs at the end.
+    tile_rows = min(
+        (1 << power for power in range(4, -1, -1)),
+        key=lambda many: (many * block > most or many * ranks * slots > MAX_WORDS, many * -(-rows // (many * walkers))),
+    )
+    row_warps = min(warps, tile_rows)
+    lanes = 32 * warps // row_warps
+    repeats = max(1, block // (lanes * vector))
+    tile_columns = -(-columns // (parts * tiles * vector)) * vector
+    return Tiling(
+        tile_rows, repeats, lanes, vector, row_warps, warps, 1, tiles, per_sm, parts,
+        tile_columns * tiles, slots,
+    )  # fmt: skip
+
+
+class Workspace:
+    """What programs of one launch tell each other through memory, and launches the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.control = torch.zeros(2, dtype=torch.int32, device=device)
+        """Epoch, and how many programs are done."""
+        self.failed = failure_flag(device)
+        self.words = torch.empty(0, dtype=torch.int64, device=device)
+        self.peers = self.words
+        """(world size,) int64: addresses of all ranks' words; unused on one rank."""
+        self.capacity = 0
+
+    def reserve(self, words: int) -> None:
+        """Room for so many words of one parity. New memory is filled with zeros, which is no launch's epoch."""
+        if words > self.capacity:
+            self._allocate(_next_power_of_2(words))
+            self.capacity = _next_power_of_2(words)
+
+    def _allocate(self, words: int) -> None:
+        self.words = torch.zeros(2 * words, dtype=torch.int64, device=self.device)
+        self.peers = self.words
+
+
+@functools.cache
+def failure_flag(device: torch.device) -> Tensor:
+    """(1,) int32, set by a kernel that gave up waiting: in the host's memory, to be read without synchronisation."""
+    return torch.zeros(1, dtype=torch.int32, pin_memory=True)
+
+
+def check_earlier(device: torch.device) -> None:
+    """RuntimeError if an earlier launch gave up waiting."""
+    flag = failure_flag(device)
+    if flag.item():
+        flag.zero_()
+        raise RuntimeError(
+            f"an earlier entropy_loss waited {WAIT_LIMIT_S:.0f} s in vain for the statistics of another rank, which "
+            "died or did not call it: its loss is NaN"
+        )
+
+
+@functools.cache
+def _local_workspace(device: torch.device, stream: int) -> Workspace:
+    return Workspace(device)
+
+
+def local_workspace(device: torch.device) -> Workspace:
+    """For a vocabulary that is all here: one a stream, as launches of different streams may overlap.
+
+    One more is for all captured graphs, made before the first is captured: memory made in a capture is the graph's. So
+    two graphs that hold this kernel must not be replayed at the same time, as with the libraries' own workspaces.
+    """
+    captured = _local_workspace(device, -1)
+    if torch.cuda.is_current_stream_capturing():
+        return captured
+    return _local_workspace(device, torch.cuda.current_stream(device).cuda_stream)
+
+
+def covers(logits: Tensor, target: Tensor, loss: str, grad: object, label_smoothing: float) -> bool:
+    """Whether the kernel can do what is asked, by what is equal on all ranks: else the two kernels do it."""
+    return (
+        logits.is_cuda
+        and logits.shape[0] > 0
+        and not label_smoothing
+        and not isinstance(grad, Tensor)
+        and (loss == "cross_entropy" or target.dtype == logits.dtype)
+        and torch.cuda.get_device_capability(logits.device) >= (8, 0)
+    )
+
+
+def aligned(*tensors: Tensor | None) -> bool:
+    """Whether all rows are contiguous and made of whole vectors of 16 bytes at multiples of 16 bytes."""
+    return all(
+        each is None
+        or (
+            each.stride(1) == 1
+            and each.shape[1] * each.itemsize % 16 == 0
+            and each.stride(0) * each.itemsize % 16 == 0
+            and each.data_ptr() % 16 == 0
+        )
+        for each in tensors
+    )
+
+
+def launch(
+    logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None, workspace: Workspace,
+    plan: Tiling, *, loss: str, valid: int, vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float,
+    temperature: float, z_loss: float, grad_scale: float, loss_scale: float, count: bool, rank: int, world_size: int,
+) -> None:  # fmt: skip
+    """Queue the kernel on the current stream: row_loss, grad and total, each where it is not None."""
+    kernel = importlib.import_module("tpbench.kernels._one_pass_kernel").one_pass_kernel
+    rows, columns = logits.shape
+    unit = plan.vector
+    out = logits if grad is None else grad
+    if plan.slots:
+        workspace.reserve((3 if loss == "cross_entropy" else 5) * rows * _next_power_of_2(world_size) * plan.slots)
+    both = target.stride() if target.dim() == 2 else (0, 0)
+    width = 3 if loss == "cross_entropy" else 5
+    walkers = max(1, machine(logits.device.index).processors * plan.programs_per_sm // plan.parts)
+    walkers = min(walkers, -(-rows // plan.rows))
+    k = logits_scale * LOG2_E
+    full = columns == plan.parts * plan.tiles * plan.columns
+    kernel[(walkers * plan.parts,)](
+        logits, target, out, row_loss, row_loss if total is None else total, workspace.words, workspace.peers,
+        workspace.control, workspace.failed, rows, columns, plan.parts, plan.part_columns // unit, valid, vocab_start,
+        vocab_size, ignore_index, logits.stride(0) // unit, logits.stride(1), both[0] // unit, both[1],
+        out.stride(0) // unit, out.stride(1), k, k / temperature, z_loss, grad_scale * logits_scale, loss_scale, rank,
+        workspace.capacity // width // max(1, _next_power_of_2(world_size) * plan.slots), int(WAIT_LIMIT_S * 1e9),
+        LOSS=loss, GRAD=grad is not None, REDUCE=total is not None, COUNT=count, ROWS=plan.rows, REPEATS=plan.repeats,
+        LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, STAGES=plan.stages, TILES=plan.tiles,
+        WORLD=world_size, SLOTS=plan.slots, Z_LOSS=z_loss > 0, FULL=full, MASKED=not full or valid < columns,
+        ALIGNED=plan.vector > 1, num_warps=plan.warps, enable_fp_fusion=False,
+        launch_cooperative_grid=plan.slots > 0,
+        **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Memory that all ranks of a group can write to, for the exchange inside a kernel."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tpbench.kernels.one_pass import Workspace
+
+MOST_RANKS = 16
+ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+"""No NVLink multicast: a process that dies with a multicast object mapped can leave the fabric unusable for others."""
+
+
+class PeerWorkspace(Workspace):
+    """One a group, for launches in the same order on all its ranks, as for a collective."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        super().__init__(device)
+        self.group = group
+        self._kept: list[Any] = []
+
+    def _allocate(self, words: int) -> None:
+        """Collective. Earlier buffers are kept: captured graphs may hold their addresses."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "exchange='symmetric' must make its buffers before a CUDA graph is captured: call entropy_loss with "
+                "these shapes first"
+            )
+        forbid_multicast()
+        symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
+        buffer = symmetric.empty(2 * words, dtype=torch.int64, device=self.device)
+        buffer.zero_()
+        # No peer learns the address before it is zero.
+        torch.cuda.synchronize(self.device)
+        handle = symmetric.rendezvous(buffer, self.group)
+        offset = getattr(handle, "offset", 0)
+        self.words = buffer
+        self.peers = torch.tensor(
+            [pointer + offset for pointer in handle.buffer_ptrs], dtype=torch.int64, device=self.device
+        )
+        self._kept.append((buffer, handle, self.peers))
+
+
+def forbid_multicast() -> None:
+    """Set what turns NVLink multicast off where it is not set, and RuntimeError where it is set otherwise."""
+    for name, value in ENVIRONMENT.items():
+        if os.environ.setdefault(name, value) != value:
+            raise RuntimeError(f"exchange='symmetric' needs {name}={value}, it is {os.environ[name]}")
+
+
+@functools.lru_cache(maxsize=64)
+def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace | str:
+    """The group's workspace, or why it has none. Collective on first use; the same kind of answer on all ranks."""
+    reason = _obstacle(group, device)
+    answers: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(answers, (reason, socket.gethostname(), _boot_id()), group=group)
+    reasons = [each for each, _, _ in answers if each]
+    if not reasons and len({(host, boot) for _, host, boot in answers}) > 1:
+        reasons = ["the ranks are on several nodes"]
+    if reasons:
+        return str(reasons[0])
+    made = PeerWorkspace(group, device)
+    try:
+        made.reserve(1 << 16)
+    except RuntimeError as error:
+        reason = f"symmetric memory failed: {error}"
+    dist.all_gather_object(answers, reason, group=group)
+    reasons = [each for each in answers if each]
+    return str(reasons[0]) if reasons else made
+
+
+def _obstacle(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Why this rank cannot take part; empty if it can."""
+    if device.type != "cuda":
+        return "the logits are not on CUDA devices"
+    if dist.get_world_size(group) > MOST_RANKS:
+        return f"the group has more than {MOST_RANKS} ranks"
+    if "nccl" not in str(dist.get_backend_config(group)):  # a group may have another backend for CPU tensors
+        return "the group's backend is not NCCL"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    try:
+        importlib.import_module("torch.distributed._symmetric_memory")
+        forbid_multicast()
+    except (ImportError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def _boot_id() -> str:
+    """What tells containers of one machine, which can share memory, from machines of one name."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
+            return file.read().strip()
+    except OSError:
+        return ""
