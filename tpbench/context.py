@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,9 @@ class Costs:
     bytes_communicated: int
     """Bytes that the variant as it is sends from that rank."""
     flops: int = 0
+    wire_ms: float = 0.0
+    """Time that the communication which cannot be avoided takes at a bandwidth measured on this machine: the floor's
+    part of a workload that is about the wire."""
 
 
 @dataclass(frozen=True)
@@ -59,5 +63,16 @@ class Session(Protocol):
     def release(self) -> None:
         """Let go of the last step's result, so that memory measured next is one iteration's alone."""
 
+    def restore(self) -> None:
+        """Make the inputs what they were before a step that writes over them. Called before each step, never timed."""
+
     def check(self) -> Verdict:
         """Compare the last step's result with the oracle. Collective: every rank calls it."""
+
+
+@runtime_checkable
+class Detailed(Protocol):
+    """A session that measures more than its whole iterations."""
+
+    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """More columns of a right row, after those measured so far. Collective; only rank 0's are kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ class Sleeper:
         time.sleep(self.seconds * (1 + dist.get_rank()))
 
     def release(self) -> None:
+        pass
+
+    def restore(self) -> None:
         pass
 
     def check(self) -> Verdict:
@@ -82,9 +86,80 @@ def test_what_is_wrong_has_no_time() -> None:
     assert columns["peak_gib"] >= 0
 
 
+class Captured(Sleeper):
+    """What a graph's replay fills is the output that is checked."""
+
+    output: str | None = None
+
+    def step(self) -> None:
+        super().step()
+        self.output = "eager"
+
+    def release(self) -> None:
+        self.output = None
+
+    def check(self) -> Verdict:
+        return Verdict({}, None if self.output == "replayed" else f"checked {self.output}")
+
+
+def captured(here: Rank) -> tuple[str | None, dict[str, Any]]:
+    session = Captured(0.0005)
+
+    def capture(*_: object) -> Any:
+        session.release()
+        session.output = "captured, not run"
+
+        def replay() -> None:
+            session.output = "replayed"
+            time.sleep(0.001)
+
+        return replay
+
+    whole, running._captured = running._captured, capture
+    try:
+        context = Context(
+            here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group, torch.device("cpu")
+        )
+        settings = Measure(time_budget_s=0.2, graph=True)
+        verdict, columns = running.run(session, context, settings, 2.0, lambda what: None)
+    finally:
+        running._captured = whole
+    return verdict.wrong, columns
+
+
+def test_with_a_graph_its_replay_is_checked_and_timed() -> None:
+    wrong, columns = run_on_ranks(2, captured)[0]
+    assert wrong is None
+    assert columns["graph"] is True
+    assert columns["time_ms"] >= 1.0
+
+
 def test_next_block_never_passes_the_limit() -> None:
     settings = Measure(time_budget_s=1.0, min_iterations=20, max_iterations=30, precision=0.0)
     taken = [np.array([1.0, 2.0]), np.array([1.0, 3.0])] * 14
     assert running._next_block(taken, 0.1, settings) == 2
     assert running._next_block(taken + taken, 0.1, settings) == 0
     assert running._next_block(taken, 1.5, settings) == 0
+
+
+class Detailing(Sleeper):
+    """Has a floor on the wire, and more to say once its time is known."""
+
+    costs = Costs(bytes_moved=10**6, bytes_communicated=0, wire_ms=2.0)
+
+    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        return {"twice_ms": 2 * columns["time_ms"]}
+
+
+def detailed(here: Rank, wrong: str | None) -> dict[str, Any]:
+    context = Context(here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group,
+                      torch.device("cpu"))  # fmt: skip
+    settings = Measure(time_budget_s=0.1, min_iterations=2, max_iterations=4)
+    return running.run(Detailing(0.001, wrong), context, settings, 2.0, lambda what: None)[1]
+
+
+def test_details_come_last_and_only_of_what_is_right() -> None:
+    columns = run_on_ranks(2, detailed, None)[0]
+    assert columns["twice_ms"] == 2 * columns["time_ms"]
+    assert columns["floor_ms"] == pytest.approx(0.5 + 2.0)
+    assert "twice_ms" not in run_on_ranks(2, detailed, "off")[0]

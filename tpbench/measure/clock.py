@@ -19,8 +19,8 @@ SLEEP_CYCLES_PER_S = 2.0e9
 class Clock(Protocol):
     """Times iterations on this rank, each started with all ranks lined up and L2 cold."""
 
-    def samples(self, step: Callable[[], None], iterations: int) -> list[float]:
-        """Milliseconds of each iteration on this rank."""
+    def samples(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> list[float]:
+        """Milliseconds of each iteration on this rank. `restore` goes before each step, outside what is timed."""
 
 
 class ColdCache:
@@ -41,9 +41,10 @@ class WallClock:
         self.device, self.cache = device, cache
         self.line = torch.zeros(1, device=device)
 
-    def samples(self, step: Callable[[], None], iterations: int) -> list[float]:
+    def samples(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> list[float]:
         taken = []
         for _ in range(iterations):
+            restore()
             self.cache.flush()
             self._synchronize()
             dist.all_reduce(self.line)
@@ -70,11 +71,13 @@ class DeviceClock:
         self.device, self.cache = device, cache
         self.line = torch.zeros(1, device=device)
 
-    def samples(self, step: Callable[[], None], iterations: int) -> list[float]:
+    def samples(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> list[float]:
+        restore()
         enqueue_s = self._enqueue_s(step)
         pairs = []
         for _ in range(iterations):
             torch.cuda._sleep(int((1.5 * enqueue_s + 50e-6) * SLEEP_CYCLES_PER_S))
+            restore()
             self.cache.flush()
             dist.all_reduce(self.line)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

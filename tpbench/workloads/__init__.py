@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-NAMES = ("entropy_loss",)
+NAMES = ("entropy_loss", "embedding_grad")
 """The folders beside this file that hold a workload."""
 
 
@@ -31,10 +31,13 @@ class Variant:
     needs: tuple[str, ...] = ()
     """Importable names of packages without which it is skipped."""
     needs_cuda: bool = False
-    uses_triton: bool = False
-    """Its kernels run in Triton's interpreter on a CPU: such rows are marked `interpreted`."""
-    refuses: Callable[[Any], str | None] = lambda problem: None
-    """Why this variant cannot do a (valid) problem, or None: the cell is then skipped with that reason."""
+    cpu_only: str = ""
+    """Why it cannot run on GPUs, or nothing."""
+    uses_triton: bool | Callable[[Any], bool] = False
+    """Its kernels run in Triton's interpreter on a CPU: such rows are marked `interpreted`. Or a function of the
+    problem that says whether."""
+    refuses: Callable[[Any, int], str | None] = lambda problem, tp_size: None
+    """Why it cannot do a (valid) problem over tp_size ranks, or None: the cell is skipped with that reason."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,11 @@ class EntropyLossSession:
         """Free the last step's output."""
         self.output = None
 
+    def restore(self) -> None:
+        """Undo what a variant that works in place did to its inputs."""
+        if self.run.restore is not None:
+            self.run.restore()
+
     def check(self) -> Verdict:
         """Compare the last step's output with the oracle, and let go of it."""
         if self.output is None:

@@ -23,6 +23,7 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
             logits_scale=problem.logits_scale,
             temperature=problem.temperature,
             block_cap=problem.block_cap,
+            exchange=problem.exchange,
         )
         assert result.grad is not None
         return Output(result.loss, result.row_loss, result.grad)

@@ -30,5 +30,8 @@ class Step:
     block_used: int | None = None
     """Columns of the kernels' block, for a variant that has one."""
 
+    restore: Callable[[], None] | None = None
+    """Makes the inputs what they were, after a variant that writes over them. Not timed."""
+
     def __call__(self) -> Output:
         return self.run()

@@ -1,0 +1,86 @@
+"""How each peer is called. Imported by the ranks that run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
+from tpbench.workloads.entropy_loss.output import Output, Step
+from tpbench.workloads.entropy_loss.problem import EntropyLoss
+
+
+def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
+    """https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html: loss_parallel.
+
+    It computes in the dtype that it is given, so compute_dtype=float32 gives it the logits in fp32.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import Shard as Along
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    assert shard.group is not None  # it refuses tp_size 1
+    mesh = DeviceMesh.from_group(shard.group, shard.device.type)
+    dtype = torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
+    target = DTensor.from_local(shard.target, mesh, [Replicate()])
+
+    def run() -> Output:
+        logits = shard.logits.detach().requires_grad_()
+        whole = DTensor.from_local(logits.to(dtype), mesh, [Along(1)], run_check=False)
+        with loss_parallel():
+            loss = F.cross_entropy(whole, target, ignore_index=IGNORED)
+            (grad,) = torch.autograd.grad(loss, logits)
+        local: Any = loss.detach()
+        return Output(local.to_local().float(), None, grad)
+
+    # All-reduces of the maximum, of the sum and of the label's logit, each sent once around a ring and back.
+    sent = 3 * 2 * (shard.tp_size - 1) * shard.tokens * 4 // shard.tp_size
+    return Step(run, bytes_communicated=sent)
+
+
+def liger(problem: EntropyLoss, shard: Shard) -> Step:
+    """https://github.com/linkedin/Liger-Kernel: LigerCrossEntropyLoss, sharded LigerVocabParallelCrossEntropy.
+
+    The first keeps its losses in the dtype that it is given, so compute_dtype=float32 gives it the logits in fp32.
+    """
+    return _liger_sharded(shard) if shard.tp_size > 1 else _liger_whole(problem, shard)
+
+
+def _liger_whole(problem: EntropyLoss, shard: Shard) -> Step:
+    from liger_kernel.transformers import LigerCrossEntropyLoss
+
+    function = LigerCrossEntropyLoss(ignore_index=IGNORED)
+    dtype = torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
+    work = shard.logits.clone()  # in its own dtype overwritten with the gradient: a training step would make new logits
+
+    def run() -> Output:
+        logits = work.detach().requires_grad_()
+        loss = function(logits.to(dtype), shard.target)
+        (grad,) = torch.autograd.grad(loss, logits)
+        return Output(loss.detach().float(), None, grad)
+
+    return Step(run, restore=lambda: _copy(work, shard.logits))
+
+
+def _liger_sharded(shard: Shard) -> Step:
+    from liger_kernel.transformers import LigerVocabParallelCrossEntropy
+
+    function = LigerVocabParallelCrossEntropy(ignore_index=IGNORED)
+    count = (shard.target != IGNORED).sum().clamp(min=1)
+
+    def run() -> Output:
+        logits = shard.logits.detach().requires_grad_()
+        row_loss = function(logits[:, None], shard.target[:, None], shard.group)[:, 0]
+        loss = row_loss.sum() / count
+        (grad,) = torch.autograd.grad(loss, logits)
+        return Output(loss.detach(), row_loss.detach(), grad)
+
+    return Step(run, bytes_communicated=3 * 2 * (shard.tp_size - 1) * shard.tokens * 4 // shard.tp_size)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)

@@ -1,0 +1,52 @@
+"""Other people's entropy losses, each through its public interface, so that every comparison is one command.
+
+All are cross-entropies from labels without a logits scale; each is skipped where its package is not installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
+
+
+def _labels_only(problem: EntropyLoss, tp_size: int) -> str | None:
+    if problem.loss != "cross_entropy":
+        return f"it has no {problem.loss}, only cross_entropy"
+    if problem.ignored == 1.0:
+        return "it divides by zero where every row is ignored"
+    return "it has no logits_scale" if problem.logits_scale != 1.0 else None
+
+
+def _sharded_evenly(problem: EntropyLoss, tp_size: int) -> str | None:
+    return "unsharded it is pytorch_gather" if tp_size == 1 else _even_shards(problem, tp_size)
+
+
+def _even_shards(problem: EntropyLoss, tp_size: int) -> str | None:
+    if problem.vocab % tp_size:
+        return f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}"
+    return _labels_only(problem, tp_size)
+
+
+@WORKLOAD.variant(
+    "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()",
+    takes={"compute_dtype"},
+    refuses=_sharded_evenly,
+)
+def torch_loss_parallel(problem: EntropyLoss, shard: Any) -> Any:
+    from tpbench.workloads.entropy_loss import adapters
+
+    return adapters.torch_loss_parallel(problem, shard)
+
+
+@WORKLOAD.variant(
+    "Liger's Triton kernel; the gradient takes the logits' memory (tp 1) or fp32 memory (tp > 1)",
+    takes={"compute_dtype"},
+    needs=("liger_kernel",),
+    needs_cuda=True,
+    refuses=_even_shards,
+)
+def liger(problem: EntropyLoss, shard: Any) -> Any:
+    from tpbench.workloads.entropy_loss import adapters
+
+    return adapters.liger(problem, shard)

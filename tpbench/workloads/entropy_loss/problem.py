@@ -1,0 +1,77 @@
+"""The entropy loss's problem: its fields and what a row and a report say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tpbench.fields import setting
+from tpbench.workloads import Option, Pivot, Workload
+
+
+@dataclass(frozen=True)
+class EntropyLoss:
+    """The problem: sizes, loss, dtype and seed; then the options that only some variants take."""
+
+    tokens: int = setting(help="rows of logits per data-parallel replica", low=1)
+    vocab: int = setting(help="columns of logits over all tensor-parallel ranks", low=1)
+    loss: Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"] = setting(
+        "cross_entropy", help="cross-entropy from labels, or a loss against target logits"
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of logits, targets and gradient")
+    seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
+    logits_scale: float = setting(1.0, help="factor on logits and target logits", low=1e-6)
+    temperature: float = setting(1.0, help="softens the target distribution only", low=1e-6)
+    ignored: float = setting(0.0, help="share of rows whose label is ignored (cross_entropy)", low=0.0, high=1.0)
+    block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
+    exchange: Literal["auto", "nccl", "symmetric"] = setting("auto", help="how ranks exchange statistics (triton_tp)")
+    compile: bool = setting(False, help="through torch.compile")
+    compute_dtype: Literal["float32", "logits"] = setting("float32", help="dtype in which gathered logits are used")
+
+    @property
+    def from_labels(self) -> bool:
+        """Whether the targets are labels, not target logits."""
+        return self.loss == "cross_entropy"
+
+    def check(self, tp_size: int, dp_size: int) -> list[str]:
+        """What is wrong with the fields taken together."""
+        complaints = []
+        if self.vocab < tp_size:
+            complaints.append(
+                f"vocab={self.vocab} cannot be sharded over tp_size={tp_size}: some rank would hold nothing"
+            )
+        if self.from_labels and self.temperature != 1.0:
+            complaints.append(f"temperature={self.temperature} softens target logits: loss=cross_entropy has none")
+        if not self.from_labels and self.ignored:
+            complaints.append(f"ignored={self.ignored} needs labels: only loss=cross_entropy has them")
+        return complaints
+
+
+WORKLOAD = Workload(
+    name="entropy_loss",
+    summary="entropy loss over a sharded vocabulary, forward and backward",
+    problem=EntropyLoss,
+    headline=("loss", "tokens", "vocab"),
+    columns={
+        "seed": "seed of the inputs",
+        "logits_scale": "factor on logits and target logits",
+        "temperature": "softens the target distribution only",
+        "ignored": "share of rows whose label is ignored",
+        "exchange": "how ranks exchange statistics (triton_tp)",
+        "compile": "whether through torch.compile",
+        "compute_dtype": "dtype in which gathered logits are used (pytorch_gather)",
+        "loss_identical": "whether all ranks had the same bits of every loss",
+        "block_used": "columns a kernel's block really had (triton_tp)",
+    },
+    options=(
+        Option("block_cap", neutral="auto", drop=True),
+        Option("exchange", neutral="auto", drop=True),
+        Option("compile", neutral=False),
+        Option("compute_dtype", neutral="float32"),
+    ),
+    pivot=Pivot(
+        rows=("vocab", "tp_size", "shard"),
+        sections=("loss", "dtype"),
+        derived={"shard": lambda row: -(-row["vocab"] // row["tp_size"])},
+    ),
+)
