@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -33,12 +33,12 @@ def tpbench(*arguments: str, cwd: Path, timeout: float = 240) -> subprocess.Comp
 class Running:
     """A started `python -m tpbench ARGUMENTS`, whose job can be looked at and disturbed while it runs."""
 
-    def __init__(self, *arguments: str, cwd: Path) -> None:
+    def __init__(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> None:
         self.cwd = cwd
         self.process = subprocess.Popen(
             [*COMMAND, *arguments],
             cwd=cwd,
-            env=environment(),
+            env={**environment(), **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -46,7 +46,7 @@ class Running:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
-    def wait_for(self, phase: str, rank: int, cell: int = 0) -> psutil.Process:
+    def wait_for(self, phase: str, rank: int, cell: int | str = 0) -> psutil.Process:
         """The worker of that rank, once it has said that it is in that phase."""
 
         def worker() -> psutil.Process | None:
@@ -62,7 +62,7 @@ class Running:
         found = []
         for each in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                if "tpbench.worker" in each.cmdline() and "RANK" in each.environ():
+                if {"tpbench.worker", "tpbench.serve"} & set(each.cmdline()) and "RANK" in each.environ():
                     found.append(each)
             except psutil.Error:
                 continue

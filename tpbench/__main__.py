@@ -14,9 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import tpbench
+from tpbench import console
 from tpbench.fields import JobError
 from tpbench.launcher import plugin
-from tpbench.launcher.overrides import check_overrides, quote_numbers
+from tpbench.launcher.overrides import check_overrides, force_fields, quote_numbers
 from tpbench.launcher.process import Terminated, raise_on_sigterm
 
 CONF = str(Path(__file__).resolve().parent / "conf")
@@ -40,23 +41,27 @@ def _hydra_main(config: DictConfig) -> None:
 
 
 def main() -> None:
-    """Run the command line; exits 0 unless a cell ended as error, timeout or wrong, or the input was refused (2)."""
+    """Run the command line; exits 0 unless a cell ended as error, timeout or wrong, or the input was refused."""
     if sys.argv[1:] == ["--version"]:
         print(f"tpbench {tpbench.__version__}")
         return
+    if (code := console.answer(sys.argv[1:])) is not None:
+        sys.exit(code)
     OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
     plugin.register()
     raise_on_sigterm()
-    os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # Hydra then leaves errors to us, who print no stack for a mistake in the input
-    )
+    # Hydra then leaves errors to us, who print no stack for a mistake in the input.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         arguments = sys.argv[1:]
-        check_overrides(arguments, Path(CONF))
-        sys.argv[1:] = quote_numbers(arguments)
+        if not {"-sc", "--shell-completion"} & set(arguments):  # whose words are Hydra's own
+            check_overrides(arguments, Path(CONF))
+        sys.argv[1:] = force_fields(quote_numbers(arguments))
         _hydra_main()
         if _failures:
             raise _failures[0]
+    except plugin.DryRun as planned:
+        print(planned, end="")
     except (JobError, HydraException) as error:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         sys.exit(f"tpbench: {error}{cause}")

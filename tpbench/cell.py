@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,12 @@ from typing import Any
 from tpbench.job import Job, parse_job
 from tpbench.results.schema import common_columns
 from tpbench.results.write import write_row
+
+RESCUE = Path(tempfile.gettempdir()) / f"tpbench-rescued-{os.getuid()}"
+"""Where a worker leaves a row that the output folder would not take."""
+
+BESIDE = "beside"
+"""A file in a cell's folder with the rows of the cells that ran at the same time: it grows while the cell runs."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class CellRow:
             "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
             "key": job.key,
             "world_size": job.world_size,
-            "interpreted": job.device == "cpu" and job.implementation.uses_triton,
+            "interpreted": job.device == "cpu" and job.uses_triton,
             "job": json.dumps(flat, sort_keys=True),
             "started_at": started.isoformat(),
         }
@@ -45,19 +53,36 @@ class CellRow:
         """Write it where the worker will read it."""
         file.write_text(json.dumps({"job": self.job.flat(), **{k: v for k, v in asdict(self).items() if k != "job"}}))
 
+    def restarted(self, **known: Any) -> CellRow:
+        """The same row, of a job that starts only now and on a machine that is known only now."""
+        return replace(self, known={**self.known, "started_at": datetime.now(UTC).isoformat(), **known})
+
     @classmethod
     def load(cls, file: Path) -> CellRow:
         """Read what `save` wrote."""
         content = json.loads(file.read_text())
         return cls(parse_job(content["job"]), content["row_id"], content["known"])
 
+    def runs_beside(self, row_id: str) -> None:
+        """Note, for whoever writes the row, that another job runs on this host at the same time."""
+        with Path(self.known["log_dir"], BESIDE).open("a") as file:
+            file.write(f"{row_id}\n")
+
+    def _beside(self) -> str | None:
+        """All that did, by their rows."""
+        try:
+            return " ".join(dict.fromkeys(Path(self.known.get("log_dir", ""), BESIDE).read_text().split()))
+        except OSError:
+            return None
+
     def write(
         self, status: str, reason: str | None = None, output_dir: str | None = None, **columns: Any
     ) -> dict[str, Any]:
         """Publish the row and return it. Raises RowExists if the cell has one, OSError if it cannot be written."""
         started = datetime.fromisoformat(self.known["started_at"])
-        finished = datetime.now(UTC)
+        finished = max(started, datetime.now(UTC))  # a clock may be set back while a job runs
         row = {**self.known, **columns, "row_id": self.row_id, "status": status, "reason": reason}
+        row |= {"beside": self._beside()}
         row |= {"started_at": started, "finished_at": finished, "wall_s": (finished - started).total_seconds()}
         write_row(row, output_dir or self.job.output_dir, self.row_id)
         return row

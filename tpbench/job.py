@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+from tpbench.conduct import Conduct
 from tpbench.fields import JobError, parse, setting, unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
@@ -47,6 +48,12 @@ class Job:
         return variants()[self.variant][1]
 
     @property
+    def uses_triton(self) -> bool:
+        """Whether this job runs Triton kernels."""
+        uses = self.implementation.uses_triton
+        return uses(self.problem) if callable(uses) else uses
+
+    @property
     def world_size(self) -> int:
         return self.tp_size * self.dp_size
 
@@ -63,7 +70,12 @@ class Job:
 
     def __str__(self) -> str:
         sizes = " ".join(f"{name}={getattr(self.problem, name)}" for name in self.workload.headline)
-        return f"{self.variant} {sizes} tp_size={self.tp_size}" + (f" dp_size={self.dp_size}" * (self.dp_size > 1))
+        used = {each.name: getattr(self.problem, each.name) for each in self.workload.options}
+        options = [
+            f" {each.name}={used[each.name]}" for each in self.workload.options if used[each.name] != each.neutral
+        ]
+        replicas = f" dp_size={self.dp_size}" if self.dp_size > 1 else ""
+        return f"{self.variant} {sizes} tp_size={self.tp_size}{replicas}{''.join(options)}"
 
 
 _PARTS = {"measure", "problem"}
@@ -72,7 +84,7 @@ _PARTS = {"measure", "problem"}
 def field_names(workload: Workload | None = None) -> set[str]:
     """The flat names that a command line may set: of one workload's jobs, or of any."""
     problems = [each.problem for each in ([workload] if workload else workloads().values())]
-    names = {each.name for cls in (Job, Measure, *problems) for each in fields(cls)} | {"resume"}
+    names = {each.name for cls in (Job, Measure, Conduct, *problems) for each in fields(cls)}
     return names - {"problem"}
 
 
@@ -128,4 +140,4 @@ def refusal(job: Job) -> str | None:
         if option.name not in variant.takes and value != option.neutral:
             takers = [each.name for each in job.workload.variants.values() if option.name in each.takes]
             return f"{variant.name} does not take {option.name}={value} (taken by: {', '.join(takers)})"
-    return variant.refuses(job.problem)
+    return variant.refuses(job.problem, job.tp_size)

@@ -17,10 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tpbench.cell import CellRow
+from tpbench.cell import RESCUE, CellRow
 from tpbench.launcher.autopsy import EXIT_PEER_LOST
-from tpbench.launcher.process import die_with_parent
-from tpbench.launcher.sweep import RESCUE
+from tpbench.launcher.process import die_with_parent, parent_is_of
 from tpbench.results.write import RowExists
 
 EXIT_FAULT = 70  # EX_SOFTWARE: the row says what happened
@@ -36,14 +35,23 @@ BEGAN = time.monotonic()
 
 
 def main(cell_file: Path) -> NoReturn:
-    """Run the cell on this rank. Leaves through `os._exit`: gloo and NCCL threads may abort an orderly teardown after
-    all that counts is done."""
+    """A rank that torchrun started for one job."""
     die_with_parent()
+    if not parent_is_of(CellRow.load(cell_file).row_id):
+        os._exit(EXIT_FAULT)
+    run(cell_file)
+
+
+def run(cell_file: Path, meeting: str = "") -> NoReturn:
+    """Run the cell on this rank. `meeting`: what sets this job's process group apart from others of the same torchrun.
+
+    Leaves through `os._exit`: gloo and NCCL threads may abort an orderly teardown after
+    all that counts is done."""
     faulthandler.enable()
     row = CellRow.load(cell_file)
     code = 0
     try:
-        _measure(row)
+        _measure(row, meeting)
     except Exception as error:
         traceback.print_exc()
         code = EXIT_PEER_LOST if _PEER_LOST.search(str(error)) else EXIT_FAULT
@@ -55,29 +63,34 @@ def main(cell_file: Path) -> NoReturn:
     os._exit(code)
 
 
-def _measure(row: CellRow) -> None:
+def _measure(row: CellRow, meeting: str) -> None:
     say("importing torch")
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
 
     from tpbench.measure import memory
     from tpbench.measure.bandwidth import copy_gb_per_s
-    from tpbench.measure.run import run
+    from tpbench.measure.run import run as measure
 
     job = row.job
     device = _device(torch, job.device)
     # The launcher ends a job that takes too long and knows more of it than a group that gives up would.
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=job.timeout_s + 60)
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        timeout=timedelta(seconds=job.timeout_s + 60),
+        store=PrefixStore(meeting, _agents_store(dist)),
+        rank=RANK,
+        world_size=job.world_size,
     )
     context = _context(job, device)
     bench = job.workload.bench
-    limit = memory.limit(device, job.memory_limit_gib, job.world_size)
+    limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]))
     say("setting up")
     columns: dict[str, Any] = {"memory_limit_gib": limit, **_torch_facts(torch, device)}
     copy = copy_gb_per_s(device)
     session = bench.setup(job.problem, job.implementation, context)
-    verdict, measured = run(session, context, job.measure, copy, say, bool(row.known["interpreted"]))
+    verdict, measured = measure(session, context, job.measure, copy, say, bool(row.known["interpreted"]))
     columns |= measured | verdict.columns
     if RANK == 0:
         _write(row, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
@@ -121,6 +134,11 @@ def _device(torch: Any, wanted: str) -> Any:
         )
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+
+
+def _agents_store(dist: Any) -> Any:
+    """torchrun's own store, where the ranks find each other."""
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 def _context(job: Any, device: Any) -> Any:

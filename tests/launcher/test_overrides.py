@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpbench.fields import JobError
-from tpbench.launcher.overrides import check_overrides, chosen_fields, quote_numbers
+from tpbench.launcher.overrides import check_overrides, chosen_fields, force_fields, quote_numbers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -48,6 +48,23 @@ def test_choices_of_a_folder_of_ones_own_are_known(tmp_path: Path) -> None:
 def test_an_experiment_needs_its_plus() -> None:
     with pytest.raises(JobError, match=r"with a plus: \+experiment=tp_entropy_loss"):
         check_overrides(["experiment=tp_entropy_loss"], CONF)
+
+
+@pytest.mark.parametrize(
+    ("argument", "forced"),
+    [
+        ("width=64,128", "++width=64,128"),
+        ("vocab=1000", "++vocab=1000"),
+        ("tokens=64", "tokens=64"),  # every workload's
+        ("tp_size=2", "tp_size=2"),
+        ("loss=reverse_kl", "loss=reverse_kl"),  # a group
+        ("~width", "~width"),
+        ("-m", "-m"),
+    ],
+)
+def test_fields_of_some_workloads_are_forced(argument: str, forced: str) -> None:
+    assert force_fields([argument]) == [forced]
+    assert chosen_fields(["++width=64"]) == ["width"]
 
 
 def test_chosen_fields_are_those_that_are_no_groups() -> None:

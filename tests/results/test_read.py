@@ -254,14 +254,14 @@ def test_a_newer_version(tmp_path):
 
 def test_a_file_that_moves_into_another_is_found(tmp_path, row, monkeypatch):
     first = write_row(row(), tmp_path, "r1")
-    original = read._read
+    original = read._content
 
     def moved(path):
         if path == first and first.exists():
             first.rename(first.with_name("merged.parquet"))
         return original(path)
 
-    monkeypatch.setattr(read, "_read", moved)
+    monkeypatch.setattr(read, "_content", moved)
     assert quietly(tmp_path).row_id.tolist() == ["r1"]
 
 

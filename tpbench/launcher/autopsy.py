@@ -26,12 +26,24 @@ def describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir:
         return "timeout", _join(f"still running after {timeout_s:g} s", _last_words(log_dir, ranks(log_dir)))
     failed = [(int(code), int(rank), int(local)) for rank, local, code in _FAILED_RANK.findall(_text(agent_log))]
     if not failed:
-        return "error", _join(f"torchrun ended with {_code(agent_code)}", _tail(agent_log))
+        return "error", _join(f"torchrun ended with {_code(agent_code)}", tail(agent_log))
     # torchrun ends the others with SIGTERM, and they may be quicker to fail than it is to notice who was first.
     code, rank, local = min(failed, key=lambda each: each[0] in (-signal.SIGTERM, EXIT_PEER_LOST))
-    words = _tail(_stderr(log_dir, local))
+    words = tail(_stderr(log_dir, local))
     status = "oom" if code < 0 and _NATIVE_OOM.search(words) else "error"
     return status, _join(f"rank {rank} ended with {_code(code)}", words)
+
+
+def is_consequence(agent_log: Path) -> bool:
+    """Whether all ranks of this node that failed only lost their peers: another node knows why."""
+    codes = [int(code) for _, _, code in _FAILED_RANK.findall(_text(agent_log))]
+    return bool(codes) and all(code in (-signal.SIGTERM, EXIT_PEER_LOST) for code in codes)
+
+
+def last_words(folder: Path) -> str:
+    """The last line of each rank that left logs anywhere in the folder."""
+    logs = sorted(folder.rglob("attempt_0/*/stderr.log"))
+    return "\n".join(f"rank {each.parent.name} ({each.parents[2].name}): {tail(each, lines=1)}" for each in logs)
 
 
 def ranks(log_dir: Path) -> list[int]:
@@ -40,7 +52,7 @@ def ranks(log_dir: Path) -> list[int]:
 
 
 def _last_words(log_dir: Path, of: Iterable[int]) -> str:
-    return "\n".join(f"rank {rank}: {_tail(_stderr(log_dir, rank), lines=3)}" for rank in of)
+    return "\n".join(f"rank {rank}: {tail(_stderr(log_dir, rank), lines=3)}" for rank in of)
 
 
 def _stderr(log_dir: Path, rank: int) -> Path:
@@ -60,7 +72,8 @@ def _join(what: str, words: str) -> str:
     return f"{what}; the last lines:\n{words}" if words else what
 
 
-def _tail(file: Path, lines: int = TAIL_LINES) -> str:
+def tail(file: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, if there is one."""
     return "\n".join(_text(file).strip().splitlines()[-lines:])
 
 

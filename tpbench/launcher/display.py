@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from tpbench.launcher.plan import Cell
 from tpbench.report.escape import plain
 
 if TYPE_CHECKING:
-    from tpbench.launcher.sweep import Outcome
+    from tpbench.launcher.attempt import Outcome
 
 SHOWN = 12
 """Finished cells in the live table: more would push it off the screen."""
@@ -35,8 +35,10 @@ class Display:
         self.folder = folder
         self.total = total
         self.done: list[tuple[Outcome, float]] = []
-        self.current: Cell | None = None
-        self.began = self.cell_began = time.monotonic()
+        self.running: dict[int, tuple[Cell, str, float]] = {}
+        """By index: the cell, what it is doing, since when."""
+        self.explained: set[int] = set()
+        """Cells that need no line of their own when they are done."""
         self.progress = Progress(
             TextColumn("cells"),
             BarColumn(),
@@ -56,10 +58,28 @@ class Display:
         if self.live:
             self.live.stop()
 
-    def start(self, cell: Cell) -> None:
+    def start(self, cell: Cell, doing: str = "running") -> None:
         """A cell begins."""
-        self.current, self.cell_began = cell, time.monotonic()
+        self.running[cell.index] = cell, doing, time.monotonic()
         self.tick()
+
+    def doing(self, cell: Cell, what: str) -> None:
+        """What a cell that began is doing now."""
+        if cell.index in self.running:
+            self.running[cell.index] = cell, what, self.running[cell.index][2]
+
+    def explain(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
+        """Say of each cell of a resumed sweep whether it runs, and why."""
+        for cell, runs, why in cells:
+            said = plain(f"{'runs' if runs else 'done'} {cell.job}: {why}")
+            self.explained |= set() if runs else {cell.index}
+            self.console.print(said, markup=False, highlight=False, soft_wrap=True)
+
+    def retry(self, outcome: Outcome) -> None:
+        """A try at a cell failed, and there will be another."""
+        del self.running[outcome.cell.index]
+        said = plain(f"again {outcome.cell.job}: {_result(outcome)}")
+        self.console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
         """Redraw, where there is a terminal."""
@@ -69,10 +89,10 @@ class Display:
 
     def finish(self, outcome: Outcome) -> None:
         """A cell has its row."""
-        seconds = time.monotonic() - self.cell_began
+        _, _, began = self.running.pop(outcome.cell.index, (None, "", time.monotonic()))
+        seconds = time.monotonic() - began
         self.done.append((outcome, seconds))
-        self.current = None
-        if not self.live:
+        if not self.live and outcome.cell.index not in self.explained:
             print(
                 f"[{len(self.done)}/{self.total}] {outcome.cell.job}: {_result(outcome)} ({seconds:.0f} s)", flush=True
             )
@@ -99,16 +119,22 @@ class Display:
             self.live.stop()
             if self.total > 1:
                 self.console.print(self._table(self.total))
-        rows = {str(outcome.row["row_id"]): outcome.frame for outcome in outcomes}
-        show(pivot_text(pd.concat(list(rows.values()), ignore_index=True)), self.console)
+        rows = {str(outcome.row["row_id"]): outcome.frame for outcome in outcomes if outcome.frame is not None}
+        if rows:
+            show(pivot_text(pd.concat(list(rows.values()), ignore_index=True)), self.console)
         folders = sorted({f"{outcome.cell.job.output_dir}/rows" for outcome in outcomes})
         print(f"{len(rows)} rows in {', '.join(folders)}; logs in {self.folder}", flush=True)
+        if left := [outcome for outcome in outcomes if outcome.frame is None]:
+            collect = shlex.join(["scripts/collect.py", str(self.folder)])
+            print(f"{len(left)} jobs are left to Slurm: {collect} or the same command with resume=true collects them")
 
     def _time_left(self) -> str:
         ran = [seconds for outcome, seconds in self.done if outcome.status != "skipped" and seconds > 0.5]
         if not ran:
             return ""
-        left = (self.total - len(self.done)) * sum(ran) / len(ran) - (time.monotonic() - self.cell_began)
+        spent = sum(time.monotonic() - began for _, _, began in self.running.values())
+        left = (self.total - len(self.done)) * sum(ran) / len(ran) - spent
+        left /= max(1, len(self.running))
         return f"about {max(left, 0) / 60:.0f} min left" if left > 90 else f"about {max(left, 0):.0f} s left"
 
     def _table(self, shown: int = SHOWN) -> Table:
@@ -121,9 +147,8 @@ class Display:
             style = STYLES.get(outcome.status, "")
             result = f"[{style}]{escape(_result(outcome))}[/]"
             table.add_row(str(outcome.cell.index), escape(str(outcome.cell.job)), result, f"{seconds:.0f}")
-        if self.current is not None:
-            seconds = time.monotonic() - self.cell_began
-            table.add_row(str(self.current.index), escape(str(self.current.job)), "running", f"{seconds:.0f}")
+        for cell, doing, began in list(self.running.values())[:shown]:
+            table.add_row(str(cell.index), escape(str(cell.job)), doing, f"{time.monotonic() - began:.0f}")
         return table
 
 
@@ -131,6 +156,8 @@ def _result(outcome: Outcome) -> str:
     """A line: the time if there is one, else what stands in its place."""
     row = outcome.row
     said = f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
+    if outcome.frame is None:
+        return plain(said)
     if outcome.status == "ok":
         said = f"ok {row['time_ms']:.3f} ms" + (" (interpreted: no measurement)" if row["interpreted"] else "")
     return plain(f"{said} ({outcome.note})" if outcome.note else said)

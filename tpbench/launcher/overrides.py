@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_loader import ConfigLoader
@@ -15,7 +16,9 @@ from hydra.errors import OverrideParseException
 
 from tpbench.fields import JobError, unknown
 from tpbench.job import field_names
+from tpbench.workloads import workloads
 
+LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
 GROUPS = ("variant", "shape", "loss", "block_cap", "measure", "experiment")
 
 
@@ -26,6 +29,20 @@ _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 def quote_numbers(arguments: Sequence[str]) -> list[str]:
     """`block_cap=4096,8192` with quotes around the numbers: Hydra takes only strings for the name of a choice."""
     return [_BARE_NUMBER.sub(r"'\1'", each) if _GROUP_CHOICE.match(each) else each for each in arguments]
+
+
+def force_fields(arguments: Sequence[str]) -> list[str]:
+    """`width=64` as `++width=64`, for fields that only some workloads have.
+
+    In a sweep over variants Hydra composes a job of the default one first, and that would not have it.
+    """
+    shared = set.intersection(*map(field_names, workloads().values()))
+    special = field_names() - shared - set(GROUPS)
+    return [f"++{each}" if _name(each) in special else each for each in arguments]
+
+
+def _name(argument: str) -> str:
+    return argument.partition("=")[0]
 
 
 def check_overrides(arguments: Sequence[str], conf: Path) -> None:
@@ -39,6 +56,7 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
     except OverrideParseException as error:
         raise JobError(f"{str(error).splitlines()[0]} (write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)") from None
     complaints = [complaint for each in overrides for complaint in _complaints(each, loader)]
+    complaints += _launcher_complaints(overrides, conf)
     if complaints:
         raise JobError("\n".join(dict.fromkeys(complaints)))
 
@@ -59,15 +77,36 @@ def _loader(conf: Path, more: str | None) -> ConfigLoader:
 
 def _complaints(override: Override, loader: ConfigLoader) -> list[str]:
     key = override.key_or_group
+    if key == "hydra/launcher":
+        return [unknown("launcher", each, LAUNCHERS) for each in _choices(override) if each not in LAUNCHERS]
     if key.startswith("hydra") or override.is_delete():
         return []
     if key not in GROUPS:
         return [] if key in field_names() else [unknown("field", key, field_names() | set(GROUPS))]
-    sweeps = override.is_sweep_override() and override.is_discrete_sweep()
-    elements = list(override.sweep_string_iterator()) if sweeps else [override.get_value_element_as_str()]
-    choices = [element.strip("'\"") for element in elements]
+    choices = _choices(override)
     valid = loader.get_group_options(key)
     complaints = [unknown(key, choice, valid) for choice in choices if choice not in valid]
     if key == "experiment" and not override.is_add():
         complaints.append(f"experiments are added, with a plus: +experiment={choices[0]}")
     return complaints
+
+
+def _choices(override: Override) -> list[str]:
+    sweeps = override.is_sweep_override() and override.is_discrete_sweep()
+    elements = list(override.sweep_string_iterator()) if sweeps else [override.get_value_element_as_str()]
+    return [element.strip("'\"") for element in elements]
+
+
+def _launcher_complaints(overrides: Sequence[Override], conf: Path) -> list[str]:
+    """Options that the chosen launcher does not have: Hydra would not say which there are."""
+    chosen = [_choices(each)[0] for each in overrides if each.key_or_group == "hydra/launcher"]
+    file = conf / "hydra" / "launcher" / f"{(chosen or ['torchrun'])[-1]}.yaml"
+    if not file.exists():
+        return []
+    valid = [name for name in yaml.safe_load(file.read_text()) if not name.startswith("_")]
+    names = [str(each.key_or_group).split(".")[2] for each in overrides if _of_launcher(each)]
+    return [unknown(f"option of {file.stem}", name, valid) for name in names if name not in valid]
+
+
+def _of_launcher(override: Override) -> bool:
+    return override.key_or_group.startswith("hydra.launcher.")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import yaml
 
-from tpbench.fields import JobError
+from tpbench.conduct import Conduct
+from tpbench.fields import JobError, parse
 from tpbench.job import Job, parse_job, refusal
 from tpbench.measure import machine
 
@@ -39,12 +40,38 @@ class Cell:
     """Why this machine cannot run it, or None."""
     same_as: int | None = None
     """Index of an earlier cell that is the same job (they differ in an option that their variant does not have)."""
-    resume: bool = False
 
 
-def plan(requests: Sequence[Request]) -> list[Cell]:
+class Place(Protocol):
+    """What cells are planned for."""
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """What device=auto means there."""
+
+    def obstacle(self, job: Job) -> str | None:
+        """Why the job cannot run there, or None."""
+
+
+@dataclass(frozen=True)
+class ThisHost:
+    """The machine that this process runs on."""
+
+    gpus: int
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        return "cuda" if self.gpus else "cpu"
+
+    def obstacle(self, job: Job) -> str | None:
+        if job.device == "cuda" and job.world_size > self.gpus:
+            return f"needs {job.world_size} GPUs, found {self.gpus}"
+        return None
+
+
+def plan(requests: Sequence[Request], place: Place | None = None) -> list[Cell]:
     """Validate every request. Raises JobError with all complaints, each once, before anything is launched."""
-    gpus = machine.gpu_count()
+    place = place or ThisHost(machine.gpu_count())
     cells: list[Cell] = []
     complaints: list[str] = []
     first_with: dict[str, int] = {}
@@ -55,12 +82,9 @@ def plan(requests: Sequence[Request]) -> list[Cell]:
             complaints += str(error).splitlines()
             continue
         if job.device == "auto":
-            job = replace(job, device="cuda" if gpus else "cpu")
+            job = replace(job, device=place.device)
         same_as = first_with.setdefault(job.key, request.index)
-        resume = str(request.values.get("resume")).lower() == "true"
-        cells.append(
-            Cell(request.index, job, obstacle(job, gpus), None if same_as == request.index else same_as, resume)
-        )
+        cells.append(Cell(request.index, job, obstacle(job, place), None if same_as == request.index else same_as))
     if complaints:
         raise JobError("\n".join(dict.fromkeys(complaints)))
     if refused := [refusal(cell.job) for cell in cells]:
@@ -69,14 +93,25 @@ def plan(requests: Sequence[Request]) -> list[Cell]:
     return cells
 
 
-def obstacle(job: Job, gpus: int) -> str | None:
-    """Why the job cannot run here, or None: its variant, a missing package, too few GPUs."""
+def conduct(requests: Sequence[Request]) -> Conduct:
+    """How the whole sweep is run. Raises JobError where its jobs do not agree on that."""
+    found: list[Conduct] = [parse(Conduct, request.values) for request in requests]
+    for each in fields(Conduct):
+        if len({getattr(one, each.name) for one in found}) > 1:
+            raise JobError(f"{each.name} is one setting for the whole sweep: it cannot be swept")
+    return found[0] if found else Conduct()
+
+
+def obstacle(job: Job, place: Place) -> str | None:
+    """Why the job cannot run there, or None: its variant, a missing package, too few GPUs."""
     if reason := refusal(job):
         return reason
     if missing := [each for each in job.implementation.needs if importlib.util.find_spec(each) is None]:
         return f"needs {', '.join(missing)} (not installed)"
-    if job.device == "cuda" and job.world_size > gpus:
-        return f"needs {job.world_size} GPUs, found {gpus}"
+    if reason := place.obstacle(job):
+        return reason
+    if job.device == "cuda" and job.implementation.cpu_only:
+        return job.implementation.cpu_only
     if job.device == "cpu" and job.implementation.needs_cuda:
         return "needs a CUDA GPU"
     if job.device == "cpu" and job.measure.graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -17,17 +18,20 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from tpbench.conduct import Conduct
 from tpbench.fields import JobError
+from tpbench.launcher.attempt import FAILURES, Outcome
+from tpbench.launcher.host import Host
 from tpbench.launcher.overrides import chosen_fields
-from tpbench.launcher.plan import Request, plan
-from tpbench.launcher.sweep import Outcome, run_sweep
-
-FAILURES = ("error", "timeout", "wrong")
-"""Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
+from tpbench.launcher.plan import Request, conduct, plan
+from tpbench.launcher.sweep import Runner, run_sweep
 
 
 class TorchrunLauncher(Launcher):
-    """`hydra/launcher=torchrun`: plans the whole sweep, then runs a torchrun for each job, one at a time."""
+    """`hydra/launcher=torchrun`: plans the whole sweep, then runs a torchrun for each job on this host."""
+
+    def __init__(self, **options: Any) -> None:
+        """Hydra passes what the launcher's file says. It is read in `_runner`, whose complaints reach the person."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context, self.config = hydra_context, config
@@ -42,9 +46,16 @@ class TorchrunLauncher(Launcher):
                 config.hydra.job.id, config.hydra.job.num = str(index), index
             requests.append(_request(config, index))
         folder = Path(self.config.hydra.sweep.dir)
-        outcomes = _run(requests, folder)
+        outcomes = _run(requests, folder, self.config.hydra.launcher)
         failure = _failure(outcomes)
         return [_job_return(outcome, request, failure) for outcome, request in zip(outcomes, requests, strict=True)]
+
+
+class TorchrunSlurmLauncher(TorchrunLauncher):
+    """`hydra/launcher=torchrun_slurm`: the same, with a Slurm job for each."""
+
+
+LAUNCHERS = (TorchrunLauncher, TorchrunSlurmLauncher)
 
 
 def run_single(config: DictConfig) -> None:
@@ -52,7 +63,7 @@ def run_single(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     with open_dict(config):
         config.hydra = hydra_config
-    outcomes = _run([_request(config, 0)], Path(hydra_config.runtime.output_dir))
+    outcomes = _run([_request(config, 0)], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
     if failure := _failure(outcomes):
         raise failure
 
@@ -61,16 +72,17 @@ def register() -> None:
     """Make the launcher known to Hydra, which takes plugins only from under `hydra_plugins`.
 
     That namespace is scanned once for installed distributions; a checkout that was never installed is not found there,
-    so the class is given the name that Hydra wants and registered by hand.
+    so the classes are given the name that Hydra wants and registered by hand.
     """
     plugins = Plugins.instance()
     parent = sys.modules.setdefault("hydra_plugins", ModuleType("hydra_plugins"))
     module = ModuleType("hydra_plugins.tpbench")
-    TorchrunLauncher.__module__ = module.__name__
-    setattr(module, TorchrunLauncher.__name__, TorchrunLauncher)
     vars(parent)["tpbench"] = module
     sys.modules[module.__name__] = module
-    plugins.register(TorchrunLauncher)
+    for launcher in LAUNCHERS:
+        launcher.__module__ = module.__name__
+        setattr(module, launcher.__name__, launcher)
+        plugins.register(launcher)
 
 
 def _request(config: DictConfig, index: int) -> Request:
@@ -83,11 +95,38 @@ def _request(config: DictConfig, index: int) -> Request:
     return Request(index, values, chosen_fields(overrides), overrides, folders)
 
 
-def _run(requests: Sequence[Request], folder: Path) -> list[Outcome]:
+def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> list[Outcome]:
     try:
-        return run_sweep(plan(requests), folder.absolute())
+        how = conduct(requests)
+        runner = _runner(launcher, how)
+        cells = plan(requests, runner.place)
+        if how.skip_predicted_oom or how.dry_run:
+            from tpbench.console.plan import foretell, without_predicted_oom  # late: they import scipy
+
+            if how.skip_predicted_oom:
+                cells = without_predicted_oom(cells)
+            if how.dry_run:
+                raise DryRun(foretell(cells))
+        return run_sweep(cells, folder.absolute(), how, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None
+
+
+def _runner(launcher: DictConfig, how: Conduct) -> Runner:
+    if launcher._target_.rpartition(".")[2] != TorchrunSlurmLauncher.__name__:
+        return Host(how)
+    if importlib.util.find_spec("submitit") is None:
+        raise JobError("hydra/launcher=torchrun_slurm needs submitit: pip install 'tpbench[slurm]'")
+    from tpbench.launcher.slurm.runner import Slurm
+    from tpbench.launcher.slurm.settings import SlurmSettings
+
+    options: Any = OmegaConf.to_container(launcher, resolve=True)
+    del options["_target_"]
+    return Slurm(SlurmSettings.parse(options), how)
+
+
+class DryRun(CompactHydraException):
+    """Not a failure: the plan of a sweep, instead of the sweep."""
 
 
 def _failure(outcomes: Sequence[Outcome]) -> CompactHydraException | None:

@@ -15,7 +15,7 @@ from types import FrameType
 
 import psutil
 
-from tpbench.launcher.torchrun import MARKER
+from tpbench.launcher.torchrun import LAUNCHER, MARKER
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,6 +39,26 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 
+def parent_is_of(row_id: str) -> bool:
+    """Whether this process's parent is of the same job. If not, that one died before its death could be signalled."""
+    try:
+        environ = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except FileNotFoundError:
+        return sys.platform != "linux"
+    except OSError:
+        return False
+    return any(each.startswith(f"{MARKER}={row_id}".encode()) for each in environ.split(b"\0"))
+
+
+def _identity(pid: int) -> str | None:
+    """A name that no later process will have, or None if there is no such process: when it was started, in ticks since
+    the machine was (a clock can be set back)."""
+    try:
+        return f"{pid}:{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except OSError:
+        return str(pid) if psutil.pid_exists(pid) else None
+
+
 class ProcessTree:
     """A started command and every process that descends from it.
 
@@ -46,17 +66,35 @@ class ProcessTree:
     killed its workers are nobody's children. They are found by the marker that their environment carries.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self.row_id = env[MARKER]
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        keep: Sequence[int] = (),
+        cores: Sequence[int] = (),
+    ) -> None:
+        """`keep`: open files that the agent inherits. `cores`: those that it may run on; none means any."""
+        self.marker = env[MARKER]
+        launcher = os.getpid()
+
+        def bind() -> None:
+            die_with_parent(signal.SIGTERM)
+            if os.getppid() != launcher:  # it died before that could be signalled
+                os._exit(1)
+            if cores:
+                os.sched_setaffinity(0, cores)
+
         with log.open("wb") as output:
             self.agent = subprocess.Popen(
                 command,
-                env=dict(env),
+                env={**env, LAUNCHER: str(_identity(launcher))},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # the terminal's Ctrl-C is ours to handle, once
-                preexec_fn=lambda: die_with_parent(signal.SIGTERM),
+                pass_fds=tuple(keep),
+                preexec_fn=bind,
             )
 
     def wait(self, timeout_s: float, tick: Callable[[], None]) -> int | None:
@@ -84,8 +122,30 @@ class ProcessTree:
         self.agent.wait()
 
     def _alive(self) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.pid != os.getpid() and process.environ().get(MARKER) == self.row_id:
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        yield process
+        for process, environ in _marked():
+            if environ[MARKER] == self.marker:
+                yield process
+
+
+def end_orphans() -> None:
+    """End what is left of jobs whose launcher is dead: they are about to end by themselves, but might write a row
+    before they do."""
+    while orphans := [process for process, environ in _marked() if _is_orphan(environ)]:
+        for process in orphans:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(orphans, timeout=1.0)
+
+
+def _is_orphan(environ: Mapping[str, str]) -> bool:
+    launcher = environ.get(LAUNCHER, "0")
+    return _identity(int(launcher.partition(":")[0])) != launcher
+
+
+def _marked() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """Every living process of a job, with its environment."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            environ = process.environ()
+            if MARKER in environ and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                yield process, environ

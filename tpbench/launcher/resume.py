@@ -1,8 +1,9 @@
-"""Which cells a resumed sweep need not run again."""
+"""Which cells a resumed sweep runs, which not, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -12,23 +13,61 @@ from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 
 FINISHED = ("ok", "oom", "wrong", "skipped")
-SAME_MACHINE = ("gpu_name", "driver_version", "torch_version", "triton_version", "kernels_version")
-"""What must be as it was for an old row to stand for a cell, besides the job itself."""
+
+SOFTWARE = {"kernels_version": "tpbench's kernels", "torch_version": "torch", "triton_version": "triton"}
+HARDWARE = {
+    "cuda": {"gpu_name": "GPU", "driver_version": "driver"},
+    "cpu": {"cpu_model": "CPU"},
+}
+"""By device. With the software and the resolved job (its key) this is what makes an old row stand for a cell."""
 
 
-def finished_rows(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, pd.DataFrame]:
-    """For each cell to resume that has one, the newest finished row of the same job on the same kind of machine."""
-    resumed = [cell for cell in cells if cell.resume]
-    found: dict[tuple[str, str], pd.DataFrame] = {}
-    for output_dir in {cell.job.output_dir for cell in resumed}:
-        frame = load(output_dir).sort_values("finished_at")
-        for index, row in enumerate(plain_rows(frame)):
-            if row["status"] in FINISHED and all(row[name] == facts.get(name) for name in SAME_MACHINE):
-                found[output_dir, row["key"]] = frame.iloc[[index]]
-    rows: dict[int, pd.DataFrame] = {}
-    for cell in resumed:
-        stored = found.get((cell.job.output_dir, cell.job.key))
-        # A skipped cell is worth another look once its obstacle is gone.
-        if stored is not None and (cell.obstacle or stored["status"].item() != "skipped"):
-            rows[cell.index] = stored
-    return rows
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a cell before it runs."""
+
+    why: str
+    """In words for the person: why it runs, or why not."""
+    row: pd.DataFrame | None = None
+    """The row that makes running it superfluous."""
+
+
+def verdicts(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, Verdict]:
+    """A verdict for each cell, by its index, from the rows on disk. `facts`: this machine's; what they do not hold
+    (a cluster's GPUs are not known where jobs are submitted) is taken to be unchanged."""
+    stored: dict[tuple[str, str], pd.DataFrame] = {}
+    for output_dir in {cell.job.output_dir for cell in cells}:
+        for key, rows in load(output_dir).sort_values("finished_at", kind="stable").groupby("key", sort=False):
+            stored[output_dir, str(key)] = rows
+    return {cell.index: _verdict(cell, stored.get((cell.job.output_dir, cell.job.key)), facts) for cell in cells}
+
+
+def _verdict(cell: Cell, rows: pd.DataFrame | None, facts: Mapping[str, Any]) -> Verdict:
+    if rows is None:
+        return Verdict("missing: has no row yet")
+    same = [(index, row) for index, row in enumerate(plain_rows(rows)) if not _changes(cell, row, facts)]
+    if not same:
+        newest = plain_rows(rows.tail(1))[0]
+        return Verdict(f"stale: {', '.join(_changes(cell, newest, facts))}")
+    finished = [(index, row) for index, row in same if row["status"] in FINISHED]
+    if not finished:
+        newest = same[-1][1]
+        return Verdict(f"failed: {newest['status']}, {_first_line(newest)}")
+    index, row = finished[-1]
+    if row["status"] == "skipped" and not cell.obstacle:
+        return Verdict(f"skipped before: {_first_line(row)}")
+    return Verdict("measured before", rows.iloc[[index]])
+
+
+def _changes(cell: Cell, row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """What is not as it was for that row."""
+    names = {**SOFTWARE, **HARDWARE[cell.job.device]}
+    return [
+        f"{label} was {row[name] or 'none'}, is {facts[name] or 'none'}"
+        for name, label in names.items()
+        if name in facts and row[name] != facts[name]
+    ]
+
+
+def _first_line(row: Mapping[str, Any]) -> str:
+    return str(row["reason"] or "").partition("\n")[0]

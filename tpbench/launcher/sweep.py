@@ -1,4 +1,4 @@
-"""A sweep on this host: each cell's torchrun in turn, and exactly one row for each cell."""
+"""A sweep: which of its cells run, again or not at all, and exactly one row for each."""
 
 from __future__ import annotations
 
@@ -6,119 +6,140 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import pandas as pd
-
-from tpbench.cell import CellRow
+from tpbench.conduct import Conduct
 from tpbench.fields import JobError
-from tpbench.launcher import autopsy, resume, torchrun
+from tpbench.launcher import resume
+from tpbench.launcher.attempt import RETRIED, Attempt, Begin, Outcome, forget
+from tpbench.launcher.claims import Claims
 from tpbench.launcher.display import Display
-from tpbench.launcher.plan import Cell
-from tpbench.launcher.process import ProcessTree, Terminated
-from tpbench.measure import machine
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
-from tpbench.results.write import RowExists, row_path
-
-RESCUE = Path(tempfile.gettempdir()) / f"tpbench-rescued-{os.getuid()}"
-"""Where a worker leaves a row that the output folder would not take."""
+from tpbench.launcher.plan import Cell, Place
+from tpbench.launcher.process import Terminated
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a cell ended."""
-
-    cell: Cell
-    frame: pd.DataFrame
-    """Its row, as `load` gives it."""
-    note: str | None = None
-    """Why it did not have to run, or None."""
-
-    @functools.cached_property
-    def row(self) -> dict[str, Any]:
-        """Its row; what is missing is None."""
-        (row,) = plain_rows(self.frame)
-        return row
+class Runner(Protocol):
+    """Where and how cells run."""
 
     @property
-    def status(self) -> str:
-        return str(self.row["status"])
+    def place(self) -> Place:
+        """What the cells are planned for."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Columns of every row that are known before its job runs."""
+
+    def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
+        """See to what earlier sweeps left of these cells, so that nobody else writes a row of one; in words, by the
+        cell's index, what is still at work and will be waited for instead of being run again."""
+
+    def run(self, cells: Sequence[Cell], begin: Begin, display: Display) -> Iterator[Outcome]:
+        """Run the cells, in an order of its own, and yield each one's outcome as soon as it has one."""
 
 
-def run_sweep(cells: Sequence[Cell], folder: Path) -> list[Outcome]:
-    """Run the cells in order; logs go to `folder`. Raises JobError if nothing could be stored, before anything runs.
+def run_sweep(cells: Sequence[Cell], folder: Path, conduct: Conduct, runner: Runner) -> list[Outcome]:
+    """Run the cells; logs go to `folder`. Raises JobError if nothing could be stored, before anything runs.
 
-    An interrupt ends the running job and everything it started, says how to go on, and is raised again.
+    An interrupt ends the running jobs and everything they started, says how to go on, and is raised again.
     """
-    for output_dir in {cell.job.output_dir for cell in cells}:
-        _require_writable(output_dir)
+    output_dirs = sorted({cell.job.output_dir for cell in cells})
+    for each in output_dirs:
+        _require_writable(each)
     folder.mkdir(parents=True, exist_ok=True)
-    facts = machine.facts()
-    finished = resume.finished_rows(cells, facts)
-    outcomes: list[Outcome] = []
+    claims = Claims(output_dirs)
     with Display(len(cells), folder) as display:
+        sweep = _Sweep(cells, folder, conduct, runner, claims, display)
         try:
-            for cell in cells:
-                display.start(cell)
-                outcome = _earlier(cell, outcomes, finished) or _run_cell(cell, folder, facts, display)
-                outcomes.append(outcome)
-                display.finish(outcome)
+            sweep.run()
         except (KeyboardInterrupt, Terminated):
-            display.interrupted(len(outcomes), sys.argv[1:])
+            display.interrupted(len(sweep.outcomes), sys.argv[1:])
             raise
+        finally:
+            claims.close()
+        outcomes = [sweep.outcomes[cell.index] for cell in cells]
         display.end(outcomes)
     return outcomes
 
 
-def _earlier(cell: Cell, outcomes: Sequence[Outcome], finished: Mapping[int, pd.DataFrame]) -> Outcome | None:
-    """The outcome of a cell that need not run: the same job ran before it, in this sweep or in one that it resumes."""
-    if cell.same_as is not None:
-        original = next(each for each in outcomes if each.cell.index == cell.same_as)
-        return Outcome(cell, original.frame, f"the same job as cell {cell.same_as}")
-    if cell.index in finished:
-        return Outcome(cell, finished[cell.index], "measured before")
-    return None
+class _Sweep:
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        folder: Path,
+        conduct: Conduct,
+        runner: Runner,
+        claims: Claims,
+        display: Display,
+    ) -> None:
+        self.folder, self.conduct, self.runner = folder, conduct, runner
+        self.claims, self.display = claims, display
+        self.originals = [cell for cell in cells if cell.same_as is None]
+        self.copies = [cell for cell in cells if cell.same_as is not None]
+        self.outcomes: dict[int, Outcome] = {}
 
+    def run(self) -> None:
+        if not self.conduct.resume:
+            for cell in self.originals:
+                self.claims.take(cell)  # for others to see; two sweeps that measure the same on purpose both do
+            self._run(self.originals)
+            return
+        claimed = [cell for cell in self.originals if self.claims.take(cell)]
+        self._resume(claimed)
+        for cell in self.originals:
+            if cell not in claimed:  # a living sweep has it: its row will do, and if it leaves none, this one runs it
+                self.display.start(cell, "runs in another sweep")
+                while not self.claims.take(cell):
+                    self.display.tick()
+                    time.sleep(0.1)
+                self._resume([cell])
 
-def _run_cell(cell: Cell, folder: Path, facts: Mapping[str, Any], display: Display) -> Outcome:
-    logs = (folder / str(cell.index)).absolute()
-    row = CellRow.begin(cell.job, sweep_id=folder.name, cell=cell.index, log_dir=str(logs), **facts)
-    if cell.obstacle:
-        return _close(cell, row, "skipped", cell.obstacle)
-    logs.mkdir()
-    cell_file, agent_log = logs / "cell.json", logs / "torchrun.log"
-    line = torchrun.command(cell.job, cell_file, logs)
-    row.known["command"] = " ".join(line)
-    row.save(cell_file)
-    tree = ProcessTree(line, torchrun.environment(cell.job, row.row_id), agent_log)
-    try:
-        code = tree.wait(cell.job.timeout_s, display.tick)
-        if code is None and not row_path(cell.job.output_dir, row.row_id).exists():
-            # Read before the end: a rank that is told to stop adds lines that say nothing of why it hung.
-            return _close(cell, row, *autopsy.describe(None, cell.job.timeout_s, agent_log, logs))
-    finally:
-        tree.end()
-    return _close(cell, row, *autopsy.describe(code, cell.job.timeout_s, agent_log, logs))
+    def _resume(self, cells: Sequence[Cell]) -> None:
+        """Run those of the (claimed) cells that need it."""
+        # First, so that nothing writes a row of these cells after the rows have been read.
+        at_work = self.runner.recover(cells)
+        verdicts = resume.verdicts(cells, self.runner.facts) | {i: resume.Verdict(why) for i, why in at_work.items()}
+        self.display.explain([(cell, verdicts[cell.index].row is None, verdicts[cell.index].why) for cell in cells])
+        for cell in cells:
+            if (row := verdicts[cell.index].row) is not None:
+                self._settle(Outcome(cell, row, verdicts[cell.index].why))
+        self._run([cell for cell in cells if verdicts[cell.index].row is None])
 
+    def _run(self, cells: Sequence[Cell]) -> None:
+        """Run the cells, and those that fail again as often as was asked for."""
+        begin = functools.partial(Attempt.begin, sweep=self.folder, facts=self.runner.facts)
+        for cell in cells:
+            if cell.obstacle:
+                self._settle(begin(cell, tries=1).close("skipped", cell.obstacle))
+        waiting = [cell for cell in cells if not cell.obstacle]
+        failed: dict[int, Outcome] = {}
 
-def _close(cell: Cell, row: CellRow, status: str, reason: str) -> Outcome:
-    """The row that the worker wrote or, if it did not live to, one with this status."""
-    path = row_path(cell.job.output_dir, row.row_id)
-    rescued = row_path(RESCUE, row.row_id)
-    if rescued.exists() and not path.exists():
-        raise JobError(f"{cell.job.output_dir} takes no more rows; the row just measured is in {rescued}")
-    if not path.exists():
-        try:
-            row.write(status, reason)
-        except RowExists:
-            pass
-        except OSError as error:
-            raise JobError(f"no row can be written to {cell.job.output_dir}: {error.strerror}") from None
-    return Outcome(cell, load(path))
+        def begin_again(cell: Cell, tries: int) -> Attempt:
+            if cell.index in failed:
+                forget(failed.pop(cell.index))
+            return begin(cell, tries=tries)
+
+        for tries in range(1, self.conduct.retries + 2):
+            again: dict[int, Outcome] = {}
+            for outcome in self.runner.run(waiting, functools.partial(begin_again, tries=tries), self.display):
+                if outcome.status in RETRIED and tries <= self.conduct.retries:
+                    again[outcome.cell.index] = outcome
+                    self.display.retry(outcome)
+                else:
+                    self._settle(outcome)
+            waiting, failed = [cell for cell in waiting if cell.index in again], again
+
+    def _settle(self, outcome: Outcome) -> None:
+        """The cell has its row, and so have those that are the same job."""
+        self.outcomes[outcome.cell.index] = outcome
+        self.claims.release(outcome.cell)
+        self.display.finish(outcome)
+        for cell in self.copies:
+            if cell.same_as == outcome.cell.index:
+                self.outcomes[cell.index] = Outcome(cell, outcome.frame, f"the same job as cell {cell.same_as}")
+                self.display.finish(self.outcomes[cell.index])
 
 
 def _require_writable(output_dir: str) -> None:

@@ -112,6 +112,9 @@ COLUMNS = (
     Column("sm_clock_mhz", REAL, "clock of the GPU's multiprocessors while it measured", "MHz"),
     Column("memory_clock_mhz", REAL, "clock of the GPU's memory while it measured", "MHz"),
     # How to do it again.
+    Column("tries", INT, "times that this sweep started the cell; the row is of the last"),
+    Column("beside", TEXT, "rows of the jobs that ran on this host at the same time; null: it was alone"),
+    Column("warm", FLAG, "the ranks had run other jobs before, each in a process of its own"),
     Column("command", TEXT, "the torchrun line"),
     Column("environment", TEXT, "JSON of those environment variables that bear on a measurement"),
     Column("job", TEXT, "JSON of the resolved job"),

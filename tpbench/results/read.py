@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tpbench.fields import unknown
 from tpbench.results.columns import FLAG, INT, TEXT
 from tpbench.results.find import Where, row_files
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, all_columns
@@ -25,6 +28,7 @@ from tpbench.results.upgrade import upgrade
 
 _THREADS = min(4, os.cpu_count() or 1)
 _LOOKS = 3
+_ORDER = ("started_at", "cell", "row_id")
 _PANDAS_TYPES = {
     TEXT: pd.StringDtype("pyarrow", na_value=np.nan),
     INT: pd.Int64Dtype(),
@@ -48,16 +52,31 @@ class _Read:
     version: int
 
 
-def load(where: Where = "outputs") -> pd.DataFrame:
+def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
     """All rows in `where`: a folder and the folders within, a file, a glob, or a list of these.
+
+    `columns` leaves all others on disk. Every other keyword is a column and the value, or list of values, that rows
+    must have there: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab", "time_ms"])`.
+    outputs/SCHEMA.md lists the columns with their units.
 
     The frame has every column of the schema and of every workload, whether or not a row fills it, in the schema's
     order; whole numbers, truth values and text are nullable, samples are arrays, moments are UTC. Rows are in the
     order in which they were made, and one that is found twice, because it was copied or merged into a bigger file,
     counts once. A file that is broken or not tpbench's is named in a RowWarning and passed over. Raises
-    FileNotFoundError where there is no such place.
+    FileNotFoundError where there is no such place, ValueError for a column that does not exist.
     """
-    reads, complaints = _read_all(where)
+    frame: pd.DataFrame = _load(where, columns, equal).to_pandas(types_mapper=_PANDAS_TYPES.get)
+    return frame
+
+
+def load_table(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pa.Table:
+    """The same rows as an Arrow table, for DuckDB, polars and others. See `load`."""
+    return _load(where, columns, equal)
+
+
+def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
+    needed = None if columns is None else frozenset({*columns, *equal, *_ORDER, "finished_at"})
+    reads, complaints = _read_all(where, needed)
     newer = [path for path, read in reads.items() if read.version > SCHEMA_VERSION]
     if newer:
         versions = ", ".join(sorted({str(reads[path].version) for path in newer}))
@@ -65,13 +84,40 @@ def load(where: Where = "outputs") -> pd.DataFrame:
             f"{newer[0]}{f' and {len(newer) - 1} more' if len(newer) > 1 else ''}: written by a newer tpbench (schema "
             f"{versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
         )
-    table, misfits = _unite(reads)
+    table, misfits, _ = _unite(reads)
     for complaint in complaints + misfits:
-        warnings.warn(complaint, RowWarning, stacklevel=2)
-    return _frame(table)
+        warnings.warn(complaint, RowWarning, stacklevel=3)
+    for name in (*equal, *(columns or ())):
+        if name not in table.column_names:
+            raise ValueError(unknown("column", name, table.column_names))
+    for name, value in equal.items():
+        table = table.filter(_has(table.column(name), name, value))
+    table = _in_order(table)
+    return table if columns is None else table.select(list(dict.fromkeys(columns)))
 
 
-def _read_all(where: Where) -> tuple[dict[Path, _Read], list[str]]:
+def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
+    """Which rows have that value, or one of those in a list."""
+    values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    kind = TEXT if pa.types.is_null(column.type) else column.type
+    try:
+        wanted = pa.array(values, kind)
+    except (pa.ArrowException, TypeError, OverflowError):
+        raise ValueError(f"{name}={value!r}: the column is {kind}") from None
+    return pc.is_in(column.cast(kind), value_set=wanted)
+
+
+def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
+    """The rows of all files but those of a newer tpbench as one table without duplicates, the files that they came
+    from, and a complaint for each other one."""
+    reads, complaints = _read_all(where, None)
+    current = {path: read for path, read in reads.items() if read.version <= SCHEMA_VERSION}
+    complaints += [f"{path}: left as it is, written by a newer tpbench" for path in reads if path not in current]
+    table, misfits, used = _unite(current)
+    return _in_order(table), used, complaints + misfits
+
+
+def _read_all(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, _Read], list[str]]:
     """Every readable file, and a complaint for each other one."""
     reads: dict[Path, _Read] = {}
     refused: dict[Path, str] = {}
@@ -79,7 +125,9 @@ def _read_all(where: Where) -> tuple[dict[Path, _Read], list[str]]:
         for _ in range(_LOOKS):
             new = [path for path in row_files(where) if path not in reads and path not in refused]
             vanished = False
-            for path, result in zip(new, threads.map(_read, new), strict=True):
+            # Only waiting for the disk is worth threads: Arrow does not let go of the interpreter for such small files.
+            for path, content in zip(new, threads.map(_content, new), strict=True):
+                result = _parse(content, columns) if isinstance(content, bytes) else content
                 if isinstance(result, _Read):
                     reads[path] = result
                 elif result is None:
@@ -91,27 +139,35 @@ def _read_all(where: Where) -> tuple[dict[Path, _Read], list[str]]:
     return reads, list(refused.values())
 
 
-def _read(path: Path) -> _Read | _Unreadable | None:
-    """The file's rows, or why not, or None where it is gone."""
+def _content(path: Path) -> bytes | _Unreadable | None:
+    """The file, or why not, or None where it is gone."""
     try:
-        content = path.read_bytes()  # whole, not mapped: a file cut short under a mapping would end this process
+        return path.read_bytes()  # whole, not mapped: a file cut short under a mapping would end this process
     except FileNotFoundError:
         return None
     except OSError as error:
         return _Unreadable(f"it cannot be opened: {error.strerror or error}")
+
+
+def _parse(content: bytes, columns: frozenset[str] | None) -> _Read | _Unreadable:
+    """The file's rows, of those columns, or why not."""
     try:
         parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
         marker = (parquet.metadata.metadata or {}).get(MARKER)
         if marker is None:
             return _Unreadable("it is not tpbench's")
-        table = parquet.read(use_threads=False).replace_schema_metadata(None)
-        return _Read(table, int(marker))
+        version = int(marker)
+        wanted = None
+        if columns is not None and version == SCHEMA_VERSION:  # an older file may call them something else
+            wanted = [name for name in parquet.schema_arrow.names if name in columns]
+        table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
+        return _Read(table, version)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, NotImplementedError, MemoryError) as error:
         return _Unreadable(f"it is broken: {' '.join(str(error).split())[:200]}")
 
 
-def _unite(reads: dict[Path, _Read]) -> tuple[pa.Table, list[str]]:
-    """One table of the current schema, and a complaint for each file that does not fit it.
+def _unite(reads: dict[Path, _Read]) -> tuple[pa.Table, list[str], list[Path]]:
+    """One table of the current schema, a complaint for each file that does not fit it, and the files that do.
 
     Files alike are put together before anything is done a column: ten thousand rows come in a handful of kinds.
     """
@@ -123,14 +179,15 @@ def _unite(reads: dict[Path, _Read]) -> tuple[pa.Table, list[str]]:
                 break
         else:
             kinds.append((read.version, read.table.schema, [path]))
-    tables, complaints = [], []
+    tables, complaints, used = [], [], []
     for version, _, paths in kinds:
         try:
             table = pa.concat_tables([reads[path].table for path in paths]).combine_chunks()
             tables.append(_conform(table, version))
+            used += paths
         except (_Unreadable, pa.ArrowException, ValueError) as error:
             complaints += [f"{path}: passed over, it is broken: {error}" for path in paths]
-    return _concatenate(tables), complaints
+    return _concatenate(tables), complaints, used
 
 
 def _conform(table: pa.Table, version: int) -> pa.Table:
@@ -184,9 +241,10 @@ def _common_type(types: Iterable[pa.DataType]) -> pa.DataType:
     return TEXT
 
 
-def _frame(table: pa.Table) -> pd.DataFrame:
-    frame: pd.DataFrame = table.to_pandas(types_mapper=_PANDAS_TYPES.get)
+def _in_order(table: pa.Table) -> pa.Table:
+    """Each row once, in the order in which they were made."""
+    frame = table.select([*_ORDER, "finished_at"]).to_pandas(types_mapper=_PANDAS_TYPES.get)
     identified = frame["row_id"].notna()
     again = frame.duplicated(["row_id", "started_at", "finished_at"]) & identified
-    frame = frame[~again]
-    return frame.sort_values(["started_at", "cell", "row_id"], kind="stable", na_position="first", ignore_index=True)
+    order = frame[~again].sort_values(list(_ORDER), kind="stable", na_position="first").index
+    return table.take(pa.array(order, pa.int64()))

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import tpbench
 from tpbench.fields import unknown
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
+from tpbench.results.compacted import moved
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, STATUSES, RowError, common_columns, type_of, workload_columns
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
@@ -39,8 +40,9 @@ def row_path(output_dir: str | os.PathLike[str], row_id: str) -> Path:
 
 
 def row_exists(output_dir: str | os.PathLike[str], row_id: str) -> bool:
-    """Whether that row is on disk."""
-    return row_path(output_dir, row_id).is_file()
+    """Whether that row is on disk, in a file of its own or merged with others."""
+    path = row_path(output_dir, row_id)
+    return path.is_file() or moved(path.parent, row_id)
 
 
 def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id: str) -> Path:
@@ -65,7 +67,7 @@ def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return path
 
 
@@ -158,6 +160,8 @@ def _write_durably(path: Path, content: bytes) -> None:
 
 def _publish(temporary: Path, path: Path) -> None:
     """Give the finished file its name, unless another has it: a hard link is the one step that does both."""
+    if moved(path.parent, path.stem):
+        raise RowExists(errno.EEXIST, "this row has been written before, and merged", str(path))
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -180,7 +184,7 @@ def _publish_by_rename(temporary: Path, path: Path) -> None:
         temporary.rename(path)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name durable, where the file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -1,0 +1,59 @@
+"""Warm groups: one torchrun for many jobs, none of which can tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tpbench as package
+from tests.command import Running, gone, tpbench
+
+SMALL = ("tokens=64", "vocab=2048", "tp_size=2", "dtype=float32", "device=cpu", "measure=quick", "min_iterations=3",
+         "max_iterations=3")  # fmt: skip
+SAME = ["loss_value", "loss_error", "grad_error", "loss_identical", "iterations", "warmed_up", "bytes_moved",
+        "bytes_communicated", "memory_limit_gib", "environment", "key", "job", "status"]  # fmt: skip
+
+
+def test_the_twentieth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Path) -> None:
+    (tmp_path / "cold").mkdir()
+    cold = tpbench("variant=pytorch_gather", "seed=5", *SMALL, "memory_limit_gib=2", cwd=tmp_path / "cold")
+    (tmp_path / "warm").mkdir()
+    # Before the last one: other seeds, another variant, a limit on memory that must not stay.
+    warm = tpbench("-m", "memory_limit_gib=0.5,2", "seed=1,2,3,4,5", "variant=pytorch_tp_manual,pytorch_gather", *SMALL,
+                   "reuse=true", cwd=tmp_path / "warm")  # fmt: skip
+    assert (cold.returncode, warm.returncode) == (0, 0), warm.stderr
+    rows = package.load(tmp_path / "warm/outputs").sort_values("cell")
+    assert len(rows) == 20
+    assert list(rows["warm"]) == [False] + [True] * 19
+    fresh = package.load(tmp_path / "cold/outputs").iloc[0]
+    last = rows.iloc[-1]
+    assert (last["variant"], last["seed"]) == ("pytorch_gather", 5)
+    assert last[SAME].to_dict() == fresh[SAME].to_dict()
+    assert last["peak_gib"] == pytest.approx(fresh["peak_gib"], abs=8 / 1024)
+    assert len(list((tmp_path / "warm/outputs/sweeps").glob("*/group-*"))) == 1
+
+
+def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) -> None:
+    sweep = ("-m", "variant=pytorch_tp_manual", "seed=1,2,3", *SMALL, "tokens=2048", "reuse=true")
+    running = Running(*sweep, cwd=tmp_path)
+    rank = running.wait_for("setting up", rank=1, cell=1)
+    family = running.family()
+    rank.kill()
+    code, output = running.end()
+    assert code == 1, output
+    rows = package.load(tmp_path / "outputs").sort_values("cell")
+    assert list(rows["status"]) == ["ok", "error", "ok"]
+    assert list(rows["warm"]) == [False, True, False]
+    assert "rank 1 ended with signal 9 (SIGKILL)" in rows["reason"].iloc[1]
+    assert gone(family)
+
+
+def test_killed_with_its_groups_a_sweep_leaves_nothing(tmp_path: Path) -> None:
+    running = Running("-m", "variant=pytorch_tp_manual", "seed=1,2", *SMALL, "reuse=true", cwd=tmp_path)
+    running.wait_for("setting up", rank=0)
+    family = running.family()
+    running.process.kill()
+    running.end()
+    assert len(family) >= 3
+    assert gone(family, within_s=45)

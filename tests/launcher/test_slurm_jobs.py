@@ -1,0 +1,195 @@
+"""What Slurm is asked for: options, the spread over nodes, the torchrun line of a node. Needs no Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.launcher.rows import cell
+from tpbench.fields import JobError
+from tpbench.job import Job, parse_job
+from tpbench.launcher import torchrun
+from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.overrides import check_overrides
+from tpbench.launcher.slurm import cluster
+from tpbench.launcher.slurm.cluster import Cluster, states
+from tpbench.launcher.slurm.layout import Layout, layout
+from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.launcher.slurm.submitted import NOBODY, Submitted, left_behind, record, unfinished
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+FILE = CONF / "hydra/launcher/torchrun_slurm.yaml"
+
+
+def job(**values: Any) -> Job:
+    return parse_job({"variant": "triton_tp", "tokens": 64, "vocab": 1000, "device": "cuda", **values})
+
+
+def test_the_file_has_every_option_with_its_default_and_a_comment() -> None:
+    values = yaml.safe_load(FILE.read_text())
+    del values["_target_"]
+    assert SlurmSettings.parse(values) == SlurmSettings()
+    assert set(values) == set(SlurmSettings.__dataclass_fields__)
+    assert all("#" in line for line in FILE.read_text().splitlines() if line and not line.startswith("_"))
+
+
+def test_a_misspelled_option_answers_with_the_valid_ones() -> None:
+    with pytest.raises(JobError, match=r"no option of torchrun_slurm is called partitoin, did you mean partition.*qos"):
+        check_overrides(["-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.partitoin=gpu"], CONF)
+    with pytest.raises(JobError, match="no launcher is called slurm, did you mean torchrun_slurm"):
+        check_overrides(["hydra/launcher=slurm"], CONF)
+    check_overrides(["hydra/launcher=torchrun_slurm", "hydra.launcher.sbatch.mail-type=END"], CONF)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"time_limit_min": 0}, "time_limit_min=0 must be at least 1"),
+        ({"gpus_per_node": "many"}, "gpus_per_node=many must be a whole number"),
+        ({"setup": {"a": 1}}, "setup must be a list of shell lines"),
+        ({"nodes": 4}, "no option of torchrun_slurm is called nodes"),
+    ],
+)
+def test_options_that_cannot_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        SlurmSettings.parse(values)
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "dp_size", "per_node", "nodes", "ranks"),
+    [
+        (8, 1, 8, 1, 8),
+        (2, 1, 8, 1, 2),
+        (2, 4, 8, 1, 8),
+        (8, 2, 8, 2, 8),
+        (2, 6, 8, 2, 6),  # three replicas a node, not four and two
+        (4, 5, 8, 5, 4),
+        (2, 2, 2, 2, 2),
+        (3, 4, 8, 2, 6),
+    ],
+)
+def test_tensor_parallel_ranks_share_a_node_and_replicas_spread(
+    tp_size: int, dp_size: int, per_node: int, nodes: int, ranks: int
+) -> None:
+    assert layout(job(tp_size=tp_size, dp_size=dp_size), per_node) == Layout(nodes, ranks, "cuda")
+
+
+def test_what_an_array_asks_for() -> None:
+    settings = SlurmSettings.parse({"partition": "p", "mem_gib": 1.5, "sbatch": {"mail-type": "END"}, "qos": "low"})
+    assert Layout(2, 8, "cuda").resources(settings, timeout_s=90) == {
+        "nodes": 2, "ntasks_per_node": 1, "gpus_per_node": 8, "time": 12, "mem": "1536M", "partition": "p",
+        "qos": "low", "array_parallelism": 256, "signal_delay_s": 90,
+        "additional_parameters": {"requeue": True, "mail-type": "END"},
+    }  # fmt: skip
+    on_cpus = Layout(1, 2, "cpu").resources(SlurmSettings(), timeout_s=600)
+    assert (on_cpus["cpus_per_task"], on_cpus["time"], "gpus_per_node" in on_cpus) == (2, 20, False)
+
+
+def test_a_replica_that_no_node_holds_is_an_obstacle() -> None:
+    nodes = Cluster(gpus_per_node=8, cores_per_node=64)
+    assert nodes.obstacle(job(tp_size=8, dp_size=100)) is None
+    assert nodes.obstacle(job(tp_size=16)) == "needs 16 GPUs of one node, a node has 8"
+
+
+def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:
+    line = torchrun.command(
+        job(tp_size=4, dp_size=2),
+        Path("/out/sweeps/S/3/node1/cell.json"),
+        Path("/out/sweeps/S/3/node1"),
+        torchrun.Rendezvous(2, "10.0.0.1:12345", "10.0.0.2", hosts_store=False),
+    )
+    assert line[3:13] == [
+        "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:12345", "--rdzv-id=S-3",
+        "--rdzv-conf=is_host=false", "--local-addr=10.0.0.2", "--max-restarts=0", "--monitor-interval=0.1",
+        "--log-dir=/out/sweeps/S/3/node1",
+    ]  # fmt: skip
+    env = torchrun.environment(job(tp_size=4, dp_size=2), "row", {}, nodes=2)
+    assert "GLOO_SOCKET_IFNAME" not in env
+    assert "NCCL_SOCKET_IFNAME" not in env
+
+
+ANSWERS = {
+    "squeue": "7_0|RUNNING\n7_1|PENDING\n9|TIMEOUT\n",
+    "sacct": "7_2|CANCELLED by 0\n7_3|COMPLETED\n",
+}
+
+
+def test_states_are_asked_of_the_queue_and_then_of_the_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(line, 0, ANSWERS[line[0]], "")
+
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    assert states(["7_0", "7_2", "7_4", "9"]) == {"7_0": "RUNNING", "7_2": "CANCELLED", "7_4": "GONE", "9": "TIMEOUT"}
+
+
+def test_a_queue_that_does_not_answer_says_nothing_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(line, 1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    assert states(["7_0"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "said"),
+    [
+        ("TIMEOUT", "timeout", "Slurm job 7_0 ended at Slurm's time limit (TIMEOUT)"),
+        ("CANCELLED", "error", "because somebody cancelled it"),
+        ("OUT_OF_MEMORY", "error", "more memory than it had asked for"),
+        ("PREEMPTED", "error", "for another job"),
+        ("NODE_FAIL", "error", "with its node"),
+        ("FAILED", "error", "before it could write a row (FAILED)"),
+        ("COMPLETED", "error", "before it could write a row (COMPLETED)"),
+        ("GONE", "error", "Slurm does not know it any more"),
+    ],
+)
+def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, said: str, tmp_path: Path) -> None:
+    submitted = Submitted(_begun(tmp_path), "7_0")
+    assert submitted.outcome("RUNNING") is None
+    outcome = submitted.outcome(state)
+    assert outcome is not None
+    assert outcome.status == status
+    assert said in outcome.row["reason"]
+    again = submitted.outcome("RUNNING")
+    assert again is not None
+    assert again.row["row_id"] == outcome.row["row_id"]
+
+
+def test_a_cell_belongs_to_the_first_job_that_says_so(tmp_path: Path) -> None:
+    assert record(tmp_path, "7_0")
+    assert record(tmp_path, "7_0")
+    assert not record(tmp_path, "8")
+    assert [each.name for each in tmp_path.iterdir()] == ["slurm_job"]
+
+
+def test_a_cell_whose_submission_is_in_doubt_is_taken_over(tmp_path: Path) -> None:
+    """The launcher died as it submitted: should the job exist after all, it returns at once."""
+    attempt = _begun(tmp_path)
+    (attempt.folder.parent / "slurm").mkdir()
+    assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
+    assert not record(attempt.folder, "7_0")
+    assert (attempt.folder / "slurm_job").read_text() == NOBODY
+    assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
+
+
+def test_only_what_has_no_row_is_left_behind(tmp_path: Path) -> None:
+    attempt = _begun(tmp_path)
+    (attempt.folder.parent / "slurm").mkdir()
+    record(attempt.folder, "7_0")
+    assert [each.job_id for each in left_behind([str(tmp_path)], {attempt.cell.job.key})] == ["7_0"]
+    assert list(left_behind([str(tmp_path)], {"another"})) == []
+    attempt.close("ok", "")
+    assert list(unfinished(attempt.folder.parent)) == []
+
+
+def _begun(output_dir: Path) -> Attempt:
+    sweep = output_dir / "sweeps" / "S"
+    sweep.mkdir(parents=True)
+    attempt = Attempt.begin(cell(0, output_dir), sweep, {}, tries=1)
+    attempt.folder.mkdir()
+    attempt.row.save(attempt.cell_file)
+    return attempt

@@ -1,0 +1,214 @@
+"""Sweeps as jobs of a real Slurm: what ends well, what is cancelled, what takes too long, what is requeued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+import tpbench as package
+from tests.command import ROOT, Running, environment, tpbench
+from tpbench.launcher.torchrun import MARKER
+
+pytestmark = pytest.mark.usefixtures("slurm")
+
+SLURM = ("-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.poll_s=0.5")
+TINY = ("variant=pytorch_gather", "shape=tiny_tp2", "measure=quick", "device=cpu")
+STOPPED = ("variant=triton_tp", "tokens=2048", "vocab=16384", "tp_size=1", "measure=quick", "device=cpu")
+"""Ten seconds in the interpreter: long enough to be found and stopped."""
+
+Found = TypeVar("Found")
+
+
+def until(found: Callable[[], Found], what: str, timeout: float = 100) -> Found:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if result := found():
+            return result
+        time.sleep(0.1)
+    raise AssertionError(f"waited too long for {what}")
+
+
+def job_of(folder: Path, cell: int = 0) -> str:
+    """Slurm's number of the cell's job."""
+    file = until(lambda: next(iter(folder.glob(f"outputs/sweeps/*/{cell}/slurm_job")), None), "the submission")
+    return file.read_text()
+
+
+def ranks_of(folder: Path, cell: int = 0, phase: str = "first pass") -> list[psutil.Process]:
+    """The processes of a cell's ranks once they are in that phase."""
+
+    def workers() -> list[psutil.Process]:
+        logs = folder.glob(f"outputs/sweeps/*/{cell}/node0*/*/attempt_0/0/stderr.log")
+        if not any(phase in each.read_text() for each in logs):
+            return []
+        return [each for each in psutil.process_iter() if _is_rank(each, folder, cell)]
+
+    return until(workers, f"cell {cell} to be {phase}")
+
+
+def _is_rank(process: psutil.Process, folder: Path, cell: int) -> bool:
+    try:
+        line, environ = process.cmdline(), process.environ()
+        return "tpbench.worker" in line and "RANK" in environ and MARKER in environ and (
+            f"/{cell}/node" in line[-1] and str(folder) in line[-1]
+        )  # fmt: skip
+    except psutil.Error:
+        return False
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return package.load(folder / "outputs").sort_values("cell").to_dict("records")  # type: ignore[return-value]
+
+
+def control(*arguments: str) -> None:
+    subprocess.run(["scontrol", *arguments], check=True, capture_output=True)
+
+
+def run_again_now(job_id: str) -> None:
+    """A requeued job is held back for two minutes."""
+
+    def pending() -> bool:
+        line = ["squeue", "--noheader", "--array", "--states=all", "--format=%T", f"--jobs={job_id}"]
+        return subprocess.run(line, capture_output=True, text=True).stdout.strip() == "PENDING"
+
+    until(pending, "the job to be pending again")
+    control("update", f"jobid={job_id}", "StartTime=now")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def overdue(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
+    """A job with a minute's limit that does not end by itself. Slurm takes its time to notice: others run meanwhile."""
+    folder = tmp_path_factory.mktemp("overdue")
+    limits = ("hydra.launcher.time_limit_min=1", "hydra.launcher.signal_delay_s=5", "hydra.launcher.requeues=0")
+    done = tpbench(*SLURM, *limits, *STOPPED, "tokens=2048,2", "wait=false", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "2 jobs are left to Slurm" in done.stdout
+    for rank in ranks_of(folder):
+        rank.send_signal(signal.SIGSTOP)
+    return folder
+
+
+def test_an_array_of_four_cells_ends_in_the_same_table(tmp_path: Path) -> None:
+    done = tpbench(*SLURM, *TINY, "variant=pytorch_tp_manual,pytorch_gather", "seed=1,2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = rows(tmp_path)
+    assert [(row["variant"], row["seed"], row["status"]) for row in found] == [
+        ("pytorch_tp_manual", 1, "ok"), ("pytorch_tp_manual", 2, "ok"), ("pytorch_gather", 1, "ok"),
+        ("pytorch_gather", 2, "ok"),
+    ]  # fmt: skip
+    assert {row["nodes"] for row in found} == {1}
+    assert {row["host"] for row in found} <= {"left", "right"}
+    assert "4 rows in outputs/rows" in done.stdout
+    (script,) = tmp_path.glob("outputs/sweeps/*/slurm/*_submission.sh")
+    assert "#SBATCH --array=0-3%4" in script.read_text()
+    assert len({job_of(tmp_path, cell).partition("_")[0] for cell in range(4)}) == 1
+
+
+def test_two_nodes(tmp_path: Path) -> None:
+    done = tpbench(*SLURM, *TINY, "dp_size=2", "hydra.launcher.gpus_per_node=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = rows(tmp_path)
+    assert (row["status"], row["nodes"], row["world_size"], row["host"]) == ("ok", 2, 4, "left")
+    assert "--nnodes=2 --nproc-per-node=2" in row["command"]
+    assert "SOCKET_IFNAME" not in row["environment"]
+    assert [each.name for each in sorted(tmp_path.glob("outputs/sweeps/*/0/node*"))] == ["node0", "node1"]
+
+
+def test_on_two_nodes_a_killed_rank_is_named_by_its_own_node(tmp_path: Path) -> None:
+    running = Running(*SLURM, *STOPPED, "tp_size=2", "dp_size=2", "hydra.launcher.gpus_per_node=2", cwd=tmp_path)
+    ranks = {each.environ()["RANK"]: each for each in ranks_of(tmp_path)}
+    until(lambda: len(ranks) == 4 or ranks.update({e.environ()["RANK"]: e for e in ranks_of(tmp_path)}), "four ranks")
+    ranks["3"].kill()
+    code, output = running.end()
+    (row,) = rows(tmp_path)
+    assert (row["status"], code) == ("error", 1), output
+    assert "rank 3 ended with signal 9 (SIGKILL)" in row["reason"]
+
+
+def test_a_cancelled_job_costs_its_own_row_only(tmp_path: Path) -> None:
+    running = Running(*SLURM, *STOPPED, "tokens=2048,2", cwd=tmp_path)
+    ranks_of(tmp_path)
+    subprocess.run(["scancel", job_of(tmp_path)], check=True)
+    code, output = running.end()
+    assert code == 1, output
+    cancelled, other = rows(tmp_path)
+    assert (cancelled["status"], other["status"]) == ("error", "ok")
+    assert "ended because somebody cancelled it (CANCELLED)" in cancelled["reason"]
+    assert "first pass" in cancelled["reason"]
+
+
+def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
+    running = Running(*SLURM, *STOPPED, cwd=tmp_path)
+    ranks_of(tmp_path)
+    job_id = job_of(tmp_path)
+    subprocess.run(["scancel", "--signal=USR2", job_id], check=True)
+    run_again_now(job_id)
+    code, output = running.end()
+    assert code == 0, output
+    (row,) = rows(tmp_path)
+    assert row["status"] == "ok"
+    assert {each.name for each in tmp_path.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
+    control("requeue", job_id)  # its row is on disk: it returns at once
+    run_again_now(job_id)
+    again = next(iter(tmp_path.glob("outputs/sweeps/*/slurm/*_0_log.out")))
+    until(lambda: again.read_text().count("Job completed successfully") == 2, "the second end")
+    assert {each.name for each in tmp_path.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
+    assert len(rows(tmp_path)) == 1
+
+
+def test_killed_launcher_leaves_jobs_that_a_resumed_sweep_waits_for(tmp_path: Path) -> None:
+    running = Running(*SLURM, *STOPPED, "tokens=2048,2", cwd=tmp_path)
+    ranks_of(tmp_path)
+    running.process.kill()
+    running.end()
+    done = tpbench(*SLURM, *STOPPED, "tokens=2048,2", "resume=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"is Slurm job {job_of(tmp_path)} already" in done.stdout
+    assert [row["status"] for row in rows(tmp_path)] == ["ok", "ok"], done.stdout
+    assert len({row["sweep_id"] for row in rows(tmp_path)}) == 1
+
+
+def test_interrupted_the_sweep_takes_its_jobs_along(tmp_path: Path) -> None:
+    running = Running(*SLURM, *STOPPED, cwd=tmp_path)
+    ranks = ranks_of(tmp_path)
+    os.kill(running.process.pid, signal.SIGINT)
+    code, output = running.end()
+    assert code == 130
+    assert "0 of 1 cells have their rows" in output
+    until(lambda: not any(each.is_running() for each in ranks), "the ranks to end")
+
+
+def test_what_the_cluster_does_not_have_is_said_beforehand(tmp_path: Path) -> None:
+    done = tpbench(*SLURM, *TINY, "hydra.launcher.partition=nosuch", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Slurm has no nodes in partition=nosuch" in done.stderr
+    done = tpbench(*SLURM, *TINY, "hydra.launcher.constraint=nosuch", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Slurm does not take the jobs" in done.stderr
+    assert "Invalid feature" in done.stderr
+    done = tpbench(*SLURM, *TINY, "tp_size=9", cwd=tmp_path)
+    assert [row["reason"] for row in rows(tmp_path)] == ["needs 9 ranks of one node, a node has 8"]
+
+
+def test_over_the_time_limit_is_a_timeout_and_the_others_have_their_rows(overdue: Path) -> None:
+    (sweep,) = overdue.glob("outputs/sweeps/*")
+    line = [sys.executable, str(ROOT / "scripts" / "collect.py"), str(sweep)]
+
+    def collected() -> subprocess.CompletedProcess[str] | None:
+        done = subprocess.run(line, capture_output=True, text=True, env=environment(), cwd=overdue)
+        return None if done.returncode == 3 else done
+
+    done = until(collected, "Slurm to end the jobs", timeout=150)
+    assert done.returncode == 1, done.stderr
+    assert "2 cells: 2 done, 1 of them failed, 0 not done yet" in done.stdout
+    assert [row["status"] for row in rows(overdue)] == ["timeout", "ok"]
+    assert "Slurm's time limit" in rows(overdue)[0]["reason"] or "TIMEOUT" in rows(overdue)[0]["reason"]

@@ -1,0 +1,127 @@
+"""One try at one cell: its folder, its row to be, and what is made of its end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from tpbench.cell import RESCUE, CellRow
+from tpbench.fields import JobError
+from tpbench.launcher import autopsy
+from tpbench.launcher.plan import Cell
+from tpbench.results.plain import plain_rows
+from tpbench.results.read import load
+from tpbench.results.write import RowExists, row_exists, row_path
+
+FAILURES = ("error", "timeout", "wrong")
+"""Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
+
+RETRIED = ("error", "timeout")
+"""Statuses that another try may change."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell ended."""
+
+    cell: Cell
+    frame: pd.DataFrame | None
+    """Its row, as `load` gives it; None of a job that was submitted and left to itself."""
+    note: str | None = None
+    """Why it did not have to run, or None."""
+
+    @functools.cached_property
+    def row(self) -> dict[str, Any]:
+        """Its row; what is missing is None."""
+        if self.frame is None:
+            return {"status": "submitted", "reason": self.note}
+        (row,) = plain_rows(self.frame)
+        return row
+
+    @property
+    def status(self) -> str:
+        return str(self.row["status"])
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A cell that has been given a folder and a row's name."""
+
+    cell: Cell
+    row: CellRow
+    folder: Path
+    """Logs of this try, and what its processes are told."""
+
+    @classmethod
+    def begin(cls, cell: Cell, sweep: Path, facts: Mapping[str, Any], tries: int) -> Attempt:
+        """A try that starts now. `facts`: of the machine, for the row."""
+        folder = sweep / (str(cell.index) if tries == 1 else f"{cell.index}.{tries}")
+        known = {"sweep_id": sweep.name, "cell": cell.index, "tries": tries, "nodes": 1, "log_dir": str(folder)}
+        return cls(cell, CellRow.begin(cell.job, **{**known, **facts}), folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Attempt:
+        """The try that was begun in that folder."""
+        row = CellRow.load(folder / "cell.json")
+        return cls(Cell(int(row.known["cell"]), row.job, None), row, folder)
+
+    @property
+    def cell_file(self) -> Path:
+        """What the workers read."""
+        return self.folder / "cell.json"
+
+    @property
+    def agent_log(self) -> Path:
+        """What torchrun says."""
+        return self.folder / "torchrun.log"
+
+    @property
+    def has_row(self) -> bool:
+        return row_exists(self.cell.job.output_dir, self.row.row_id)
+
+    def ended(self, agent_code: int | None) -> Outcome:
+        """The outcome when its torchrun ended with that code, or has to be ended (None) because it takes too long."""
+        if self.has_row:
+            return self.close("ok", "")
+        return self.close(*autopsy.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder))
+
+    def close(self, status: str, reason: str) -> Outcome:
+        """The outcome by the row that a worker wrote or, if none lived to, by one that says this."""
+        rescued = row_path(RESCUE, self.row.row_id)
+        if rescued.exists() and not self.has_row:
+            raise JobError(f"{self.cell.job.output_dir} takes no more rows; the row just measured is in {rescued}")
+        if not self.has_row:
+            try:
+                self.row.write(status, reason)
+            except RowExists:
+                pass
+            except OSError as error:
+                raise JobError(f"no row can be written to {self.cell.job.output_dir}: {error.strerror}") from None
+        return Outcome(self.cell, self._load())
+
+    def _load(self) -> pd.DataFrame:
+        path = row_path(self.cell.job.output_dir, self.row.row_id)
+        try:
+            return load(path)
+        except FileNotFoundError:  # it has been merged with others
+            everything = load(path.parent)
+            return everything[everything["row_id"] == self.row.row_id]
+
+
+Begin: TypeAlias = Callable[[Cell], Attempt]
+"""Starts a try at a cell."""
+
+
+def forget(outcome: Outcome) -> None:
+    """Take the row of a failed try away, right before the cell is tried again: a cell has one row, the last try's.
+
+    In this order a sweep that is killed in between leaves a cell without a row, which a resumed one runs; in the other
+    it would leave a cell with two.
+    """
+    if outcome.frame is not None:
+        row_path(outcome.cell.job.output_dir, str(outcome.row["row_id"])).unlink(missing_ok=True)

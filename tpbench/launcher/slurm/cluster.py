@@ -1,0 +1,105 @@
+"""What Slurm says: of its nodes, and of jobs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tpbench.fields import JobError
+from tpbench.job import Job
+from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.measure import machine
+
+ENDED = frozenset(
+    ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",
+     "REVOKED", "GONE")
+)  # fmt: skip
+"""States from which a job does not come back. GONE is ours: Slurm does not know the job any more."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A node of the partition: the place that cells are planned for."""
+
+    gpus_per_node: int
+    cores_per_node: int
+
+    @classmethod
+    def find(cls, settings: SlurmSettings) -> Cluster:
+        """By the settings or, where they are silent, by sinfo. Raises JobError where there is no Slurm."""
+        if shutil.which("sbatch") is None:
+            raise JobError("hydra/launcher=torchrun_slurm needs Slurm's commands: there is no sbatch here")
+        line = [
+            "sinfo",
+            "--noheader",
+            "--format=%c|%G",
+            *([f"--partition={settings.partition}"] * bool(settings.partition)),
+        ]
+        answer = subprocess.run(line, capture_output=True, text=True)
+        if answer.returncode:
+            raise JobError(f"sinfo failed: {answer.stderr.strip()}")
+        kinds = [each.partition("|") for each in answer.stdout.splitlines()]
+        if not kinds:
+            raise JobError(f"Slurm has no nodes in partition={settings.partition}")
+        cores = max(int(re.sub(r"\D", "", each) or 1) for each, _, _ in kinds)
+        gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", each))) for _, _, each in kinds)
+        # What sinfo counts as a GPU is no use to a torch that was built without CUDA.
+        usable = gpus if not str(machine.version("torch")).endswith("+cpu") else 0
+        return cls(settings.gpus_per_node or usable, settings.gpus_per_node or cores)
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """What device=auto means there."""
+        without = str(machine.version("torch")).endswith("+cpu") or not self.gpus_per_node
+        return "cpu" if without else "cuda"
+
+    def ranks_per_node(self, job: Job) -> int:
+        """The most ranks of the job on one node."""
+        return self.gpus_per_node if job.device == "cuda" else self.cores_per_node
+
+    def obstacle(self, job: Job) -> str | None:
+        """Why the job cannot run there, or None."""
+        if job.tp_size > (most := self.ranks_per_node(job)):
+            what = "GPUs" if job.device == "cuda" else "ranks"
+            return f"needs {job.tp_size} {what} of one node, a node has {most}"
+        return None
+
+
+def states(job_ids: Iterable[str]) -> dict[str, str]:
+    """The state of each job as `squeue` has it or, once that has forgotten, `sacct`. Jobs of which nobody can say
+    anything now are left out; those that nobody knows are GONE."""
+    asked = set(job_ids)
+    answers = _ask(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T"], asked)
+    if answers is None:
+        return {}
+    found = {job_id: state for job_id, state in answers.items() if job_id in asked}
+    if missing := asked - found.keys():
+        accounted = _ask(["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"], missing) or {}
+        found |= {job_id: accounted.get(job_id, "GONE").partition(" ")[0] for job_id in missing}
+    return found
+
+
+def address(node: str) -> str:
+    """Where a node can be reached: Slurm's own address of it, which need not be its name."""
+    answer = subprocess.run(["scontrol", "show", "node", "--oneliner", node], capture_output=True, text=True)
+    found = re.search(r"\bNodeAddr=(\S+)", answer.stdout)
+    return found[1] if found else node
+
+
+def cancel(job_ids: Sequence[str]) -> None:
+    """End the jobs, or take them out of the queue."""
+    if job_ids:
+        subprocess.run(["scancel", *job_ids], capture_output=True)
+
+
+def _ask(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
+    whole = sorted({each.partition("_")[0] for each in job_ids})
+    answer = subprocess.run([*command, f"--jobs={','.join(whole)}"], capture_output=True, text=True)
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        return None
+    pairs = (line.partition("|") for line in answer.stdout.splitlines())
+    return {job_id: state for job_id, _, state in pairs}

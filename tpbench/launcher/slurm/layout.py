@@ -1,0 +1,47 @@
+"""How a job's ranks are spread over nodes: tensor-parallel ones within a node, replicas across."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tpbench.job import Job
+from tpbench.launcher.slurm.settings import SlurmSettings
+
+START_MIN = 10
+"""Minutes beyond a job's own timeout in which its processes may start and end."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes, with the same number of ranks on each. Cells that share one go into one array."""
+
+    nodes: int
+    ranks_per_node: int
+    device: str
+
+    def resources(self, settings: SlurmSettings, timeout_s: float) -> dict[str, object]:
+        """The array's parameters, by submitit's names. `timeout_s`: the longest of its jobs."""
+        asked: dict[str, object] = {
+            "nodes": self.nodes,
+            "ntasks_per_node": 1,  # torchrun starts the ranks
+            "cpus_per_task": settings.cpus_per_task or (self.ranks_per_node if self.device == "cpu" else None),
+            "gpus_per_node": self.ranks_per_node if self.device == "cuda" else None,
+            "time": settings.time_limit_min or START_MIN + math.ceil(timeout_s / 60),
+            "mem": f"{math.ceil(settings.mem_gib * 1024)}M" if settings.mem_gib else None,
+            "partition": settings.partition,
+            "account": settings.account,
+            "qos": settings.qos,
+            "constraint": settings.constraint,
+            "array_parallelism": settings.array_parallelism,
+            "signal_delay_s": settings.signal_delay_s,
+            "additional_parameters": {"requeue": True, **dict(settings.sbatch)},
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+def layout(job: Job, ranks_per_node: int) -> Layout:
+    """The fewest nodes that hold the job, each with the same number of whole replicas."""
+    fitting = ranks_per_node // job.tp_size
+    replicas = max(count for count in range(1, max(fitting, 1) + 1) if job.dp_size % count == 0)
+    return Layout(job.dp_size // replicas, replicas * job.tp_size, job.device)

@@ -1,0 +1,130 @@
+"""Runs a sweep's cells as Slurm jobs: submits, waits, collects."""
+
+from __future__ import annotations
+
+import shlex
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tpbench.conduct import Conduct
+from tpbench.fields import JobError
+from tpbench.launcher import torchrun
+from tpbench.launcher.attempt import Attempt, Begin, Outcome
+from tpbench.launcher.display import Display
+from tpbench.launcher.plan import Cell
+from tpbench.launcher.slurm import cluster
+from tpbench.launcher.slurm.cluster import ENDED, Cluster
+from tpbench.launcher.slurm.layout import Layout, layout
+from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.launcher.slurm.submitted import SUBMITIT, Submitted, left_behind, record
+from tpbench.measure import machine
+
+SETTLE_S = 10.0
+"""How long after a job's end its row may still become visible: network file systems show new files late."""
+
+
+class Slurm:
+    """A sweep's way to the cluster."""
+
+    def __init__(self, settings: SlurmSettings, how: Conduct) -> None:
+        if how.retries and not how.wait:
+            raise JobError("retries needs wait=true: a sweep that leaves sees no job fail")
+        self.settings, self.wait = settings, how.wait
+        self.place = Cluster.find(settings)
+        # Of the cluster only the software is known here, which it shares: its GPUs are told by its rows.
+        software = ("torch_version", "triton_version", "kernels_version", "tpbench_version", "git_commit", "git_dirty")
+        self.facts = {name: value for name, value in machine.facts().items() if name in software}
+        self.adopted: dict[int, Submitted] = {}
+
+    def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
+        """Look after what earlier sweeps left behind: rows for jobs that died without one are written; of jobs that
+        are still queued or at work it says so, by the index of the cell, and `run` will wait for them."""
+        by_key = {cell.job.key: cell for cell in cells}
+        left = list(left_behind({cell.job.output_dir for cell in cells}, by_key.keys()))
+        states = cluster.states(each.job_id for each in left) if left else {}
+        for each in left:
+            state = states.get(each.job_id, "UNKNOWN")
+            if each.outcome(state) is None:
+                cell = by_key[each.attempt.cell.job.key]
+                self.adopted[cell.index] = replace(each, attempt=replace(each.attempt, cell=cell))
+        return {index: f"is Slurm job {each.job_id} already" for index, each in self.adopted.items()}
+
+    def run(self, cells: Sequence[Cell], begin: Begin, display: Display) -> Iterator[Outcome]:
+        """Submit all, and yield each outcome as its job ends. What is not done when this is left is cancelled."""
+        waiting: list[Submitted] = [self.adopted.pop(cell.index) for cell in cells if cell.index in self.adopted]
+        adopted = {each.attempt.cell.index for each in waiting}
+        arrays: dict[Layout, list[Attempt]] = defaultdict(list)
+        for cell in cells:
+            if cell.index not in adopted:
+                arrays[layout(cell.job, self.place.ranks_per_node(cell.job))].append(begin(cell))
+        try:
+            for shape, attempts in arrays.items():
+                waiting += self._submit(shape, attempts)
+            for each in waiting:
+                display.start(each.attempt.cell, f"job {each.job_id}")
+            if self.wait:
+                yield from self._collect(waiting, display)
+            else:
+                done, waiting = waiting, []
+                for each in done:
+                    yield Outcome(each.attempt.cell, None, f"is Slurm job {each.job_id}")
+        finally:
+            cluster.cancel([each.job_id for each in waiting])
+
+    def _submit(self, shape: Layout, attempts: Sequence[Attempt]) -> list[Submitted]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from submitit import SlurmExecutor
+            from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+            from tpbench.launcher.slurm.task import Task
+        for attempt in attempts:
+            attempt.folder.mkdir()
+            attempt.row.save(attempt.cell_file)
+        sweep = attempts[0].folder.parent
+        executor = SlurmExecutor(sweep / SUBMITIT, max_num_timeout=self.settings.requeues)
+        root = shlex.quote(str(torchrun.PACKAGE_ROOT))
+        timeout_s = max(each.cell.job.timeout_s for each in attempts)
+        executor.update_parameters(
+            job_name="tpbench",
+            setup=[f"export PYTHONPATH={root}${{PYTHONPATH:+:$PYTHONPATH}}", *self.settings.setup],
+            **shape.resources(self.settings, timeout_s),
+        )
+        try:
+            with executor.batch():
+                jobs = [executor.submit(Task(str(each.folder))) for each in attempts]
+        except (FailedJobError, FailedSubmissionError, OSError) as error:
+            raise JobError(f"Slurm does not take the jobs: {error}") from None
+        for attempt, job in zip(attempts, jobs, strict=True):
+            record(attempt.folder, job.job_id)
+        return [Submitted(attempt, job.job_id) for attempt, job in zip(attempts, jobs, strict=True)]
+
+    def _collect(self, waiting: list[Submitted], display: Display) -> Iterator[Outcome]:
+        """Takes each job out of `waiting` once it has its outcome."""
+        looked = float("-inf")
+        states: dict[str, str] = {}
+        ended: dict[str, float] = {}
+        while waiting:
+            now = time.monotonic()
+            if now - looked > self.settings.poll_s:
+                looked = now
+                states |= cluster.states(each.job_id for each in waiting)
+                for job_id, state in states.items():
+                    if state in ENDED:
+                        ended.setdefault(job_id, now)
+                    else:
+                        ended.pop(job_id, None)  # requeued
+            for each in list(waiting):
+                state = states.get(each.job_id, "PENDING")
+                settled = now - ended.get(each.job_id, now) > (
+                    SETTLE_S if state == "COMPLETED" else self.settings.poll_s
+                )
+                display.doing(each.attempt.cell, f"job {each.job_id}: {state.lower()}")
+                if (each.attempt.has_row or settled) and (outcome := each.outcome(state)):
+                    waiting.remove(each)
+                    yield outcome
+            display.tick()
+            time.sleep(0.2)

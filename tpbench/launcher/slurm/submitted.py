@@ -1,0 +1,91 @@
+"""Jobs that were submitted: by whom a cell is run, what became of it, and what earlier sweeps left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpbench.launcher import autopsy
+from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.slurm.cluster import ENDED
+
+JOB = "slurm_job"
+"""A file in a cell's folder with the number of the job that runs it."""
+
+SUBMITIT = "slurm"
+"""submitit's folder in a sweep's."""
+
+NOBODY = "nobody"
+"""Stands for a job's number once a later sweep has taken the cell over."""
+
+ENDS = {
+    "TIMEOUT": ("timeout", "at Slurm's time limit"),
+    "CANCELLED": ("error", "because somebody cancelled it"),
+    "OUT_OF_MEMORY": ("error", "because it took more memory than it had asked for"),
+    "PREEMPTED": ("error", "for another job, and it was not requeued"),
+    "NODE_FAIL": ("error", "with its node"),
+    "GONE": ("error", "and Slurm does not know it any more"),
+}
+"""By Slurm's state: the status of a row that nobody lived to write, and how the job ended."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """An attempt in Slurm's hands."""
+
+    attempt: Attempt
+    job_id: str
+
+    def outcome(self, state: str) -> Outcome | None:
+        """The outcome of a cell that has its row or, since its job has ended, never will; None for one at work."""
+        if self.attempt.has_row:
+            return self.attempt.close("ok", "")
+        if state not in ENDED:
+            return None
+        status, how = ENDS.get(state, ("error", "before it could write a row"))
+        submitits = self.attempt.folder.parent / SUBMITIT / f"{self.job_id}_0_log.err"
+        words = autopsy.last_words(self.attempt.folder) or autopsy.tail(submitits)
+        logs = f"; the last lines:\n{words}" if words else ""
+        return self.attempt.close(status, f"Slurm job {self.job_id} ended {how} ({state}){logs}")
+
+
+def record(folder: Path, job_id: str) -> bool:
+    """Note that this job runs the cell. False where another does: whoever comes first, launcher or job, is in force."""
+    temporary = folder / f".{JOB}.{secrets.token_hex(4)}"
+    temporary.write_text(job_id)
+    try:
+        os.link(temporary, folder / JOB)
+    except FileExistsError:
+        return (folder / JOB).read_text() == job_id
+    finally:
+        temporary.unlink()
+    return True
+
+
+def attempts_of(sweep: Path) -> Iterator[Attempt]:
+    """The attempts of a sweep, in order."""
+    for folder in sorted((each.parent for each in sweep.glob("*/cell.json")), key=lambda each: float(each.name)):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # cut off as it was written: nothing ran
+            yield Attempt.load(folder)
+
+
+def unfinished(sweep: Path) -> Iterator[Submitted]:
+    """The attempts of a sweep that have no row yet."""
+    for attempt in attempts_of(sweep):
+        if not attempt.has_row:
+            job = attempt.folder / JOB
+            yield Submitted(attempt, job.read_text() if job.exists() else "")
+
+
+def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Submitted]:
+    """Attempts of earlier sweeps at jobs with these keys that have no row yet but may still get one."""
+    for output_dir in output_dirs:
+        for submitit in Path(output_dir, "sweeps").glob(f"*/{SUBMITIT}"):
+            for each in unfinished(submitit.parent):
+                if each.attempt.cell.job.key in keys and (each.job_id or not record(each.attempt.folder, NOBODY)):
+                    if each.job_id != NOBODY:
+                        yield each

@@ -1,0 +1,97 @@
+"""Merge the files of single rows into one, which reads a hundred times faster. Safe beside a running sweep.
+
+A reader sees every row once at any moment: the merged file appears whole before the single ones go, and what is found
+twice counts once. A writer learns from an index, written first of all, that a row exists whose file is gone. Rows that
+a sweep may still take back (error, timeout: they may be tried again), files that are broken, foreign or of a newer
+tpbench stay as they are. Killed at any moment it leaves nothing that the next run does not put right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tpbench.results.compacted import note
+from tpbench.results.find import row_files
+from tpbench.results.read import read_table
+from tpbench.results.schema import MARKER, SCHEMA_VERSION
+from tpbench.results.write import sync_folder
+
+MERGED = "merged-"
+"""What the names of merged files begin with; those of rows begin with the time."""
+
+KEPT = ("error", "timeout")
+
+
+class Busy(Exception):
+    """Somebody else is merging this folder."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done."""
+
+    rows: int
+    files_before: int
+    files_after: int
+    complaints: list[str]
+
+
+def compact(output_dir: str | os.PathLike[str]) -> Report:
+    """Merge the rows of OUTPUT_DIR. Raises FileNotFoundError where there are none, Busy while another one merges."""
+    rows = Path(output_dir, "rows")
+    with _alone(rows):
+        files = [path for path in row_files(rows) if path.parent == rows.absolute()]
+        table, merged, complaints = read_table(files)
+        table = table.filter(pc.invert(pc.is_in(table["status"], pa.array(KEPT))))
+        going = _sources(merged, table)
+        if len(going) <= 1:
+            return Report(len(table), len(files), len(files), complaints)
+        note(rows, (path.stem for path in going if not path.name.startswith(MERGED)))
+        _publish(table, rows)
+        for path in going:
+            path.unlink(missing_ok=True)
+        sync_folder(rows)
+        return Report(len(table), len(files), len(files) - len(going) + 1, complaints)
+
+
+def _sources(read: list[Path], table: pa.Table) -> list[Path]:
+    """The files all of whose rows are in the table. A row's own file has its name; a file that a person gave another
+    name is not ours to remove."""
+    names = set(table["row_id"].to_pylist())
+    return [path for path in read if path.name.startswith(MERGED) or path.stem in names]
+
+
+def _publish(table: pa.Table, rows: Path) -> None:
+    name = f"{MERGED}{secrets.token_hex(8)}.parquet"
+    temporary = rows / f".{name}.tmp"
+    try:
+        with temporary.open("xb") as file:
+            with pq.ParquetWriter(file, table.schema, compression="zstd", write_page_checksum=True) as writer:
+                writer.write_table(table)
+                writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(rows / name)
+        sync_folder(rows)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(rows: Path) -> Iterator[None]:
+    with (rows / ".compacting").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Busy(f"{rows} is being merged by another process") from None
+        yield

@@ -1,0 +1,57 @@
+"""`python -m tpbench.results.document > outputs/SCHEMA.md`: the page that says what every column of a row is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from tpbench.results.columns import Column
+from tpbench.results.schema import SCHEMA_VERSION, STATUSES, common_columns, workload_columns
+
+_TYPES = {"string": "text", "int64": "whole number", "double": "number", "bool": "true or false"}
+_HEAD = f"""\
+# What a row holds
+
+Made by `python -m tpbench.results.document`; schema version {SCHEMA_VERSION}. A row is one cell of a sweep, one Parquet
+file `rows/ROW_ID.parquet`. Any column may be empty: a cell that was skipped has no time.
+
+```python
+import tpbench
+
+tpbench.load("outputs")  # pandas; folders, files, globs or a list of these
+tpbench.load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab", "time_ms"])
+tpbench.load_table("outputs", workload="entropy_loss")  # the same as an Arrow table, for DuckDB or polars
+```
+"""
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    parts = [_HEAD, "## Every row\n", _table(common_columns().values())]
+    for workload, columns in workload_columns().items():
+        parts += [f"## Rows of {workload}, besides\n", _table(columns.values())]
+    statuses = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in STATUSES.items())
+    parts += ["## status\n", f"| status | meaning |\n| --- | --- |\n{statuses}\n"]
+    return "\n".join(parts)
+
+
+def _table(columns: Iterable[Column]) -> str:
+    lines = ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
+    for column in columns:
+        meaning = column.doc.replace("|", "\\|")
+        lines.append(f"| `{column.name}` | {_type(column.type)} | {column.unit} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _type(kind: pa.DataType) -> str:
+    if pa.types.is_timestamp(kind):
+        return "moment, UTC"
+    if pa.types.is_list(kind):
+        return "numbers"
+    return _TYPES.get(str(kind), "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
