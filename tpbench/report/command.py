@@ -1,4 +1,4 @@
-"""`scripts/report.py`: from rows on disk to a table on the screen or in a file."""
+"""`scripts/report.py`: from rows on disk to a table on the screen, a page or a picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import io
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,30 +13,38 @@ import pandas as pd
 from rich.console import Console
 
 from tpbench.fields import JobError, unknown
-from tpbench.report import render
+from tpbench.report import plots, render
+from tpbench.report.layout import lay_out
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.pivot import pivot
+from tpbench.report.rows import read_rows
 from tpbench.report.table import Report
-from tpbench.results.read import RowWarning, load
 
-FORMATS: dict[str, Callable[[Report], str]] = {
+TABLES: dict[str, Callable[[Report], str]] = {
     "text": lambda report: f"{render.text(report).plain}\n",
     "markdown": render.markdown,
     "csv": render.comma_separated,
-    "html": render.page,
 }
-FILTERS = ("workload", "variant", "loss")
+PICTURES = ("png", "svg")
+FORMATS = (*TABLES, "html", *PICTURES)
+FILTERS = ("workload", "variant", "loss", "dtype", "device", "gpu_name")
+EPILOG = (
+    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows: see `report.py compare --help`."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 2 for what cannot be answered."""
+    """Run the command; the exit code is 0, or 2 for what cannot be answered (`compare` adds 1: slower)."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["compare"]:
+        from tpbench.report.compare import command
+
+        return command.main(arguments[1:])
     asked = _parser().parse_args(arguments)
     try:
         metric(asked.metric)  # before the wait for the rows
-        report = pivot(_rows(asked), asked.metric, all_rows=asked.all)
-        for warning in report.warnings:
-            print(f"report: warning: {warning}", file=sys.stderr)
-        _write(report, asked.format, asked.output)
+        made = _make(asked)
+        _write(made, asked)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (JobError, OSError) as error:
@@ -47,33 +54,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="report.py", description="Measured rows as tables of variants side by side.")
+    parser = argparse.ArgumentParser(
+        prog="report.py", description="Measured rows as tables of variants side by side.", epilog=EPILOG
+    )
     parser.add_argument("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
     parser.add_argument("--metric", default="time_ms", metavar="NAME", help=f"one of: {', '.join(METRICS)} (time_ms)")
     for name in FILTERS:
-        parser.add_argument(f"--{name}", metavar="A,B", help=f"only rows of these, separated by commas: {name}")
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, metavar="A,B", help=f"only rows of these, separated by commas: {name}")
     parser.add_argument("--format", default="text", choices=FORMATS, help="(text)")
+    parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(plots.PLOTS)}")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to the screen")
     parser.add_argument("--all", action="store_true", help="every row, not only the newest of each cell")
     return parser
 
 
-def _rows(asked: argparse.Namespace) -> pd.DataFrame:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RowWarning)
-        try:
-            frame = load(asked.where)
-        except FileNotFoundError as error:
-            raise JobError(f"{error}: run `python -m tpbench ...` first, or name the folder") from None
-    for warning in caught:
-        print(f"report: warning: {warning.message}", file=sys.stderr)
-    if frame.empty:
-        raise JobError(f"no rows in {', '.join(asked.where)}: run `python -m tpbench ...` first")
+def _make(asked: argparse.Namespace) -> str | bytes:
+    """What was asked for, as text or as a picture's bytes."""
+    picture = asked.format in PICTURES
+    if picture != (asked.plot is not None):
+        raise JobError("a picture needs both: --format png or svg, and --plot NAME")
+    if picture and asked.plot not in plots.PLOTS:
+        raise JobError(unknown("plot", asked.plot, plots.PLOTS))
+    if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
+        raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
+    frame = read_rows(asked.where)
     for name in FILTERS:
         wanted = getattr(asked, name)
         if wanted is not None:
             frame = _only(frame, name, wanted.split(","))
-    return frame
+    if picture:
+        return plots.picture(lay_out(frame, plots.NEEDS, all_rows=asked.all), asked.plot, asked.format)
+    if asked.format == "html":
+        from tpbench.report.page.document import page
+
+        return page(frame, asked.metric, all_rows=asked.all)
+    report = pivot(frame, asked.metric, all_rows=asked.all)
+    for warning in report.warnings:
+        print(f"report: warning: {warning}", file=sys.stderr)
+    if asked.format == "text" and asked.output is None:
+        console = Console()  # knows whether this is a terminal, and its colours
+        with console.capture() as capture:  # rich would end the process where the reader has left
+            render.show(render.text(report), console)
+        return capture.get()
+    return TABLES[asked.format](report)
 
 
 def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:
@@ -84,18 +108,15 @@ def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:
     return frame[frame[name].isin(wanted)]
 
 
-def _write(report: Report, form: str, output: Path | None) -> None:
-    if output is not None:
-        output.write_text(FORMATS[form](report), encoding="utf-8")
-        print(f"report: wrote {output}", file=sys.stderr)
-        return
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show is no reason to fail
-    made = FORMATS[form](report)
-    if form == "text":
-        console = Console()  # knows whether this is a terminal, and its colours
-        with console.capture() as capture:  # rich would end the process where the reader has left
-            render.show(render.text(report), console)
-        made = capture.get()
-    sys.stdout.write(made)
-    sys.stdout.flush()
+def _write(made: str | bytes, asked: argparse.Namespace) -> None:
+    if asked.output is not None:
+        asked.output.write_bytes(made if isinstance(made, bytes) else made.encode())
+        print(f"report: wrote {asked.output}", file=sys.stderr)
+    elif isinstance(made, bytes):
+        sys.stdout.buffer.write(made)
+        sys.stdout.buffer.flush()
+    else:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show: no failure
+        sys.stdout.write(made)
+        sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -23,9 +24,9 @@ _NEEDED = (
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
-def records(frame: pd.DataFrame, metric: str, workloads: dict[str, Workload]) -> list[Record]:
-    """Each row as a dictionary of what a report needs; what is missing is None."""
-    names = dict.fromkeys((*_NEEDED, metric))
+def records(frame: pd.DataFrame, columns: Iterable[str], workloads: dict[str, Workload]) -> list[Record]:
+    """Each row as a dictionary of what a report needs and of `columns`; what is missing is None."""
+    names = dict.fromkeys((*_NEEDED, *columns))
     for workload in workloads.values():
         names |= dict.fromkeys((*fields(workload), *workload.pivot.rows, *workload.pivot.sections))
     names |= dict.fromkeys(("device", "hardware"))

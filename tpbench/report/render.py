@@ -1,9 +1,8 @@
-"""A report as text, Markdown, CSV or HTML."""
+"""A report as text, Markdown or CSV."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 
 import pandas as pd
@@ -115,38 +114,3 @@ def _csv_cell(cell: Cell | None) -> list[str]:
 def _csv_note(cell: Cell) -> str:
     words = {"*": "interpreted", "^": "one pass"}.get(cell.mark, "")
     return words if cell.status == "ok" else f"{cell.status}, {cell.reason}"
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>tpbench</title>
-<style>
-:root {{ color-scheme: light dark; font-family: system-ui, sans-serif }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto }}
-th, td {{ padding: 0.2em 0.8em; text-align: right; white-space: nowrap; border-bottom: 1px solid #8884 }}
-.warning {{ font-weight: bold }}
-</style>
-<h1>tpbench</h1>
-{body}
-</html>
-"""
-
-
-def page(report: Report) -> str:
-    """One self-contained HTML page."""
-    parts = [f"<p>{html.escape(report.caption)}</p>"]
-    parts += [f'<p class="warning">Warning: {html.escape(warning)}</p>' for warning in report.warnings]
-    for table in report.tables:
-        parts += [f"<h2>{html.escape(table.heading)}</h2>", "<table>", _html_row("th", (*table.keys, *table.columns))]
-        parts += [_html_row("td", (*line.keys, *(_text(cell, report) for cell in line.cells))) for line in table.lines]
-        parts.append("</table>")
-    notes = [*report.legend, *(failure.text for failure in report.failures)]
-    if notes:
-        parts += ["<ul>", *(f"<li>{html.escape(note)}</li>" for note in notes), "</ul>"]
-    return _PAGE.format(body="\n".join(parts))
-
-
-def _html_row(tag: str, texts: tuple[str, ...]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"

@@ -1,0 +1,85 @@
+"""A dry run says what would happen, and why."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.report import synthetic
+from tpbench.console.plan import Expectations, describe, foretell, head, without_predicted_oom
+from tpbench.job import parse_job
+from tpbench.launcher.plan import Cell
+from tpbench.results.read import load
+
+
+def job(variant="triton_tp", **values):
+    plain = {"tokens": 4096, "vocab": 131072, "tp_size": 4, "device": "cuda", "loss": "cross_entropy"}
+    return parse_job({"variant": variant, **plain, **values})
+
+
+def cell(index, job, obstacle=None, same_as=None):
+    return SimpleNamespace(index=index, job=job, obstacle=obstacle, same_as=same_as)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    made = [{**row, "wall_s": 40.0} for row in synthetic.cells()]
+    made[0]["key"] = job("triton_tp", vocab=32768, tp_size=1).key
+    made[0]["wall_s"] = 12.0
+    return load(synthetic.write(made, tmp_path_factory.mktemp("plan")))
+
+
+def test_a_plan(rows):
+    cells = [
+        cell(0, job()),
+        cell(1, job("pytorch_gather", tokens=65536)),
+        cell(2, job(tp_size=8), obstacle="needs 8 GPUs, found 4"),
+        cell(3, job(), same_as=0),
+    ]
+    said = describe(cells, rows, gpu_memory_gib=80.0)
+    lines = said.splitlines()
+    assert "4 GPUs" in lines[1] and lines[1].endswith("0.7 min")
+    assert "predicted to run out of memory: 120 GiB" in lines[2]
+    assert lines[3].endswith("skipped: needs 8 GPUs, found 4") and lines[4].endswith("the same job as cell 0")
+    assert (
+        lines[-1]
+        == "4 cells, 2 to run, at most 4 GPUs for one, about 1.3 minutes one after the other. Nothing was run."
+    )
+
+
+def test_from_the_output_folder(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("tpbench.console.machine.gpu_memory_gib", lambda: 80.0)
+    monkeypatch.chdir(tmp_path)
+    out = str(tmp_path / "out")
+    big = Cell(0, job("pytorch_gather", tokens=65536, output_dir=out), None)
+    assert without_predicted_oom([big]) == [big] and "predicted" not in foretell([big])
+    synthetic.write(synthetic.cells(), out)
+    assert "predicted to run out of memory" in foretell([big])
+    small = Cell(1, job(output_dir=out), None)
+    skipped, kept = without_predicted_oom([big, small])
+    assert kept == small and skipped.obstacle.endswith("78 GiB free (skip_predicted_oom=true)")
+
+
+def test_without_rows():
+    said = describe([cell(0, job()), cell(1, job(device="cpu", tp_size=2, vocab=1000))])
+    assert "predicted" not in said and "cpu, 2 ranks" in said and "0.5 min" in said
+
+
+def test_expected_times(rows):
+    known = Expectations(rows)
+    assert known.seconds(job("triton_tp", vocab=32768, tp_size=1)) == 12.0
+    assert known.seconds(job(tp_size=4)) == 40.0
+    assert known.seconds(job(tp_size=16)) == 31.0
+
+
+def test_expected_shortage(rows):
+    known = Expectations(rows)
+    big = job("pytorch_gather", tokens=65536)
+    assert known.oom(big, 80.0) and known.oom(big, None) is None
+    assert known.oom(job("pytorch_gather", tokens=65536, memory_limit_gib=20.0), None)
+    assert known.oom(job("triton_tp", tokens=65536, block_cap=4096), 80.0) is None
+    assert known.oom(job("pytorch_gather", tokens=65536, compute_dtype="logits"), 80.0) is None
+
+
+def test_heads_are_the_reports():
+    assert head(job("triton_tp", block_cap=4096)) == "triton_tp"
+    assert head(job("pytorch_tp_manual", compile=True, graph=True)) == "pytorch_tp_manual compile=true graph=true"

@@ -1,0 +1,81 @@
+"""Single pictures, and what they show."""
+
+import pytest
+
+from tests.report import synthetic
+from tpbench.report import plots
+from tpbench.report.command import main
+from tpbench.report.layout import lay_out
+from tpbench.report.plots import by_size, style
+from tpbench.report.plots.block_cap import shares
+from tpbench.results.read import load
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("plots"))
+
+
+@pytest.fixture(scope="module")
+def section(rows):
+    return lay_out(load(rows), plots.NEEDS).sections[0]
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_each_as_a_file(rows, tmp_path, name):
+    for form, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        out = tmp_path / f"plot.{form}"
+        assert main([str(rows), "--format", form, "--plot", name, "--loss", "cross_entropy", "-o", str(out)]) == 0
+        assert out.read_bytes().startswith(start)
+    assert b"#fe0" not in out.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--format", "png", "--plot", "time"], "shows one of these: choose with --loss"),
+        (["--format", "png", "--plot", "tme"], "no plot is called tme, did you mean time?"),
+        (["--format", "png"], "a picture needs both"),
+        (["--plot", "time"], "a picture needs both"),
+        (["--format", "svg", "--plot", "block_cap", "--loss", "reverse_kl"], "nothing for the plot block_cap"),
+    ],
+)
+def test_what_cannot_be_drawn(rows, capsys, arguments, said):
+    assert main([str(rows), *arguments, "-o", "/nowhere/x"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_lines_are_the_rows(rows, section):
+    figure = by_size.draw(section, "time_ms", floor=True)
+    frame = load(rows)
+    axes = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 4096")
+    lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
+    here = frame[(frame.tp_size == 4) & (frame.tokens == 4096) & (frame.loss == "cross_entropy")].sort_values("vocab")
+    assert lines["triton_tp"] == here[here.variant == "triton_tp"].time_ms.tolist()
+    assert lines["floor"] == here[here.variant == "triton_tp"].floor_ms.tolist()
+    failed = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 65536")
+    assert "pytorch_gather: out of memory" in [line.get_label() for line in failed.get_lines()]
+
+
+def test_shares_by_block_cap(rows, section):
+    found = shares(section)
+    line = found["triton_tp", "vocab=32768 tp=1 tokens=4096"]
+    assert sorted(line) == ["16384", "32768", "4096", "8192", "auto"]
+    assert max(line, key=line.get) == "auto" and min(line, key=line.get) == "32768"
+
+
+def test_a_page_has_its_own_colours_and_text(section):
+    made = plots.inline(section, "time", "s0time")
+    assert "var(--s0)" in made and "currentColor" in made and "#fe0" not in made and "<style" not in made
+    assert ">131072</text>" in made or "131072" in made
+    assert made == plots.inline(section, "time", "s0time")
+    assert style.colour(0) == style.LIGHT[0]
+
+
+def test_what_varies_runs_along_the_axis(add, frame):
+    for tokens in (64, 128, 256):
+        add("triton_tp", tokens / 100, tokens=tokens)
+    (made,) = lay_out(frame(), plots.NEEDS).sections
+    (axes,) = by_size.draw(made, "time_ms").axes
+    assert axes.get_xlabel() == "tokens" and axes.get_title() == "vocab 32768, tp 2"
+    assert axes.get_lines()[0].get_ydata().tolist() == [0.64, 1.28, 2.56]

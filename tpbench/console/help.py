@@ -1,0 +1,25 @@
+"""The help of the command line: one screen, what to type first at the top."""
+
+HELP = """\
+tpbench: which implementation of a tensor-parallel operation is right, fastest
+and smallest on your machines, and how close to what the hardware allows.
+
+  python -m tpbench list          what there is, and whether it can run here
+  python -m tpbench doctor        what to mend on this machine
+  python -m tpbench               one small job
+  python -m tpbench -m variant=triton_tp,pytorch_gather shape=v131k_tp8  a sweep
+  python -m tpbench -m +experiment=tp_entropy_loss                 a whole table
+  python scripts/report.py outputs                            what was measured
+
+Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
+  variant shape loss block_cap measure      groups: `list` shows their values
+  tokens vocab tp_size dp_size dtype seed   the problem
+  device=auto|cuda|cpu  graph=true          where and how it is timed
+  memory_limit_gib timeout_s                when a job is given up
+  output_dir=DIR  resume=true               where rows go; only what is missing
+  dry_run=true                              with -m: show the plan, run nothing
+
+  --cfg job     the configuration of a job, all fields (of these arguments)
+  --hydra-help  Hydra's own options, among them shell completion
+  --version     the version
+"""

@@ -1,0 +1,1 @@
+"""What a cell that was not measured would take, from those that were. Knows no torch."""

@@ -1,0 +1,27 @@
+"""The rows that a command was pointed at, with what is to be said of them on stderr."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+import pandas as pd
+
+from tpbench.fields import JobError
+from tpbench.results.read import RowWarning, load
+
+
+def read_rows(places: Sequence[str]) -> pd.DataFrame:
+    """The rows in `places`; complaints about files go to stderr. Raises JobError where there are none."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RowWarning)
+        try:
+            frame = load(places)
+        except FileNotFoundError as error:
+            raise JobError(f"{error}: run `python -m tpbench ...` first, or name the folder") from None
+    for warning in caught:
+        print(f"report: warning: {warning.message}", file=sys.stderr)
+    if frame.empty:
+        raise JobError(f"no rows in {', '.join(places)}: run `python -m tpbench ...` first")
+    return frame
