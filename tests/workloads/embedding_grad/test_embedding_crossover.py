@@ -1,0 +1,106 @@
+"""Bytes by formula, the crossover predicted and found between measurements, and the report of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workloads.embedding_grad.cells import context, problem
+from tpbench.workloads.embedding_grad import crossover, report, traffic
+from tpbench.workloads.embedding_grad.inputs import Inputs
+
+H200 = {"all_to_all_gb_per_s": 380.0, "reduce_scatter_gb_per_s": 304.0, "copy_gb_per_s": 4230.0, "latency_ms": 0.012}
+
+
+def test_the_record_sends_what_was_published() -> None:
+    assert traffic.dense_reduce_scatter(251_520, 768 * 2, 8) == pytest.approx(338e6, rel=1e-3)
+    assert traffic.dense_all_reduce(251_520, 768 * 2, 8) == 2 * traffic.dense_reduce_scatter(251_520, 768 * 2, 8)
+    for tokens, density in ((32_768, 0.12), (98_304, 0.32)):
+        assert traffic.distinct_rows(251_520, tokens) / 251_520 == pytest.approx(density, abs=0.005)
+
+
+def test_counted_rows_and_the_even_formula_agree() -> None:
+    """Hashed rows are even enough over owners that what is counted is what the closed form says."""
+    inputs = Inputs(problem(table_rows=20_001, width=8, tokens=4000), context(ranks=4))
+    touched = traffic.distinct_rows(20_001, 8000)
+    counted = traffic.sparse_all_to_all(inputs.counts, inputs.row_bytes)
+    assert counted == pytest.approx([traffic.even_all_to_all(touched, 16, 4)] * 4, rel=0.03)
+    gathered = traffic.sparse_all_gather(inputs.counts, inputs.row_bytes)
+    assert gathered == pytest.approx([traffic.even_all_gather(touched, 16, 4)] * 4, rel=0.03)
+
+
+def test_the_prediction_is_where_both_take_equally_long() -> None:
+    rows, row_bytes, ranks = 251_520, 1536, 4
+    rho = crossover.predicted(rows, row_bytes, ranks, **H200)
+    wire = rho * rows * row_bytes * 3 / 4
+    sparse_ns = wire * (1 + 4 / 1536) / 380 + 5 * wire / 4230 + 3 * 0.012e6
+    assert sparse_ns == pytest.approx(rows * row_bytes * 3 / 4 / 304)
+    assert 0.7 < rho < 0.9
+    assert crossover.predicted(rows, row_bytes, ranks, **{**H200, "latency_ms": 10.0}) == 0.0
+    assert crossover.predicted(rows, row_bytes, ranks, **{**H200, "all_to_all_gb_per_s": 4e3}) == 1.0
+
+
+@given(at=st.floats(0.05, 0.95), slope=st.floats(0.1, 10), start=st.floats(0, 1))
+def test_a_straight_lines_crossover_is_found(at: float, slope: float, start: float) -> None:
+    points = [(density / 10, start + slope * density / 10) for density in range(11)]
+    dense_ms = start + slope * at
+    assert crossover.measured(points[::-1], dense_ms) == pytest.approx(at)
+    assert crossover.from_line(points[2], points[8], dense_ms) == pytest.approx(at)
+
+
+def test_what_was_not_reached_is_not_made_up() -> None:
+    assert crossover.measured([(0.1, 1.0), (0.5, 2.0)], 3.0) is None
+    assert crossover.measured([(0.1, 1.0), (0.5, 2.0)], 0.5) is None
+    assert crossover.from_line((0.2, 1.0), (0.8, 1.0), 2.0) == float("inf")
+    assert crossover.from_line((0.2, 1.0), (0.8, 0.9), 0.5) == 0.0
+
+
+def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:
+    return {
+        "workload": "embedding_grad", "status": "ok", "interpreted": False, "variant": variant, "density": density,
+        "time_ms": 9 * ms, "device_ms": ms, "gpu_name": "H200", "cpu_model": "x", "dtype": "bfloat16", "dp_size": 4,
+        "table_rows": 251_520, "width": 768, "overlap_ms": 0.0, "order": "early", "merge": "triton", "pinned": True,
+        "predicted_crossover": 0.63, "started_at": pd.Timestamp("2026-11-20", tz="UTC"), **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    """A sparse exchange that takes 0.1 ms and 1.4 ms a whole table, against 0.94 ms: they cross at 60%."""
+    rows = [row("sparse_all_to_all", density, 0.1 + 1.4 * density) for density in (0.1, 0.5, 0.9)]
+    rows += [row("sparse_all_to_all", 0.5, 2.0, merge="index_add"), row("sparse_auto", 0.9, 0.95)]
+    rows += [row("dense_reduce_scatter", 0.1, 0.94), row("dense_all_reduce", 0.1, 1.88)]
+    rows += [row("sparse_all_to_all", 0.2, 70.0, interpreted=True), row("sparse_all_to_all", 0.3, 1.0, status="wrong")]
+    old = pd.Timestamp("2026-11-01", tz="UTC")
+    return pd.DataFrame([*rows, row("sparse_all_to_all", 0.1, 5.0, started_at=old)])
+
+
+def test_speedups_are_over_the_dense_reduce_scatter(frame: pd.DataFrame) -> None:
+    found = report.speedups(frame).set_index(["head", "density"])["speedup"]
+    assert len(found) == 6  # neither interpreted nor wrong nor superseded rows
+    assert found["sparse_all_to_all", 0.1] == pytest.approx(0.94 / 0.24)
+    assert found["sparse_all_to_all merge=index_add", 0.5] == pytest.approx(0.47)
+    assert found["dense_all_reduce", 0.1] == pytest.approx(0.5)
+
+
+def test_crossovers_are_measured_beside_their_prediction(frame: pd.DataFrame) -> None:
+    ends = report.crossovers(report.speedups(frame)).set_index("head")
+    assert set(ends.index) == {"sparse_all_to_all", "sparse_all_to_all merge=index_add"}
+    assert ends.loc["sparse_all_to_all", "measured"] == pytest.approx(0.6)
+    assert ends.loc["sparse_all_to_all", "off"] == pytest.approx(0.05)
+    assert pd.isna(ends.loc["sparse_all_to_all merge=index_add", "measured"])
+
+
+def test_both_as_tables_and_as_a_picture(frame: pd.DataFrame) -> None:
+    text = report.markdown(frame)
+    assert "| 10% | 0.50x | 3.92x | - | - |" in text
+    assert "| sparse_all_to_all, width 768, 4 ranks | 60% | 63% | 5% |" in text
+    pytest.importorskip("matplotlib")
+    figure = report.draw(frame)
+    assert figure is not None and len(figure.axes) == 1
+    assert report.draw(frame[frame["variant"] == "dense_reduce_scatter"]) is None
+    assert report.speedups(frame[:0]).empty

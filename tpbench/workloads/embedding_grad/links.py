@@ -1,0 +1,46 @@
+"""What this machine's collectives reach: the bandwidths and the latency that floors and predictions are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpbench.workloads.embedding_grad import traffic
+from tpbench.workloads.embedding_grad.inputs import Inputs
+from tpbench.workloads.embedding_grad.timing import Stopwatch
+from tpbench.workloads.embedding_grad.wire import Wire
+
+
+@dataclass(frozen=True)
+class Links:
+    """In bytes that one rank sends, 1e9 a second, while all send; the same on every rank."""
+
+    all_to_all_gb_per_s: float
+    """Of an all-to-all of the whole table's parts, its latency taken off."""
+    reduce_scatter_gb_per_s: float
+    """Of the dense reduce-scatter itself."""
+    latency_ms: float
+    """Time of an all-to-all of one row a peer."""
+
+    def wire_ms(self, sent: int) -> float:
+        """The least time for so many bytes from one rank."""
+        return sent / max(self.all_to_all_gb_per_s, self.reduce_scatter_gb_per_s) / 1e6
+
+
+def measure(inputs: Inputs, wire: Wire, stopwatch: Stopwatch) -> Links:
+    """Collective. The gradient serves as the sender's buffer and stays as it is."""
+    rows_each, ranks = inputs.owners.rows_each, inputs.owners.world_size
+    output = inputs.grad.new_empty((ranks - 1) * rows_each, inputs.grad.shape[1])
+
+    def all_to_all(rows: int) -> float:
+        splits = [0 if rank == inputs.rank else rows for rank in range(ranks)]
+        out, leaving = output[: sum(splits)], inputs.grad[: sum(splits)]
+        return stopwatch.ms(lambda: wire.all_to_all(out, leaving, splits, splits))
+
+    latency_ms = all_to_all(1)
+    # On a CPU a small table may take no longer than one row does.
+    large_ms = all_to_all(rows_each)
+    transfer_ms = large_ms - latency_ms if large_ms > 2 * latency_ms else large_ms
+    dense_ms = stopwatch.ms(lambda: wire.reduce_scatter_mean(output[:rows_each], inputs.grad))
+    sent = traffic.dense_reduce_scatter(len(inputs.grad), inputs.row_bytes, ranks)
+    wire.reset()
+    return Links(sent / transfer_ms / 1e6, sent / dense_ms / 1e6, latency_ms)

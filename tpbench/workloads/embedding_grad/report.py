@@ -1,0 +1,183 @@
+"""`python -m tpbench.workloads.embedding_grad.report outputs`: speed-ups over dense by density, and where they end.
+
+Rows of one table, world size and machine belong together; among them only the touched rows differ. Device times where
+there are any. Interpreted rows are no measurement and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from tpbench.fields import JobError
+from tpbench.workloads.embedding_grad import crossover
+from tpbench.workloads.embedding_grad.problem import WORKLOAD
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DENSE = "dense_reduce_scatter"
+TOGETHER = ["hardware", "dtype", "table_rows", "width", "dp_size", "overlap_ms", "order"]
+"""What must be the same for times to be compared over densities."""
+OPTIONS = {"merge": "triton", "pinned": True}
+"""Options that make another column of a variant, with what is not mentioned."""
+
+
+def speedups(frame: pd.DataFrame) -> pd.DataFrame:
+    """A line for each right row that is not the dense reduce-scatter: density, ms, dense_ms and their ratio `speedup`.
+
+    dense_ms is of the newest dense row of the same tokens, or where there is none of any: it sends the whole table.
+    """
+    rows = _usable(frame)
+    if rows.empty:
+        return pd.DataFrame(columns=[*TOGETHER, "head", "density", "ms", "dense_ms", "speedup", "predicted_crossover"])
+    dense = rows[rows["variant"] == DENSE]
+    others = rows[rows["variant"] != DENSE]
+    # A dense row takes no order of its own but "early" and "late", which are one to it.
+    exactly = [*TOGETHER, "density"]
+    same = dense.groupby(exactly)["ms"].last().rename("same_ms").reset_index()
+    any_ = dense.groupby(TOGETHER)["ms"].median().rename("any_ms").reset_index()
+    others = others.merge(same, how="left", on=exactly).merge(any_, how="left", on=TOGETHER)
+    others["dense_ms"] = others["same_ms"].fillna(others["any_ms"])
+    others["speedup"] = others["dense_ms"] / others["ms"]
+    kept = [*TOGETHER, "head", "density", "ms", "dense_ms", "speedup", "predicted_crossover"]
+    return others[kept].sort_values([*TOGETHER, "head", "density"], ignore_index=True)
+
+
+def crossovers(found: pd.DataFrame) -> pd.DataFrame:
+    """From `speedups`: for each table and variant the density at which dense becomes faster, measured and predicted.
+
+    `off` is predicted over measured, less 1. Not for variants that go dense themselves, nor where densities do not
+    reach the crossover.
+    """
+    lines = []
+    sparse = found[~found["head"].str.startswith(("dense", "sparse_auto"))].dropna(subset=["dense_ms"])
+    for key, group in sparse.groupby([*TOGETHER, "head"]):
+        points = list(group.groupby("density")["ms"].median().items())
+        measured = crossover.measured([(float(str(at)), ms) for at, ms in points], float(group["dense_ms"].median()))
+        predicted = float(group["predicted_crossover"].median())
+        off = None if measured is None else predicted / measured - 1
+        lines.append((*key, measured, predicted, off))
+    return pd.DataFrame(lines, columns=[*TOGETHER, "head", "measured", "predicted", "off"])
+
+
+def _usable(frame: pd.DataFrame) -> pd.DataFrame:
+    """Right rows that measure something, with their time as `ms` and their column's name as `head`."""
+    rows = frame[(frame["workload"] == WORKLOAD.name) & (frame["status"] == "ok")]
+    rows = rows[~rows["interpreted"].fillna(False).astype(bool)].sort_values("started_at").copy()
+    if rows.empty:
+        return rows
+    rows["ms"] = rows["device_ms"].fillna(rows["time_ms"]).astype(float)
+    rows["hardware"] = rows["gpu_name"].fillna(rows["cpu_model"]).fillna("unknown")
+    rows["density"] = rows["density"].astype(float).round(4)
+    named = [
+        [row["variant"], *(f"{name}={row[name]}".lower() for name, plain in OPTIONS.items() if row[name] != plain)]
+        for row in rows.to_dict("records")
+    ]
+    rows["head"] = [" ".join(each) for each in named]
+    return rows.drop_duplicates([*TOGETHER, "head", "density"], keep="last")
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """Both as Markdown: a table of speed-ups for each machine and table, then the crossovers."""
+    found = speedups(frame)
+    parts = []
+    for key, group in found.groupby(TOGETHER):
+        facts = zip(TOGETHER, key, strict=True)
+        parts.append(", ".join(f"{name} {value}" for name, value in facts if value not in (0.0, "early")))
+        grid = group.pivot_table(index="density", columns="head", values="speedup")
+        parts.append(_table([f"{100 * at:.3g}%" for at in grid.index], "density", grid, "{:.2f}x"))
+    ends = crossovers(found)
+    if len(ends):
+        parts.append(f"density at which {DENSE} becomes faster")
+        heads = [f"{end['head']}, width {end['width']}, {end['dp_size']} ranks" for end in ends.to_dict("records")]
+        parts.append(_table(heads, "variant", 100 * ends[["measured", "predicted", "off"]].astype(float), "{:.3g}%"))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(names: Sequence[str], title: str, grid: pd.DataFrame, form: str) -> str:
+    lines = [f"| {title} | {' | '.join(map(str, grid.columns))} |", "| --- |" + " --- |" * len(grid.columns)]
+    for name, values in zip(names, grid.to_numpy(dtype=float, na_value=float("nan")), strict=True):
+        lines.append(f"| {name} | {' | '.join('-' if value != value else form.format(value) for value in values)} |")
+    return "\n".join(lines)
+
+
+def draw(frame: pd.DataFrame) -> Figure | None:
+    """Speed-up by density, a panel for each table and world size, with the crossovers as vertical lines."""
+    from tpbench.report.plots import style
+
+    found = speedups(frame).dropna(subset=["speedup"])
+    if found.empty:
+        return None
+    ends = crossovers(found)
+    groups = list(found.groupby(TOGETHER))
+    heads = sorted(set(found["head"]))
+    figure = style.new_figure(max(5.2, 3.6 * len(groups)), 3.4 + 0.2 * -(-len(heads) // 3))
+    grid = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for axes, (key, group) in zip(grid, groups, strict=True):
+        for head, line in group.groupby("head"):
+            index = heads.index(str(head))
+            look: dict[str, Any] = {"color": style.colour(index), "marker": style.marker(index)}
+            axes.plot(100 * line["density"], line["speedup"], label=head, **look)
+        here = ends[(ends[TOGETHER] == pd.Series(dict(zip(TOGETHER, key, strict=True)))).all(axis=1)]
+        for end in here.to_dict("records"):
+            colour = style.colour(heads.index(end["head"]))
+            for name, dashes in (("measured", "-"), ("predicted", ":")):
+                if not pd.isna(end[name]):
+                    axes.axvline(100 * end[name], color=colour, linestyle=dashes, linewidth=1)
+        named = dict(zip(TOGETHER, key, strict=True))
+        axes.axhline(1, color=style.ink(), linewidth=1)
+        axes.set_title(f"{named['table_rows']} x {named['width']}, {named['dp_size']} ranks")
+        axes.set_xlabel("rows touched (%)")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    grid[0].set_ylabel(f"speed-up over {DENSE}")
+    handles = {text: handle for axes in grid for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; exits 2 for what cannot be answered."""
+    parser = argparse.ArgumentParser(prog="embedding_grad.report", description="Sparse over dense, by density.")
+    parser.add_argument("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw it (.png, .svg): crossovers as lines, dotted where predicted"
+    )
+    asked = parser.parse_args(arguments)
+    try:
+        from tpbench.report.rows import read_rows
+
+        frame = read_rows(asked.where)
+        if speedups(frame).empty:
+            raise JobError(f"no row of {WORKLOAD.name} beside {DENSE} was measured there")
+        if asked.picture:
+            _picture(frame, asked.picture)
+        else:
+            print(markdown(frame), end="")
+    except (JobError, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _picture(frame: pd.DataFrame, file: Path) -> None:
+    from tpbench.report.plots import style
+
+    style.require()
+    if file.suffix not in (".png", ".svg"):
+        raise JobError(f"--picture {file} must end in .png or .svg")
+    with style.drawing("crossover"):
+        figure = draw(frame)
+        if figure is None:
+            raise JobError(f"there is no {DENSE} row to compare with")
+        file.write_bytes(style.png(figure) if file.suffix == ".png" else style.svg(figure))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

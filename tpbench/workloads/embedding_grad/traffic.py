@@ -1,0 +1,68 @@
+"""Bytes that exchanges send, by formula: exactly, from counts of rows, and for ranks that all touch equally many.
+
+N rows, d columns, b bytes an element, W ranks, U touched rows a rank; owners' shares equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ID_BYTES, COO_ID_BYTES, COUNT_BYTES = 4, 8, 8
+"""A row's number as int32; as int64, which torch's COO tensors have; a count."""
+
+
+def dense_reduce_scatter(padded_rows: int, row_bytes: int, world_size: int) -> int:
+    """N d b (W - 1) / W."""
+    return padded_rows * row_bytes * (world_size - 1) // world_size
+
+
+def dense_all_reduce(padded_rows: int, row_bytes: int, world_size: int) -> int:
+    """Twice that."""
+    return 2 * dense_reduce_scatter(padded_rows, row_bytes, world_size)
+
+
+def leaving(counts: Sequence[Sequence[int]]) -> list[int]:
+    """From rows by who touched and who owns them: each rank's rows that are not its own."""
+    return [sum(row) - row[rank] for rank, row in enumerate(counts)]
+
+
+def arriving(counts: Sequence[Sequence[int]]) -> list[int]:
+    """Each rank's rows that others touched."""
+    return [sum(row[rank] for row in counts) - counts[rank][rank] for rank in range(len(counts))]
+
+
+def busiest(counts: Sequence[Sequence[int]]) -> int:
+    """The most rows that a rank sends or receives in an all-to-all, which is what one waits for."""
+    return max(*leaving(counts), *arriving(counts))
+
+
+def sparse_all_to_all(counts: Sequence[Sequence[int]], row_bytes: int) -> list[int]:
+    """For each rank: its rows that are not its own with their numbers, and a count for each peer."""
+    return [rows * (row_bytes + ID_BYTES) + COUNT_BYTES * (len(counts) - 1) for rows in leaving(counts)]
+
+
+def sparse_all_gather(counts: Sequence[Sequence[int]], row_bytes: int) -> list[int]:
+    """For each rank, to each peer: as many rows as the rank with most, with their numbers, and W counts."""
+    peers = len(counts) - 1
+    most = max(map(sum, counts))
+    return [peers * (most * (row_bytes + COO_ID_BYTES) + COUNT_BYTES * len(counts))] * len(counts)
+
+
+def sparse_all_reduce(counts: Sequence[Sequence[int]], row_bytes: int) -> list[int]:
+    """For each rank, to each peer: its rows with their numbers."""
+    return [(len(counts) - 1) * sum(row) * (row_bytes + COO_ID_BYTES) for row in counts]
+
+
+def even_all_to_all(touched: float, row_bytes: int, world_size: int) -> float:
+    """U (W - 1) / W (d b + 4) + 8 W."""
+    return touched * (world_size - 1) / world_size * (row_bytes + ID_BYTES) + COUNT_BYTES * world_size
+
+
+def even_all_gather(touched: float, row_bytes: int, world_size: int) -> float:
+    """U (W - 1) (d b + 8)."""
+    return touched * (world_size - 1) * (row_bytes + COO_ID_BYTES)
+
+
+def distinct_rows(table_rows: int, tokens: int) -> float:
+    """U = N (1 - (1 - 1/N)^T): the rows that T uniform tokens are expected to touch."""
+    return float(table_rows * (1 - (1 - 1 / table_rows) ** tokens))

@@ -1,0 +1,105 @@
+"""The variants of the embedding gradient's exchange."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
+
+
+def _merges_with_triton(problem: EmbeddingGrad) -> bool:
+    return problem.merge == "triton"
+
+
+def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
+    return "torch adds no sparse tensors in float16" if problem.dtype == "float16" else None
+
+
+@WORKLOAD.variant("reduce_scatter_tensor of the whole table", takes={"order"})
+def dense_reduce_scatter(problem: EmbeddingGrad, place: Any) -> Any:
+    from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
+
+    return DenseReduceScatter(place.inputs, place.wire)
+
+
+@WORKLOAD.variant("all_reduce of the whole table, of which each rank uses its slice", takes={"order"})
+def dense_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
+    from tpbench.workloads.embedding_grad.dense import DenseAllReduce
+
+    return DenseAllReduce(place.inputs, place.wire)
+
+
+@WORKLOAD.variant(
+    "touched rows to their owners; row numbers known on the CPU before the forward pass",
+    takes={"merge", "pinned", "order"},
+    needs=("triton",),
+    uses_triton=_merges_with_triton,
+)
+def sparse_all_to_all(problem: EmbeddingGrad, place: Any) -> Any:
+    from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
+    from tpbench.workloads.embedding_grad.index import CpuIndex
+    from tpbench.workloads.embedding_grad.merge import merge_for
+
+    index = CpuIndex(place.inputs, pinned=problem.pinned)
+    return SparseAllToAll(place.inputs, place.wire, index, merge_for(problem, place.inputs))
+
+
+@WORKLOAD.variant(
+    "touched rows to their owners; row numbers found on the GPU, for which the host waits",
+    takes={"merge", "order"},
+    needs=("triton",),
+    uses_triton=_merges_with_triton,
+)
+def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
+    from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
+    from tpbench.workloads.embedding_grad.index import DeviceIndex
+    from tpbench.workloads.embedding_grad.merge import merge_for
+
+    return SparseAllToAll(place.inputs, place.wire, DeviceIndex(place.inputs), merge_for(problem, place.inputs))
+
+
+@WORKLOAD.variant(
+    "touched rows to everybody: the coalesced COO tensor all-gathered",
+    takes={"merge", "pinned", "order"},
+    needs=("triton",),
+    uses_triton=_merges_with_triton,
+)
+def sparse_all_gather(problem: EmbeddingGrad, place: Any) -> Any:
+    from tpbench.workloads.embedding_grad.all_gather import SparseAllGather
+    from tpbench.workloads.embedding_grad.index import CpuIndex
+    from tpbench.workloads.embedding_grad.merge import merge_for
+
+    index = CpuIndex(place.inputs, pinned=problem.pinned)
+    return SparseAllGather(place.inputs, place.wire, index, merge_for(problem, place.inputs))
+
+
+@WORKLOAD.variant(
+    "torch's all_reduce of a sparse COO tensor",
+    takes={"order"},
+    cpu_only="NCCL has no sparse all-reduce",
+    refuses=_no_sparse_half,
+)
+def torch_sparse_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
+    from tpbench.workloads.embedding_grad.coo import TorchSparseAllReduce
+    from tpbench.workloads.embedding_grad.index import CpuIndex
+
+    return TorchSparseAllReduce(place.inputs, place.wire, CpuIndex(place.inputs, pinned=False))
+
+
+@WORKLOAD.variant(
+    "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
+    takes={"merge", "pinned", "order"},
+    needs=("triton",),
+    uses_triton=_merges_with_triton,
+)
+def sparse_auto(problem: EmbeddingGrad, place: Any) -> Any:
+    from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
+    from tpbench.workloads.embedding_grad.auto import SparseAuto, calibrate
+    from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
+    from tpbench.workloads.embedding_grad.index import CpuIndex
+    from tpbench.workloads.embedding_grad.merge import merge_for
+
+    inputs, wire = place.inputs, place.wire
+    dense = DenseReduceScatter(inputs, wire)
+    sparse = SparseAllToAll(inputs, wire, CpuIndex(inputs, pinned=problem.pinned), merge_for(problem, inputs))
+    return SparseAuto(inputs, wire, dense, sparse, calibrate(inputs, dense, sparse, place.stopwatch))
