@@ -15,13 +15,14 @@ from tpbench.launcher.overrides import check_overrides
 from tpbench.workloads import variants
 
 README = (ROOT / "README.md").read_text()
-CODE = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+SHELL = README.replace("\\\n", " ")  # a line that goes on is one line
+CODE = re.findall(r"```bash\n(.*?)```", SHELL, flags=re.DOTALL)
 LINES = [line.split("  #")[0].strip() for block in CODE for line in block.splitlines() if line.strip()]
 
 
 def arguments(start: str) -> list[list[str]]:
     """The arguments of the README's commands that begin like that."""
-    return [shlex.split(line)[len(shlex.split(start)) :] for line in LINES if line.startswith(start)]
+    return [shlex.split(line)[len(shlex.split(start)) :] for line in LINES if f"{line} ".startswith(f"{start} ")]
 
 
 @pytest.mark.parametrize("line", arguments("python -m tpbench"), ids=" ".join)

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tpbench.results.read import load as load
+    from tpbench.results.read import load_table as load_table
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "load", "load_table"]
 
 
 def __getattr__(name: str) -> Any:
     # Late, because the launcher and every rank import this package and need no pandas.
-    if name == "load":
-        from tpbench.results.read import load
+    if name in ("load", "load_table"):
+        from tpbench.results import read
 
-        return load
+        return getattr(read, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
