@@ -6,13 +6,10 @@ scripts/compact.py [OUTPUT_DIR]
 
 import argparse
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-if (ROOT / "tpbench" / "__init__.py").is_file():  # a checkout: its own package, installed or not
-    sys.path.insert(0, str(ROOT))
+import _checkout  # noqa: F401  finds the package below
 
-from tpbench.results.compact import Busy, compact  # noqa: E402
+from tpbench.results.compact import Busy, compact
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What the README shows is true: its commands are understood, its files exist, its tables come from the rows."""
+"""The README and its pages are true: commands are understood, files exist, tables come from the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tpbench.launcher.overrides import check_overrides
 from tpbench.workloads import variants
 
 README = (ROOT / "README.md").read_text()
-SHELL = README.replace("\\\n", " ")  # a line that goes on is one line
+PAGES = README + "".join(page.read_text() for page in sorted((ROOT / "tpbench/docs").glob("*.md")))
+SHELL = PAGES.replace("\\\n", " ")  # a line that goes on is one line
 CODE = re.findall(r"```bash\n(.*?)```", SHELL, flags=re.DOTALL)
 LINES = [line.split("  #")[0].strip() for block in CODE for line in block.splitlines() if line.strip()]
 
@@ -38,8 +39,14 @@ def test_report_commands_run(line: list[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "tpbench/docs").glob("*.md")]:
+        for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), (page.name, link)
+
+
 def test_every_script_that_is_named_exists() -> None:
-    for name in set(re.findall(r"scripts/[\w.]+", README)):
+    for name in set(re.findall(r"scripts/[\w.]+", PAGES)):
         assert (ROOT / name).exists(), name
 
 
@@ -48,7 +55,7 @@ def test_every_variant_and_choice_is_named() -> None:
         file.stem for group in ("shape", "loss", "block_cap", "measure") for file in (ROOT / "conf" / group).glob("*")
     ]
     for name in [*variants(), *choices]:
-        assert re.search(rf"\b{name}\b", README), name
+        assert re.search(rf"\b{name}\b", PAGES), name
 
 
 @pytest.mark.parametrize("command", re.findall(r"<!-- (scripts/report\.py .*?) -->", README))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from tpbench.measure.machine import nvml_session, nvml_text
 
 NVLINK = 100.0
 """What a link weighs: more than any way over PCIe."""
@@ -24,11 +26,11 @@ class Gpu:
 
 def usable() -> list[Gpu]:
     """Those that a job started here could use."""
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         if nvml is None:
             return []
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        present = [_text(nvml.nvmlDeviceGetUUID(each)) for each in handles]
+        present = [nvml_text(nvml.nvmlDeviceGetUUID(each)) for each in handles]
     admitted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if admitted is None:
         return [Gpu(uuid, uuid) for uuid in present]
@@ -43,7 +45,7 @@ def usable() -> list[Gpu]:
 
 def links(uuids: Sequence[str]) -> dict[frozenset[str], float]:
     """How well each two are connected: their NVLinks, or else how near they are over PCIe."""
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         if nvml is None:
             return {}
         handles: dict[str, Any] = {}
@@ -54,7 +56,7 @@ def links(uuids: Sequence[str]) -> dict[frozenset[str], float]:
         weights = {}
         for (one, a), (two, b) in itertools.combinations(handles.items(), 2):
             with contextlib.suppress(nvml.NVMLError):
-                bus = _text(nvml.nvmlDeviceGetPciInfo(b).busId).lower()
+                bus = nvml_text(nvml.nvmlDeviceGetPciInfo(b).busId).lower()
                 # Levels grow with distance, from the same board (0) to another socket (50).
                 weights[frozenset((one, two))] = (
                     NVLINK * direct[one].count(bus) + 1 - nvml.nvmlDeviceGetTopologyCommonAncestor(a, b) / 100
@@ -68,24 +70,5 @@ def _peers(nvml: Any, handle: Any) -> list[str]:
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         with contextlib.suppress(nvml.NVMLError):
             if nvml.nvmlDeviceGetNvLinkState(handle, link):
-                found.append(_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
+                found.append(nvml_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
     return found
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

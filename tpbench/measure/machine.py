@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -71,7 +70,7 @@ def recorded_environment(environment: Mapping[str, str] = os.environ) -> str:
 def gpu_count() -> int:
     """GPUs that a job started here could use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         if nvml is None:
             return 0
         present = int(nvml.nvmlDeviceGetCount())
@@ -109,7 +108,7 @@ def available_memory_gib() -> float:
 
 
 @contextlib.contextmanager
-def _nvml() -> Iterator[ModuleType | None]:
+def nvml_session() -> Iterator[Any]:
     """NVML, or None where there is no NVIDIA driver."""
     import pynvml
 
@@ -125,18 +124,19 @@ def _nvml() -> Iterator[ModuleType | None]:
 
 
 def _gpus() -> dict[str, Any]:
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         if nvml is None or not (count := nvml.nvmlDeviceGetCount()):
             return {"gpu_count": 0}
-        names = {_text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)}
+        names = {nvml_text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)}
         return {
             "gpu_count": count,
             "gpu_name": " + ".join(sorted(names)),
-            "driver_version": _text(nvml.nvmlSystemGetDriverVersion()),
+            "driver_version": nvml_text(nvml.nvmlSystemGetDriverVersion()),
         }
 
 
-def _text(value: str | bytes) -> str:
+def nvml_text(value: str | bytes) -> str:
+    """What NVML's bindings give as bytes or as text, by their version."""
     return value.decode() if isinstance(value, bytes) else value
 
 
