@@ -68,7 +68,8 @@ def test_it_is_what_torch_computes(loss: str, temperature: float, ignored: float
         return
     loss_value, grad = torch_loss(cell, shard)
     assert oracle.loss == pytest.approx(loss_value.item(), rel=1e-11, abs=1e-12)
-    torch.testing.assert_close(oracle.gradient(slice(None)), grad, rtol=1e-9, atol=1e-13)
+    # Differences of logarithms near 100 cancel: some 2^-52 * 100 of each is left, and the scale multiplies it.
+    torch.testing.assert_close(oracle.gradient(slice(None)), grad, rtol=1e-9, atol=1e-12 * max(1.0, cell.logits_scale))
     errors = oracle.compare(right(oracle))
     assert errors.complaint(cell) is None and errors.loss_identical
 
