@@ -1,4 +1,4 @@
-"""Before anything imports triton: where there is no GPU its kernels run in the interpreter. And hypothesis's profile."""
+"""Before anything imports triton: without a GPU its kernels run in the interpreter. And hypothesis's profile."""
 
 import os
 
