@@ -72,7 +72,7 @@ def test_what_cannot_be_answered(rows, capsys, arguments, said):
 
 def test_from_anywhere_without_torch(rows, tmp_path):
     probe = (
-        "import runpy, sys; sys.argv = sys.argv[1:]\n"
+        "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0].rpartition('/')[0])\n"
         "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
         "except SystemExit as end: assert end.code == 0 and 'torch' not in sys.modules"
     )

@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "report.py"
 PROBE = """
 import runpy, sys
 sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition('/')[0])  # as for a script
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit as end:
