@@ -73,15 +73,22 @@ def control(*arguments: str) -> None:
     subprocess.run(["scontrol", *arguments], check=True, capture_output=True)
 
 
+def state_of(job_id: str) -> str:
+    line = ["squeue", "--noheader", "--array", "--states=all", "--format=%T", f"--jobs={job_id}"]
+    return subprocess.run(line, capture_output=True, text=True).stdout.strip()
+
+
 def run_again_now(job_id: str) -> None:
-    """A requeued job is held back for two minutes."""
+    """A requeued job is held back for two minutes, counted anew when Slurm has cleaned up after its last run: so ask on."""
+    until(lambda: state_of(job_id) == "PENDING", "the job to be pending again")
 
-    def pending() -> bool:
-        line = ["squeue", "--noheader", "--array", "--states=all", "--format=%T", f"--jobs={job_id}"]
-        return subprocess.run(line, capture_output=True, text=True).stdout.strip() == "PENDING"
+    def started() -> bool:
+        if state_of(job_id) != "PENDING":
+            return True
+        subprocess.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"], capture_output=True)
+        return False
 
-    until(pending, "the job to be pending again")
-    control("update", f"jobid={job_id}", "StartTime=now")
+    until(started, "the job to start again")
 
 
 @pytest.fixture(scope="module", autouse=True)
