@@ -79,14 +79,12 @@ def state_of(job_id: str) -> str:
 
 
 def run_again_now(job_id: str) -> None:
-    """A requeued job is held back for two minutes, counted anew when Slurm has cleaned up after its last run: so ask on."""
+    """A requeued job is held back for two minutes, counted anew once Slurm has cleaned up after it: so ask on."""
     until(lambda: state_of(job_id) == "PENDING", "the job to be pending again")
 
     def started() -> bool:
-        if state_of(job_id) != "PENDING":
-            return True
         subprocess.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"], capture_output=True)
-        return False
+        return state_of(job_id) in ("RUNNING", "COMPLETED")  # COMPLETING is still the last run
 
     until(started, "the job to start again")
 
@@ -164,10 +162,15 @@ def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
     (row,) = rows(tmp_path)
     assert row["status"] == "ok"
     assert {each.name for each in tmp_path.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
+    (log,) = tmp_path.glob("outputs/sweeps/*/slurm/*_0_log.out")
+
+    def ended(times: int) -> bool:
+        return log.read_text().count("Job completed successfully") == times
+
+    until(lambda: ended(1), "the end of the job, a moment after its row")
     control("requeue", job_id)  # its row is on disk: it returns at once
     run_again_now(job_id)
-    again = next(iter(tmp_path.glob("outputs/sweeps/*/slurm/*_0_log.out")))
-    until(lambda: again.read_text().count("Job completed successfully") == 2, "the second end")
+    until(lambda: ended(2), "the second end")
     assert {each.name for each in tmp_path.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
     assert len(rows(tmp_path)) == 1
 
