@@ -14,6 +14,7 @@ from tpbench.job import Job, field_names, parse_job, refusal
 from tpbench.workloads import workloads
 
 TINY = {"variant": "triton_tp", "tp_size": 2, "tokens": 64, "vocab": 1000}
+BIGRAM = {"tp_size": 1, "dp_size": 2, "table_rows": 1001, "width": 32, "tokens": 64}
 
 
 def test_command_line_strings_become_typed_fields() -> None:
@@ -94,6 +95,13 @@ def test_an_option_that_a_variant_does_not_have_is_dropped_or_refused() -> None:
         "does not take compile=True .taken by: pytorch_tp_manual", refusal(parse_job({**TINY, "compile": True})) or ""
     )
     assert refusal(parse_job({**TINY, "variant": "pytorch_tp_manual", "compile": True})) is None
+
+
+def test_what_cannot_be_captured_in_a_graph_is_refused() -> None:
+    counted = {**BIGRAM, "variant": "sparse_all_to_all", "graph": True}
+    assert "sparse_all_to_all cannot be captured in a CUDA graph" in (refusal(parse_job(counted)) or "")
+    assert refusal(parse_job({**counted, "graph": False})) is None
+    assert refusal(parse_job({**counted, "variant": "dense_reduce_scatter"})) is None
 
 
 def test_flat_names_are_unique_across_the_parts_of_a_job() -> None:

@@ -140,4 +140,6 @@ def refusal(job: Job) -> str | None:
         if option.name not in variant.takes and value != option.neutral:
             takers = [each.name for each in job.workload.variants.values() if option.name in each.takes]
             return f"{variant.name} does not take {option.name}={value} (taken by: {', '.join(takers)})"
+    if job.measure.graph and variant.no_graph:
+        return f"{variant.name} cannot be captured in a CUDA graph: {variant.no_graph}"
     return variant.refuses(job.problem, job.tp_size)

@@ -33,6 +33,8 @@ class Variant:
     needs_cuda: bool = False
     cpu_only: str = ""
     """Why it cannot run on GPUs, or nothing."""
+    no_graph: str = ""
+    """Why its iterations cannot be captured in a CUDA graph, or nothing."""
     uses_triton: bool | Callable[[Any], bool] = False
     """Its kernels run in Triton's interpreter on a CPU: such rows are marked `interpreted`. Or a function of the
     problem that says whether."""

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad import traffic
 from tpbench.workloads.embedding_grad.exchange import Phase
-from tpbench.workloads.embedding_grad.index import Found, Index
+from tpbench.workloads.embedding_grad.index import Index
 from tpbench.workloads.embedding_grad.inputs import Inputs
+from tpbench.workloads.embedding_grad.sparse import SparseExchange
 from tpbench.workloads.embedding_grad.wire import Wire
 
 
-class TorchSparseAllReduce:
+class TorchSparseAllReduce(SparseExchange):
     """Everybody gets everybody's rows, coalesced in the gradient's dtype."""
 
     def __init__(self, inputs: Inputs, wire: Wire, index: Index) -> None:
-        self.inputs, self.wire, self.index = inputs, wire, index
-        self.writes = inputs.own
-        self.found: Found | None = None
+        super().__init__(inputs, wire, index)
         self.mine: Tensor | None = None
         self.total: Tensor | None = None
         self.phases = (
@@ -58,17 +55,8 @@ class TorchSparseAllReduce:
         values = self.total.values()[start:stop] * (1.0 / owners.world_size)
         self.inputs.own[rows[start:stop] - owners.first(rank)] = values
 
-    def result(self) -> Tensor:
-        return self.inputs.own
-
     def release(self) -> None:
         self.found = self.mine = self.total = None
 
     def formula(self) -> list[int]:
         return traffic.sparse_all_reduce(self.inputs.counts, self.inputs.row_bytes)
-
-    def facts(self) -> dict[str, Any]:
-        return {"chosen": "sparse"}
-
-    def known_rows(self) -> Tensor | None:
-        return None if self.found is None else self.found.rows

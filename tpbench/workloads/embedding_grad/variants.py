@@ -7,6 +7,9 @@ from typing import Any
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 
 
+NO_GRAPH = "how many rows go to whom is the host's knowledge, anew in each iteration"
+
+
 def _merges_with_triton(problem: EmbeddingGrad) -> bool:
     return problem.merge == "triton"
 
@@ -33,6 +36,7 @@ def dense_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
     "touched rows to their owners; row numbers known on the CPU before the forward pass",
     takes={"merge", "pinned", "order"},
     needs=("triton",),
+    no_graph=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
 def sparse_all_to_all(problem: EmbeddingGrad, place: Any) -> Any:
@@ -48,6 +52,7 @@ def sparse_all_to_all(problem: EmbeddingGrad, place: Any) -> Any:
     "touched rows to their owners; row numbers found on the GPU, for which the host waits",
     takes={"merge", "order"},
     needs=("triton",),
+    no_graph=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
 def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
@@ -62,6 +67,7 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
     "touched rows to everybody: the coalesced COO tensor all-gathered",
     takes={"merge", "pinned", "order"},
     needs=("triton",),
+    no_graph=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
 def sparse_all_gather(problem: EmbeddingGrad, place: Any) -> Any:
@@ -76,6 +82,7 @@ def sparse_all_gather(problem: EmbeddingGrad, place: Any) -> Any:
 @WORKLOAD.variant(
     "torch's all_reduce of a sparse COO tensor",
     takes={"order"},
+    no_graph=NO_GRAPH,
     cpu_only="NCCL has no sparse all-reduce",
     refuses=_no_sparse_half,
 )
@@ -90,6 +97,7 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
     "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
     takes={"merge", "pinned", "order"},
     needs=("triton",),
+    no_graph=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
 def sparse_auto(problem: EmbeddingGrad, place: Any) -> Any:

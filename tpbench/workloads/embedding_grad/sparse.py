@@ -1,0 +1,83 @@
+"""What the sparse exchanges share: the rows that were found, and the slice that those received are merged into."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from tpbench.workloads.embedding_grad.exchange import Phase
+from tpbench.workloads.embedding_grad.index import Found, Index
+from tpbench.workloads.embedding_grad.inputs import Inputs
+from tpbench.workloads.embedding_grad.merge import Merge, Received
+from tpbench.workloads.embedding_grad.wire import Wire
+
+
+class SparseExchange:
+    """An exchange of the rows that the index finds; it ends in this rank's slice of the gradient."""
+
+    def __init__(self, inputs: Inputs, wire: Wire, index: Index) -> None:
+        self.inputs, self.wire, self.index = inputs, wire, index
+        self.writes = inputs.own
+        self.found: Found | None = None
+
+    def result(self) -> Tensor:
+        return self.inputs.own
+
+    def facts(self) -> dict[str, Any]:
+        return {"chosen": "sparse"}
+
+    def known_rows(self) -> Tensor | None:
+        return None if self.found is None else self.found.rows
+
+
+class MergingExchange(SparseExchange, ABC):
+    """One that receives numbers (`ids`) and values of rows, in a segment for each rank, and merges them itself."""
+
+    def __init__(self, inputs: Inputs, wire: Wire, index: Index, merge: Merge) -> None:
+        super().__init__(inputs, wire, index)
+        self.merge = merge
+        self.ids: Tensor | None = None
+        self.mine: Tensor | None = None
+        self.values: Tensor | None = None
+        self.phases = (
+            Phase("counts", self.exchange_counts, early=True, on_host=True),
+            Phase("ids", self.exchange_ids, early=True),
+            Phase("gather", self.gather),
+            Phase("values", self.exchange_values),
+            Phase("merge", self.merge_values),
+        )
+
+    @abstractmethod
+    def exchange_counts(self) -> None:
+        """What this rank touched, and how many rows come from whom."""
+
+    @abstractmethod
+    def exchange_ids(self) -> None:
+        """The numbers of the rows that come."""
+
+    @abstractmethod
+    def gather(self) -> None:
+        """The rows that go, out of the table."""
+
+    @abstractmethod
+    def exchange_values(self) -> None:
+        """The rows themselves."""
+
+    @abstractmethod
+    def segments(self) -> list[tuple[int, int]]:
+        """By source rank, where the rows for this one begin among those received, and how many they are."""
+
+    def merge_values(self) -> None:
+        """Those that are this rank's, and its own (the last it found), into its slice."""
+        assert self.found is not None and self.ids is not None and self.values is not None
+        own_rows = self.found.rows[len(self.found.rows) - self.found.counts[self.inputs.rank] :]
+        self.merge(self.inputs.own, own_rows, Received(self.ids, self.values, self.segments()))
+
+    def result(self) -> Tensor:
+        self.merge.verify()
+        return self.inputs.own
+
+    def release(self) -> None:
+        self.found = self.ids = self.mine = self.values = None
