@@ -6,7 +6,6 @@ from typing import Any
 
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 
-
 NO_GRAPH = "how many rows go to whom is the host's knowledge, anew in each iteration"
 
 
