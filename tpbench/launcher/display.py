@@ -123,7 +123,7 @@ class Display:
         if rows:
             show(pivot_text(pd.concat(list(rows.values()), ignore_index=True)), self.console)
         folders = sorted({f"{outcome.cell.job.output_dir}/rows" for outcome in outcomes})
-        print(f"{len(rows)} rows in {', '.join(folders)}; logs in {self.folder}", flush=True)
+        print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
         if left := [outcome for outcome in outcomes if outcome.frame is None]:
             collect = shlex.join(["scripts/collect.py", str(self.folder)])
             print(f"{len(left)} jobs are left to Slurm: {collect} or the same command with resume=true collects them")
