@@ -28,7 +28,7 @@ from tests.command import ROOT, tpbench
         (["-m", "tokens=64,0,many"], ["tokens=0 must be at least 1", "tokens=many must be a whole number"]),
         (["dtype=bf16"], ["dtype=bf16 does not exist, did you mean bfloat16", "float32"]),
         (["block_cap=1000"], ["no block_cap is called 1000", "auto", "32768"]),
-        (["compile=true"], ["triton_tp does not take compile=True (taken by: pytorch_tp_manual)"]),
+        (["compile=true"], ["triton_tp does not take compile=True (taken by: pytorch_tp_manual, pytorch_gather)"]),
         (["vocab=1"], ["vocab=1 cannot be sharded over tp_size=2"]),
         (["tokens"], ["Error parsing override 'tokens'", "NAME=VALUE"]),
         (["--frobnicate"], ["no such option: --frobnicate"]),

@@ -55,7 +55,9 @@ class Verdict:
 class Session(Protocol):
     """A workload's variant set up on one rank, ready to run."""
 
-    costs: Costs
+    @property
+    def costs(self) -> Costs:
+        """Of an iteration. Asked for after one."""
 
     def step(self) -> None:
         """One whole iteration on this rank. The result stays where `check` finds it."""

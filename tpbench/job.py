@@ -54,6 +54,12 @@ class Job:
         return uses(self.problem) if callable(uses) else uses
 
     @property
+    def needs_cuda(self) -> bool:
+        """Whether this job cannot run on a CPU."""
+        needs = self.implementation.needs_cuda
+        return needs(self.problem) if callable(needs) else needs
+
+    @property
     def world_size(self) -> int:
         return self.tp_size * self.dp_size
 

@@ -15,22 +15,23 @@ from tpbench import kernels
 from tpbench.kernels import EntropyLoss, block_for
 
 INF = float("inf")
-EXCHANGES = ("nccl", "symmetric") if torch.cuda.is_available() else ("nccl",)
-"""On one rank nothing is exchanged: these name the two kernels, and the one of one pass where it fits."""
+ORGANISATIONS = {"fused": {"organisation": "fused"}, "cached": {"organisation": "cached"}}
+if torch.cuda.is_available():
+    ORGANISATIONS["one_pass where it fits"] = {"exchange": "symmetric"}
 
 
-@pytest.fixture(autouse=True, params=EXCHANGES)
-def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(autouse=True, params=ORGANISATIONS)
+def organisation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test runs with each; a call may name its own."""
-    monkeypatch.setattr(sys.modules[__name__], "default_exchange", request.param)
+    monkeypatch.setattr(sys.modules[__name__], "default", ORGANISATIONS[request.param])
     return str(request.param)
 
 
-default_exchange: Any = "nccl"
+default: dict[str, Any] = {}
 
 
 def entropy_loss(*args: Any, **options: Any) -> kernels.EntropyLossResult:
-    return kernels.entropy_loss(*args, **{"exchange": default_exchange, **options})
+    return kernels.entropy_loss(*args, **{**default, **options})
 
 
 @pytest.fixture
@@ -318,6 +319,7 @@ LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.c
         (TypeError, "grad_scale", {"grad_scale": None}),
         (ValueError, "block_cap must be 'auto' or a power of two", {"block_cap": 100}),
         (ValueError, "exchange must be one of auto, nccl, symmetric", {"exchange": "mpi"}),
+        (ValueError, "organisation must be one of auto, fused, cached, one_pass", {"organisation": "split"}),
     ],
 )
 def test_errors_name_the_argument(error: type[Exception], names: str, changes: dict[str, Any]) -> None:
@@ -371,7 +373,23 @@ def test_the_module_without_gradients(device: torch.device) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without CUDA")
 def test_one_pass_needs_cuda() -> None:
     with pytest.raises(RuntimeError, match="exchange='symmetric' needs CUDA"):
-        entropy_loss(LOGITS, LABELS, exchange="symmetric")
+        kernels.entropy_loss(LOGITS, LABELS, exchange="symmetric")
+    with pytest.raises(RuntimeError, match="organisation='one_pass' needs CUDA"):
+        entropy_loss(LOGITS, LABELS, organisation="one_pass")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_one_pass_that_is_named_does_not_give_way() -> None:
+    with pytest.raises(ValueError, match="organisation='one_pass' cannot do this: it has no label_smoothing"):
+        entropy_loss(LOGITS, LABELS, organisation="one_pass", label_smoothing=0.1)
+    with pytest.raises(ValueError, match="whole 16-byte vectors"):
+        entropy_loss(LOGITS[:, 1:], LABELS, organisation="one_pass")
+
+
+@pytest.mark.parametrize("name", ["fused", "cached"])
+def test_the_result_says_how(name: Any) -> None:
+    how = kernels.entropy_loss(LOGITS, LABELS, organisation=name).how
+    assert (how.organisation, how.block, how.bytes_sent, len(how.kernels)) == (name, 16, 0, 1 + (name == "cached"))
 
 
 def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

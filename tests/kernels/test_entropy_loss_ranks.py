@@ -93,6 +93,32 @@ def test_edge_cases(world_size: int, exchange: str) -> None:
     _check(world_size, exchange, cases)
 
 
+def _refused(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[str]:
+    start, stop = _bounds(rank, logits.shape[1])
+    local, labels = logits[:, start:stop].to(rank.device), labels.to(rank.device)
+    options: list[dict[str, Any]] = [
+        {"organisation": "fused"},
+        {"organisation": "cached", "exchange": "symmetric"},
+        {"organisation": "one_pass", "exchange": "nccl"},
+    ]
+    errors = []
+    for each in options:
+        try:
+            entropy_loss(local, labels, group=rank.group, vocab_start=start, vocab_size=logits.shape[1], **each)
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_organisations_that_do_not_go_with_the_exchange() -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    for fused, cached, one_pass in run_on_ranks(2, _refused, *make("cross_entropy", vocab=101)):
+        assert "use 'cached', 'one_pass' or 'auto'" in fused
+        assert "'cached' over ranks is exchange='nccl'" in cached
+        assert "'one_pass' over ranks is exchange='symmetric'" in one_pass
+
+
 def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[Any]:
     start, stop = _bounds(rank, logits.shape[1])
     local = logits[:, start:stop].to(rank.device)

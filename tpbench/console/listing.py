@@ -67,7 +67,7 @@ def here(variant: Variant, gpus: int) -> str:
     missing = [name for name in variant.needs if importlib.util.find_spec(name) is None]
     if missing:
         return f"no: needs {', '.join(missing)} (not installed)"
-    if variant.needs_cuda and not gpus:
+    if variant.needs_cuda is True and not gpus:
         return "no: needs a CUDA GPU"
     return "interpreted: right, but no measurement" if variant.uses_triton and not gpus else HERE
 

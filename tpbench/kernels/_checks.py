@@ -13,6 +13,7 @@ LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
 REDUCTIONS = ("mean", "sum", "none")
 GRADS = ("new", "in_place", "none")
 EXCHANGES = ("auto", "nccl", "symmetric")
+ORGANISATIONS = ("auto", "fused", "cached", "one_pass")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_BLOCK = 65536
 
@@ -108,6 +109,21 @@ def block_cap(value: Any) -> None:
     whole("block_cap", value)
     if not 16 <= value <= MAX_BLOCK or value & (value - 1):
         raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {value}")
+
+
+def organisation(value: object, exchange: str, world_size: int) -> None:
+    """One of the words, and one that goes with the exchange."""
+    choice("organisation", value, ORGANISATIONS)
+    if world_size == 1:
+        return
+    if value == "fused":
+        raise ValueError(
+            "organisation='fused' makes loss and gradient in one launch, on one rank: over ranks the exchange lies "
+            "between them; use 'cached', 'one_pass' or 'auto'"
+        )
+    needed = {"cached": "nccl", "one_pass": "symmetric"}.get(str(value), exchange)
+    if exchange not in ("auto", needed):
+        raise ValueError(f"organisation={value!r} over ranks is exchange={needed!r}, got exchange={exchange!r}")
 
 
 def group(value: Any) -> None:

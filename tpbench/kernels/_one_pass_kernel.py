@@ -16,9 +16,10 @@ then `failed` is set and what is missing becomes NaN.
 
 **Words.** 8 bytes: the epoch (32 bits, counts launches) and an fp32 number. One store writes both, so that a reader
 which sees the epoch has the number: no flags, no fences. A program writes its words into every rank's buffer (over
-NVLink for peers) and polls its own. Buffers alternate with the epoch's parity: a rank that is one launch ahead writes
-to the other one, and it cannot be two ahead, as each launch awaits all ranks. The last program to finish advances the
-epoch, in device memory, so that a replayed CUDA graph advances it as well.
+NVLink for peers) and polls its own. Buffers have two halves, and launches take turns by the epoch's parity: a rank that
+is one launch ahead writes to the other half, and it cannot be two ahead, as each launch awaits all ranks. Halves are
+half of the buffer, whatever the launch's shape: neighbouring launches of different shapes must not meet either. The
+last program to finish advances the epoch, in device memory, so that a replayed CUDA graph advances it as well.
 
 **State.** As in `_entropy_kernels`, but in units of log 2 and relative to the *rounded* reference c = max(x) * k, with
 k = logits_scale * log2(e) (k_t = k / temperature for targets t), so that each exponent is one multiply-add,
@@ -377,13 +378,26 @@ def _late(w_0, w_1, w_2, w_3, w_4, needed, epoch, WIDTH: gl.constexpr):
     late = _differs(w_0, epoch) | _differs(w_1, epoch) | _differs(w_2, epoch)
     if WIDTH > 3:
         late = late | _differs(w_3, epoch) | _differs(w_4, epoch)
-    return gl.max(gl.max(gl.where(needed & late, 1, 0), axis=1), axis=0)
+    return _in_warp(gl.max(gl.max(gl.where(needed & late, 1, 0), axis=1), axis=0))
 
 
 @gluon.jit
-def _longest(elapsed, like):
-    """The same for all threads of a warp, which read the clock one by one but must leave a loop together."""
-    return gl.max(gl.max(gl.where(like, elapsed, elapsed), axis=1), axis=0)
+def _in_warp(condition):
+    """1 where any thread of the warp has `condition`, a scalar: threads that look at memory or at the clock one by one
+    must leave a loop together."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.b32 p, $1, 0;
+        vote.sync.any.pred p, p, 0xffffffff;
+        selp.b32 $0, 1, 0, p;
+        }""",
+        "=r,r",
+        [condition.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -422,13 +436,13 @@ def _row_loss(c, s, b, st, a, k, z_loss, LOSS: gl.constexpr, Z_LOSS: gl.constexp
 @gluon.jit(
     do_not_specialize=[
         "n_rows", "n_columns", "part_columns", "n_valid", "vocab_start", "vocab_size", "ignore_index", "rank",
-        "capacity", "limit_ns",
+        "capacity", "half", "limit_ns",
     ]
 )  # fmt: skip
 def one_pass_kernel(
     logits, target, grad, row_loss, loss, words, peers, control, failed, n_rows, n_columns, n_parts, part_columns,
     n_valid, vocab_start, vocab_size, ignore_index, logits_row, logits_column, target_row, target_column, grad_row,
-    grad_column, k, k_t, z_loss, grad_scale, loss_scale, rank, capacity, limit_ns,
+    grad_column, k, k_t, z_loss, grad_scale, loss_scale, rank, capacity, half, limit_ns,
     LOSS: gl.constexpr, GRAD: gl.constexpr, REDUCE: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr,
     REPEATS: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr, ROW_WARPS: gl.constexpr, STAGES: gl.constexpr,
     TILES: gl.constexpr, WORLD: gl.constexpr, SLOTS: gl.constexpr, Z_LOSS: gl.constexpr, FULL: gl.constexpr,
@@ -436,7 +450,8 @@ def one_pass_kernel(
 ):  # fmt: skip
     """See the module. Sizes are in columns, strides (and part_columns) in vectors if ALIGNED.
 
-    words: int64 (2, WIDTH, capacity, RANKS * SLOTS), this rank's; peers: int64 (WORLD,) addresses of all ranks'.
+    words: int64 (2, half), this rank's, in each half (WIDTH, capacity, RANKS * SLOTS) and what is left over; peers:
+    int64 (WORLD,) addresses of all ranks'.
     control: int32 (2,) epoch and programs done. failed: int32 (1,), may be the host's. loss_scale: on the sum of row
     losses, and with COUNT divided by the rows that count, as is grad_scale.
     """
@@ -594,7 +609,7 @@ def one_pass_kernel(
         if EXCHANGE:
             at = ((walker + step * walkers) * ROWS + word_row).to(gl.int64)
             there = (at < n_rows)[:, None]
-            line = ((parity * WIDTH * capacity + at) * QUEUES)[:, None]
+            line = (half.to(gl.int64) * parity + at * QUEUES)[:, None]
             sent = gl.where(mine & there, 1, 0)
             _publish(c, -INF, 0, buffers, line + to_queue, pitch, sent, empty, epoch)
             _publish(s, 0.0, 1, buffers, line + to_queue, pitch, sent, empty, epoch)
@@ -630,7 +645,7 @@ def one_pass_kernel(
                 while waiting != 0:
                     w_0, w_1, w_2, w_3, w_4 = _look(inbox, pitch, needed, WIDTH)
                     late = _late(w_0, w_1, w_2, w_3, w_4, needed, epoch, WIDTH)
-                    waiting = gl.where(_longest(_now() - began, needed) > limit_ns, 0, late)
+                    waiting = gl.where(_in_warp(_now() - began > limit_ns) != 0, 0, late)
                 if late != 0:
                     limit_ns = limit_ns * 0  # wait for nothing more
                     gl.store(failed, 1)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tpbench.kernels import _entropy_kernels
-from tpbench.kernels.entropy_loss import _is_wide, _launching, _tile, block_for, entropy_loss
+from tpbench.kernels.entropy_loss import entropy_loss
+from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
 
 
 class EntropyLoss(torch.nn.Module):
@@ -67,16 +68,16 @@ def _scale(grad: Tensor, factor: Tensor) -> Tensor:
     rows, columns = grad.shape
     if grad.numel():
         block = block_for(columns)
-        tile = _tile(rows, block)
-        with _launching(grad.device):
-            _entropy_kernels.scale_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+        shape = tile(rows, block)
+        with launching(grad.device):
+            _entropy_kernels.scale_kernel[(triton.cdiv(rows, shape["ROWS"]),)](
                 grad,
                 factor,
                 rows,
                 columns,
                 *grad.stride(),
                 PER_ROW=factor.dim(),
-                WIDE=_is_wide(columns, block, grad),
-                **tile,
+                WIDE=is_wide(columns, block, grad),
+                **shape,
             )
     return grad

@@ -6,10 +6,13 @@ import functools
 import importlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+
+from tpbench.kernels.block_caps import measured_cap
 
 TILE_BYTES = 32768
 """Logits and target logits: 32 numbers a thread in registers if they are of two bytes."""
@@ -23,7 +26,7 @@ LOG2_E = math.log2(math.e)
 
 WAIT_LIMIT_S = 120.0
 """How long a kernel waits for a peer's statistics, which may be late as its host compiles or loads, before it gives up:
-the loss is then NaN and the next call raises."""
+the loss is then NaN and the next call raises, as does every later one: the ranks' launches no longer correspond."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def _next_power_of_2(value: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def tiling(
-    rows: int, columns: int, share: int, world_size: int, itemsize: int, labels: bool, block_cap: int | str,
+    rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
     whole_vectors: bool, on: Machine,
 ) -> Tiling | None:  # fmt: skip
     """The tiling for (rows, columns) logits, or None where their rows are too long.
@@ -94,7 +97,7 @@ def tiling(
     """
     warps, per_sm = 16, 1
     vector = 16 // itemsize if whole_vectors else 1
-    column_bytes = itemsize * (1 if labels else 2)
+    column_bytes = itemsize * (1 if loss == "cross_entropy" else 2)
     wanted = max(SMALLEST_BLOCK, _next_power_of_2(share))
     most = TILE_BYTES // column_bytes
     if world_size > 1:
@@ -105,7 +108,8 @@ def tiling(
         tiles = 2 if wanted <= 2 * most else 4
     while (2 * tiles - 1) * most * column_bytes + RESERVED_BYTES > on.shared_bytes:
         most //= 2
-    block = min(most if block_cap == "auto" else min(most, int(block_cap)), wanted // tiles)
+    cap = measured_cap("one_pass", loss, share) if block_cap == "auto" else int(block_cap)
+    block = min(most, cap, wanted // tiles)
     part = tiles * block
     parts = max(1, -(-columns // part))
     ranks = _next_power_of_2(world_size)
@@ -142,38 +146,32 @@ class Workspace:
         self.device = device
         self.control = torch.zeros(2, dtype=torch.int32, device=device)
         """Epoch, and how many programs are done."""
-        self.failed = failure_flag(device)
+        self.failed = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        """Set by a kernel that gave up waiting: in the host's memory, to be read without synchronisation."""
         self.words = torch.empty(0, dtype=torch.int64, device=device)
         self.peers = self.words
         """(world size,) int64: addresses of all ranks' words; unused on one rank."""
-        self.capacity = 0
+        self.half = 0
+        """Words of one parity."""
+
+    def enter(self) -> None:
+        """Before each launch: RuntimeError if an earlier one gave up waiting."""
+        if self.failed.item():
+            raise RuntimeError(
+                f"an earlier entropy_loss waited {WAIT_LIMIT_S:.0f} s in vain for the statistics of another rank, "
+                "which died or did not call it: its loss is NaN, and this group can exchange no more"
+            )
 
     def reserve(self, words: int) -> None:
         """Room for so many words of one parity. New memory is filled with zeros, which is no launch's epoch."""
-        if words > self.capacity:
-            self._allocate(_next_power_of_2(words))
-            self.capacity = _next_power_of_2(words)
+        if words > self.half:
+            half = _next_power_of_2(words)
+            self._allocate(half)
+            self.half = half
 
-    def _allocate(self, words: int) -> None:
-        self.words = torch.zeros(2 * words, dtype=torch.int64, device=self.device)
+    def _allocate(self, half: int) -> None:
+        self.words = torch.zeros(2 * half, dtype=torch.int64, device=self.device)
         self.peers = self.words
-
-
-@functools.cache
-def failure_flag(device: torch.device) -> Tensor:
-    """(1,) int32, set by a kernel that gave up waiting: in the host's memory, to be read without synchronisation."""
-    return torch.zeros(1, dtype=torch.int32, pin_memory=True)
-
-
-def check_earlier(device: torch.device) -> None:
-    """RuntimeError if an earlier launch gave up waiting."""
-    flag = failure_flag(device)
-    if flag.item():
-        flag.zero_()
-        raise RuntimeError(
-            f"an earlier entropy_loss waited {WAIT_LIMIT_S:.0f} s in vain for the statistics of another rank, which "
-            "died or did not call it: its loss is NaN"
-        )
 
 
 @functools.cache
@@ -193,16 +191,35 @@ def local_workspace(device: torch.device) -> Workspace:
     return _local_workspace(device, torch.cuda.current_stream(device).cuda_stream)
 
 
-def covers(logits: Tensor, target: Tensor, loss: str, grad: object, label_smoothing: float) -> bool:
-    """Whether the kernel can do what is asked, by what is equal on all ranks: else the two kernels do it."""
-    return (
-        logits.is_cuda
-        and logits.shape[0] > 0
-        and not label_smoothing
-        and not isinstance(grad, Tensor)
-        and (loss == "cross_entropy" or target.dtype == logits.dtype)
-        and torch.cuda.get_device_capability(logits.device) >= (8, 0)
-    )
+def plan(
+    logits: Tensor, target: Tensor, out: Tensor | None, loss: str, grad: object, label_smoothing: float, share: int,
+    world_size: int, block_cap: int | str,
+) -> Tiling | str:  # fmt: skip
+    """How the kernel does what is asked, or why it cannot: over several ranks by what is equal on all of them."""
+    if not logits.is_cuda or torch.cuda.get_device_capability(logits.device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or later"
+    if label_smoothing or isinstance(grad, Tensor):
+        return "it has no label_smoothing and accumulates into no tensor"
+    if loss != "cross_entropy" and target.dtype != logits.dtype:
+        return f"it needs targets of the logits' dtype, got {target.dtype} and {logits.dtype}"
+    vectors = aligned(logits, target if target.dim() == 2 else None, out)
+    if world_size == 1 and not vectors:
+        return "its rows must be contiguous and made of whole 16-byte vectors"
+    found = tiling(
+        logits.shape[0], logits.shape[1], share, world_size, logits.itemsize, loss, block_cap, vectors,
+        machine(logits.device.index),
+    )  # fmt: skip
+    return found or f"its rows are too long with block_cap={block_cap}"
+
+
+def bytes_exchanged(rows: int, world_size: int, loss: str, plan: Tiling) -> int:
+    """Bytes that one rank sends to its peers: a word of 8 bytes for each number and each part of a row."""
+    return (world_size - 1) * rows * _width(loss) * plan.slots * 8
+
+
+def _width(loss: str) -> int:
+    """Words of a row's state."""
+    return 3 if loss == "cross_entropy" else 5
 
 
 def aligned(*tensors: Tensor | None) -> bool:
@@ -223,26 +240,27 @@ def launch(
     logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None, workspace: Workspace,
     plan: Tiling, *, loss: str, valid: int, vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float,
     temperature: float, z_loss: float, grad_scale: float, loss_scale: float, count: bool, rank: int, world_size: int,
-) -> None:  # fmt: skip
-    """Queue the kernel on the current stream: row_loss, grad and total, each where it is not None."""
+) -> Any:  # fmt: skip
+    """Queue the kernel on the current stream: row_loss, grad and total, each where it is not None. Returns it."""
     kernel = importlib.import_module("tpbench.kernels._one_pass_kernel").one_pass_kernel
     rows, columns = logits.shape
     unit = plan.vector
     out = logits if grad is None else grad
+    width = _width(loss)
     if plan.slots:
-        workspace.reserve((3 if loss == "cross_entropy" else 5) * rows * _next_power_of_2(world_size) * plan.slots)
+        workspace.reserve(width * rows * _next_power_of_2(world_size) * plan.slots)
     both = target.stride() if target.dim() == 2 else (0, 0)
-    width = 3 if loss == "cross_entropy" else 5
     walkers = max(1, machine(logits.device.index).processors * plan.programs_per_sm // plan.parts)
     walkers = min(walkers, -(-rows // plan.rows))
     k = logits_scale * LOG2_E
     full = columns == plan.parts * plan.tiles * plan.columns
-    kernel[(walkers * plan.parts,)](
+    return kernel[(walkers * plan.parts,)](
         logits, target, out, row_loss, row_loss if total is None else total, workspace.words, workspace.peers,
         workspace.control, workspace.failed, rows, columns, plan.parts, plan.part_columns // unit, valid, vocab_start,
         vocab_size, ignore_index, logits.stride(0) // unit, logits.stride(1), both[0] // unit, both[1],
         out.stride(0) // unit, out.stride(1), k, k / temperature, z_loss, grad_scale * logits_scale, loss_scale, rank,
-        workspace.capacity // width // max(1, _next_power_of_2(world_size) * plan.slots), int(WAIT_LIMIT_S * 1e9),
+        workspace.half // width // max(1, _next_power_of_2(world_size) * plan.slots), workspace.half,
+        int(WAIT_LIMIT_S * 1e9),
         LOSS=loss, GRAD=grad is not None, REDUCE=total is not None, COUNT=count, ROWS=plan.rows, REPEATS=plan.repeats,
         LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, STAGES=plan.stages, TILES=plan.tiles,
         WORLD=world_size, SLOTS=plan.slots, Z_LOSS=z_loss > 0, FULL=full, MASKED=not full or valid < columns,

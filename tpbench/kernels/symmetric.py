@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,28 +19,48 @@ ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 """No NVLink multicast: a process that dies with a multicast object mapped can leave the fabric unusable for others."""
 
 
+_rendezvous = 0
+"""How many this process has made here."""
+
+
 class PeerWorkspace(Workspace):
-    """One a group, for launches in the same order on all its ranks, as for a collective."""
+    """One a group, for launches in the same order on all its ranks, as for a collective.
+
+    And as with a collective's, no kernel that waits for another rank may run beside this one on another stream: each
+    may hold the multiprocessors that the other's peer waits for.
+    """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         super().__init__(device)
         self.group = group
+        self._stream: torch.cuda.Stream | None = None
         self._kept: list[Any] = []
 
-    def _allocate(self, words: int) -> None:
+    def enter(self) -> None:
+        """Before each launch: after the last one, whatever its stream, since both count with the same epoch."""
+        super().enter()
+        if not torch.cuda.is_current_stream_capturing():
+            stream = torch.cuda.current_stream(self.device)
+            if self._stream not in (None, stream):
+                stream.wait_stream(self._stream)
+            self._stream = stream
+
+    def _allocate(self, half: int) -> None:
         """Collective. Earlier buffers are kept: captured graphs may hold their addresses."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "exchange='symmetric' must make its buffers before a CUDA graph is captured: call entropy_loss with "
                 "these shapes first"
             )
+        global _rendezvous
         forbid_multicast()
         symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
-        buffer = symmetric.empty(2 * words, dtype=torch.int64, device=self.device)
+        buffer = symmetric.empty(2 * half, dtype=torch.int64, device=self.device)
         buffer.zero_()
         # No peer learns the address before it is zero.
         torch.cuda.synchronize(self.device)
         handle = symmetric.rendezvous(buffer, self.group)
+        _rendezvous += 1
         offset = getattr(handle, "offset", 0)
         self.words = buffer
         self.peers = torch.tensor(
@@ -58,22 +79,34 @@ def forbid_multicast() -> None:
 @functools.lru_cache(maxsize=64)
 def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace | str:
     """The group's workspace, or why it has none. Collective on first use; the same kind of answer on all ranks."""
-    reason = _obstacle(group, device)
-    answers: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(answers, (reason, socket.gethostname(), _boot_id()), group=group)
-    reasons = [each for each, _, _ in answers if each]
-    if not reasons and len({(host, boot) for _, host, boot in answers}) > 1:
-        reasons = ["the ranks are on several nodes"]
-    if reasons:
-        return str(reasons[0])
+    reason = why_not(_everybodys((_obstacle(group, device), socket.gethostname(), _boot_id(), _rendezvous), group))
+    if reason:
+        return reason
     made = PeerWorkspace(group, device)
     try:
         made.reserve(1 << 16)
-    except RuntimeError as error:
-        reason = f"symmetric memory failed: {error}"
-    dist.all_gather_object(answers, reason, group=group)
-    reasons = [each for each in answers if each]
-    return str(reasons[0]) if reasons else made
+    except Exception as error:  # whatever it is, the others wait to hear of it
+        reason = f"symmetric memory failed: {type(error).__name__}: {error}"
+    return next(filter(None, _everybodys(reason, group)), made)
+
+
+def _everybodys(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    answers: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(answers, value, group=group)
+    return answers
+
+
+def why_not(answers: Sequence[tuple[str, str, str, int]]) -> str:
+    """The reason for all ranks, empty if there is none, from each one's: obstacle, host, boot, rendezvous made."""
+    obstacles, hosts, boots, made = zip(*answers, strict=True)
+    if any(obstacles):
+        return str(next(filter(None, obstacles)))
+    if len(set(zip(hosts, boots, strict=True))) > 1:
+        return "the ranks are on several nodes"
+    if len(set(made)) > 1:
+        # torch numbers its messages by process, not by group: with unequal numbers they would wait for each other.
+        return f"its ranks have set up symmetric memory unequally often before, in other groups ({made})"
+    return ""
 
 
 def _obstacle(group: dist.ProcessGroup, device: torch.device) -> str:

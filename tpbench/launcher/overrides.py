@@ -19,7 +19,7 @@ from tpbench.job import field_names
 from tpbench.workloads import workloads
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
-GROUPS = ("variant", "shape", "loss", "block_cap", "measure", "experiment")
+GROUPS = ("variant", "shape", "loss", "block_cap", "measure", "contender", "experiment")
 
 
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
@@ -86,8 +86,8 @@ def _complaints(override: Override, loader: ConfigLoader) -> list[str]:
     choices = _choices(override)
     valid = loader.get_group_options(key)
     complaints = [unknown(key, choice, valid) for choice in choices if choice not in valid]
-    if key == "experiment" and not override.is_add():
-        complaints.append(f"experiments are added, with a plus: +experiment={choices[0]}")
+    if key in ("experiment", "contender") and not override.is_add():
+        complaints.append(f"{key}s are added, with a plus: +{key}={choices[0]}")
     return complaints
 
 

@@ -112,7 +112,7 @@ def obstacle(job: Job, place: Place) -> str | None:
         return reason
     if job.device == "cuda" and job.implementation.cpu_only:
         return job.implementation.cpu_only
-    if job.device == "cpu" and job.implementation.needs_cuda:
+    if job.device == "cpu" and job.needs_cuda:
         return "needs a CUDA GPU"
     if job.device == "cpu" and job.measure.graph:
         return "graph=true needs a CUDA GPU"

@@ -87,12 +87,12 @@ def version(package: str) -> str | None:
 
 @functools.cache
 def kernels_version() -> str:
-    """Hash of the kernels' source: rows of different kernels are of different things, whatever the release."""
+    """Hash of the kernels' source and choices: rows of different ones are of different things, whatever the release."""
     import hashlib
 
     folder = Path(tpbench.__file__).parent / "kernels"
     digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(each for each in folder.rglob("*") if each.suffix in (".py", ".json")):
         digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -18,8 +18,14 @@ from tpbench.report.layout import lay_out
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.pivot import pivot
 from tpbench.report.rows import read_rows
+from tpbench.report.study import Sheet, columns, sheets, studies
 from tpbench.report.table import Report
 
+STUDIES: dict[str, Callable[[Sequence[Sheet]], str]] = {
+    "text": lambda found: f"{render.study_text(found).plain}\n",
+    "markdown": render.study_markdown,
+    "csv": render.study_comma_separated,
+}
 TABLES: dict[str, Callable[[Report], str]] = {
     "text": lambda report: f"{render.text(report).plain}\n",
     "markdown": render.markdown,
@@ -64,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(option, metavar="A,B", help=f"only rows of these, separated by commas: {name}")
     parser.add_argument("--format", default="text", choices=FORMATS, help="(text)")
     parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(plots.PLOTS)}")
+    parser.add_argument(
+        "--study", metavar="NAME", help=f"several numbers of each cell side by side, one of: {', '.join(studies())}"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to the screen")
     parser.add_argument("--all", action="store_true", help="every row, not only the newest of each cell")
     return parser
@@ -76,6 +85,10 @@ def _make(asked: argparse.Namespace) -> str | bytes:
         raise JobError("a picture needs both: --format png or svg, and --plot NAME")
     if picture and asked.plot not in plots.PLOTS:
         raise JobError(unknown("plot", asked.plot, plots.PLOTS))
+    if asked.study is not None:
+        needed = columns(asked.study)
+        if asked.format not in STUDIES:
+            raise JobError(f"--study is for --format {', '.join(STUDIES)}; a page has the studies that its rows allow")
     if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
         raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
     frame = read_rows(asked.where)
@@ -85,6 +98,8 @@ def _make(asked: argparse.Namespace) -> str | bytes:
             frame = _only(frame, name, wanted.split(","))
     if picture:
         return plots.picture(lay_out(frame, plots.NEEDS, all_rows=asked.all), asked.plot, asked.format)
+    if asked.study is not None:
+        return STUDIES[asked.format](sheets(lay_out(frame, needed, all_rows=asked.all), asked.study))
     if asked.format == "html":
         from tpbench.report.page.document import page
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from tpbench.report.records import Record, identity, job_fields, label, order, records, say
-from tpbench.report.table import NEVER_RUN, Table
+from tpbench.report.table import NEVER_RUN, heading
 from tpbench.results.cells import newest
 from tpbench.workloads import Pivot, Workload, workloads
 
@@ -43,7 +43,7 @@ class Section:
     @property
     def heading(self) -> str:
         """What it is, in a line."""
-        return Table(self.facts, (), (), ()).heading
+        return heading(self.facts)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 
 import pandas as pd
 from rich.cells import cell_len
@@ -12,7 +13,8 @@ from rich.text import Text
 
 from tpbench.report import escape
 from tpbench.report.pivot import pivot
-from tpbench.report.table import NEVER_RUN, Cell, Report, Table
+from tpbench.report.study import Sheet
+from tpbench.report.table import NEVER_RUN, Cell, Report, Table, heading
 
 _STYLES = {"ok": "", "oom": "yellow", "skipped": "dim", "wrong": "bold red", "timeout": "red", "error": "red"}
 
@@ -31,7 +33,7 @@ def text(report: Report) -> Text:
     """Aligned columns. Rich's own tables cut numbers where there is little room; here a long line stays a line."""
     lines = [Text(report.caption, "dim"), Text("")]
     for table in report.tables:
-        lines += [Text(table.heading, "bold"), *_aligned(table, report), Text("")]
+        lines += [Text(table.heading, "bold"), *_table(table, report), Text("")]
     lines += [Text(line, "dim") for line in report.legend]
     lines += [Text(failure.text, _STYLES.get(failure.status, "")) for failure in report.failures]
     lines += [Text(f"Warning: {warning}", "bold yellow") for warning in report.warnings]
@@ -40,11 +42,15 @@ def text(report: Report) -> Text:
     return Text("\n").join(lines)
 
 
-def _aligned(table: Table, report: Report) -> list[Text]:
+def _table(table: Table, report: Report) -> list[Text]:
     grid = [[Text(name, "bold") for name in (*table.keys, *table.columns)]]
     for line in table.lines:
         cells = [Text(_text(cell, report), _style(cell)) for cell in line.cells]
         grid.append([*map(Text, line.keys), *cells])
+    return _aligned(grid)
+
+
+def _aligned(grid: list[list[Text]]) -> list[Text]:
     widths = [max(cell_len(row[index].plain) for row in grid) for index in range(len(grid[0]))]
     lines = []
     for row in grid:
@@ -69,14 +75,52 @@ def markdown(report: Report) -> str:
     for table in report.tables:
         heads = (*table.keys, *table.columns)
         rows = [heads, *((*line.keys, *(_text(cell, report) for cell in line.cells)) for line in table.lines)]
-        written = ["| " + " | ".join(map(escape.markdown, row)) + " |" for row in rows]
-        written.insert(1, "|" + " ---: |" * len(heads))
-        parts += [f"**{escape.markdown(table.heading)}**", "\n".join(written)]
+        parts += [f"**{escape.markdown(table.heading)}**", _piped(rows)]
     notes = [*report.legend, *(failure.text for failure in report.failures)]
     notes += [f"Warning: {warning}" for warning in report.warnings]
     if notes:
         parts.append("\n".join(f"- {escape.markdown(note)}" for note in notes))
     return "\n\n".join(parts) + "\n"
+
+
+def _piped(rows: Sequence[Sequence[str]]) -> str:
+    written = ["| " + " | ".join(map(escape.markdown, row)) + " |" for row in rows]
+    written.insert(1, "|" + " ---: |" * len(rows[0]))
+    return "\n".join(written)
+
+
+def study_text(sheets: Sequence[Sheet]) -> Text:
+    """Studies as aligned columns."""
+    lines = []
+    for each in sheets:
+        grid = [[Text(name, "bold") for name in each.heads], *([*map(Text, line)] for line in each.lines)]
+        lines += [Text(heading(each.facts), "bold"), *_aligned(grid), *(Text(note, "dim") for note in each.notes)]
+        lines.append(Text(""))
+    return Text("\n").join(lines[:-1])
+
+
+def study_markdown(sheets: Sequence[Sheet]) -> str:
+    """Studies for a README or an issue."""
+    parts = []
+    for each in sheets:
+        parts += [f"**{escape.markdown(heading(each.facts))}**", _piped([each.heads, *each.lines])]
+        parts += [f"- {escape.markdown(note)}" for note in each.notes]
+    return "\n\n".join(parts) + "\n"
+
+
+def study_comma_separated(sheets: Sequence[Sheet]) -> str:
+    """One CSV table of all studies."""
+    heads = list(dict.fromkeys(name for each in sheets for name in (*each.facts, *each.heads)))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, heads, restval="", lineterminator="\n")
+    writer.writeheader()
+    for each in sheets:
+        for line in each.lines:
+            found = {**each.facts, **dict(zip(each.heads, line, strict=True))}
+            writer.writerow(
+                {name: "" if value == NEVER_RUN else escape.csv_text(value) for name, value in found.items()}
+            )
+    return out.getvalue()
 
 
 def comma_separated(report: Report) -> str:

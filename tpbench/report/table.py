@@ -60,9 +60,14 @@ class Table:
 
     @property
     def heading(self) -> str:
-        """The facts as one line. What names itself stands bare, a number with its name."""
-        bare = {"workload", "device", "hardware", "loss", "dtype"}
-        return ", ".join(value if name in bare else f"{name}={value}" for name, value in self.facts.items())
+        """The facts as one line."""
+        return heading(self.facts)
+
+
+def heading(facts: Mapping[str, str]) -> str:
+    """Facts as one line. What names itself stands bare, a number with its name."""
+    bare = {"workload", "device", "hardware", "loss", "dtype"}
+    return ", ".join(value if name in bare else f"{name}={value}" for name, value in facts.items())
 
 
 @dataclass(frozen=True)

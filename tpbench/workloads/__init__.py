@@ -30,7 +30,8 @@ class Variant:
     """Problem fields, among the workload's `options`, that this variant honours."""
     needs: tuple[str, ...] = ()
     """Importable names of packages without which it is skipped."""
-    needs_cuda: bool = False
+    needs_cuda: bool | Callable[[Any], bool] = False
+    """On a CPU it is skipped. Or a function of the problem that says whether."""
     cpu_only: str = ""
     """Why it cannot run on GPUs, or nothing."""
     no_graph: str = ""
@@ -73,6 +74,17 @@ class Pivot:
     """By dtype, how far the losses of equal problems may be apart, relative to the greater of the loss and 1."""
 
 
+@dataclass(frozen=True)
+class Study:
+    """Several numbers of each cell side by side, for a question that no single one answers."""
+
+    question: str
+    over: str
+    """The option that it is about: a page shows the study where that has several values."""
+    shows: tuple[str, ...]
+    """Columns of a row, in order. Those that no row has are left out."""
+
+
 @dataclass
 class Workload:
     """A problem with an oracle and a count of what it cannot avoid doing."""
@@ -88,6 +100,8 @@ class Workload:
     """The problem fields that name a cell in a progress line."""
     options: tuple[Option, ...] = ()
     pivot: Pivot = Pivot()
+    studies: Mapping[str, Study] = field(default_factory=dict)
+    """By name, as `report.py --study` takes it."""
     variants: dict[str, Variant] = field(default_factory=dict)
 
     def variant(self, summary: str, **traits: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

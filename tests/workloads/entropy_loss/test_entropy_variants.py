@@ -49,7 +49,7 @@ def test_it_is_right(name: str, tp_size: int) -> None:
     for package in variant.needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
-    if (variant.needs_cuda and not torch.cuda.is_available()) or not enough_gpus(tp_size):
+    if (variant.needs_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
         pytest.skip("needs GPUs")
     if not cells(name, tp_size):
         pytest.skip("refuses all of it")
@@ -61,21 +61,24 @@ def test_it_is_right(name: str, tp_size: int) -> None:
         assert all(verdict == other for _, other in each), cell
 
 
+@pytest.mark.parametrize("name", ["pytorch_tp_manual", "pytorch_gather"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_compiled_it_is_one_graph_a_part(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_it_is_one_graph_a_part(loss: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """fullgraph=True raises where it breaks. Without a GPU only the tracing is tested: a compiler may be missing."""
     compile_ = torch.compile
     if not torch.cuda.is_available():
         monkeypatch.setattr(
             torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
         )
-    session = setup(problem(loss=loss, compile=True), WORKLOAD.variants["pytorch_tp_manual"], context())
+    session = setup(problem(loss=loss, compile=True), WORKLOAD.variants[name], context())
     session.step()
     assert session.check().wrong is None
 
 
-def _communicated(here: Rank, name: str, cell: EntropyLoss) -> int:
-    return setup(cell, WORKLOAD.variants[name], context(here)).costs.bytes_communicated
+def _communicated(here: Rank | None, name: str, cell: EntropyLoss) -> int:
+    session = setup(cell, WORKLOAD.variants[name], context(here))
+    session.step()
+    return session.costs.bytes_communicated
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def _communicated(here: Rank, name: str, cell: EntropyLoss) -> int:
     ],
 )
 def test_what_it_sends(name: str, loss: str, sent: int) -> None:
-    assert setup(problem(loss=loss), WORKLOAD.variants[name], context()).costs.bytes_communicated == 0
+    assert _communicated(None, name, problem(loss=loss)) == 0
     if enough_gpus(2):
         assert run_on_ranks(2, _communicated, name, problem(loss=loss)) == [sent, sent]
 

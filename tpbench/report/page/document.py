@@ -19,6 +19,7 @@ from tpbench.report.pivot import tabulate
 from tpbench.report.plots import style
 from tpbench.report.records import Record
 from tpbench.report.samples import OUTLIER
+from tpbench.report.study import cells
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.workloads import workloads
 
@@ -87,6 +88,9 @@ def _section(section: Section, metric_name: str, salt: str, with_plots: bool) ->
         parts.append(folded("Distributions as a table", made))
     if made := tables.failures(section):
         parts += ["<h3>Failed cells</h3>", made]
+    for name, study in (known.studies if (known := workloads().get(section.workload)) else {}).items():
+        if len({record[study.over] for _, _, record in cells(section)} - {None}) > 1:
+            parts += [f"<h3>Study: {text(name)}</h3>", paragraph(study.question), tables.study(section, name, study)]
     parts += ["<h3>Every cell</h3>", folded("All numbers of every cell", tables.every_cell(section))]
     return parts
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tpbench.report.layout import Section
@@ -11,8 +13,10 @@ from tpbench.report.pivot import section_table
 from tpbench.report.ratio import clean
 from tpbench.report.records import Record, label, say
 from tpbench.report.samples import CLOCKS, measured, outliers, problem_of, speedups
+from tpbench.report.study import SHARES, cells, shown_columns
 from tpbench.report.table import Cell
 from tpbench.results.schema import all_columns, workload_columns
+from tpbench.workloads import Study
 
 _KINDS = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
 _MEASURES = (
@@ -103,26 +107,29 @@ def failures(section: Section) -> str | None:
     )
 
 
+def study(section: Section, name: str, study: Study) -> str:
+    """The study of that name: some numbers of every cell."""
+    return _numbers(section, shown_columns(section, study), f"study {name}")
+
+
 def every_cell(section: Section) -> str:
     """All cells with all their numbers."""
-    cells = [
-        (row.key, head, record)
-        for row in section.rows
-        for head, record in zip(section.heads, row.records, strict=True)
-        if record
-    ]
     own = [name for name in workload_columns().get(section.workload, {}) if name not in section.names]
     filled = [
         name for name in (*_MEASURES, "skew_ms", "iterations", *own)
-        if any(record.get(name) is not None for _, _, record in cells)
+        if any(record.get(name) is not None for _, _, record in cells(section))
     ]  # fmt: skip
+    return _numbers(section, filled, "every cell")
+
+
+def _numbers(section: Section, filled: Sequence[str], name: str) -> str:
     heads = [*map(label, section.names), "variant", "status", *map(label, filled), "finished at"]
     rows = [
         [*(words(value) for value in key), words(head), _status(record), *(_number(record, name) for name in filled),
          words(record["finished_at"] and f"{record['finished_at']:%Y-%m-%d %H:%M} UTC")]
-        for key, head, record in cells
+        for key, head, record in cells(section)
     ]  # fmt: skip
-    return table(heads, rows, "every cell", keys=len(section.names) + 1)
+    return table(heads, rows, name, keys=len(section.names) + 1)
 
 
 def _status(record: Record) -> Value:
@@ -132,7 +139,7 @@ def _status(record: Record) -> Value:
 
 def _number(record: Record, name: str) -> Value:
     value = record.get(name)
-    if name == "fraction_of_floor":
+    if name in SHARES:
         return share(value)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return words(value)

@@ -20,8 +20,13 @@ class EntropyLossSession:
         self.problem, self.context = problem, context
         self.shard = make_shard(problem, context)
         self.run: Step = variant.prepare(problem, self.shard)
-        self.costs = costs(problem, context.tp_size, self.run.bytes_communicated)
         self.output: Output | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """By count; what a variant sends that decides how in a step, after one."""
+        sent = self.run.bytes_communicated
+        return costs(self.problem, self.context.tp_size, sent() if callable(sent) else sent)
 
     def step(self) -> None:
         """One iteration. The last one's gradient is freed first: two never exist at once."""
@@ -49,7 +54,7 @@ class EntropyLossSession:
             "loss_error": errors.loss_error,
             "grad_error": errors.grad_error,
             "loss_identical": errors.loss_identical,
-            "block_used": self.run.block_used,
+            **self.run.columns(),
         }
         return Verdict(columns, errors.complaint(self.problem))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tpbench.kernels import block_for, bytes_exchanged, entropy_loss
+from typing import Any
+
+from tpbench.kernels import How, entropy_loss
+from tpbench.kernels.compiled import worst
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
@@ -10,8 +13,10 @@ from tpbench.workloads.entropy_loss.output import Output, Step
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     """A call of `tpbench.kernels.entropy_loss`, the gradient into new memory."""
+    last: How | None = None
 
     def run() -> Output:
+        nonlocal last
         result = entropy_loss(
             shard.logits,
             shard.target,
@@ -24,12 +29,24 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
             temperature=problem.temperature,
             block_cap=problem.block_cap,
             exchange=problem.exchange,
+            organisation=problem.organisation,
         )
         assert result.grad is not None
+        last = result.how
         return Output(result.loss, result.row_loss, result.grad)
 
-    return Step(
-        run,
-        bytes_communicated=bytes_exchanged(shard.tokens, shard.tp_size, problem.loss),
-        block_used=block_for(shard.logits.shape[1], problem.block_cap, problem.loss),
-    )
+    def columns() -> dict[str, Any]:
+        if last is None:
+            return {}
+        found: dict[str, Any] = {"organisation_used": last.organisation, "block_used": last.block}
+        made = worst(last.kernels, shard.device)
+        if made is not None:
+            found |= {
+                "registers": made.registers,
+                "spilled_bytes": made.spilled_bytes,
+                "shared_kib": made.shared_bytes / 1024,
+                "occupancy": made.occupancy,
+            }
+        return found
+
+    return Step(run, bytes_communicated=lambda: 0 if last is None else last.bytes_sent, columns=columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,15 +16,18 @@ from tpbench.workloads.entropy_loss.output import Output, Step
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
-    """An iteration: gather, loss, backward, and this rank's slice of the gradient."""
+    """An iteration: gather, loss, backward, and this rank's slice of the gradient.
+
+    With compile=true the loss goes through torch.compile as one graph, and autograd's backward with it.
+    """
+    losses: Any = functools.partial(_losses, problem)
+    if problem.compile:
+        losses = torch.compile(losses, fullgraph=True, dynamic=False)
 
     def run() -> Output:
         logits = _whole(shard.logits, shard).requires_grad_()
         target = shard.target if problem.from_labels else _whole(shard.target, shard)
-        row_loss = _row_loss(problem, logits, target)
-        count = (target != IGNORED).sum().clamp(min=1) if problem.from_labels else shard.tokens
-        # Not reduction="mean": if every row is ignored that is 0 / 0.
-        loss = row_loss.sum(dtype=torch.float32) / count
+        loss, row_loss = losses(logits, target)
         (grad,) = torch.autograd.grad(loss, logits)
         grad = grad[:, shard.vocab_start : shard.vocab_stop].contiguous()
         return Output(loss.detach(), row_loss.detach().float(), grad)
@@ -32,6 +36,14 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     widest = -(-shard.vocab_size // shard.tp_size)
     sent = (shard.tp_size - 1) * shard.tokens * widest * shard.logits.element_size() * gathered
     return Step(run, bytes_communicated=sent)
+
+
+def _losses(problem: EntropyLoss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean over the rows that count, and each row's."""
+    row_loss = _row_loss(problem, logits, target)
+    count = (target != IGNORED).sum().clamp(min=1) if problem.from_labels else len(logits)
+    # Not reduction="mean": if every row is ignored that is 0 / 0.
+    return row_loss.sum(dtype=torch.float32) / count, row_loss
 
 
 def _row_loss(problem: EntropyLoss, logits: Tensor, target: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -25,11 +26,10 @@ class Step:
     """A variant ready to run: calling it is one iteration."""
 
     run: Callable[[], Output]
-    bytes_communicated: int = 0
-    """Bytes that this rank sends in an iteration."""
-    block_used: int | None = None
-    """Columns of the kernels' block, for a variant that has one."""
-
+    bytes_communicated: int | Callable[[], int] = 0
+    """Bytes that this rank sends in an iteration; a function where only an iteration shows it."""
+    columns: Callable[[], Mapping[str, Any]] = dict
+    """What a row says besides of how it ran, known after an iteration. The same on every rank."""
     restore: Callable[[], None] | None = None
     """Makes the inputs what they were, after a variant that writes over them. Not timed."""
 

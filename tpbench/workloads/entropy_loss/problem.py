@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tpbench.fields import setting
-from tpbench.workloads import Option, Pivot, Workload
+from tpbench.workloads import Option, Pivot, Study, Workload
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class EntropyLoss:
     ignored: float = setting(0.0, help="share of rows whose label is ignored (cross_entropy)", low=0.0, high=1.0)
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
     exchange: Literal["auto", "nccl", "symmetric"] = setting("auto", help="how ranks exchange statistics (triton_tp)")
+    organisation: Literal["auto", "fused", "cached", "one_pass"] = setting(
+        "auto", help="one launch over the row twice, two with cached statistics, or one that reads once (triton_tp)"
+    )
     compile: bool = setting(False, help="through torch.compile")
     compute_dtype: Literal["float32", "logits"] = setting("float32", help="dtype in which gathered logits are used")
 
@@ -58,14 +61,21 @@ WORKLOAD = Workload(
         "temperature": "softens the target distribution only",
         "ignored": "share of rows whose label is ignored",
         "exchange": "how ranks exchange statistics (triton_tp)",
+        "organisation": "which organisation of the kernels was asked for (triton_tp)",
         "compile": "whether through torch.compile",
         "compute_dtype": "dtype in which gathered logits are used (pytorch_gather)",
         "loss_identical": "whether all ranks had the same bits of every loss",
+        "organisation_used": "organisation of the kernels that ran: fused, cached or one_pass (triton_tp)",
         "block_used": "columns a kernel's block really had (triton_tp)",
+        "registers": "registers a thread, as compiled: most of the kernels that read the logits (triton_tp)",
+        "spilled_bytes": "registers that did not fit, bytes a thread: most of those kernels (triton_tp)",
+        "shared_kib": "shared memory a program: most of those kernels, KiB (triton_tp)",
+        "occupancy": "share of a multiprocessor's warps that can be resident: least of those kernels (triton_tp)",
     },
     options=(
         Option("block_cap", neutral="auto", drop=True),
         Option("exchange", neutral="auto", drop=True),
+        Option("organisation", neutral="auto", drop=True),
         Option("compile", neutral=False),
         Option("compute_dtype", neutral="float32"),
     ),
@@ -74,4 +84,23 @@ WORKLOAD = Workload(
         sections=("loss", "dtype"),
         derived={"shard": lambda row: -(-row["vocab"] // row["tp_size"])},
     ),
+    studies={
+        "block_cap": Study(
+            "why is one block cap slow?",
+            over="block_cap",
+            shows=(
+                "time_ms",
+                "device_ms",
+                "gb_per_s",
+                "fraction_of_floor",
+                "peak_gib",
+                "organisation_used",
+                "block_used",
+                "registers",
+                "spilled_bytes",
+                "shared_kib",
+                "occupancy",
+            ),
+        )
+    },
 )

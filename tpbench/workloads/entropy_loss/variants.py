@@ -7,11 +7,23 @@ from typing import Any
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 
 
+def _ours(problem: EntropyLoss, tp_size: int) -> str | None:
+    """What a kernel cannot be organised for, whatever the machine."""
+    if tp_size > 1 and problem.organisation == "fused":
+        return "organisation=fused makes loss and gradient in one launch: over ranks the exchange lies between them"
+    needed = {"cached": "nccl", "one_pass": "symmetric"}.get(problem.organisation, problem.exchange)
+    if tp_size > 1 and problem.exchange not in ("auto", needed):
+        return f"organisation={problem.organisation} over ranks is exchange={needed}, got exchange={problem.exchange}"
+    return None
+
+
 @WORKLOAD.variant(
     "our fused Triton kernels on the local shard; one exchange of a few scalars a row",
-    takes={"block_cap", "exchange"},
+    takes={"block_cap", "exchange", "organisation"},
     needs=("triton",),
     uses_triton=True,
+    needs_cuda=lambda problem: problem.organisation == "one_pass" or problem.exchange == "symmetric",
+    refuses=_ours,
 )
 def triton_tp(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import fused
@@ -26,7 +38,10 @@ def pytorch_tp_manual(problem: EntropyLoss, shard: Any) -> Any:
     return manual.prepare(problem, shard)
 
 
-@WORKLOAD.variant("all-gather the logits to the whole vocabulary, then torch's own loss", takes={"compute_dtype"})
+@WORKLOAD.variant(
+    "all-gather the logits to the whole vocabulary, then torch's own loss (compile=true: torch.compile)",
+    takes={"compute_dtype", "compile"},
+)
 def pytorch_gather(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import gather
 

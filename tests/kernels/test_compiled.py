@@ -1,0 +1,96 @@
+"""Occupancy against what CUDA's calculator says, and block caps against the file that they come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tpbench.kernels.block_caps import FILE, measured_cap, winners
+from tpbench.kernels.compiled import Multiprocessor, occupancy, worst
+
+H200 = Multiprocessor(registers=65536, threads=2048, shared_bytes=228 * 1024)
+A10 = Multiprocessor(registers=65536, threads=1536, shared_bytes=100 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared_bytes", "warps", "on", "share"),
+    [
+        (32, 0, 8, H200, 1.0),  # nothing in the way
+        (33, 0, 8, H200, 0.75),  # 40 registers a thread: 48 warps
+        (64, 0, 32, H200, 0.5),
+        (65, 0, 32, H200, 0.0),  # 1024 threads of 72 registers do not fit
+        (128, 0, 16, H200, 0.25),
+        (128, 0, 4, H200, 0.25),
+        (168, 0, 4, H200, 12 / 64),
+        (255, 0, 8, H200, 8 / 64),
+        (32, 100 * 1024, 8, H200, 16 / 64),  # two programs' shared memory
+        (32, 114 * 1024, 8, H200, 8 / 64),  # and the reserved kilobyte of each
+        (32, 227 * 1024, 8, H200, 8 / 64),
+        (32, 0, 32, A10, 32 / 48),  # a second program of 32 warps has no room
+    ],
+)
+def test_occupancy(registers: int, shared_bytes: int, warps: int, on: Multiprocessor, share: float) -> None:
+    assert occupancy(registers, shared_bytes, warps, on) == pytest.approx(share)
+
+
+def kernel(registers: int, spilled_words: int, shared: int, warps: int) -> Any:
+    metadata = SimpleNamespace(shared=shared, num_warps=warps)
+    return SimpleNamespace(n_regs=registers, n_spills=spilled_words, metadata=metadata)
+
+
+def test_the_worst_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = SimpleNamespace(
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        shared_memory_per_multiprocessor=228 * 1024,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: limits)
+    device = torch.device("cuda", 0)
+    found = worst([kernel(40, 0, 512, 16), kernel(64, 3, 128, 32)], device)
+    assert found is not None
+    assert (found.registers, found.spilled_bytes, found.shared_bytes, found.occupancy) == (64, 12, 512, 0.5)
+    assert worst([None, None], device) is None and worst([], device) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_kernel_says_what_it_was_compiled_to() -> None:
+    from tpbench.kernels import entropy_loss
+
+    logits = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+    labels = torch.zeros(64, dtype=torch.int64, device="cuda")
+    for organisation, kernels in (("fused", 1), ("cached", 2), ("one_pass", 1)):
+        how = entropy_loss(logits, labels, organisation=organisation).how
+        found = worst(how.kernels, logits.device)
+        assert len(how.kernels) == kernels and found is not None
+        assert 16 <= found.registers <= 255 and 0 < found.occupancy <= 1
+
+
+def test_the_file_says_where_it_was_measured() -> None:
+    content = json.loads((resources.files("tpbench.kernels") / FILE).read_text())
+    assert set(content["measured_on"]) == {"gpu_name", "torch_version", "triton_version", "tokens", "dtype"}
+    for each in winners():
+        assert each.block_cap in each.tried and each.device_ms > 0 and each.source
+        assert math.log2(each.block_cap).is_integer()
+    places = [(each.organisation, each.loss, each.columns) for each in winners()]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"])
+@pytest.mark.parametrize("organisation", ["fused", "cached", "one_pass"])
+def test_auto_is_the_narrowest_measured_width_that_fits(organisation: str, loss: str) -> None:
+    own = sorted((e for e in winners() if (e.organisation, e.loss) == (organisation, loss)), key=lambda e: e.columns)
+    for each in own:
+        assert measured_cap(organisation, loss, each.columns) == each.block_cap
+        assert measured_cap(organisation, loss, each.columns - 1) == each.block_cap
+    if own:
+        assert measured_cap(organisation, loss, 1) == own[0].block_cap
+        assert measured_cap(organisation, loss, 10**7) == own[-1].block_cap
+    else:  # another loss of as many logits a column
+        other = "cross_entropy" if loss == "cross_entropy" else "reverse_kl"
+        assert measured_cap(organisation, loss, 65536) == measured_cap(organisation, other, 65536)

@@ -1,0 +1,149 @@
+"""The entropy loss by kernels that go over a row twice: how `_entropy_kernels` are launched.
+
+Once for the row's statistics, once for its gradient: in one launch, where a program's second look may find its row in
+the cache (*fused*), or in two with the statistics in memory between them (*cached*), where ranks exchange theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import triton
+from torch import Tensor
+
+from tpbench.kernels import _entropy_kernels
+from tpbench.kernels.block_caps import measured_cap
+
+INTERPRETED: bool = not isinstance(_entropy_kernels.statistics_kernel, triton.JITFunction)
+"""Whether the kernels run in Triton's interpreter: TRITON_INTERPRET=1 when triton was imported."""
+
+_INTERPRETED_TILE = 2**20
+"""Elements of a tile in the interpreter, the most that Triton allows: its cost is by operation, not by element."""
+_INTERPRETED_CAP = 16384
+_REDUCE_BLOCK = 4096
+
+
+def block_for(
+    columns: int, block_cap: int | Literal["auto"] = "auto", loss: str = "cross_entropy",
+    organisation: Literal["fused", "cached"] = "cached", share: int | None = None,
+) -> int:  # fmt: skip
+    """The column block of these kernels for `columns` local columns: a power of two, at most the cap.
+
+    share: columns a rank if the vocabulary is split evenly, by which "auto" chooses (default: `columns`).
+    """
+    if block_cap == "auto":
+        block_cap = _INTERPRETED_CAP if INTERPRETED else measured_cap(organisation, loss, share or columns)
+    return max(16, min(block_cap, int(triton.next_power_of_2(columns))))
+
+
+def statistics_width(loss: str, label_smoothing: float = 0.0) -> int:
+    """The fp32 numbers a row that a rank contributes to the exchange."""
+    if loss != "cross_entropy":
+        return 5
+    return 4 if label_smoothing else 3
+
+
+def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: float = 0.0) -> int:
+    """Bytes that one rank sends in a call: its statistics, to each of its peers."""
+    return (world_size - 1) * rows * statistics_width(loss, label_smoothing) * 4
+
+
+def launch(
+    logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, group: dist.ProcessGroup | None,
+    organisation: Literal["fused", "cached"], block: int, *, loss: str, reduction: str, valid: int, vocab_start: int,
+    vocab_size: int, ignore_index: int, logits_scale: float, temperature: float, label_smoothing: float, z_loss: float,
+    grad_scale: float, accumulate: bool,
+) -> tuple[Tensor, tuple[Any, ...]]:  # fmt: skip
+    """Queue the kernels on the current stream: row_loss and grad (where it is not None).
+
+    Returns the reduced loss, and those kernels that read the logits, as Triton returns them.
+    """
+    rows, columns = logits.shape
+    world_size = 1 if group is None else dist.get_world_size(group)
+    labels_mean = loss == "cross_entropy" and reduction == "mean"
+    mean = 1.0 / rows if reduction == "mean" and not labels_mean else 1.0
+    width = statistics_width(loss, label_smoothing)
+    shape = tile(rows, block)
+    both = (target.stride(0), target.stride(1)) if target.dim() == 2 else (0, 0)
+    strides = (*logits.stride(), *both)
+    scales = (logits_scale, logits_scale / temperature)
+    flags: dict[str, Any] = {"LOSS": loss, "SMOOTHED": label_smoothing > 0, "WIDTH": width, **shape}
+    flags["WIDE"] = is_wide(columns, block, logits, target, grad)
+    grid = (triton.cdiv(rows, shape["ROWS"]),)
+    kernels = []
+    inverse_count = _inverse_count(target, vocab_size, ignore_index) if labels_mean else None
+    gathered = None
+    if organisation == "cached":
+        statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
+        kernels.append(
+            _entropy_kernels.statistics_kernel[grid](
+                logits, target, statistics, rows, *strides, valid, vocab_start, vocab_size, ignore_index, *scales,
+                **flags,
+            )
+        )  # fmt: skip
+        gathered = statistics[None] if world_size == 1 else all_gather(statistics, group, world_size)
+        block_of_rows = 4096 if INTERPRETED else 128
+        _entropy_kernels.row_loss_kernel[(triton.cdiv(rows, block_of_rows),)](
+            target, gathered, row_loss, rows, world_size, vocab_size, ignore_index, label_smoothing, z_loss,
+            LOSS=loss, SMOOTHED=label_smoothing > 0, WIDTH=width, ROWS=block_of_rows,
+        )  # fmt: skip
+    if gathered is None or grad is not None:
+        kernels.append(
+            _entropy_kernels.loss_and_gradient_kernel[grid](
+                logits, target, gathered, inverse_count, row_loss, grad, rows, columns, world_size, *strides,
+                *((0, 0) if grad is None else grad.stride()), valid, vocab_start, vocab_size, ignore_index, *scales,
+                label_smoothing, z_loss, grad_scale * mean, ACCUMULATE=accumulate, **flags,
+            )
+        )  # fmt: skip
+    return row_loss if reduction == "none" else _reduce(row_loss, inverse_count, mean), tuple(kernels)
+
+
+def tile(rows: int, block: int) -> dict[str, int]:
+    """Tile shape and launch options."""
+    if INTERPRETED:
+        return {"ROWS": min(triton.next_power_of_2(rows), max(1, _INTERPRETED_TILE // block)), "BLOCK": block}
+    return {"ROWS": 1, "BLOCK": block, "num_warps": min(32, max(4, block // 512))}
+
+
+def is_wide(columns: int, block: int, *tensors: Tensor | None) -> bool:
+    """Whether column offsets need 64 bits: the last block's, past the end too, by the largest column stride."""
+    strides = (each.stride(1) for each in tensors if each is not None and each.dim() == 2)
+    return (columns + block) * max(strides) >= 2**31
+
+
+def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Around kernel launches: Triton launches on the current device, whatever the tensors'."""
+    if INTERPRETED:
+        # Lanes that a mask throws away compute with -inf, of which numpy, which interprets, would warn.
+        return importlib.import_module("numpy").errstate(all="ignore")  # type: ignore[no-any-return]
+    return torch.cuda.device(device)
+
+
+def _inverse_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
+    """1 / rows that count, (1,) fp32 on the device. Labels are the same on all ranks: nothing to exchange."""
+    inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
+    _entropy_kernels.inverse_count_kernel[(1,)](
+        labels, inverse, labels.shape[0], vocab_size, ignore_index, BLOCK=_REDUCE_BLOCK, num_warps=8
+    )
+    return inverse
+
+
+def _reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float) -> Tensor:
+    total = torch.empty((), dtype=torch.float32, device=row_loss.device)
+    _entropy_kernels.reduce_kernel[(1,)](
+        row_loss, inverse_count, total, row_loss.shape[0], factor, BLOCK=_REDUCE_BLOCK, num_warps=8
+    )
+    return total
+
+
+def all_gather(values: Tensor, group: dist.ProcessGroup | None, world_size: int) -> Tensor:
+    """(world_size, *values.shape), in rank order."""
+    gathered = torch.empty((world_size * values.shape[0], *values.shape[1:]), dtype=values.dtype, device=values.device)
+    # Renamed in torch 2.13, which warns of the old name.
+    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(gathered, values, group=group)
+    return gathered.view(world_size, *values.shape)
