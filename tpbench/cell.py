@@ -63,6 +63,11 @@ class CellRow:
         content = json.loads(file.read_text())
         return cls(parse_job(content["job"]), content["row_id"], content["known"])
 
+    @property
+    def sharers(self) -> int:
+        """Cells that share the devices and their memory with this one, itself included: those that take turns."""
+        return int(self.known.get("interleaved_cells") or 1)
+
     def runs_beside(self, row_id: str) -> None:
         """Note, for whoever writes the row, that another job runs on this host at the same time."""
         with Path(self.known["log_dir"], BESIDE).open("a") as file:

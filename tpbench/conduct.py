@@ -16,6 +16,9 @@ class Conduct:
     retries: int = setting(0, help="times that a cell which ended as error or timeout is run again", low=0, high=100)
     reuse: bool = setting(False, help="keep one torchrun for each world size and environment and feed it jobs")
     parallel: Literal["none", "auto"] = setting("none", help="auto: jobs run side by side on disjoint sets of devices")
+    order: Literal["sequential", "interleaved"] = setting(
+        "sequential", help="interleaved: cells that differ in variant and its options alone are measured in turns"
+    )
     dry_run: bool = setting(False, help="show the plan: cells, GPUs, expected minutes and OOMs; run nothing")
     skip_predicted_oom: bool = setting(False, help="skip cells that are predicted to run out of memory")
     wait: bool = setting(True, help="false: submit the jobs to the cluster and leave")

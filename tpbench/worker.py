@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tpbench.cell import RESCUE, CellRow
-from tpbench.launcher.autopsy import EXIT_PEER_LOST
+from tpbench.launcher.autopsy import EXIT_CROWDED, EXIT_PEER_LOST
 from tpbench.launcher.process import die_with_parent, parent_is_of
 from tpbench.results.write import RowExists
+from tpbench.turns import FOLDER, TurnTaker
 
 EXIT_FAULT = 70  # EX_SOFTWARE: the row says what happened
 EXIT_NOT_WRITTEN = 74  # EX_IOERR: measured, but the output folder would not take the row
@@ -51,7 +52,7 @@ def run(cell_file: Path, meeting: str = "") -> NoReturn:
     row = CellRow.load(cell_file)
     code = 0
     try:
-        _measure(row, meeting)
+        _measure(row, meeting, TurnTaker(cell_file.parent / FOLDER) if row.known.get("interleaved") else None)
     except Exception as error:
         traceback.print_exc()
         code = EXIT_PEER_LOST if _PEER_LOST.search(str(error)) else EXIT_FAULT
@@ -63,7 +64,7 @@ def run(cell_file: Path, meeting: str = "") -> NoReturn:
     os._exit(code)
 
 
-def _measure(row: CellRow, meeting: str) -> None:
+def _measure(row: CellRow, meeting: str, turns: TurnTaker | None) -> None:
     say("importing torch")
     import torch
     import torch.distributed as dist
@@ -75,22 +76,23 @@ def _measure(row: CellRow, meeting: str) -> None:
 
     job = row.job
     device = _device(torch, job.device)
+    sharers = row.sharers
     # The launcher ends a job that takes too long and knows more of it than a group that gives up would.
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=job.timeout_s + 60),
+        timeout=timedelta(seconds=(job.timeout_s + 60) * sharers),
         store=PrefixStore(meeting, _agents_store(dist)),
         rank=RANK,
         world_size=job.world_size,
     )
     context = _context(job, device)
     bench = job.workload.bench
-    limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]))
+    limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * sharers)
     say("setting up")
     columns: dict[str, Any] = {"memory_limit_gib": limit, **_torch_facts(torch, device)}
     copy = copy_gb_per_s(device)
     session = bench.setup(job.problem, job.implementation, context)
-    verdict, measured = measure(session, context, job.measure, copy, say, bool(row.known["interpreted"]))
+    verdict, measured = measure(session, context, job.measure, copy, say, bool(row.known["interpreted"]), turns)
     columns |= measured | verdict.columns
     if RANK == 0:
         _write(row, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
@@ -116,10 +118,14 @@ def _write(row: CellRow, status: str, reason: str | None, **columns: Any) -> Non
 def _write_fault(row: CellRow, error: Exception) -> None:
     from tpbench.measure import memory
 
+    memory.lift_limit()
     shortage = memory.shortage(error)
     if shortage is None:
         _write(row, "error", f"rank {RANK}: {type(error).__name__}: {error}")
         return
+    if row.sharers > 1:  # says nothing of the cell: it will be measured alone
+        say("out of memory, which others share who take turns with this cell")
+        os._exit(EXIT_CROWDED)
     asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
     _write(row, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.cell import RESCUE, CellRow
+from tpbench.cell import BESIDE, RESCUE, CellRow
 from tpbench.fields import JobError
 from tpbench.launcher import autopsy
 from tpbench.launcher.plan import Cell
@@ -34,6 +35,8 @@ class Outcome:
     """Its row, as `load` gives it; None of a job that was submitted and left to itself."""
     note: str | None = None
     """Why it did not have to run, or None."""
+    crowded: bool = False
+    """It has no row yet: memory ran out that others, with whom it took turns, had a share of."""
 
     @functools.cached_property
     def row(self) -> dict[str, Any]:
@@ -88,7 +91,19 @@ class Attempt:
         """The outcome when its torchrun ended with that code, or has to be ended (None) because it takes too long."""
         if self.has_row:
             return self.close("ok", "")
-        return self.close(*autopsy.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder))
+        status, reason = autopsy.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
+        if status == "oom" and self.row.sharers > 1:
+            return Outcome(self.cell, None, reason, crowded=True)
+        return self.close(status, reason)
+
+    def alone(self, why: str) -> Attempt:
+        """The same try from its beginning, without the cells that it took turns with. `why`: for the row."""
+        folder = self.folder.with_name(f"{self.folder.name}-alone")
+        folder.mkdir()
+        if (self.folder / BESIDE).exists():
+            shutil.copy(self.folder / BESIDE, folder)
+        known = {"interleaved": None, "interleaved_cells": None, "not_interleaved": why, "log_dir": str(folder)}
+        return replace(self, row=self.row.restarted(**known), folder=folder)
 
     def close(self, status: str, reason: str) -> Outcome:
         """The outcome by the row that a worker wrote or, if none lived to, by one that says this."""

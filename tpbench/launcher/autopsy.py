@@ -13,6 +13,9 @@ TAIL_BYTES = 16_384
 EXIT_PEER_LOST = 71
 """A worker's exit code when a collective broke under it: another rank is the one to ask."""
 
+EXIT_CROWDED = 72
+"""A worker's exit code when memory ran out that it shared with cells that took turns with it."""
+
 _FAILED_RANK = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+)")
 """torchrun's summary of the failed ranks: it has no form made for programs."""
 
@@ -30,7 +33,7 @@ def describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir:
     # torchrun ends the others with SIGTERM, and they may be quicker to fail than it is to notice who was first.
     code, rank, local = min(failed, key=lambda each: each[0] in (-signal.SIGTERM, EXIT_PEER_LOST))
     words = tail(_stderr(log_dir, local))
-    status = "oom" if code < 0 and _NATIVE_OOM.search(words) else "error"
+    status = "oom" if code == EXIT_CROWDED or (code < 0 and _NATIVE_OOM.search(words)) else "error"
     return status, _join(f"rank {rank} ended with {_code(code)}", words)
 
 

@@ -1,8 +1,10 @@
-"""Cells on this host: one at a time or side by side, each with a torchrun of its own or in a group that stays."""
+"""Cells on this host: one at a time, in turns or side by side, each with a torchrun of its own or in one that stays."""
 
 from __future__ import annotations
 
+import functools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,31 +16,54 @@ from tpbench.launcher.attempt import Attempt, Begin, Outcome
 from tpbench.launcher.cold import ColdJob
 from tpbench.launcher.devices import Devices, Lease
 from tpbench.launcher.display import Display
+from tpbench.launcher.interleaved import Interleaved, problem_of
 from tpbench.launcher.plan import Cell, ThisHost
 from tpbench.launcher.process import end_orphans
-from tpbench.launcher.warm import WarmGroup
+from tpbench.launcher.warm import WarmGroup, WarmJob
 from tpbench.measure import machine
 
 POLL_S = 0.02
 
 
-class Running(Protocol):
-    """A job at work."""
+class Work(Protocol):
+    """A cell, or several that take turns."""
 
-    attempt: Attempt
+    over: bool
+    """Nothing of it is left."""
 
-    def poll(self) -> Outcome | None:
-        """Its outcome once it has one."""
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        """Those at work."""
+
+    def poll(self) -> list[Outcome]:
+        """Outcomes that are new."""
 
     def end(self) -> None:
-        """End it and everything it started."""
+        """End all that it started."""
+
+
+class Single:
+    """A job by itself."""
+
+    def __init__(self, job: ColdJob | WarmJob) -> None:
+        self.job, self.attempts, self.over = job, [job.attempt], False
+
+    def poll(self) -> list[Outcome]:
+        """Its outcome once it has one."""
+        outcome = self.job.poll()
+        self.over = outcome is not None
+        return [outcome] if outcome else []
+
+    def end(self) -> None:
+        """End it."""
+        self.job.end()
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A job and the devices that it has."""
+    """What is at work and the devices that it has."""
 
-    job: Running
+    work: Work
     lease: Lease
 
 
@@ -51,6 +76,7 @@ class Host:
         self.place = ThisHost(machine.gpu_count())
         self.facts = machine.facts()
         self.parallel, self.reuse = how.parallel == "auto", how.reuse
+        self.interleaved = how.order == "interleaved"
         self.devices = Devices(split_cpu=self.parallel)
         self.lanes: list[Lane] = []
         self.groups: dict[tuple[object, ...], WarmGroup] = {}
@@ -62,49 +88,71 @@ class Host:
 
     def run(self, cells: Sequence[Cell], begin: Begin, display: Display) -> Iterator[Outcome]:
         """Yields each cell's outcome as soon as it has one. Ends what it started when it is left."""
-        waiting = list(cells)
+        waiting = self._units(cells)
         try:
             while waiting or self.lanes:
-                for cell in list(waiting):
+                for unit in list(waiting):
                     if self.lanes and not self.parallel:
                         break
-                    if (lease := self.devices.lease(cell.job)) is not None:
-                        waiting.remove(cell)
-                        self._start(cell, begin, lease, display)
+                    if (lease := self.devices.lease(unit[0].job)) is not None:
+                        waiting.remove(unit)
+                        self.lanes.append(Lane(self._start(unit, begin, lease, display), lease))
                 for lane in list(self.lanes):
-                    if outcome := lane.job.poll():
+                    outcomes = lane.work.poll()
+                    if lane.work.over:
                         self.lanes.remove(lane)
                         self.devices.give_back(lane.lease)
-                        yield outcome
+                    yield from outcomes
                 display.tick()
                 time.sleep(POLL_S)
         finally:
             for lane in self.lanes:
-                lane.job.end()
+                lane.work.end()
                 self.devices.give_back(lane.lease)
             for group in self.groups.values():
                 group.tree.end()
             self.lanes, self.groups = [], {}
 
-    def _start(self, cell: Cell, begin: Begin, lease: Lease, display: Display) -> None:
+    def _units(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+        """Cells that take turns, together; others by themselves."""
+        if not self.interleaved:
+            return [[cell] for cell in cells]
+        problems: dict[object, list[Cell]] = defaultdict(list)
+        for cell in cells:
+            problems[problem_of(cell.job)].append(cell)
+        return list(problems.values())
+
+    def _start(self, unit: Sequence[Cell], begin: Begin, lease: Lease, display: Display) -> Work:
+        if len(unit) > 1:
+            return Interleaved(
+                unit,
+                functools.partial(self._begin, begin=begin, lease=lease, display=display),
+                functools.partial(self._submit, lease=lease),
+            )
+        attempt = self._begin(unit[0], begin, lease, display)
+        if self.interleaved:
+            attempt.row.known["not_interleaved"] = "no other cell of its problem is to run"
+        return Single(self._submit(attempt, 0, lease) if self.reuse else ColdJob(attempt, lease))
+
+    def _begin(self, cell: Cell, begin: Begin, lease: Lease, display: Display) -> Attempt:
         attempt = begin(cell)
         attempt.folder.mkdir()
-        for lane in self.lanes:
-            lane.job.attempt.row.runs_beside(attempt.row.row_id)
-            attempt.row.runs_beside(lane.job.attempt.row.row_id)
+        for other in [each for lane in self.lanes if lane.lease is not lease for each in lane.work.attempts]:
+            other.row.runs_beside(attempt.row.row_id)
+            attempt.row.runs_beside(other.row.row_id)
         if lease.beside_others:
             attempt.row.runs_beside("another-sweep")
         on = f" on {','.join(each.visible for each in lease.devices)}" if self.parallel else ""
         display.start(cell, f"running{on}")
-        job = self._group(attempt, lease).submit(attempt) if self.reuse else ColdJob(attempt, lease)
-        self.lanes.append(Lane(job, lease))
+        return attempt
 
-    def _group(self, attempt: Attempt, lease: Lease) -> WarmGroup:
-        """A living group for the job: of its world size, with its environment, on its devices."""
+    def _submit(self, attempt: Attempt, number: int, lease: Lease) -> WarmJob:
+        """Hand it to a living group of its world size, with its environment, on its devices. `number`: which of those
+        alike, where several cells are at work on the same devices."""
         job = attempt.cell.job
         env = torchrun.environment(job, "", cores=len(lease.cores)) | dict(lease.environment)
-        kind = (job.world_size, lease.devices, frozenset(env.items()))
+        kind = (job.world_size, lease.devices, frozenset(env.items()), number)
         if kind not in self.groups or not self.groups[kind].alive:
             folder = attempt.folder.parent / f"group-{attempt.folder.name}"
             self.groups[kind] = WarmGroup(attempt, env, lease, folder)
-        return self.groups[kind]
+        return self.groups[kind].submit(attempt)

@@ -99,7 +99,10 @@ def conduct(requests: Sequence[Request]) -> Conduct:
     for each in fields(Conduct):
         if len({getattr(one, each.name) for one in found}) > 1:
             raise JobError(f"{each.name} is one setting for the whole sweep: it cannot be swept")
-    return found[0] if found else Conduct()
+    how = found[0] if found else Conduct()
+    if how.order == "interleaved" and not how.reuse:
+        raise JobError("order=interleaved needs reuse=true: cells that take turns have to stay between their rounds")
+    return how
 
 
 def obstacle(job: Job, place: Place) -> str | None:

@@ -42,6 +42,13 @@ def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> fl
     return gib
 
 
+def lift_limit() -> None:
+    """Let the process allocate again, for what is left to do after it ran out of memory."""
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
 def shortage(error: BaseException) -> int | None:
     """The bytes asked for (0 if unknown) when the error is a lack of memory, else None."""
     text = str(error)

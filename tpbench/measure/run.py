@@ -14,7 +14,9 @@ from tpbench.context import Context, Costs, Detailed, Session, Verdict
 from tpbench.job import Measure
 from tpbench.measure import memory
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
+from tpbench.measure.rounds import Series, take_turns, timed
 from tpbench.measure.statistics import precise_enough, summary
+from tpbench.turns import TurnTaker
 
 WARMUP_ITERATIONS = 3
 FIRST_BLOCK = 5
@@ -27,12 +29,14 @@ def run(
     copy_gb_per_s: float,
     say: Callable[[str], None],
     interpreted: bool = False,
+    turns: TurnTaker | None = None,
 ) -> tuple[Verdict, dict[str, Any]]:
     """Check and time a session. Collective; the columns are complete on rank 0.
 
     Nothing that is wrong has a time. A first pass compiles and fills caches; the second is the one that is checked and
     whose memory is watched. Where the kernels are interpreted and one pass takes longer than the whole time budget, it
-    is warm-up, check and time in one, and the row says so (`warmed_up` false).
+    is warm-up, check and time in one, and the row says so (`warmed_up` false). With `turns` the clocks run in rounds,
+    between which other cells have theirs.
     """
     say("first pass")
     cache = ColdCache(context.device, context.world_size)
@@ -68,15 +72,25 @@ def run(
     if verdict.wrong:
         return verdict, columns
     say("timing")
-    enough = single.max() / 1e3 > settings.time_budget_s
-    samples = [single] if enough else _until_known(wall, step, session.restore, context, settings)
+    in_one_pass = single.max() / 1e3 > settings.time_budget_s
+    clocks: list[Clock] = [wall, *([DeviceClock(context.device, cache)] if context.device.type == "cuda" else [])]
+    if turns is not None and not in_one_pass:
+        series = [Series(clock, step, session, context, settings) for clock in clocks]
+        take_turns(turns, series, session, context)
+        taken = [each.samples for each in series]
+        columns |= dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in series), strict=False))
+    else:
+        taken = [
+            [single] if in_one_pass and clock is wall else _until_known(clock, step, session, context, settings)
+            for clock in clocks
+        ]
+    samples = taken[0]
     columns |= _clock_columns(samples, "time", "samples_ms")
     columns["iterations"] = len(samples)
     columns["skew_ms"] = float(np.median([each.max() - each.min() for each in samples]))
     best_ms = columns["time_ms"]
     if context.device.type == "cuda":
-        on_device = _until_known(DeviceClock(context.device, cache), step, session.restore, context, settings)
-        columns |= _clock_columns(on_device, "device", "device_samples_ms")
+        columns |= _clock_columns(taken[1], "device", "device_samples_ms")
         columns |= _clocks_mhz(context.device)
         best_ms = columns["device_ms"]
     columns["fraction_of_floor"] = columns["floor_ms"] / best_ms
@@ -88,19 +102,16 @@ def run(
 
 
 def _until_known(
-    clock: Clock, step: Callable[[], None], restore: Callable[[], None], context: Context, settings: Measure
+    clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: Measure
 ) -> list[np.ndarray[Any, Any]]:
     """Blocks of iterations until the median is known well enough or the budget is spent: each iteration's time on every
     rank. Rank 0 decides the size of each block and everybody hears of it before the block, so that all make the same
     number of collectives."""
-    clock.samples(step, restore, WARMUP_ITERATIONS)
+    clock.samples(step, session.restore, WARMUP_ITERATIONS)
     taken: list[np.ndarray[Any, Any]] = []
     began = time.monotonic()
     while block := _agreed(_next_block(taken, time.monotonic() - began, settings)):
-        mine = torch.tensor(clock.samples(step, restore, block), dtype=torch.float64)
-        everyone = [torch.empty_like(mine) for _ in range(context.world_size)]
-        dist.all_gather(everyone, mine)
-        taken += list(torch.stack(everyone, dim=1).numpy())
+        taken += timed(clock, step, session, block, context)
     return taken
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pandas as pd
 
@@ -10,8 +11,10 @@ from tpbench.report.agreement import disagreements
 from tpbench.report.escape import plain
 from tpbench.report.layout import Layout, Row, Section, lay_out
 from tpbench.report.metric import Metric, metric
+from tpbench.report.ratio import Ratio
 from tpbench.report.records import Record, label, say
 from tpbench.report.table import COLD, INTERPRETED, Cell, Failure, Line, Report, Table
+from tpbench.report.turns import in_turns
 from tpbench.workloads import workloads
 
 
@@ -54,13 +57,22 @@ def _line(row: Row, shown: Metric) -> Line:
     measured = [cell for cell in cells if cell and cell.value is not None and cell.status == "ok" and not cell.mark]
     ratios = shown.ratios([cell.value for cell in measured if cell.value is not None])
     ratio = {id(cell): times for cell, times in zip(measured, ratios, strict=True)}
+    best = next((record for record, cell in zip(row.records, cells, strict=True) if ratio.get(id(cell)) == 1), None)
     return Line(
         tuple(map(say, row.key)),
         tuple(
-            cell and Cell(cell.row_id, cell.status, cell.reason, cell.value, ratio.get(id(cell)), cell.mark)
-            for cell in cells
+            cell
+            and replace(cell, ratio=(times := ratio.get(id(cell))), by_rounds=_by_rounds(record, best, times, shown))
+            for record, cell in zip(row.records, cells, strict=True)
         ),
     )
+
+
+def _by_rounds(record: Record | None, best: Record | None, ratio: float | None, shown: Metric) -> Ratio | None:
+    """The ratio that `ratio` says, from rounds, of a cell that took turns with the best of its line."""
+    if record is None or best is None or record is best or ratio is None:
+        return None
+    return in_turns(record, best, shown.name)
 
 
 def _cell(record: Record, shown: Metric) -> Cell:

@@ -20,6 +20,7 @@ Record: TypeAlias = dict[str, Any]
 _NEEDED = (
     "row_id", "cell", "workload", "variant", "status", "reason", "tokens", "vocab", "tp_size", "dp_size", "loss",
     "block_cap", "dtype", "interpreted", "warmed_up", "graph", "nodes", "loss_value", "job",
+    "interleaved", "round_ms", "device_round_ms",
 )  # fmt: skip
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 

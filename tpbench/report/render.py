@@ -156,5 +156,8 @@ def _csv_cell(cell: Cell | None) -> list[str]:
 
 
 def _csv_note(cell: Cell) -> str:
-    words = {"*": "interpreted", "^": "one pass"}.get(cell.mark, "")
-    return words if cell.status == "ok" else f"{cell.status}, {cell.reason}"
+    if cell.status != "ok":
+        return f"{cell.status}, {cell.reason}"
+    if (found := cell.by_rounds) is not None:
+        return f"{found.value!r}x in turns, {found.low!r} to {found.high!r}"
+    return {"*": "interpreted", "^": "one pass"}.get(cell.mark, "")

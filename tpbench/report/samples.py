@@ -11,6 +11,7 @@ from tpbench.report.layout import Section
 from tpbench.report.pivot import mark
 from tpbench.report.ratio import Array, Ratio, clean, ratio
 from tpbench.report.records import Record, label, say
+from tpbench.report.turns import in_turns
 
 CLOCKS = {"samples_ms": "wall", "device_samples_ms": "device"}
 OUTLIER = "an outlier is more than 1.5 interquartile ranges outside the quartiles"
@@ -60,6 +61,8 @@ class Speedup:
     fastest: Measured
     other: Measured
     ratio: Ratio
+    in_turns: bool
+    """They were measured in turns, and the ratio is their rounds'."""
 
 
 def speedups(section: Section, clock: str) -> list[Speedup]:
@@ -72,6 +75,9 @@ def speedups(section: Section, clock: str) -> list[Speedup]:
     for problem, cells in by_problem.items():
         fastest = min(cells, key=lambda cell: float(np.median(clean(cell.record[clock]))))
         for cell in cells:
-            if cell is not fastest and (found := ratio(cell.record[clock], fastest.record[clock])):
-                made.append(Speedup(problem, fastest, cell, found))
+            if cell is fastest:
+                continue
+            by_rounds = in_turns(cell.record, fastest.record, clock)
+            if found := by_rounds or ratio(cell.record[clock], fastest.record[clock]):
+                made.append(Speedup(problem, fastest, cell, found, by_rounds is not None))
     return made

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpbench.report.metric import Metric, times
+from tpbench.report.ratio import Ratio
+from tpbench.report.turns import METHOD
 
 INTERPRETED = "*"
 COLD = "^"
@@ -27,17 +30,29 @@ class Cell:
     ratio: float | None = None
     """How many times worse than the best of its line; none where there is no measurement to compare."""
     mark: str = ""
+    by_rounds: Ratio | None = None
+    """The same with its interval, where this cell and the best of its line were measured in turns."""
 
     def text(self, metric: Metric) -> str:
         """What a person reads."""
         if self.value is None:
             return ("OOM" if self.status == "oom" else self.status) + self.mark
         words = [metric.write(self.value) + self.mark]
-        if self.ratio is not None:
+        if self.by_rounds is not None:
+            words.append(f"({_with_interval(self.by_rounds)})")
+        elif self.ratio is not None:
             words.append(f"({times(self.ratio)})")
         if self.status != "ok":
             words.append(self.status)
         return " ".join(words)
+
+
+def _with_interval(ratio: Ratio) -> str:
+    """Its ends with as many digits as tell them apart from it."""
+    assert ratio.low is not None and ratio.high is not None
+    distance = min(ratio.high - ratio.value, ratio.value - ratio.low)
+    digits = min(4, max(2, 1 - math.floor(math.log10(distance)))) if distance > 0 else 2
+    return f"{ratio.value:.{digits}f}x, {ratio.low:.{digits}f} to {ratio.high:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -109,4 +124,6 @@ class Report:
         lines = [f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in used]
         if any(cell.status == "ok" and cell.value is None for cell in cells):
             lines.append(f"ok: right, but without {self.metric.name}")
+        if any(cell.by_rounds for cell in cells):
+            lines.append(f"(2.00x, 1.98 to 2.02): {METHOD}")
         return tuple(lines)

@@ -84,6 +84,8 @@ COLUMNS = (
     # The samples that the statistics are made from.
     Column("samples_ms", REALS, "wall time of every iteration", "ms"),
     Column("device_samples_ms", REALS, "device time of every iteration", "ms"),
+    Column("round_ms", REALS, "wall time of an iteration, median of each round of an interleaved cell", "ms"),
+    Column("device_round_ms", REALS, "device time of an iteration, median of each such round", "ms"),
     # When, by what, from which source.
     Column("started_at", TIME, "start of the job, UTC"),
     Column("finished_at", TIME, "end of the job, UTC"),
@@ -114,6 +116,9 @@ COLUMNS = (
     # How to do it again.
     Column("tries", INT, "times that this sweep started the cell; the row is of the last"),
     Column("beside", TEXT, "rows of the jobs that ran on this host at the same time; null: it was alone"),
+    Column("interleaved", TEXT, "the cells that were measured in turns with this one have the same name here"),
+    Column("interleaved_cells", INT, "cells that took turns, each with processes and memory of its own"),
+    Column("not_interleaved", TEXT, "why a cell of an order=interleaved sweep was measured in one go"),
     Column("warm", FLAG, "the ranks had run other jobs before, each in a process of its own"),
     Column("command", TEXT, "the torchrun line"),
     Column("environment", TEXT, "JSON of those environment variables that bear on a measurement"),

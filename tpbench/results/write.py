@@ -9,7 +9,8 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,16 @@ _ACCEPTED: dict[pa.DataType | None, tuple[type, ...]] = {
 }
 
 
+_EXACT = 2**53
+"""Whole numbers beyond are not all double-precision numbers."""
+_FORMATS = {INT: "<q", REAL: "<d", FLAG: "<?", TIME: "<q"}
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
 def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
     """One value as a column. Arrow alone would make 1 of true and a moment in UTC of a local one."""
     if value is None:
-        return pa.array([None], kind)
+        return pa.nulls(1, kind)
     accepted = isinstance(value, _ACCEPTED.get(kind, ()))
     if not accepted or (isinstance(value, bool) and kind != FLAG):
         raise RowError(f"{name}={_short(value)} is a {type(value).__name__}: the column is {kind or 'of no such type'}")
@@ -119,13 +126,37 @@ def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
         raise RowError(f"{name}={value} has no time zone")
     if kind == REALS and any(isinstance(item, bool) for item in value):
         raise RowError(f"{name}={_short(value)} has a truth value among its numbers")
+    if kind in (REAL, REALS) and any(isinstance(each, int) and abs(each) > _EXACT for each in _numbers(value)):
+        raise RowError(f"{name}={_short(value)} does not fit {kind} exactly")
     if kind == TEXT:
         # The output of a process may hold bytes that are no text, and must not cost the row.
         value = value.encode("utf-8", "backslashreplace").decode("utf-8")
     try:
-        return pa.array([value], kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        return _one(value, kind)
+    except (struct.error, OverflowError) as error:
         raise RowError(f"{name}={_short(value)} does not fit {kind}: {error}") from None
+
+
+def _numbers(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _one(value: Any, kind: pa.DataType) -> pa.Array:
+    """An array of one value, from its bytes: given Python's values, Arrow imports pandas to see whether they are its,
+    for which a rank has neither the time nor, after it ran out of memory, the memory."""
+    if kind == REALS:
+        numbers = pa.Array.from_buffers(REAL, len(value), [None, pa.py_buffer(struct.pack(f"<{len(value)}d", *value))])
+        return pa.Array.from_buffers(
+            kind, 1, [None, pa.py_buffer(struct.pack("<2i", 0, len(value)))], children=[numbers]
+        )
+    if kind == TEXT:
+        text = value.encode()
+        return pa.Array.from_buffers(
+            kind, 1, [None, pa.py_buffer(struct.pack("<2i", 0, len(text))), pa.py_buffer(text)]
+        )
+    if kind == TIME:
+        value = (value - EPOCH) // datetime.timedelta(microseconds=1)
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(struct.pack(_FORMATS[kind], value))])
 
 
 def _short(value: Any) -> str:

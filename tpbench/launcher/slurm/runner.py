@@ -32,6 +32,8 @@ class Slurm:
     def __init__(self, settings: SlurmSettings, how: Conduct) -> None:
         if how.retries and not how.wait:
             raise JobError("retries needs wait=true: a sweep that leaves sees no job fail")
+        if how.order == "interleaved":
+            raise JobError("order=interleaved is for one host: it needs hydra/launcher=torchrun")
         self.settings, self.wait = settings, how.wait
         self.place = Cluster.find(settings)
         # Of the cluster only the software is known here, which it shares: its GPUs are told by its rows.

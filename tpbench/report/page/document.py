@@ -9,7 +9,7 @@ from importlib import resources
 
 import pandas as pd
 
-from tpbench.report import plots, ratio
+from tpbench.report import plots, ratio, turns
 from tpbench.report.layout import Section, lay_out
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.page import tables
@@ -80,7 +80,12 @@ def _section(section: Section, metric_name: str, salt: str, with_plots: bool) ->
 
     parts += [*picture("time"), *picture("device_time"), *picture("block_cap"), *picture("memory")]
     if made := tables.speedup_table(section):
-        parts += ["<h3>Speed-ups</h3>", paragraph(f"{ratio.METHOD}."), *picture("speedup"), *picture("device_speedup")]
+        parts += [
+            "<h3>Speed-ups</h3>",
+            paragraph(f"{ratio.METHOD}. Or, {turns.METHOD}."),
+            *picture("speedup"),
+            *picture("device_speedup"),
+        ]
         parts.append(folded("Speed-ups as a table", made))
     if made := tables.distributions(section):
         parts += ["<h3>Distributions</h3>", *picture("samples"), *picture("device_samples")]

@@ -87,10 +87,11 @@ def speedup_table(section: Section) -> str | None:
             interval = NOTHING if low is None or high is None else Value(f"{low:.3g}x to {high:.3g}x", low)
             rows.append([
                 words(each.problem), words(each.fastest.head), words(each.other.head), words(name),
+                words("in turns" if each.in_turns else "one after the other"),
                 Value(f"{each.ratio.value:.3g}x", each.ratio.value), interval,
             ])  # fmt: skip
-    heads = ["problem", "fastest", "over", "clock", "speed-up", "95% interval"]
-    return table(heads, rows, "speed-ups", keys=4) if rows else None
+    heads = ["problem", "fastest", "over", "clock", "measured", "speed-up", "95% interval"]
+    return table(heads, rows, "speed-ups", keys=5) if rows else None
 
 
 def failures(section: Section) -> str | None:

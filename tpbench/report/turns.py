@@ -1,0 +1,61 @@
+"""The ratio of two cells that were measured in turns, from their rounds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpbench.report.ratio import CONFIDENCE, FEWEST, Ratio, clean
+from tpbench.report.records import Record
+
+METHOD = (
+    "of cells that were measured in turns, A B B A: median of the Walsh averages of the logarithms of their rounds' "
+    f"ratios, each A B B A one value, with its {CONFIDENCE:.0%} Wilcoxon signed-rank interval; from {2 * FEWEST} "
+    "rounds on. Drift that is steady over four turns cancels"
+)
+ROUNDS = {
+    "time_ms": "round_ms", "samples_ms": "round_ms",
+    "device_ms": "device_round_ms", "device_samples_ms": "device_round_ms",
+}  # fmt: skip
+"""By what is compared, the column with the rounds' medians."""
+
+
+def in_turns(above: Record, below: Record, compared: str) -> Ratio | None:
+    """The ratio of two records by their rounds, or None where they did not take turns with each other, or too few."""
+    column = ROUNDS.get(compared)
+    if column is None or not above["interleaved"] or above["interleaved"] != below["interleaved"]:
+        return None
+    return paired(above[column], below[column])
+
+
+def paired(above: Sequence[float] | None, below: Sequence[float] | None) -> Ratio | None:
+    """The ratio of two sequences of rounds that took turns, in the order A B, B A, A B, ...
+
+    Two rounds of each make one value: in a single one whichever came second has the more of any drift. The estimate
+    is Hodges and Lehmann's, the interval that of the signed-rank test (Hollander and Wolfe, Nonparametric Statistical
+    Methods, 3.2 and 3.3), which assumes of the values that they scatter evenly about their middle.
+    """
+    top, bottom = clean(above), clean(below)
+    whole = min(len(top), len(bottom)) // 2 * 2
+    if whole < 2 * FEWEST or min(top.min(), bottom.min()) <= 0:
+        return None
+    values = np.log(top[:whole] / bottom[:whole]).reshape(-1, 2).mean(axis=1)
+    averages = np.sort([(a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2)])
+    outside = _outside(len(values))
+    value, low, high = np.exp([np.median(averages), averages[outside], averages[-1 - outside]])
+    return Ratio(float(value), float(low), float(high))
+
+
+def _outside(count: int) -> int:
+    """How many of the sorted Walsh averages of `count` values lie below their interval, and as many above."""
+    ways = [1]  # subsets of the ranks so far, by the sum of their ranks
+    for rank in range(1, count + 1):
+        longer = ways + [0] * rank
+        for total, number in enumerate(ways):
+            longer[total + rank] += number
+        ways = longer
+    allowed = (1 - CONFIDENCE) / 2 * 2**count
+    below = [total for total in itertools.accumulate(ways) if total <= allowed]
+    return len(below) - 1
