@@ -13,10 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import _checkout  # finds the package below
 
-import tpbench  # noqa: E402
+import tpbench
 
 EMPTY = """
 import os, torch, torch.distributed as dist
@@ -54,7 +53,9 @@ def sweep(cells: int, ranks: int, device: str, folder: Path, *more: str) -> list
     line = [sys.executable, "-m", "tpbench", "-m", f"seed={','.join(map(str, range(cells + 1)))}",
             "variant=pytorch_tp_manual", "tokens=16", "vocab=64", f"tp_size={ranks}", f"device={device}",
             "measure=quick", "min_iterations=3", "max_iterations=3", *more]  # fmt: skip
-    subprocess.run(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True, cwd=folder)
+    subprocess.run(
+        line, env={**os.environ, "PYTHONPATH": str(_checkout.ROOT)}, check=True, capture_output=True, cwd=folder
+    )
     rows = tpbench.load(folder / "outputs")
     assert set(rows["status"]) == {"ok"}
     ended = rows["finished_at"].sort_values()

@@ -5,7 +5,6 @@ scripts/bench_store.py [--files 10000] [--rows 100000]
 """
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,17 +12,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import _checkout  # noqa: F401  finds the package below
+import pyarrow as pa
 
-import pyarrow as pa  # noqa: E402
-
-import tpbench  # noqa: E402
-from tpbench.cell import CellRow  # noqa: E402
-from tpbench.job import parse_job  # noqa: E402
-from tpbench.report.render import pivot_text  # noqa: E402
-from tpbench.results.compact import _publish, compact  # noqa: E402
-from tpbench.results.write import _parquet, row_table  # noqa: E402
+import tpbench
+from tpbench.cell import CellRow
+from tpbench.job import parse_job
+from tpbench.report.render import pivot_text
+from tpbench.results.compact import compact, publish
+from tpbench.results.write import parquet_bytes, row_table
 
 VARIANTS = ("triton_tp", "pytorch_tp_manual", "pytorch_gather")
 SAMPLES = 50
@@ -63,7 +60,7 @@ def main() -> None:
         rows.mkdir()
         for index in range(options.files):  # not by write_row: a flush to the disk for each would take minutes
             table = row(index)
-            (rows / f"{table['row_id'][0]}.parquet").write_bytes(_parquet(table))
+            (rows / f"{table['row_id'][0]}.parquet").write_bytes(parquet_bytes(table))
         frame = timed(f"load {options.files} files", lambda: tpbench.load(scratch))
         timed("pivot", lambda: pivot_text(frame))
         timed("compact", lambda: compact(scratch))
@@ -73,7 +70,7 @@ def main() -> None:
             more = pa.concat_tables(parts)
             names = [f"{batch}-{name}" for name in more["row_id"].to_pylist()]
             more = more.set_column(more.column_names.index("row_id"), "row_id", pa.array(names))
-            _publish(more, rows)
+            publish(more, rows)
         timed("compact again", lambda: compact(scratch))
         frame = timed(f"load {options.rows} rows merged", lambda: tpbench.load(scratch))
         assert len(frame) == options.rows

@@ -57,7 +57,7 @@ def compact(output_dir: str | os.PathLike[str]) -> Report:
         if len(going) <= 1:
             return Report(len(table), len(files), len(files), complaints)
         note(rows, (path.stem for path in going if not path.name.startswith(MERGED)))
-        _publish(table, rows)
+        publish(table, rows)
         for path in going:
             path.unlink(missing_ok=True)
         sync_folder(rows)
@@ -71,7 +71,8 @@ def _sources(read: list[Path], table: pa.Table) -> list[Path]:
     return [path for path in read if path.name.startswith(MERGED) or path.stem in names]
 
 
-def _publish(table: pa.Table, rows: Path) -> None:
+def publish(table: pa.Table, rows: Path) -> None:
+    """Put many rows into one file of the folder: whole, durable, or not at all."""
     name = f"{MERGED}{secrets.token_hex(8)}.parquet"
     temporary = rows / f".{name}.tmp"
     try:

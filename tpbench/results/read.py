@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 from tpbench.fields import unknown
 from tpbench.results.columns import FLAG, INT, TEXT
 from tpbench.results.find import Where, row_files
+from tpbench.results.front import kind_of, row_of, table_of
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, all_columns
 from tpbench.results.upgrade import upgrade
 
@@ -48,8 +50,9 @@ class _Unreadable(Exception):
 class _Read:
     """What one file held."""
 
-    table: pa.Table
     version: int
+    content: pa.Table | dict[str, Any]
+    """Its columns, or its row where that is there as text."""
 
 
 def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
@@ -84,7 +87,7 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
             f"{newer[0]}{f' and {len(newer) - 1} more' if len(newer) > 1 else ''}: written by a newer tpbench (schema "
             f"{versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
         )
-    table, misfits, _ = _unite(reads)
+    table, misfits, _ = _unite(reads, needed)
     for complaint in complaints + misfits:
         warnings.warn(complaint, RowWarning, stacklevel=3)
     for name in (*equal, *(columns or ())):
@@ -151,6 +154,8 @@ def _content(path: Path) -> bytes | _Unreadable | None:
 
 def _parse(content: bytes, columns: frozenset[str] | None) -> _Read | _Unreadable:
     """The file's rows, of those columns, or why not."""
+    if (row := row_of(content)) is not None:
+        return _Read(SCHEMA_VERSION, row)
     try:
         parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
         marker = (parquet.metadata.metadata or {}).get(MARKER)
@@ -161,32 +166,37 @@ def _parse(content: bytes, columns: frozenset[str] | None) -> _Read | _Unreadabl
         if columns is not None and version == SCHEMA_VERSION:  # an older file may call them something else
             wanted = [name for name in parquet.schema_arrow.names if name in columns]
         table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
-        return _Read(table, version)
+        return _Read(version, table)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, NotImplementedError, MemoryError) as error:
         return _Unreadable(f"it is broken: {' '.join(str(error).split())[:200]}")
 
 
-def _unite(reads: dict[Path, _Read]) -> tuple[pa.Table, list[str], list[Path]]:
+def _unite(reads: dict[Path, _Read], columns: frozenset[str] | None = None) -> tuple[pa.Table, list[str], list[Path]]:
     """One table of the current schema, a complaint for each file that does not fit it, and the files that do.
 
     Files alike are put together before anything is done a column: ten thousand rows come in a handful of kinds.
     """
-    kinds: list[tuple[int, pa.Schema, list[Path]]] = []
+    texts: dict[object, dict[Path, dict[str, Any]]] = defaultdict(dict)
+    kinds: list[tuple[int, pa.Schema, dict[Path, pa.Table]]] = []
     for path, read in reads.items():
-        for version, schema, paths in kinds:
-            if version == read.version and schema.equals(read.table.schema):
-                paths.append(path)
+        if isinstance(read.content, dict):
+            texts[kind_of(read.content)][path] = read.content
+            continue
+        for version, schema, alike in kinds:
+            if version == read.version and schema.equals(read.content.schema):
+                alike[path] = read.content
                 break
         else:
-            kinds.append((read.version, read.table.schema, [path]))
-    tables, complaints, used = [], [], []
-    for version, _, paths in kinds:
+            kinds.append((read.version, read.content.schema, {path: read.content}))
+    tables = [table_of(list(rows.values()), columns) for rows in texts.values()]
+    complaints, used = [], [path for rows in texts.values() for path in rows]
+    for version, _, alike in kinds:
         try:
-            table = pa.concat_tables([reads[path].table for path in paths]).combine_chunks()
+            table = pa.concat_tables(list(alike.values())).combine_chunks()
             tables.append(_conform(table, version))
-            used += paths
+            used += alike
         except (_Unreadable, pa.ArrowException, ValueError) as error:
-            complaints += [f"{path}: passed over, it is broken: {error}" for path in paths]
+            complaints += [f"{path}: passed over, it is broken: {error}" for path in alike]
     return _concatenate(tables), complaints, used
 
 

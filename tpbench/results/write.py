@@ -22,6 +22,7 @@ import tpbench
 from tpbench.fields import unknown
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.compacted import moved
+from tpbench.results.front import microseconds, seal, text_of
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, STATUSES, RowError, common_columns, type_of, workload_columns
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
@@ -59,7 +60,7 @@ def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id
     for name, value in own.items():
         if row.get(name) not in (None, value):
             raise RowError(f"{name}={row[name]!r} must be {value!r} here")
-    content = _parquet(row_table({"tpbench_version": tpbench.__version__} | dict(row) | own))
+    content = parquet_bytes(row_table({"tpbench_version": tpbench.__version__} | dict(row) | own))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{row_id}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
@@ -112,7 +113,6 @@ _ACCEPTED: dict[pa.DataType | None, tuple[type, ...]] = {
 _EXACT = 2**53
 """Whole numbers beyond are not all double-precision numbers."""
 _FORMATS = {INT: "<q", REAL: "<d", FLAG: "<?", TIME: "<q"}
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
@@ -155,7 +155,7 @@ def _one(value: Any, kind: pa.DataType) -> pa.Array:
             kind, 1, [None, pa.py_buffer(struct.pack("<2i", 0, len(text))), pa.py_buffer(text)]
         )
     if kind == TIME:
-        value = (value - EPOCH) // datetime.timedelta(microseconds=1)
+        value = microseconds(value)
     return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(struct.pack(_FORMATS[kind], value))])
 
 
@@ -164,7 +164,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _parquet(table: pa.Table) -> bytes:
+def parquet_bytes(table: pa.Table) -> bytes:
     """The file's bytes. Made in memory, so that a fault in here leaves no trace on disk."""
     sink = pa.BufferOutputStream()
     # For one line, dictionaries, statistics and a copy of the schema are most of the file and of the time to read it.
@@ -177,9 +177,12 @@ def _parquet(table: pa.Table) -> bytes:
         store_schema=False,
         write_page_checksum=True,
     ) as writer:
+        sink.write(text_of(table))
         writer.write_table(table)
         writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
-    return bytes(sink.getvalue())
+    content = bytearray(sink.getvalue())
+    seal(content)
+    return bytes(content)
 
 
 def _write_durably(path: Path, content: bytes) -> None:
