@@ -37,6 +37,8 @@ class Costs:
     bytes_communicated: int
     """Bytes that the variant as it is sends from that rank."""
     flops: int = 0
+    compute_ms: float = 0.0
+    """Time that the FLOPs take at a rate measured on this machine: the floor where it is longer than the rest of it."""
     wire_ms: float = 0.0
     """Time that the communication which cannot be avoided takes at a bandwidth measured on this machine: the floor's
     part of a workload that is about the wire."""

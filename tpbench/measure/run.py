@@ -165,7 +165,7 @@ def _cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
         "bytes_moved": costs.bytes_moved,
         "bytes_communicated": costs.bytes_communicated,
         "flops": costs.flops,
-        "floor_ms": costs.bytes_moved / copy_gb_per_s / 1e6 + costs.wire_ms,
+        "floor_ms": max(costs.bytes_moved / copy_gb_per_s / 1e6 + costs.wire_ms, costs.compute_ms),
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-NAMES = ("entropy_loss", "embedding_grad")
+NAMES = ("entropy_loss", "embedding_grad", "tp_block")
 """The folders beside this file that hold a workload."""
 
 

@@ -9,13 +9,13 @@ import torch
 
 from tests.ranks import Rank, enough_gpus, run_on_ranks
 from tests.workloads.embedding_grad.cells import context, dense_mean, prepared, problem, run
+from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.embedding_grad import auto, traffic
 from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
 from tpbench.workloads.embedding_grad.auto import calibrate, pays
 from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
 from tpbench.workloads.embedding_grad.index import CpuIndex
 from tpbench.workloads.embedding_grad.merge import IndexAddMerge
-from tpbench.workloads.embedding_grad.timing import Stopwatch
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.embedding_grad import crossover, traffic
 from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
 from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
 from tpbench.workloads.embedding_grad.exchange import Phase, sequence
 from tpbench.workloads.embedding_grad.index import Found, evenly_spread
 from tpbench.workloads.embedding_grad.inputs import Inputs
-from tpbench.workloads.embedding_grad.timing import Stopwatch
 from tpbench.workloads.embedding_grad.wire import Wire
 
 CALIBRATED_AT = (0.2, 0.8)

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from tpbench.context import Context, Costs, Verdict
+from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import crossover, links, oracle, traffic
 from tpbench.workloads.embedding_grad.exchange import Exchange, sequence
 from tpbench.workloads.embedding_grad.inputs import Inputs
 from tpbench.workloads.embedding_grad.overlap import Overlap, StandIn
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.timing import Stopwatch
 from tpbench.workloads.embedding_grad.wire import Wire
 
 

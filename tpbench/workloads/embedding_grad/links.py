@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.embedding_grad import traffic
 from tpbench.workloads.embedding_grad.inputs import Inputs
-from tpbench.workloads.embedding_grad.timing import Stopwatch
 from tpbench.workloads.embedding_grad.wire import Wire
 
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.embedding_grad.exchange import Phase, sequence
-from tpbench.workloads.embedding_grad.timing import Stopwatch
 
 SIDE = 2048
 """Of the square bf16 matrices whose products are the stand-in on a GPU, some 25 us each: they keep it busy as a

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Renamed in torch 2.13, which warns of the old names.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from tpbench.workloads import collectives
 
 
 class Wire:
@@ -42,12 +39,12 @@ class Wire:
     def all_gather(self, out: Tensor, mine: Tensor) -> None:
         """(world_size * rows, ...) from everybody's (rows, ...)."""
         self._count([mine.nbytes] * self.world_size)
-        _all_gather(out, mine, group=self.group)
+        collectives.all_gather(out, mine, group=self.group)
 
     def reduce_scatter_mean(self, out: Tensor, whole: Tensor) -> None:
         """The mean over ranks of this rank's part of everybody's `whole`."""
         self._count([out.nbytes] * self.world_size)
-        _reduce_scatter(out, whole, op=dist.ReduceOp.AVG, group=self.group)
+        collectives.reduce_scatter(out, whole, op=dist.ReduceOp.AVG, group=self.group)
 
     def all_reduce_mean(self, whole: Tensor) -> None:
         """The mean over ranks of everybody's `whole`, in its place."""

@@ -1,0 +1,73 @@
+"""The fastest schedule for each operation and shape, found by trying them before anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tpbench.workloads.tp_block.exposure import backward, forward
+from tpbench.workloads.tp_block.linears import Linear
+from tpbench.workloads.tp_block.prepared import Place
+from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.ring import Ring
+from tpbench.workloads.tp_block.schedule import Plan, Schedule, Sequential
+
+MARGIN = 0.99
+"""Of the plain schedule's time: what is not faster than that by more than noise is not preferred to it."""
+
+PLAIN = "plain"
+
+
+class Chooser:
+    """Plans by measured time. The stopwatch's times are the slowest rank's, the same on all ranks, which so agree."""
+
+    def __init__(self, place: Place, schedules: Mapping[str, Schedule]) -> None:
+        self.place, self.schedules = place, schedules
+        self.chosen: dict[str, str] = {}
+
+    def plan(self, linear: Linear) -> Plan:
+        """A linear's schedules, forward and backward each for itself. Collective the first time."""
+        return Plan(self._fastest("forward", linear, forward), self._fastest("backward", linear, backward))
+
+    def facts(self) -> dict[str, Any]:
+        """What was chosen, as a column."""
+        kept = {name: self.schedules[name] for name in set(self.chosen.values())}
+        owned = [each.facts().get("workspace_gib", 0.0) for each in kept.values() if hasattr(each, "facts")]
+        said = ", ".join(f"{operation}: {name}" for operation, name in self.chosen.items())
+        return {"chosen": said, **({"workspace_gib": max(owned)} if owned else {})}
+
+    def _fastest(self, name: str, linear: Linear, operation: Callable[..., Callable[[], None]]) -> Schedule:
+        key = f"{linear.name} {name}"
+        if key not in self.chosen:
+            inputs, stopwatch = self.place.inputs, self.place.stopwatch
+            times = {each: stopwatch.ms(operation(inputs, linear, it)) for each, it in self.schedules.items()}
+            self.chosen[key] = pick(times)
+            if inputs.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return self.schedules[self.chosen[key]]
+
+
+def pick(times: Mapping[str, float]) -> str:
+    """The fastest, but the plain one where no other is clearly faster."""
+    fastest = min(times, key=lambda name: times[name])
+    return fastest if times[fastest] < MARGIN * times[PLAIN] else PLAIN
+
+
+def candidates(problem: TpBlock, place: Place) -> dict[str, Schedule]:
+    """What can be chosen on this machine for this problem, by name."""
+    inputs = place.inputs
+    found: dict[str, Schedule] = {PLAIN: Sequential(inputs.group)}
+    if problem.tokens % inputs.size**2 == 0:
+        found["ring"] = Ring(inputs.group)
+    if inputs.device.type == "cuda":
+        from tpbench.workloads.tp_block.copy_engine import CopyEngine
+        from tpbench.workloads.tp_block.fused import Fused
+        from tpbench.workloads.tp_block.symmetric import Arena
+
+        arena = Arena(inputs.group, inputs.device, problem.signals)
+        found["symm_mem"] = Fused(inputs.group)
+        found["copy_engine"] = CopyEngine(arena)
+        found["copy_engine_merged"] = CopyEngine(arena, merged=True)
+    return found

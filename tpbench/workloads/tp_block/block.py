@@ -1,0 +1,91 @@
+"""The transformer block and its parts, of tensor-parallel layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
+from tpbench.workloads.tp_block.linears import Linear
+from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.schedule import Plan
+
+Planner = Callable[[Linear], Plan]
+"""The schedules of each linear."""
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped keys and values, each rank its heads. x and y: (rows / p, hidden)."""
+
+    def __init__(self, qkv: nn.Module, out: nn.Module, head_dim: int) -> None:
+        super().__init__()
+        self.qkv, self.out, self.head_dim = qkv, out, head_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        # (rows, heads * head_dim) as (1, heads, rows, head_dim).
+        q, k, v = (each.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)[None] for each in self.qkv(x))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(y[0].transpose(0, 1).flatten(1))
+
+
+class Mlp(nn.Module):
+    """down(silu(gate(x)) * up(x)), each rank its columns. x and y: (rows / p, hidden)."""
+
+    def __init__(self, up: nn.Module, down: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down = up, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x)
+        return self.down(functional.silu(gate) * up)
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), and on that the same with the MLP. x and y: (rows / p, hidden)."""
+
+    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: Mlp) -> None:
+        super().__init__()
+        self.attention_norm, self.attention, self.mlp_norm, self.mlp = attention_norm, attention, mlp_norm, mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def build(
+    problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner, group: dist.ProcessGroup | None = None
+) -> nn.Module:
+    """The problem's part of a block on this rank's weights, by the names of the linears and norms.
+
+    `group`: over which the norms' gradients are summed; None: they are not.
+    """
+
+    def layer(linear: Linear) -> nn.Module:
+        weight, schedules = weights[linear.name], plan(linear)
+        if linear.kind == "row":
+            return RowParallelLinear(linear.in_features, linear.out_features[0], weight=weight, plan=schedules)
+        keep = problem.save_gathered
+        return ColumnParallelLinear(
+            linear.in_features, linear.out_features, save_gathered=keep, weight=weight, plan=schedules
+        )
+
+    layers = {linear.name: layer(linear) for linear in problem.linears}
+    if problem.part in ("column", "row"):
+        return layers.popitem()[1]
+    mlp = Mlp(layers["up"], layers["down"])
+    if problem.part == "mlp":
+        return mlp
+    norms = [RMSNorm(weights[name], group) for name in problem.norms]
+    return TransformerBlock(norms[0], Attention(layers["qkv"], layers["out"], problem.head_dim), norms[1], mlp)
+
+
+def gradients(problem: TpBlock, module: nn.Module) -> dict[str, Tensor | None]:
+    """The gradients of a built module's weights, by the names of its linears and norms."""
+    found = {}
+    for path, parameter in module.named_parameters():
+        *owners, _ = path.split(".")
+        found[owners[-1] if owners else problem.linears[0].name] = parameter.grad
+    return found

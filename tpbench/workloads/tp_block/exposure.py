@@ -1,0 +1,125 @@
+"""What of a step's communication its products do not hide.
+
+exposed = step - the same step with its communication removed (products in one piece); hidden = 1 - exposed / all the
+step's collectives alone, one after the other. What cutting products into chunks costs so counts as exposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpbench.measure.stopwatch import Stopwatch
+from tpbench.workloads.tp_block import operations
+from tpbench.workloads.tp_block.inputs import Inputs
+from tpbench.workloads.tp_block.linears import Linear
+from tpbench.workloads.tp_block.prepared import Prepared
+from tpbench.workloads.tp_block.schedule import Schedule, Sequential, Silent
+
+
+def measure(inputs: Inputs, prepared: Prepared, stopwatch: Stopwatch, step_ms: float) -> dict[str, Any]:
+    """The columns about it. Collective; nothing where nothing is sent."""
+    if prepared.bare is None or prepared.run_bare is None:
+        return {}
+    run_bare, bare = prepared.run_bare, prepared.bare
+
+    def without() -> None:
+        run_bare(prepared.x).backward(prepared.grad)
+
+    def release() -> None:
+        bare.zero_grad(set_to_none=True)
+        prepared.x.grad = None
+
+    compute_ms = stopwatch.ms(without, release)
+    release()
+    collectives = Collectives(inputs)
+    communication_ms = stopwatch.ms(collectives.run)
+    exposed_ms = step_ms - compute_ms
+    found = {
+        "compute_ms": compute_ms,
+        "communication_ms": communication_ms,
+        "exposed_ms": exposed_ms,
+        "hidden_share": 1 - exposed_ms / communication_ms,
+    }
+    return found | _by_direction(inputs, prepared, stopwatch, collectives)
+
+
+class Collectives:
+    """The collectives that a step cannot do without, as the plain schedule has them."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.schedule = Sequential(inputs.group)
+        self.passes = len(inputs.problem.linears)
+        again = sum(each.kind == "column" for each in inputs.problem.linears)
+        self.gathers = self.passes + (0 if inputs.problem.save_gathered else again)
+        shape = (inputs.problem.tokens // inputs.size, inputs.problem.hidden)
+        self.shard = torch.zeros(shape, dtype=inputs.dtype, device=inputs.device)
+        self.whole = self.shard.repeat(inputs.size, 1)
+
+    def run(self) -> None:
+        """All of a step's."""
+        for _ in range(self.gathers):
+            self.gather()
+        for _ in range(self.passes):
+            self.scatter()
+
+    def gather(self) -> None:
+        """One all-gather."""
+        self.schedule.gather(self.shard)
+
+    def scatter(self) -> None:
+        """One reduce-scatter."""
+        self.schedule.scatter(self.whole)
+
+
+def _by_direction(
+    inputs: Inputs, prepared: Prepared, stopwatch: Stopwatch, collectives: Collectives
+) -> dict[str, float]:
+    """The share hidden in each direction, from the forward operations of the linears alone."""
+    if prepared.plan is None:
+        return {}
+    exposed: dict[str, list[float]] = {"column": [], "row": []}
+    silent = Silent(inputs.rank, inputs.size)
+    for linear in inputs.problem.linears:
+        mine = stopwatch.ms(forward(inputs, linear, prepared.plan(linear).forward))
+        exposed[linear.kind].append(mine - stopwatch.ms(forward(inputs, linear, silent)))
+    alone = {"column": stopwatch.ms(collectives.gather), "row": stopwatch.ms(collectives.scatter)}
+    names = {"column": "gather_hidden", "row": "scatter_hidden"}
+    return {names[kind]: 1 - sum(each) / (len(each) * alone[kind]) for kind, each in exposed.items() if each}
+
+
+def forward(inputs: Inputs, linear: Linear, schedule: Schedule) -> Callable[[], None]:
+    """A linear's forward operation on inputs of its size."""
+    weight, x = inputs.weights[linear.name], activations(inputs, linear)
+    if linear.kind == "row":
+        return lambda: _drop(operations.row_forward(schedule, x, weight))
+    return lambda: _drop(operations.column_forward(schedule, x, weight))
+
+
+def backward(inputs: Inputs, linear: Linear, schedule: Schedule) -> Callable[[], None]:
+    """A linear's backward operation on gradients of its size."""
+    weight, x = inputs.weights[linear.name], activations(inputs, linear)
+    saved, rows = inputs.problem.save_gathered, inputs.problem.tokens
+    if linear.kind == "row":
+        grad = _numbers(inputs, rows // inputs.size, linear.out_features[0])
+        return lambda: _drop(operations.row_backward(schedule, grad, x, weight))
+    grad = _numbers(inputs, rows, weight.shape[0])
+    kept = x.repeat(inputs.size, 1) if saved else x
+    return lambda: _drop(operations.column_backward(schedule, grad, weight, kept, saved))
+
+
+def _drop(result: object) -> None:
+    """Let go of it."""
+
+
+def activations(inputs: Inputs, linear: Linear) -> Tensor:
+    """What a linear is given, in size and kind."""
+    rows = inputs.problem.tokens // (inputs.size if linear.kind == "column" else 1)
+    return _numbers(inputs, rows, linear.local_shape(inputs.size)[1])
+
+
+def _numbers(inputs: Inputs, rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns, device=inputs.device).to(inputs.dtype)

@@ -1,0 +1,48 @@
+"""torch's fused operations through symmetric memory: copies to and from peers beside products of chunks."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.kernels.symmetric import forbid_multicast
+from tpbench.workloads.tp_block.schedule import Pending, Sequential
+
+
+class Fused(Sequential):
+    """torch.ops.symm_mem.fused_all_gather_matmul and fused_matmul_reduce_scatter, without NVLink multicast."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self.name = enabled(group)
+        self.operations: Any = torch.ops.symm_mem
+
+    def facts(self) -> dict[str, Any]:
+        """Columns about its memory."""
+        library: Any = importlib.import_module("torch.distributed._symmetric_memory")
+        workspace = getattr(library, "_group_name_to_workspace_tensor", {}).get(self.name)
+        return {} if workspace is None else {"workspace_gib": workspace.nbytes / 2**30}
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        whole, products = self.operations.fused_all_gather_matmul(shard, [matrix], 0, self.name)
+        return whole, products[0]
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+        mine = self.operations.fused_matmul_reduce_scatter(whole, matrix, "sum", 0, self.name)
+        return lambda: mine
+
+
+def enabled(group: dist.ProcessGroup) -> str:
+    """The group's name, once torch has been told that it may use symmetric memory."""
+    forbid_multicast()
+    library: Any = importlib.import_module("torch.distributed._symmetric_memory")
+    with warnings.catch_warnings():
+        # Deprecated as needless, but the compiler's pass still asks whether it was called.
+        warnings.simplefilter("ignore", FutureWarning)
+        library.enable_symm_mem_for_group(group.group_name)
+    return str(group.group_name)

@@ -1,0 +1,176 @@
+"""Tensor- and sequence-parallel layers for any training code: column- and row-parallel linears, and RMSNorm.
+
+    up = ColumnParallelLinear(4096, 14336, group, use_overlap=True)
+    down = RowParallelLinear(14336, 4096, group, use_overlap=True)
+    y = down(torch.relu(up(x)))  # x, y: this rank's rows of the sequence, (rows / p, ..., 4096)
+
+Activations between the layers are sharded along their first dimension, the sequence, in the order of the group's ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tpbench.workloads.tp_block import operations
+from tpbench.workloads.tp_block.linears import Linear
+from tpbench.workloads.tp_block.ring import Ring
+from tpbench.workloads.tp_block.schedule import Plan, Sequential
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = all_gather(x) W^T, of which each rank computes its share of the columns.
+
+    Several `out_features`, such as q, k and v, share one gather and one product; each is sharded by itself.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int | Sequence[int],
+        group: dist.ProcessGroup | None = None,
+        *,
+        use_overlap: bool = False,
+        save_gathered: bool = True,
+        seed: int = 0,
+        weight: Tensor | None = None,
+        plan: Plan | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`use_overlap`: ring all-gather and reductions in pieces in place of whole collectives (rows then divide by
+        p^2). `save_gathered`: keep the gathered x for the backward pass, in place of gathering it again. `weight`: this
+        rank's part, in place of a draw from `seed`. `plan`: other schedules. ValueError where sizes do not divide."""
+        super().__init__()
+        parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
+        self.plan, self.save_gathered, self.single = (
+            plan or plan_for(group, use_overlap),
+            save_gathered,
+            len(parts) == 1,
+        )
+        self.linear = Linear("column", "column", in_features, parts)
+        self.local_parts = [each // self.plan.forward.size for each in parts]
+        self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
+
+    def forward(self, x: Tensor) -> Any:
+        """x (rows / p, ..., in) to y (rows, ..., out / p), or a tuple of these where there are several parts."""
+        product = _Column.apply(x.reshape(-1, x.shape[-1]), self.weight, self.plan, self.save_gathered)
+        y = product.view(-1, *x.shape[1:-1], product.shape[-1])
+        return y if self.single else y.split(self.local_parts, dim=-1)
+
+
+class RowParallelLinear(nn.Module):
+    """y = reduce_scatter(x W^T): each rank has a share of x's and W's columns, and of y's rows."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group: dist.ProcessGroup | None = None,
+        *,
+        use_overlap: bool = False,
+        seed: int = 0,
+        weight: Tensor | None = None,
+        plan: Plan | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """As of ColumnParallelLinear."""
+        super().__init__()
+        self.plan = plan or plan_for(group, use_overlap)
+        self.linear = Linear("row", "row", in_features, (out_features,))
+        self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (rows, ..., in / p) to y (rows / p, ..., out). ValueError where the rows do not divide."""
+        if x.shape[0] % self.plan.forward.size:
+            raise ValueError(f"{x.shape[0]} rows cannot be shared equally by {self.plan.forward.size} ranks")
+        shard = _Row.apply(x.reshape(-1, x.shape[-1]), self.weight, self.plan)
+        return shard.view(-1, *x.shape[1:-1], shard.shape[-1])
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight on this rank's rows. The weight is whole on every rank, and so is its gradient: the sum over
+    the group of what each rank's rows contribute."""
+
+    def __init__(self, weight: Tensor, group: dist.ProcessGroup | None = None, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.group, self.eps = nn.Parameter(weight), group, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.group is None else _SumGradient.apply(self.weight, self.group)
+        return nn.functional.rms_norm(x, weight.shape, weight, self.eps)
+
+
+def plan_for(group: dist.ProcessGroup | None, use_overlap: bool) -> Plan:
+    """The plain plan of a group (None: of the world), or the one that overlaps by hand."""
+    group = group or dist.group.WORLD
+    if group is None:
+        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+    return Plan.always(Ring(group) if use_overlap else Sequential(group))
+
+
+def drawn(linear: Linear, seed: int, dtype: torch.dtype | None = None) -> Tensor:
+    """The full W on the CPU: normal numbers of deviation in_features^-1/2 from one seed."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sum(linear.out_features), linear.in_features)
+    return (torch.randn(shape, generator=generator) * linear.in_features**-0.5).to(dtype or torch.get_default_dtype())
+
+
+def _parameter(
+    linear: Linear, plan: Plan, weight: Tensor | None, seed: int, device: torch.device | None, dtype: torch.dtype | None
+) -> nn.Parameter:
+    rank, size = plan.forward.rank, plan.forward.size
+    shape = linear.local_shape(size)
+    if weight is None:
+        weight = linear.local(drawn(linear, seed, dtype), rank, size).to(device)
+    if weight.shape != shape:
+        raise ValueError(f"a rank's weight must be {shape}, it is {tuple(weight.shape)}")
+    return nn.Parameter(weight)
+
+
+class _Column(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, weight: Tensor, plan: Plan, save_gathered: bool) -> Tensor:
+        gathered, product = operations.column_forward(plan.forward, shard.contiguous(), weight)
+        ctx.save_for_backward(gathered if save_gathered else shard, weight)
+        ctx.plan, ctx.gathered = plan, save_gathered
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kept, weight = ctx.saved_tensors
+        both = operations.column_backward(
+            ctx.plan.backward, grads[0].contiguous(), weight, kept.contiguous(), ctx.gathered
+        )
+        return *both, None, None
+
+
+class _Row(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, plan: Plan) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.plan = plan
+        return operations.row_forward(plan.forward, x.contiguous(), weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return *operations.row_backward(ctx.plan.backward, grads[0].contiguous(), x, weight), None
+
+
+class _SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        total = grads[0].clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None

@@ -1,0 +1,111 @@
+"""The transformer block's problem: its fields and what a row and a report say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tpbench.fields import setting
+from tpbench.workloads import Option, Pivot, Workload
+from tpbench.workloads.tp_block.linears import Linear
+
+
+@dataclass(frozen=True)
+class TpBlock:
+    """The problem: sizes of the block, which part of it, and the variants' options."""
+
+    tokens: int = setting(help="length of the one sequence, which is causal", low=1)
+    hidden: int = setting(help="width of the activations between layers", low=1)
+    ffn: int = setting(help="width inside the MLP", low=1)
+    heads: int = setting(help="query heads", low=1)
+    kv_heads: int = setting(help="key and value heads, each for heads / kv_heads queries", low=1)
+    head_dim: int = setting(help="width of a head", low=1)
+    part: Literal["block", "mlp", "column", "row"] = setting(
+        "block", help="whole block, MLP alone, its first (column-parallel) or its last (row-parallel) linear"
+    )
+    dtype: Literal["bfloat16", "float32", "float64"] = setting("bfloat16", help="dtype of activations and weights")
+    seed: int = setting(0, help="seed of activations and weights", low=0, high=2**31 - 1)
+    save_gathered: bool = setting(True, help="keep gathered inputs for the backward pass; false: gather them again")
+    signals: Literal["stream", "kernel"] = setting("stream", help="block_copy_engine: how ranks tell of their copies")
+    trace_dir: str = setting("", help="folder where each rank leaves the profiler's trace of a step; empty: nowhere")
+
+    def check(self, tp_size: int, dp_size: int) -> list[str]:
+        """What is wrong with the fields taken together."""
+        shared = {"tokens": self.tokens, "ffn": self.ffn}
+        if self.part == "block":
+            shared |= {"heads": self.heads, "kv_heads": self.kv_heads}
+        complaints = [
+            f"{name}={value} must divide by tp_size={tp_size}" for name, value in shared.items() if value % tp_size
+        ]
+        if self.heads % self.kv_heads:
+            complaints.append(f"heads={self.heads} must divide by kv_heads={self.kv_heads}")
+        if dp_size != 1:
+            complaints.append(f"dp_size={dp_size} must be 1: replicas of a block have nothing to do with each other")
+        return complaints
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Those of the part, in the order of the forward pass."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = (
+            Linear("qkv", "column", self.hidden, (queries, keys, keys)),
+            Linear("out", "row", queries, (self.hidden,)),
+        )
+        mlp = (
+            Linear("up", "column", self.hidden, (self.ffn, self.ffn)),
+            Linear("down", "row", self.ffn, (self.hidden,)),
+        )
+        bare = Linear("up", "column", self.hidden, (self.ffn,))
+        return {"block": attention + mlp, "mlp": mlp, "column": (bare,), "row": mlp[1:]}[self.part]
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The RMSNorms of the part."""
+        return ("attention_norm", "mlp_norm") if self.part == "block" else ()
+
+
+WORKLOAD = Workload(
+    name="tp_block",
+    summary="transformer block under tensor and sequence parallelism, forward and backward",
+    problem=TpBlock,
+    headline=("hidden", "ffn", "tokens"),
+    columns={
+        "hidden": "width of the activations between layers",
+        "ffn": "width inside the MLP",
+        "heads": "query heads",
+        "kv_heads": "key and value heads",
+        "head_dim": "width of a head",
+        "part": "block, mlp, column or row: which part of the block",
+        "seed": "seed of activations and weights",
+        "save_gathered": "whether gathered inputs are kept for the backward pass",
+        "signals": "how ranks tell of their copies (block_copy_engine)",
+        "trace_dir": "folder of the profiler's traces",
+        "output_error": "largest ||row - right|| / ||right|| of the output against the float64 oracle",
+        "grad_norm": "norm of all weights' gradients, each rank's part once",
+        "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
+        "chosen": "the schedule of each operation (block_auto)",
+        "forward_ms": "forward pass, timed as the step is, ms",
+        "backward_ms": "backward pass, timed as the step is, ms",
+        "compute_ms": "the step with its communication removed: products in one piece, ms",
+        "communication_ms": "the step's all-gathers and reduce-scatters alone, one after the other, ms",
+        "exposed_ms": "the step's time beyond compute_ms, ms",
+        "hidden_share": "share of the communication that is hidden: 1 - exposed_ms / communication_ms",
+        "gather_hidden": "the same for the forward pass's all-gathers and their products alone",
+        "scatter_hidden": "the same for the forward pass's products and their reduce-scatters alone",
+        "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
+        "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
+        "gemm_share": "share of gemm_tflops that the step reaches",
+        "gather_gb_per_s": "bandwidth of a large all-gather on this machine, bytes that a rank receives",
+        "overlap_fraction": "share of the communication time of a traced step during which a product runs (GPUs)",
+        "timeline_start_ms": "traced step on rank 0: start of each interval, ms",
+        "timeline_ms": "traced step on rank 0: length of each interval, ms",
+        "timeline_kind": "traced step on rank 0: 0 product, 1 communication, 2 other",
+        "timeline_lane": "traced step on rank 0: number of the stream (on a CPU: of the thread)",
+    },
+    options=(
+        Option("save_gathered", neutral=True, drop=True),
+        Option("signals", neutral="stream", drop=True),
+        Option("trace_dir", neutral=""),
+    ),
+    pivot=Pivot(rows=("hidden", "ffn", "tokens", "tp_size"), sections=("dtype", "part")),
+)

@@ -1,0 +1,127 @@
+"""How a product and its collective are laid out in time: the interface, and the plain ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.workloads import collectives
+
+Pending: TypeAlias = Callable[[], Tensor]
+"""A result that may still be on its way; called once, it is there for the current stream."""
+
+
+class Schedule(Protocol):
+    """The two operations of tensor and sequence parallelism over `size` ranks. Collective; called alike on all ranks.
+
+    Shards are equal runs of rows, in the order of the group's ranks. All tensors are contiguous matrices of one dtype,
+    but for `matrix`, which may be a transposed view.
+    """
+
+    @property
+    def rank(self) -> int:
+        """In the group, not in the world."""
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """None: there is no communication."""
+
+    def gather(self, shard: Tensor) -> Pending:
+        """(size * rows, columns) from everybody's (rows, columns)."""
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and its product with this rank's matrix (columns, any)."""
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+        """This rank's (rows / size, n) of the sum over ranks of everybody's whole (rows, k) @ matrix (k, n)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The schedules of one layer."""
+
+    forward: Schedule
+    backward: Schedule
+
+    @classmethod
+    def always(cls, schedule: Schedule) -> Plan:
+        return cls(schedule, schedule)
+
+
+class Alone:
+    """One process: nothing to send."""
+
+    rank, size, group = 0, 1, None
+
+    def gather(self, shard: Tensor) -> Pending:
+        return lambda: shard
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        return shard, shard @ matrix
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+        product = whole @ matrix
+        return lambda: product
+
+
+class Sequential:
+    """All-gather, product, reduce-scatter, one after the other."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+
+    def gather(self, shard: Tensor) -> Pending:
+        whole = shard.new_empty(self.size * len(shard), shard.shape[1])
+        collectives.all_gather(whole, shard, group=self.group)
+        return lambda: whole
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        whole = self.gather(shard)()
+        return whole, whole @ matrix
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+        mine = self.scatter(whole @ matrix)
+        return lambda: mine
+
+    def scatter(self, parts: Tensor) -> Tensor:
+        """This rank's (rows / size, n) of the sum over ranks of everybody's (rows, n)."""
+        mine = parts.new_empty(len(parts) // self.size, parts.shape[1])
+        collectives.reduce_scatter(mine, parts, group=self.group)
+        return mine
+
+
+class Silent:
+    """Sequential without its communication: what a step costs apart from it. Its results are wrong by design.
+
+    What would be gathered is made up of this rank's first shard of each shape, so that products run on real numbers.
+    """
+
+    group = None
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.made_up: dict[torch.Size, Tensor] = {}
+
+    def gather(self, shard: Tensor) -> Pending:
+        if shard.shape not in self.made_up:
+            self.made_up[shard.shape] = shard.detach().repeat(self.size, 1)
+        whole = self.made_up[shard.shape]
+        return lambda: whole
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        whole = self.gather(shard)()
+        return whole, whole @ matrix
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+        product = whole @ matrix
+        mine = product.view(self.size, -1, product.shape[1])[self.rank]
+        return lambda: mine
