@@ -11,7 +11,6 @@ from collections import Counter
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic comparison of 32 bits
 WITH_BARRIER = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: what the stream wrote before is visible first
@@ -32,12 +31,11 @@ class StreamSignals:
     that fills the GPU delays none. Flags count up; a captured graph would wait for numbers that have passed, so that
     capturing is refused."""
 
-    def __init__(self, mine: Tensor, addresses: list[int], rank: int) -> None:
-        """`mine`: this rank's flags, zeros; `addresses`: where each rank's begin, as mapped here."""
-        self.mine, self.addresses, self.rank = mine, addresses, rank
+    def __init__(self, addresses: list[int], rank: int, driver: Any = None) -> None:
+        """`addresses`: where each rank's flags begin, zeros, as mapped here. `driver`: in place of CUDA's."""
+        self.addresses, self.rank, self.driver = addresses, rank, driver or ctypes.CDLL("libcuda.so.1")
         self.sent: Counter[tuple[int, int]] = Counter()
         self.awaited: Counter[tuple[int, int]] = Counter()
-        self.driver = ctypes.CDLL("libcuda.so.1")
 
     def send(self, channel: int, peer: int) -> None:
         self.sent[channel, peer] += 1

@@ -48,10 +48,10 @@ class Arena:
         self.outgrown: list[tuple[Tensor, Any]] = []
         """Kept: an operation that is still under way, or a captured graph, may have its address."""
         self.uses: dict[str, int] = {}
-        flags, handle = self._allocated(4 * CHANNELS * self.size)
-        self.signals: Signals = KernelSignals(handle)
+        self.flags = self._allocated(4 * CHANNELS * self.size)
+        self.signals: Signals = KernelSignals(self.flags[1])
         if signals == "stream":
-            self.signals = StreamSignals(flags, [int(each) for each in handle.buffer_ptrs], self.rank)
+            self.signals = StreamSignals([int(each) for each in self.flags[1].buffer_ptrs], self.rank)
 
     @property
     def gib(self) -> float:

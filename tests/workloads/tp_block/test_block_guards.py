@@ -1,0 +1,158 @@
+"""Wrong results, wrong sizes, counts, and the choice of schedules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import Rank, enough_gpus, run_on_ranks
+from tests.workloads.tp_block.cells import context, place, problem
+from tests.workloads.tp_block.test_block_variants import differences, passed
+from tpbench.job import JobError, parse_job, refusal
+from tpbench.workloads.tp_block import WORKLOAD, auto, bench, counts, oracle
+from tpbench.workloads.tp_block.prepared import prepare
+from tpbench.workloads.tp_block.schedule import Sequential, Silent
+
+needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+TINY = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tp_size": 8}, ["kv_heads=4 must divide by tp_size=8"]),
+        ({"tp_size": 3}, ["tokens=64 must divide", "ffn=160 must divide", "heads=8 must divide", "kv_heads=4 must"]),
+        ({"kv_heads": 3, "tp_size": 1}, ["heads=8 must divide by kv_heads=3"]),
+        ({"dp_size": 2}, ["dp_size=2 must be 1"]),
+    ],
+)
+def test_sizes_that_do_not_divide_are_errors_before_a_launch(changes: dict[str, int], said: list[str]) -> None:
+    with pytest.raises(JobError) as raised:
+        parse_job({"variant": "block_tp", "tp_size": 2, **TINY, **changes})
+    for each in said:
+        assert each in str(raised.value)
+    assert len(str(raised.value).splitlines()) == len(said)
+
+
+def test_what_a_variant_cannot_do_is_refused_with_the_reason() -> None:
+    odd = {**TINY, "tokens": 8, "tp_size": 4}
+    assert "tokens=8 must divide by tp_size^2=16" in str(refusal(parse_job({"variant": "block_tp_overlap", **odd})))
+    assert refusal(parse_job({"variant": "block_tp", **odd})) is None
+    alone = {**TINY, "tp_size": 1}
+    assert refusal(parse_job({"variant": "block_no_tp", **alone})) is None
+    for name in WORKLOAD.variants.keys() - {"block_no_tp"}:
+        assert "block_no_tp is that" in str(refusal(parse_job({"variant": name, **alone})))
+    # Heads are no matter of the bare linears.
+    assert parse_job({"variant": "block_tp", **TINY, "tp_size": 8, "part": "mlp"}).problem.part == "mlp"
+
+
+def test_counts_of_llama_8b() -> None:
+    cell = problem(tokens=8192, hidden=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+    weights = 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336
+    assert counts.flops(cell, 4) == 3 * (2 * 8192 * weights + 2 * 8192**2 * 4096) // 4
+    matrix = 8192 * 4096 * 2
+    assert counts.bytes_sent(cell, 4, 2) == (8 * matrix + 4 * 4096 * 2) * 3 // 4
+    again = problem(**{**cell.__dict__, "save_gathered": False})
+    assert counts.bytes_sent(again, 4, 2) - counts.bytes_sent(cell, 4, 2) == 2 * matrix * 3 // 4
+    assert counts.bytes_sent(again, 4, 2, least=True) == counts.bytes_sent(cell, 4, 2)
+    assert counts.bytes_sent(cell, 1, 2) == 0
+    assert counts.bytes_moved(cell, 1, 2) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
+
+
+class Counted(Sequential):
+    """Knows what it handed over."""
+
+    sent = 0
+
+    def gather(self, shard: torch.Tensor) -> Any:
+        self.sent += shard.nbytes * (self.size - 1)
+        return super().gather(shard)
+
+    def scatter(self, parts: torch.Tensor) -> torch.Tensor:
+        self.sent += parts.nbytes * (self.size - 1) // self.size
+        return super().scatter(parts)
+
+
+def sent(here: Rank, part: str, keep: bool) -> tuple[int, int]:
+    cell = problem(part=part, save_gathered=keep)
+    schedule = Counted(here.group)
+    passed(cell, prepare(place(here, cell), schedule))
+    norms = len(cell.norms) * 2 * cell.hidden * 8 * (here.world_size - 1) // here.world_size
+    return schedule.sent + norms, counts.bytes_sent(cell, here.world_size, 8)
+
+
+@needs_ranks
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("part", ["block", "column", "row"])
+def test_what_is_sent_is_what_is_counted(part: str, keep: bool) -> None:
+    for handed_over, counted in run_on_ranks(2, sent, part, keep):
+        assert handed_over == counted
+
+
+def verdicts(here: Rank) -> list[tuple[str | None, float]]:
+    """Of a block that is right, of one without its communication, and of gradients that one rank lost."""
+    cell = problem(dtype="float32")
+    session = bench.setup(cell, WORKLOAD.variants["block_tp"], context(here))
+    session.step()
+    found = [session.check()]
+    right = session.prepared
+    session.prepared = prepare(session_place := place(here, cell), Silent(here.rank, here.world_size))
+    session.step()
+    found.append(session.check())
+    session.prepared = right
+    session.step()
+    assert session_place is not None and session.prepared.x.grad is not None
+    if here.rank == 1:
+        session.prepared.x.grad[-1] = math.nan
+    found.append(session.check())
+    return [(each.wrong, each.columns["grad_error"]) for each in found]
+
+
+@needs_ranks
+def test_the_oracle_catches_what_is_wrong_and_all_ranks_agree() -> None:
+    first, second = run_on_ranks(2, verdicts)
+    assert first == second
+    (right, error), (silent, _), (lost, infinite) = first
+    assert right is None and error < oracle.TOLERANCE["float32"] / 16
+    assert silent is not None and "output_error" in silent and "grad_error" in silent
+    assert lost is not None and "grad_error (of input) inf" in lost and infinite == math.inf
+
+
+def test_the_plain_schedule_is_kept_unless_another_is_clearly_faster() -> None:
+    assert auto.pick({"plain": 1.0, "ring": 0.995, "copy_engine": 1.2}) == "plain"
+    assert auto.pick({"plain": 1.0, "ring": 0.985, "copy_engine": 0.9}) == "copy_engine"
+
+
+def chosen(here: Rank) -> tuple[dict[str, str], float]:
+    """What is chosen where the ring takes half the time in the MLP's operations, and the worst error of the result."""
+    cell = problem()
+    where = place(here, cell)
+    schedules = auto.candidates(cell, where)
+    tried: list[int] = []
+
+    class Pretended:
+        def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
+            run()
+            tried.append(1)
+            ring, mlp = len(tried) % 2 == 0, len(tried) > 8
+            return 0.5 if ring and mlp else 1.0
+
+    stopwatch: Any = Pretended()
+    chooser = auto.Chooser(type(where)(cell, where.inputs, stopwatch), schedules)
+    prepared = prepare(where, chooser.plan)
+    errors = differences(passed(cell, prepared), cell, where.inputs, prepared.size)
+    assert len(tried) == 2 * 2 * len(cell.linears), "each schedule once for each operation, and not again"
+    assert chooser.facts()["chosen"].startswith("qkv forward: plain, ")
+    return chooser.chosen, max(errors.values())
+
+
+@needs_ranks
+def test_each_operation_has_a_schedule_of_its_own() -> None:
+    for names, error in run_on_ranks(2, chosen):
+        plain = {f"{linear} {way}": "plain" for linear in ("qkv", "out") for way in ("forward", "backward")}
+        ring = {f"{linear} {way}": "ring" for linear in ("up", "down") for way in ("forward", "backward")}
+        assert names == plain | ring
+        assert error <= oracle.TOLERANCE["float64"]
