@@ -70,10 +70,8 @@ def sequence() -> Tensor:
 
 @pytest.mark.parametrize("use_overlap", [False, True])
 def test_layers_take_a_batch_of_sequences(use_overlap: bool) -> None:
-    up, down = (
-        drawn(Linear("", "column", 6, (12,)), 1, torch.float64),
-        drawn(Linear("", "row", 12, (6,)), 2, torch.float64),
-    )
+    up = drawn(Linear("up", "column", 6, (12,)), 1, torch.float64)
+    down = drawn(Linear("down", "row", 12, (6,)), 2, torch.float64)
     expected = torch.relu(sequence() @ up.T) @ down.T
     found = torch.cat(run_on_ranks(2, through_layers, use_overlap))
     torch.testing.assert_close(found, expected)
