@@ -215,3 +215,18 @@ def test_a_read_only_folder(tmp_path, row):
 def test_what_is_unset_needs_no_type():
     table = write.row_table({"workload": "entropy_loss"})
     assert "block_used" not in table.column_names and "seed" in table.column_names
+
+
+def test_a_rank_that_writes_imports_neither_pandas_nor_scipy(tmp_path):
+    """Each would cost every job a third of a second or more, and does not load under a memory limit just hit."""
+    code = (
+        "import datetime, os, sys; os.environ['RANK'] = '0'\n"
+        "import tpbench.worker, tpbench.measure.run\n"
+        "from tpbench.results.write import write_row\n"
+        "write_row({'workload': 'entropy_loss', 'status': 'ok', 'samples_ms': [1.0, 2.0], 'graph': False, 'cell': 3,\n"
+        "           'started_at': datetime.datetime.now(datetime.UTC)}, sys.argv[1], 'r1')\n"
+        "print({'pandas', 'scipy'} & set(sys.modules))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.check_output(command, text=True, cwd=ROOT).strip() == "set()"
+    assert tpbench.load(tmp_path).cell.tolist() == [3]

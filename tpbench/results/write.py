@@ -22,7 +22,7 @@ import tpbench
 from tpbench.fields import unknown
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.compacted import moved
-from tpbench.results.front import microseconds, seal, text_of
+from tpbench.results.front import seal, text_of
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, STATUSES, RowError, common_columns, type_of, workload_columns
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
@@ -110,6 +110,7 @@ _ACCEPTED: dict[pa.DataType | None, tuple[type, ...]] = {
 }
 
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EXACT = 2**53
 """Whole numbers beyond are not all double-precision numbers."""
 _FORMATS = {INT: "<q", REAL: "<d", FLAG: "<?", TIME: "<q"}
@@ -155,7 +156,7 @@ def _one(value: Any, kind: pa.DataType) -> pa.Array:
             kind, 1, [None, pa.py_buffer(struct.pack("<2i", 0, len(text))), pa.py_buffer(text)]
         )
     if kind == TIME:
-        value = microseconds(value)
+        value = (value - _EPOCH) // datetime.timedelta(microseconds=1)
     return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(struct.pack(_FORMATS[kind], value))])
 
 
