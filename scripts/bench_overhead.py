@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Seconds that a cell costs above its measurement: cold, warm, bare torchrun of an empty worker, Hydra's launcher.
 
-scripts/bench_overhead.py [--cells 6] [--tp-size 2] [--device auto]
+scripts/bench_overhead.py [--rounds 4] [--cells 2] [--tp-size 2] [--device cpu] [--ways cold,warm,basic]
+
+The ways take turns, for a machine that others use too drifts: a ratio is the median of the rounds' ratios.
 """
 
 import argparse
@@ -31,6 +33,7 @@ os._exit(0)
 
 def bare(cells: int, ranks: int, device: str, folder: Path) -> list[float]:
     """torchrun of a worker that only joins its group."""
+    folder.mkdir()
     worker = folder / "empty.py"
     worker.write_text(EMPTY)
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
@@ -62,25 +65,35 @@ def sweep(cells: int, ranks: int, device: str, folder: Path, *more: str) -> list
     return [float(each) for each in ended.diff().dt.total_seconds().dropna()]
 
 
+WAYS = {
+    "cold": ("tpbench, cold", ()),
+    "warm": ("tpbench, warm (reuse=true)", ("reuse=true",)),
+    "basic": ("Hydra's basic launcher", ("hydra/launcher=basic",)),
+}
+
+
 def main() -> None:
     """Print a line for each way of running."""
     parser = argparse.ArgumentParser(prog="bench_overhead.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("--cells", type=int, default=6, help="cells of each (default: 6)")
+    parser.add_argument("--rounds", type=int, default=4, help="times that each way has its turn (default: 4)")
+    parser.add_argument("--cells", type=int, default=2, help="cells of a turn (default: 2)")
     parser.add_argument("--tp-size", type=int, default=2, help="ranks (default: 2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"of {','.join(WAYS)} (default: all)")
     options = parser.parse_args()
     common = (options.cells, options.tp_size, options.device)
+    ways = ["bare", *options.ways.split(",")]
+    found: dict[str, list[float]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="tpbench-overhead-") as scratch:
-        base = bare(*common, Path(scratch))
-        found = {
-            "bare torchrun, empty worker": base,
-            "tpbench, cold": sweep(*common, Path(scratch, "cold")),
-            "tpbench, warm (reuse=true)": sweep(*common, Path(scratch, "warm"), "reuse=true"),
-            "Hydra's basic launcher": sweep(*common, Path(scratch, "basic"), "hydra/launcher=basic"),
-        }
-    for name, seconds in found.items():
-        middle = statistics.median(seconds)
-        print(f"{name}: {middle:.2f} s a cell ({middle / statistics.median(base):.2f} x bare torchrun)")
+        for turn in range(options.rounds):
+            for way in ways if turn % 2 == 0 else reversed(ways):
+                folder = Path(scratch, f"{way}{turn}")
+                spent = bare(*common, folder) if way == "bare" else sweep(*common, folder, *WAYS[way][1])
+                found[way].append(statistics.median(spent))
+    for way, seconds in found.items():
+        ratios = [one / base for one, base in zip(seconds, found["bare"], strict=True)]
+        name = "bare torchrun, empty worker" if way == "bare" else WAYS[way][0]
+        print(f"{name}: {statistics.median(seconds):.2f} s a cell ({statistics.median(ratios):.2f} x bare torchrun)")
 
 
 if __name__ == "__main__":

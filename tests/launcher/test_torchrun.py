@@ -47,6 +47,14 @@ def test_environment_of_a_gpu_job_never_interprets() -> None:
     assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
+def test_an_installed_package_is_not_put_before_what_the_person_put_on_the_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torchrun, "INSTALLED", True)
+    assert torchrun.environment(job("tiny_tp2"), "row", {"PYTHONPATH": "/mine"})["PYTHONPATH"] == "/mine"
+    assert "PYTHONPATH" not in torchrun.environment(job("tiny_tp2"), "row", {})
+
+
 def test_environment_leaves_what_the_person_set() -> None:
     mine = {"NCCL_SOCKET_IFNAME": "eth7", "OMP_NUM_THREADS": "5", "PYTHONPATH": "/mine"}
     env = torchrun.environment(job("tiny_tp2"), "row", mine)

@@ -129,13 +129,19 @@ class Display:
             print(f"{len(left)} jobs are left to Slurm: {collect} or the same command with resume=true collects them")
 
     def _time_left(self) -> str:
+        """By the cells that ran. One that already took longer than those did says nothing of its end: then it is `more
+        than` what the others take, or nothing at all."""
         ran = [seconds for outcome, seconds in self.done if outcome.status != "skipped" and seconds > 0.5]
         if not ran:
             return ""
-        spent = sum(time.monotonic() - began for _, _, began in self.running.values())
-        left = (self.total - len(self.done)) * sum(ran) / len(ran) - spent
-        left /= max(1, len(self.running))
-        return f"about {max(left, 0) / 60:.0f} min left" if left > 90 else f"about {max(left, 0):.0f} s left"
+        usual = sum(ran) / len(ran)
+        running = [usual - (time.monotonic() - began) for _, _, began in self.running.values()]
+        waiting = self.total - len(self.done) - len(running)
+        left = (waiting * usual + sum(max(each, 0) for each in running)) / max(1, len(running))
+        if left < 1:
+            return ""
+        about = "about" if min(running, default=0) >= 0 else "more than"
+        return f"{about} {left / 60:.0f} min left" if left > 90 else f"{about} {left:.0f} s left"
 
     def _table(self, shown: int = SHOWN) -> Table:
         table = Table(box=None, padding=(0, 1))

@@ -12,6 +12,10 @@ from tpbench.job import Job
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
+INSTALLED = PACKAGE_ROOT.name in ("site-packages", "dist-packages")
+"""Whether a job's Python finds this package by itself. To put such a folder first on its path would let all that lies
+there hide the standard library and what the person put on the path."""
+
 MARKER = "TPBENCH_ROW_ID"
 """Set in the environment of every process of a job, so that strays can be found whoever their parent is."""
 
@@ -80,7 +84,8 @@ def environment(
     """
     env = dict(inherited)
     env[MARKER] = row_id
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
+    if not INSTALLED:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     interfaces = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback} if nodes == 1 else {}
     defaults = {

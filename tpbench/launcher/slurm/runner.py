@@ -88,11 +88,11 @@ class Slurm:
             attempt.row.save(attempt.cell_file)
         sweep = attempts[0].folder.parent
         executor = SlurmExecutor(sweep / SUBMITIT, max_num_timeout=self.settings.requeues)
-        root = shlex.quote(str(torchrun.PACKAGE_ROOT))
+        path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
         timeout_s = max(each.cell.job.timeout_s for each in attempts)
         executor.update_parameters(
             job_name="tpbench",
-            setup=[f"export PYTHONPATH={root}${{PYTHONPATH:+:$PYTHONPATH}}", *self.settings.setup],
+            setup=[*([] if torchrun.INSTALLED else [path]), *self.settings.setup],
             **shape.resources(self.settings, timeout_s),
         )
         try:
