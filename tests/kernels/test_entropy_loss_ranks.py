@@ -10,7 +10,8 @@ import torch
 
 from tests.kernels.reference import DTYPES, LOSSES, TOLERANCE, assert_right, make, reference
 from tests.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.kernels import entropy_loss
+from tpbench.kernels import entropy_loss, one_pass
+from tpbench.kernels.symmetric import why_not
 
 INF = float("inf")
 EXCHANGES = ("nccl", "symmetric") if torch.cuda.is_available() else ("nccl",)
@@ -93,6 +94,35 @@ def test_edge_cases(world_size: int, exchange: str) -> None:
     _check(world_size, exchange, cases)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        ([("", "a", "1", 0), ("", "a", "1", 0)], ""),
+        ([("", "a", "1", 3), ("", "a", "1", 3)], ""),
+        ([("", "a", "1", 0), ("too old", "a", "1", 0)], "too old"),
+        ([("", "a", "1", 0), ("", "b", "1", 0)], "several nodes"),
+        ([("", "a", "1", 0), ("", "a", "2", 0)], "several nodes"),
+        ([("", "a", "1", 1), ("", "a", "1", 0)], "unequally often before, in other groups ((1, 0))"),
+    ],
+)
+def test_ranks_agree_on_symmetric_memory(ranks: list[tuple[str, str, str, int]], reason: str) -> None:
+    assert (why_not(ranks) == "") == (reason == "") and reason in why_not(ranks)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_after_a_wait_in_vain_every_call_raises() -> None:
+    logits, labels = make("cross_entropy", vocab=128, device="cuda")
+    entropy_loss(logits, labels, organisation="one_pass")
+    workspace = one_pass.local_workspace(logits.device)
+    workspace.failed.fill_(1)  # as a kernel would
+    try:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="in vain for the statistics of another rank"):
+                entropy_loss(logits, labels, organisation="one_pass")
+    finally:
+        workspace.failed.zero_()
+
+
 def _refused(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[str]:
     start, stop = _bounds(rank, logits.shape[1])
     local, labels = logits[:, start:stop].to(rank.device), labels.to(rank.device)
@@ -113,10 +143,10 @@ def _refused(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[str
 def test_organisations_that_do_not_go_with_the_exchange() -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
-    for fused, cached, one_pass in run_on_ranks(2, _refused, *make("cross_entropy", vocab=101)):
+    for fused, cached, once in run_on_ranks(2, _refused, *make("cross_entropy", vocab=101)):
         assert "use 'cached', 'one_pass' or 'auto'" in fused
         assert "'cached' over ranks is exchange='nccl'" in cached
-        assert "'one_pass' over ranks is exchange='symmetric'" in one_pass
+        assert "'one_pass' over ranks is exchange='symmetric'" in once
 
 
 def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[Any]:

@@ -336,6 +336,26 @@ def _write(grad, exp_x, kept, weight, second, row, exists, first, tile_columns, 
     gl.store(to, g.to(grad.dtype.element_ty), mask=inside)
 
 
+# The exchange's bookkeeping, which the tests also run on plain numbers: a model of ranks that overtake each other.
+@gluon.jit
+def _word_at(epoch, half, row, queue, QUEUES: gl.constexpr):
+    """Where in a rank's words a row's first one stands that is of queue = rank * SLOTS + slot of the part."""
+    return (epoch & 1) * half + row * QUEUES + queue
+
+
+@gluon.jit
+def _pitch(capacity, QUEUES: gl.constexpr):
+    """How far apart a row's words are: each kind of number has its own place for every row."""
+    return capacity * QUEUES
+
+
+@gluon.jit
+def _fills(part, slot, n_parts):
+    """Whether a part's program writes a slot: its own, and of those that no part has its share, with nothing in them,
+    so that readers need not know how many parts a peer has."""
+    return slot % n_parts == part
+
+
 @gluon.jit
 def _publish(value, nothing, kind: gl.constexpr, buffers, line, pitch, sent, empty, epoch):
     """Store one kind of number, (ROWS,), to all ranks' buffers, (ROWS, RANKS * SLOTS): by one warp, as all have it."""
@@ -551,11 +571,10 @@ def one_pass_kernel(
             buffers = gl.load(peers + peer, mask=peer < WORLD, other=0)[None, :]
         else:
             buffers = (words + queue * 0).to(gl.int64)[None, :]
-        mine = ((peer < WORLD) & (slot % n_parts == part))[None, :]
+        mine = ((peer < WORLD) & _fills(part, slot, n_parts))[None, :]
         empty = (slot != part)[None, :]
         to_queue = (rank * SLOTS + slot)[None, :]
-        parity = epoch & 1
-        pitch = capacity.to(gl.int64) * QUEUES
+        pitch = _pitch(capacity.to(gl.int64), QUEUES)
 
     # The state of the tiles of the row to come that stay in shared memory.
     by_thread: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, tile))
@@ -609,7 +628,7 @@ def one_pass_kernel(
         if EXCHANGE:
             at = ((walker + step * walkers) * ROWS + word_row).to(gl.int64)
             there = (at < n_rows)[:, None]
-            line = (half.to(gl.int64) * parity + at * QUEUES)[:, None]
+            line = _word_at(epoch, half.to(gl.int64), at, 0, QUEUES)[:, None]
             sent = gl.where(mine & there, 1, 0)
             _publish(c, -INF, 0, buffers, line + to_queue, pitch, sent, empty, epoch)
             _publish(s, 0.0, 1, buffers, line + to_queue, pitch, sent, empty, epoch)

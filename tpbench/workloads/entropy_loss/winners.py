@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 
 from tpbench.fields import JobError
-from tpbench.results.plain import plain_rows
 
 MACHINE = ("gpu_name", "torch_version", "triton_version", "tokens", "dtype")
 """What the rows must agree on: times of other machines and sizes do not compare."""
@@ -30,20 +29,17 @@ def choose(rows: pd.DataFrame, source: str) -> dict[str, Any]:
         raise JobError(f"rows of several machines or sizes: they differ in {', '.join(differing)}")
     found = found.assign(columns=-(-found["vocab"] // found["tp_size"]), cap=found["block_cap"].astype(int))
     found = found.drop_duplicates(["organisation", "loss", "columns", "cap"], keep="last")
-    sizes: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
-    for each in plain_rows(found):
-        sizes.setdefault((each["organisation"], each["loss"], each["columns"]), []).append(each)
     winners = []
-    for (organisation, loss, columns), group in sorted(sizes.items()):
-        best = min(group, key=lambda row: float(row["device_ms"]))
+    for _, group in found.groupby(["organisation", "loss", "columns"], sort=True):
+        best = group.sort_values("device_ms").iloc[0]
         winners.append(
             {
-                "organisation": organisation,
-                "loss": loss,
-                "columns": columns,
-                "block_cap": best["cap"],
-                "device_ms": round(best["device_ms"], 4),
-                "tried": sorted(row["cap"] for row in group),
+                "organisation": str(best["organisation"]),
+                "loss": str(best["loss"]),
+                "columns": int(best["columns"]),
+                "block_cap": int(best["cap"]),
+                "device_ms": round(float(best["device_ms"]), 4),
+                "tried": sorted(int(cap) for cap in group["cap"]),
                 "source": source,
             }
         )

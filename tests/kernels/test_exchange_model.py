@@ -1,0 +1,255 @@
+"""The exchange of the one-pass kernel on ranks that overtake each other: a model, run under adversarial schedules.
+
+The model makes what a program does to memory one step at a time: each word that it stores at each rank, each word that
+it looks at. Where words stand and who fills which slot is the kernel's own arithmetic, called as plain functions. The
+scheduler is that of probabilistic concurrency testing (Burckhardt et al., ASPLOS 2010): always the program of the
+highest priority that can go on, and at a few random moments that one becomes the last. So whole ranks run ahead as far
+as the exchange lets them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpbench.kernels import _one_pass_kernel
+from tpbench.kernels.one_pass import _next_power_of_2
+
+word_at: Callable[[int, int, int, int, int], int] = _one_pass_kernel._word_at.fn
+pitch_of: Callable[[int, int], int] = _one_pass_kernel._pitch.fn
+fills: Callable[[int, int, int], bool] = _one_pass_kernel._fills.fn
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call, the same on all ranks but for how each shares its rows among programs."""
+
+    rows: int
+    width: int
+    slots: int
+    tile_rows: int
+    parts: tuple[int, ...]
+    """Programs that share a row, by rank."""
+    walkers: tuple[int, ...]
+    """Rows that are worked on at a time, by rank."""
+
+
+def as_it_is(launch: Launch, epoch: int, half: int, row: int, queue: int, queues: int) -> int:
+    return word_at(epoch, half, row, queue, queues)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The protocol, and what can be got wrong about it."""
+
+    half: int = 64
+    place: Callable[[Launch, int, int, int, int, int], int] = as_it_is
+    resident: int | None = None
+    """Programs of a rank that run at the same time; None: all."""
+    missing: tuple[int, int] | None = None
+    """A rank, and the launch that it never makes."""
+
+
+Word = tuple[int, object]
+GOES_ON = -1
+
+
+@dataclass
+class Rank:
+    words: list[Word]
+    epoch: int = 0
+    version: int = 0
+    """Changes with every store: who looked in vain need not look again before."""
+    pending: list[Launch] = field(default_factory=list)
+    waiting: list[Iterator[int]] = field(default_factory=list)
+    running: list[Iterator[int]] = field(default_factory=list)
+
+
+class Deadlock(Exception):
+    """Nobody can go on: on a GPU, a wait that only its limit ends."""
+
+
+def program(ranks: list[Rank], me: int, launch: Launch, walker: int, part: int, rules: Rules) -> Iterator[int]:
+    """One program's life. Yields after each step: GOES_ON, or the version of the memory that it looked at in vain."""
+    mine, world = ranks[me], len(ranks)
+    epoch = mine.epoch + 1
+    queues = _next_power_of_2(world) * launch.slots
+    capacity = rules.half // launch.width // queues
+    pitch = pitch_of(capacity, queues)
+
+    def place(row: int, kind: int, rank: int, slot: int) -> int:
+        at = rules.place(launch, epoch, rules.half, row, rank * launch.slots + slot, queues)
+        return at + kind * pitch
+
+    def expected(row: int, kind: int, rank: int, slot: int) -> Word:
+        return epoch, (rank, slot if slot < launch.parts[rank] else "nothing", row, kind)
+
+    for first in range(walker * launch.tile_rows, launch.rows, launch.walkers[me] * launch.tile_rows):
+        rows = range(first, min(first + launch.tile_rows, launch.rows))
+        for kind in range(launch.width):
+            for row in rows:
+                for peer in range(world):
+                    for slot in range(launch.slots):
+                        if fills(part, slot, launch.parts[me]):
+                            ranks[peer].words[place(row, kind, me, slot)] = expected(row, kind, me, slot)
+                            ranks[peer].version += 1
+                            yield GOES_ON
+        needed = [
+            (row, kind, rank, slot)
+            for kind in range(launch.width)
+            for row in rows
+            for rank in range(world)
+            for slot in range(launch.slots)
+        ]
+        late = True
+        while late:
+            found, version = [], mine.version
+            for each in needed:
+                found.append(mine.words[place(*each)])
+                yield GOES_ON
+            late = any(word[0] != epoch for word in found)
+            if late:
+                yield version
+        assert found == [expected(*each) for each in needed]
+
+
+def advance(ranks: list[Rank], me: int, rules: Rules) -> None:
+    """Start the rank's next launch where its last one is over (a stream's order) and programs that now have room."""
+    rank = ranks[me]
+    if not rank.running and not rank.waiting and rank.pending:
+        launch = rank.pending.pop(0)
+        rank.waiting = [
+            program(ranks, me, launch, walker, part, rules)
+            for walker in range(launch.walkers[me])
+            for part in range(launch.parts[me])
+        ]
+    room = len(rank.waiting) if rules.resident is None else rules.resident - len(rank.running)
+    rank.running += rank.waiting[: max(0, room)]
+    del rank.waiting[: max(0, room)]
+
+
+def run(world: int, launches: list[Launch], seed: int, rules: Rules = Rules(), changes: int = 6) -> int:
+    """All launches on all ranks by one schedule; how many steps it took. Raises Deadlock."""
+    chance = random.Random(seed)
+    ranks = [Rank([(0, None)] * (2 * rules.half), pending=list(launches)) for _ in range(world)]
+    if rules.missing is not None:
+        del ranks[rules.missing[0]].pending[rules.missing[1]]
+    priority: dict[Iterator[int], float] = {}
+    looked: dict[Iterator[int], int] = {}
+    demote_at = sorted(chance.randrange(3000) for _ in range(changes))
+    steps = 0
+    favour = [chance.random() for _ in ranks]  # ranks as a whole run ahead, not only programs
+    while True:
+        for me in range(world):
+            advance(ranks, me, rules)
+        able = [
+            (priority.setdefault(each, favour[me] + 0.3 * chance.random()), me, index)
+            for me, rank in enumerate(ranks)
+            for index, each in enumerate(rank.running)
+            if looked.get(each) != rank.version
+        ]
+        if not able:
+            if any(rank.running or rank.pending for rank in ranks):
+                raise Deadlock
+            return steps
+        _, me, index = max(able)
+        each = ranks[me].running[index]
+        try:
+            looked[each] = next(each)
+        except StopIteration:
+            ranks[me].running.pop(index)
+            if not ranks[me].running and not ranks[me].waiting:
+                ranks[me].epoch += 1
+        steps += 1
+        if demote_at and steps >= demote_at[0]:
+            demote_at.pop(0)
+            favour[me] = -steps
+            priority = {other: value for other, value in priority.items() if other not in ranks[me].running}
+
+
+def launch_of(world: int, rows: int, width: int, slots: int, tile_rows: int, chance: random.Random) -> Launch:
+    parts = tuple(chance.randint(1, slots) for _ in range(world))
+    tiles = -(-rows // tile_rows)
+    return Launch(rows, width, slots, tile_rows, parts, tuple(chance.randint(1, tiles) for _ in range(world)))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[int, list[Launch]]:
+    """Launches of changing shapes that fit half a buffer, over 1 to 5 ranks that cut their rows each in its way."""
+    world = draw(st.integers(1, 5))
+    chance = random.Random(draw(st.integers(0, 2**32)))
+    launches = []
+    for _ in range(draw(st.integers(2, 4))):
+        width, slots = chance.choice((3, 5)), chance.choice((1, 2, 4))
+        most = Rules().half // width // (_next_power_of_2(world) * slots)
+        if most:
+            launches.append(
+                launch_of(world, chance.randint(1, min(most, 6)), width, slots, chance.randint(1, 2), chance)
+            )
+    return world, launches
+
+
+@settings(max_examples=80, deadline=None)
+@given(case=cases(), seed=st.integers(0, 2**32))
+def test_every_rank_reads_its_own_launch_and_nobody_waits_for_ever(case: tuple[int, list[Launch]], seed: int) -> None:
+    world, launches = case
+    run(world, launches, seed)
+
+
+FOUR = [Launch(4, 3, 1, 1, (1, 1, 1, 1), (4, 2, 1, 4))] * 4
+"""Four ranks that walk down the rows in strides of their own."""
+
+
+def fails(world: int, launches: list[Launch], rules: Rules, tries: int = 40) -> bool:
+    """Whether some schedule ends in a deadlock or in words of another launch."""
+    for seed in range(tries):
+        try:
+            run(world, launches, seed, rules)
+        except (Deadlock, AssertionError):
+            return True
+    return False
+
+
+def test_four_ranks_under_many_schedules() -> None:
+    assert not fails(4, FOUR, Rules(), tries=60)
+
+
+def one_buffer(launch: Launch, epoch: int, half: int, row: int, queue: int, queues: int) -> int:
+    return word_at(0, half, row, queue, queues)
+
+
+def halves_by_shape(launch: Launch, epoch: int, half: int, row: int, queue: int, queues: int) -> int:
+    """Each launch's second half begins where its own words would end."""
+    capacity = half // launch.width // queues
+    return word_at(epoch, launch.width * pitch_of(capacity, queues), row, queue, queues)
+
+
+def test_one_buffer_for_all_launches_is_overwritten_too_early() -> None:
+    assert fails(2, [Launch(4, 3, 1, 1, (1, 1), (1, 4))] * 3, Rules(place=one_buffer))
+
+
+def test_halves_that_depend_on_the_shape_meet() -> None:
+    """Of 64 words 10 rows of 3 for two ranks fill 60; 1 row of 5 in 8 queues fills 40, where its second half began."""
+    shapes = [Launch(1, 5, 4, 1, (4, 1), (1, 1)), Launch(10, 3, 1, 5, (1, 1), (1, 2))]
+    assert fails(2, shapes * 2, Rules(place=halves_by_shape))
+    assert not fails(2, shapes * 2, Rules())
+
+
+def test_programs_that_wait_for_room_stop_everybody() -> None:
+    """Why the launch is a cooperative one: parts of a row wait for each other."""
+    launches = [Launch(4, 3, 2, 1, (2, 2), (2, 2))]
+    assert not fails(2, launches, Rules())
+    with pytest.raises(Deadlock):
+        run(2, launches, 0, Rules(resident=1))
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_that_leaves_out_a_launch_stops_everybody(rank: int) -> None:
+    """A wait that only its limit ends, as with any collective."""
+    with pytest.raises(Deadlock):
+        run(4, FOUR, 1, Rules(missing=(rank, 1)))
