@@ -79,6 +79,7 @@ def _section(section: Section, metric_name: str, salt: str, with_plots: bool) ->
         return [figure(made, plots.PLOTS[name].title)] if made else []
 
     parts += [*picture("time"), *picture("device_time"), *picture("block_cap"), *picture("memory")]
+    parts += picture("timeline")
     if made := tables.speedup_table(section):
         parts += [
             "<h3>Speed-ups</h3>",

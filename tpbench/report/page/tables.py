@@ -10,6 +10,7 @@ from tpbench.report.layout import Section
 from tpbench.report.metric import Metric, metric
 from tpbench.report.page.elements import NOTHING, Value, quantity, share, table, words
 from tpbench.report.pivot import section_table
+from tpbench.report.plots import timeline
 from tpbench.report.ratio import clean
 from tpbench.report.records import Record, label, say
 from tpbench.report.samples import CLOCKS, measured, outliers, problem_of, speedups
@@ -118,6 +119,7 @@ def every_cell(section: Section) -> str:
     own = [name for name in workload_columns().get(section.workload, {}) if name not in section.names]
     filled = [
         name for name in (*_MEASURES, "skew_ms", "iterations", *own)
+        if name not in timeline.COLUMNS  # hundreds of numbers, which are drawn
         if any(record.get(name) is not None for _, _, record in cells(section))
     ]  # fmt: skip
     return _numbers(section, filled, "every cell")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tpbench.fields import JobError, unknown
 from tpbench.report.layout import Layout, Section
-from tpbench.report.plots import block_cap, by_size, speedup, spread, style
+from tpbench.report.plots import block_cap, by_size, speedup, spread, style, timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,8 +37,12 @@ PLOTS = {
     "device_samples": Plot(
         "Samples about their median, device time", lambda section: spread.draw(section, "device_samples_ms")
     ),
+    "timeline": Plot("A step of one problem, by stream", timeline.draw),
 }
-NEEDS = ("time_ms", "device_ms", "floor_ms", "peak_gib", "fraction_of_floor", "samples_ms", "device_samples_ms")
+NEEDS = (
+    "time_ms", "device_ms", "floor_ms", "peak_gib", "fraction_of_floor", "samples_ms", "device_samples_ms",
+    *timeline.COLUMNS,
+)  # fmt: skip
 """Columns that records need so that every plot can be drawn."""
 
 

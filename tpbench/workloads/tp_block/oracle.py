@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from tpbench.workloads.tp_block.inputs import Inputs
 
@@ -171,10 +170,8 @@ class _Forward:
         columns = product.split(problem.head_dim, dim=-1)
         made = []
         for head in range(heads):
-            shared = heads + head // (heads // kv_heads)
-            made.append(
-                checkpoint(_head, columns[head], columns[shared], columns[shared + kv_heads], use_reentrant=False)
-            )
+            key = heads + head // (heads // kv_heads)
+            made.append(_Head.apply(columns[head], columns[key], columns[key + kv_heads]))
         return _Leave.apply(torch.cat(made, dim=-1) @ self.weights["out"].t(), self.group)
 
 
@@ -183,6 +180,21 @@ def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     later = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu_(1)
     scores = (q @ k.t() / math.sqrt(q.shape[1])).masked_fill(later, -math.inf)
     return functional.softmax(scores, dim=-1) @ v
+
+
+class _Head(torch.autograd.Function):
+    """The same, its (rows, rows) matrices made again for the backward pass: those of all heads would not fit."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        return _head(q, k, v)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        inputs = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            return torch.autograd.grad(_head(*inputs), inputs, grads[0])
 
 
 class _Enter(torch.autograd.Function):
