@@ -76,8 +76,8 @@ class DeviceClock:
         enqueue_s = self._enqueue_s(step)
         pairs = []
         for _ in range(iterations):
+            restore()  # before the sleep, which is as long as the launches of the step alone take
             torch.cuda._sleep(int((1.5 * enqueue_s + 50e-6) * SLEEP_CYCLES_PER_S))
-            restore()
             self.cache.flush()
             dist.all_reduce(self.line)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -23,7 +23,7 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 
-    from tpbench.workloads.tp_block.compiled import Functional
+    from tpbench.workloads.tp_block.compiled import Functional, fill
     from tpbench.workloads.tp_block.prepared import prepare
 
     found: list[dict[str, int]] = []
@@ -46,13 +46,18 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
         through=lambda module: torch.compile(module, backend=backend, fullgraph=True, dynamic=False),
     )
     errors = differences(passed(cell, prepared), cell, where.inputs, prepared.size)
+    fill(prepared)
+    assert prepared.run_bare is not None and prepared.bare is not None
+    prepared.run_bare(prepared.x).backward(prepared.grad)
+    assert all(parameter.grad is not None for parameter in prepared.bare.parameters())
     return found, max(errors.values())
 
 
 def test_the_pass_finds_every_collective_forward_and_backward() -> None:
     for graphs, error in run_on_ranks(2, fusions):
         assert error <= oracle.TOLERANCE["float32"]
-        assert len(graphs) == 2, "one graph forward, one backward"
-        for each in graphs:
+        assert len(graphs) == 4, "one graph forward, one backward; the same without communication"
+        assert not {"fused_all_gather_matmul", "fused_matmul_reduce_scatter"} & {*graphs[2], *graphs[3]}
+        for each in graphs[:2]:
             assert each["fused_all_gather_matmul"] == each["fused_matmul_reduce_scatter"] == 2
             assert not {"all_gather_into_tensor", "reduce_scatter_tensor"} & each.keys()

@@ -28,6 +28,7 @@ from tpbench.workloads.tp_block.trace import COMMUNICATION, OTHER, PRODUCT, Inte
         ("Memcpy DtoD (Device -> Device)", OTHER),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel>", OTHER),
         ("nccl:_all_gather_base", None),
+        ("at::cuda::(anonymous namespace)::spin_kernel(long)", None),
     ],
 )
 def test_kinds_of_what_runs_on_a_gpu(name: str, kind: int | None) -> None:

@@ -16,9 +16,14 @@ from tpbench.context import Context
 
 PRODUCT, COMMUNICATION, OTHER = range(3)
 
+SLEEP_CYCLES = 200_000_000
+"""Some 0.1 s."""
+
 _GPU_COMMUNICATION = re.compile(r"nccl|memcpy ptop", re.IGNORECASE)
 """Kernels of collectives, and copies between GPUs by their copy engines."""
 _GPU_PRODUCT = re.compile(r"gemm|nvjet|xmma|splitk|triton_tem\w*_mm", re.IGNORECASE)
+_SLEEP = "spin_kernel"
+"""The kernel of torch.cuda._sleep."""
 _ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
 """Its kernels have parts that are called gemm."""
 _CPU_COMMUNICATION = re.compile(r"^gloo:")
@@ -40,13 +45,19 @@ class Interval:
 def of_step(step: Callable[[], None], context: Context, folder: str) -> dict[str, Any]:
     """The columns about one traced step on rank 0, and each rank's trace in the folder, if any. Collective."""
     on_gpu = context.device.type == "cuda"
+
+    def queued() -> None:
+        if on_gpu:  # launches are slow under a profiler: all are queued before the first kernel runs
+            torch.cuda._sleep(SLEEP_CYCLES)
+        step()
+
     step()
     if context.rank and not folder:
-        step()
+        queued()
         return {}
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     with profile(activities=activities) as profiler:
-        step()
+        queued()
         if on_gpu:
             torch.cuda.synchronize(context.device)
     if folder:
@@ -89,7 +100,7 @@ def intervals(events: Iterable[tuple[str, int, int, int]], on_gpu: bool) -> list
 def kind_of(name: str, on_gpu: bool) -> int | None:
     """What an event is, by the profiler's name for it; None for what is no work of its own."""
     if on_gpu:
-        if name.startswith("nccl:"):  # the span that a collective's kernels are labelled with
+        if name.startswith("nccl:") or _SLEEP in name:  # the former labels the span of a collective's kernels
             return None
         if _GPU_COMMUNICATION.search(name):
             return COMMUNICATION
