@@ -29,8 +29,8 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     }  # fmt: skip
     assert rows.loc["block_symm_mem", "reason"] == "needs a CUDA GPU"
     right = rows[rows["status"] == "ok"]
-    assert right["loss_value"].nunique() == 1
-    assert right["grad_norm"].tolist() == pytest.approx([float(right["grad_norm"].iloc[0])] * 3, rel=1e-5)
+    for name in ("loss_value", "grad_norm"):
+        assert right[name].tolist() == pytest.approx([float(right[name].iloc[0])] * 3, rel=1e-5)
     assert right["grad_norm"].min() > 1
     assert (right[["forward_ms", "backward_ms", "gemm_tflops", "tflops", "gemm_share", "floor_ms"]] > 0).all(axis=None)
     overlap, alone = right.loc["block_tp_overlap"], right.loc["block_no_tp"]

@@ -121,6 +121,35 @@ def test_the_oracle_catches_what_is_wrong_and_all_ranks_agree() -> None:
     assert lost is not None and "grad_error (of input) inf" in lost and infinite == math.inf
 
 
+def detailed(here: Rank, name: str, part: str) -> dict[str, float]:
+    session = bench.setup(problem(part=part, save_gathered=False), WORKLOAD.variants[name], context(here))
+    session.step()
+    assert session.check().wrong is None
+    found = session.details({"time_ms": 3.0, "device_ms": None, "copy_gb_per_s": 1.0})
+    assert session.output is None and session.prepared.x.grad is None, "nothing of it is kept"
+    return {name: value for name, value in found.items() if name.endswith(("_ms", "share", "hidden"))}
+
+
+@needs_ranks
+@pytest.mark.parametrize(
+    ("name", "part", "directions"),
+    [
+        ("block_tp", "column", {"gather_hidden"}),
+        ("block_tp_overlap", "row", {"scatter_hidden"}),
+        ("block_auto", "mlp", {"gather_hidden", "scatter_hidden"}),
+        ("block_no_tp", "block", None),
+    ],
+)
+def test_details_are_of_what_the_part_communicates(name: str, part: str, directions: set[str] | None) -> None:
+    found = run_on_ranks(2, detailed, name, part)[0]
+    exposure = {"compute_ms", "communication_ms", "exposed_ms", "hidden_share"}
+    always = {"forward_ms", "backward_ms", "gemm_share", "timeline_ms", "timeline_start_ms"}
+    assert found.keys() == always | (set() if directions is None else exposure | directions)
+    if directions is not None:
+        assert found["exposed_ms"] == pytest.approx(3.0 - found["compute_ms"])
+        assert min(found["compute_ms"], found["communication_ms"], found["forward_ms"], found["backward_ms"]) > 0
+
+
 def test_the_plain_schedule_is_kept_unless_another_is_clearly_faster() -> None:
     assert auto.pick({"plain": 1.0, "ring": 0.995, "copy_engine": 1.2}) == "plain"
     assert auto.pick({"plain": 1.0, "ring": 0.985, "copy_engine": 0.9}) == "copy_engine"

@@ -93,6 +93,8 @@ class CopyEngine:
                 for peer in self.peers:
                     self.signals.send(TAKEN + inbox.turn, peer)
             here.wait_event(pushed)  # after which the memory of `leaving` may serve others
+            if torch.cuda.is_current_stream_capturing():
+                here.wait_stream(self.copies)  # a captured graph ends on one stream
             return total
 
         return finish

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels.symmetric import forbid_multicast
 from tpbench.workloads.tp_block.schedule import Pending, Sequential
+from tpbench.workloads.tp_block.symmetric import enabled
 
 
 class Fused(Sequential):
@@ -35,14 +34,3 @@ class Fused(Sequential):
     def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
         mine = self.operations.fused_matmul_reduce_scatter(whole, matrix, "sum", 0, self.name)
         return lambda: mine
-
-
-def enabled(group: dist.ProcessGroup) -> str:
-    """The group's name, once torch has been told that it may use symmetric memory."""
-    forbid_multicast()
-    library: Any = importlib.import_module("torch.distributed._symmetric_memory")
-    with warnings.catch_warnings():
-        # Deprecated as needless, but the compiler's pass still asks whether it was called.
-        warnings.simplefilter("ignore", FutureWarning)
-        library.enable_symm_mem_for_group(group.group_name)
-    return str(group.group_name)

@@ -46,7 +46,9 @@ class Errors:
     grad_error: float
     """Of the gradients by the input and by every weight."""
     loss_value: float
+    """Of the result: <upstream gradient, output>."""
     loss_error: float
+    """|loss - right| / max(1, |right|)."""
     grad_norm: float
     """Of the result, over all weights."""
     grad_norm_error: float
@@ -70,7 +72,7 @@ class Errors:
 def right(inputs: Inputs) -> Result:
     """Collective over the tp group."""
     problem, rank, size = inputs.problem, inputs.rank, inputs.size
-    weights = {name: each.double().requires_grad_() for name, each in inputs.weights.items()}
+    weights = {name: each.to(torch.float64, copy=True).requires_grad_() for name, each in inputs.weights.items()}
     over_rows = problem.linears[0].kind == "column"
     # Rank 0 of 1 has the whole.
     x = (inputs.x(0, 1) if over_rows else inputs.x(rank, size)).double().requires_grad_()
@@ -104,7 +106,7 @@ def compare(inputs: Inputs, got: Result) -> Errors:
     return Errors(
         output_error=output_error,
         grad_error=max(grad_errors),
-        loss_value=right_loss,
+        loss_value=found_loss,
         loss_error=_or_inf(abs(found_loss - right_loss) / max(1.0, abs(right_loss))),
         grad_norm=math.sqrt(found_square),
         grad_norm_error=_or_inf(abs(math.sqrt(found_square / right_square) - 1) if right_square else math.nan),

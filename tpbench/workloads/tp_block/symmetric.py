@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -77,12 +78,10 @@ class Arena:
         where its handle says. Checked: each rank leaves its number, and reads each peer's."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("shared memory must be made before a CUDA graph is captured: run a step first")
-        forbid_multicast()
+        name = enabled(self.group)
         library: Any = importlib.import_module("torch._C._distributed_c10d")
         self._meet()  # nobody is still at what this replaces
-        mine = library._SymmetricMemory.empty_strided_p2p(
-            (nbytes,), [1], torch.uint8, self.device, self.group.group_name
-        )
+        mine = library._SymmetricMemory.empty_strided_p2p((nbytes,), [1], torch.uint8, self.device, name)
         handle = library._SymmetricMemory.rendezvous(mine)
         mine.fill_(self.rank)
         self._meet()
@@ -99,3 +98,14 @@ class Arena:
         """All work of all ranks so far is done."""
         torch.cuda.synchronize(self.device)
         dist.barrier(self.group)
+
+
+def enabled(group: dist.ProcessGroup) -> str:
+    """The group's name, once torch has been told that it may use symmetric memory."""
+    forbid_multicast()
+    library: Any = importlib.import_module("torch.distributed._symmetric_memory")
+    with warnings.catch_warnings():
+        # Deprecated as needless; but the compiler's pass still asks whether it was called.
+        warnings.simplefilter("ignore", FutureWarning)
+        library.enable_symm_mem_for_group(group.group_name)
+    return str(group.group_name)
