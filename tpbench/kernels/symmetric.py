@@ -73,7 +73,7 @@ def forbid_multicast() -> None:
     """Set what turns NVLink multicast off where it is not set, and RuntimeError where it is set otherwise."""
     for name, value in ENVIRONMENT.items():
         if os.environ.setdefault(name, value) != value:
-            raise RuntimeError(f"exchange='symmetric' needs {name}={value}, it is {os.environ[name]}")
+            raise RuntimeError(f"symmetric memory needs {name}={value}, it is {os.environ[name]}")
 
 
 @functools.lru_cache(maxsize=64)

@@ -158,6 +158,13 @@ def test_a_signal_that_never_comes_is_an_error_here() -> None:
         signals.wait(0, 1)
 
 
+def test_multicast_is_refused_before_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
+    nobody: Any = None
+    with pytest.raises(RuntimeError, match="symmetric memory needs TORCH_SYMM_MEM_DISABLE_MULTICAST=1, it is 0"):
+        symmetric.enabled(nobody)
+
+
 @pytest.mark.parametrize(
     ("rank", "single", "merged"),
     [(0, [1, 2, 3], [[1, 2, 3]]), (1, [2, 3, 0], [[2, 3], [0]]), (3, [0, 1, 2], [[0, 1, 2]])],

@@ -136,6 +136,25 @@ def test_training_follows_one_process(ranks: int, use_overlap: bool) -> None:
         torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-9, atol=0.0)
 
 
+def saved_bytes(here: Rank, save_gathered: bool) -> int:
+    """What a column-parallel linear keeps for its backward pass beside its weight."""
+    layer = ColumnParallelLinear(6, 8, here.group, save_gathered=save_gathered, device=here.device)
+    sizes = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        layer(torch.zeros(10, 6, device=here.device))
+    return sum(sizes.values()) - layer.weight.nbytes
+
+
+def test_gathering_again_keeps_only_the_own_rows() -> None:
+    assert run_on_ranks(4, saved_bytes, True) == [4 * 10 * 6 * 4] * 4
+    assert run_on_ranks(4, saved_bytes, False) == [10 * 6 * 4] * 4
+
+
 def refused(here: Rank) -> list[str]:
     said = []
     attempts = [

@@ -25,6 +25,8 @@ one_process = functools.cache(one_process)
 
 def cells(name: str) -> list[TpBlock]:
     """Every part, keeping what was gathered or not; keys and values shared by heads or not; rounded dtypes."""
+    if name == "block_compile_async":
+        return [problem(dtype="bfloat16", tokens=48)]  # each takes a compiler half a minute
     keeps = (True, False) if "save_gathered" in WORKLOAD.variants[name].takes else (True,)
     found = [problem(part=part, save_gathered=keep) for part in PARTS for keep in keeps]
     found += [problem(kv_heads=8), problem(dtype="float32", seed=3), problem(dtype="bfloat16", tokens=48)]
@@ -73,13 +75,12 @@ def test_forward_and_every_gradient_are_those_of_one_process(name: str, ranks: i
 
 
 def in_subgroups(here: Rank, name: str) -> float:
-    """Two groups of two ranks that are not neighbours, in an order that is not the world's."""
-    groups = [dist.new_group([2, 0]), dist.new_group([1, 3])]
-    group = groups[here.rank % 2]
-    cell, worst = problem(), 0.0
-    where = place(here, cell, group)
+    """Two groups at once, each of two ranks that are not neighbours and whose numbers in it are not the world's."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    cell = problem()
+    where = place(here, cell, groups[here.rank % 2])
     errors = differences(passed(cell, WORKLOAD.variants[name].prepare(cell, where)), cell, where.inputs, 2)
-    return max(worst, *errors.values())
+    return max(errors.values())
 
 
 @pytest.mark.parametrize("name", [name for name in HERE if name != "block_no_tp"])
