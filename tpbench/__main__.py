@@ -17,7 +17,7 @@ import tpbench
 from tpbench import console
 from tpbench.fields import JobError
 from tpbench.launcher import plugin
-from tpbench.launcher.overrides import check_overrides, force_fields, quote_numbers
+from tpbench.launcher.overrides import check_overrides, flat_names, force_fields, quote_numbers
 from tpbench.launcher.process import Terminated, raise_on_sigterm
 
 CONF = str(Path(__file__).resolve().parent / "conf")
@@ -53,7 +53,7 @@ def main() -> None:
     # Hydra then leaves errors to us, who print no stack for a mistake in the input.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        arguments = sys.argv[1:]
+        arguments = flat_names(sys.argv[1:])
         if not {"-sc", "--shell-completion"} & set(arguments):  # whose words are Hydra's own
             check_overrides(arguments, Path(CONF))
         sys.argv[1:] = force_fields(quote_numbers(arguments))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ class Context:
     dp_group: ProcessGroup
     """The ranks of all replicas with this tp_rank."""
     device: torch.device
+    folder: Path = Path()
+    """Where a rank may leave a file that belongs to the job: beside its logs."""
+    say: Callable[[str], None] = lambda what: None
+    """A line on stderr, for whoever watches the job."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,22 @@ class Session(Protocol):
 
     def check(self) -> Verdict:
         """Compare the last step's result with the oracle. Collective: every rank calls it."""
+
+
+@runtime_checkable
+class Scheduled(Protocol):
+    """A session whose iterations go somewhere, as steps of training do: just so many are run, in order, and every one
+    of them counts for its verdict."""
+
+    warmup_iterations: int
+    iterations: int
+    held_before: int
+    """Bytes that the rank held before the session made what its iterations need (`memory.held`): the peak is above
+    that, since parameters and states are what implementations differ in."""
+
+    def step(self) -> None: ...
+
+    def restore(self) -> None: ...
 
 
 @runtime_checkable

@@ -85,13 +85,15 @@ class Job:
 
 
 _PARTS = {"measure", "problem"}
+RANKS = "world_size"
+"""May be set beside a job's fields: how many ranks tp_size and dp_size must make."""
 
 
 def field_names(workload: Workload | None = None) -> set[str]:
     """The flat names that a command line may set: of one workload's jobs, or of any."""
     problems = [each.problem for each in ([workload] if workload else workloads().values())]
     names = {each.name for cls in (Job, Measure, Conduct, *problems) for each in fields(cls)}
-    return names - {"problem"}
+    return names - {"problem"} | {RANKS}
 
 
 def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Mapping[str, str] | None = None) -> Job:
@@ -110,6 +112,7 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
             f"variant={variant.name} is of the workload {workload.name}, the shape is of {shape_of} "
             f"(shapes that fit: {', '.join(fitting) or 'none'})"
         )
+    values = _with_ranks(values)
     complaints = [
         unknown(f"field of {workload.name}", each, field_names(workload))
         for each in chosen
@@ -125,12 +128,28 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
-    job: Job = replace(
-        parts["job"], measure=parts["measure"], problem=_without_dropped_options(workload, variant, parts["problem"])
-    )
+    problem = workload.resolve(_without_dropped_options(workload, variant, parts["problem"]))
+    job: Job = replace(parts["job"], measure=parts["measure"], problem=problem)
     if complaints := job.problem.check(job.tp_size, job.dp_size):
         raise JobError("\n".join(complaints))
     return job
+
+
+def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """tp_size=auto as what dp_size leaves of world_size. Where world_size is given it must be what the others make."""
+    tp_size, dp_size, world_size = (values.get(name) for name in ("tp_size", "dp_size", "world_size"))
+    if world_size is None:
+        if tp_size == "auto":
+            raise JobError("tp_size=auto needs world_size=RANKS, of which it takes what dp_size leaves")
+        return values
+    try:
+        ranks, replicas = int(world_size), int(1 if dp_size is None else dp_size)
+        tensor = ranks // replicas if tp_size == "auto" else int(str(tp_size))
+    except (ValueError, ZeroDivisionError):
+        raise JobError(f"world_size={world_size} tp_size={tp_size} dp_size={dp_size} must be numbers above 0") from None
+    if tensor * replicas != ranks:
+        raise JobError(f"dp_size={replicas} x tp_size={tp_size} does not make world_size={ranks} ranks")
+    return {**values, "tp_size": tensor}
 
 
 def _without_dropped_options(workload: Workload, variant: Variant, problem: Any) -> Any:

@@ -85,7 +85,7 @@ def _measure(row: CellRow, meeting: str, turns: TurnTaker | None) -> None:
         rank=RANK,
         world_size=job.world_size,
     )
-    context = _context(job, device)
+    context = _context(job, device, Path(row.known["log_dir"]))
     bench = job.workload.bench
     limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * sharers)
     say("setting up")
@@ -147,7 +147,7 @@ def _agents_store(dist: Any) -> Any:
     return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
-def _context(job: Any, device: Any) -> Any:
+def _context(job: Any, device: Any, folder: Path) -> Any:
     """The (dp, tp) mesh, row-major. Every rank must create every group, in the same order."""
     import torch.distributed as dist
 
@@ -167,6 +167,8 @@ def _context(job: Any, device: Any) -> Any:
         tp_group=tp_groups[dp_rank],
         dp_group=dp_groups[tp_rank],
         device=device,
+        folder=folder,
+        say=say,
     )
 
 

@@ -19,7 +19,7 @@ from tpbench.job import field_names
 from tpbench.workloads import workloads
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
-GROUPS = ("variant", "shape", "loss", "block_cap", "measure", "contender", "experiment")
+GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contender", "experiment")
 
 
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
@@ -29,6 +29,17 @@ _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 def quote_numbers(arguments: Sequence[str]) -> list[str]:
     """`block_cap=4096,8192` with quotes around the numbers: Hydra takes only strings for the name of a choice."""
     return [_BARE_NUMBER.sub(r"'\1'", each) if _GROUP_CHOICE.match(each) else each for each in arguments]
+
+
+def flat_names(arguments: Sequence[str]) -> list[str]:
+    """`train.loss=tpbench` as `train_loss=tpbench`, and `model=path/to/folder` as `model_dir=path/to/folder`."""
+    made = []
+    for each in arguments:
+        name, equals, value = each.partition("=")
+        if name.replace(".", "_") in field_names():
+            name = name.replace(".", "_")
+        made.append(f"{'model_dir' if name == 'model' and '/' in value else name}{equals}{value}")
+    return made
 
 
 def force_fields(arguments: Sequence[str]) -> list[str]:

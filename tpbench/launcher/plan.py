@@ -119,7 +119,7 @@ def obstacle(job: Job, place: Place) -> str | None:
         return "needs a CUDA GPU"
     if job.device == "cpu" and job.measure.graph:
         return "graph=true needs a CUDA GPU"
-    return None
+    return job.workload.hindrance(job)
 
 
 def _shapes(folders: Sequence[Path]) -> dict[str, str]:

@@ -69,9 +69,20 @@ class Peak:
     gib: float = math.nan
 
 
+def held(device: torch.device) -> int:
+    """Bytes that this rank holds now: by torch's allocator on a GPU, resident on a CPU (0 where that is not known)."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return torch.cuda.memory_allocated(device)
+    try:
+        return _status_bytes("VmRSS")
+    except OSError:
+        return 0
+
+
 @contextlib.contextmanager
-def extra_peak(device: torch.device) -> Iterator[Peak]:
-    """The most memory held in the region above what was held at its start, in GiB.
+def extra_peak(device: torch.device, above: int | None = None) -> Iterator[Peak]:
+    """The most memory held in the region above what was held at its start, or above so many bytes, in GiB.
 
     On a GPU what torch's allocator handed out. On a CPU the resident set, whose high-water mark Linux can reset.
     """
@@ -79,14 +90,14 @@ def extra_peak(device: torch.device) -> Iterator[Peak]:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        before = torch.cuda.memory_allocated(device) if above is None else above
         yield peak
         torch.cuda.synchronize(device)
         peak.gib = (torch.cuda.max_memory_allocated(device) - before) / 2**30
         return
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        before = _status_bytes("VmRSS")
+        before = _status_bytes("VmRSS") if above is None else above
     except OSError:
         yield peak
         return

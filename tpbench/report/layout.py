@@ -87,7 +87,8 @@ def _derive(compute: Callable[[Record], Any], record: Record) -> Any:
 def _section(found: list[Record], workload: Workload | None) -> Section:
     layout = workload.pivot if workload else Pivot()
     problem = (identity(workload) if workload else {"dp_size": 1}) | {"nodes": 1}
-    free = {name: default for name, default in problem.items() if name not in (*layout.rows, *layout.sections)}
+    placed = {*layout.rows, *layout.sections, *layout.implied}
+    free = {name: default for name, default in problem.items() if name not in placed}
     keys = [*layout.rows, *(name for name in free if len(_values(found, name)) > 1)]
     facts = {name: say(found[0][name]) for name in ("workload", *layout.sections, "hardware", "device")}
     if found[0]["hardware"] is None:

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from tpbench.fields import JobError, unknown
-from tpbench.results.schema import common_columns
+from tpbench.results.schema import all_columns
+from tpbench.workloads import workloads
 
 _TIMES = [f"{clock}_{part}ms" for clock in ("time", "device") for part in ("", "p5_", "p95_", "min_")]
 _SIZES = ("peak_gib", "bytes_moved", "bytes_communicated")
@@ -51,12 +52,14 @@ class Metric:
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name. Raises JobError that lists the valid ones."""
-    if name not in METRICS:
-        raise JobError(unknown("metric", name, METRICS))
-    column = common_columns()[name]
-    better = -1 if name in _LESS_IS_BETTER else 1 if name in _MORE_IS_BETTER else 0
-    ratio = _LESS_IS_BETTER.get(name) or _MORE_IS_BETTER.get(name) or ""
+    """The metric of that name, of any row or of one workload's. Raises JobError that lists the valid ones."""
+    special = {each: better for workload in workloads().values() for each, better in workload.metrics.items()}
+    if name not in METRICS and name not in special:
+        raise JobError(unknown("metric", name, (*METRICS, *special)))
+    column = all_columns()[name]
+    better = special.get(name, -1 if name in _LESS_IS_BETTER else 1 if name in _MORE_IS_BETTER else 0)
+    ratio = {-1: "twice the least of its line", 0: "", 1: "half the best of its line"}[better]
+    ratio = _LESS_IS_BETTER.get(name, ratio)
     return Metric(name, column.doc, column.unit, better, ratio, name in _ORACLE)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-NAMES = ("entropy_loss", "embedding_grad", "tp_block")
+NAMES = ("entropy_loss", "embedding_grad", "tp_block", "train_step")
 """The folders beside this file that hold a workload."""
 
 
@@ -68,6 +68,10 @@ class Pivot:
     """What makes a table of its own, beside the hardware."""
     derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Keys that are computed from a row."""
+    implied: tuple[str, ...] = ()
+    """Fields of the problem that a key says already: they get no place, unless nothing else tells two rows apart."""
+    trajectories: tuple[str, ...] = ()
+    """Columns with a number a step, in which equal problems must agree too, within the loss's tolerance."""
     loss_tolerance: Mapping[str, float] = field(
         default_factory=lambda: {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
     )
@@ -102,6 +106,18 @@ class Workload:
     pivot: Pivot = Pivot()
     studies: Mapping[str, Study] = field(default_factory=dict)
     """By name, as `report.py --study` takes it."""
+    resolve: Callable[[Any], Any] = lambda problem: problem
+    """The problem with whatever its fields leave to be found elsewhere, such as in a file. Raises JobError."""
+    beforehand: Callable[[Any], Mapping[str, Any]] = lambda job: {}
+    """Columns that follow from the job alone: every row has them, whatever becomes of its cell."""
+    needed: Callable[[Any], str] = lambda job: ""
+    """What a job is expected to take of a rank's memory, for the reason of a row that is out of it."""
+    hindrance: Callable[[Any], str | None] = lambda job: None
+    """Why this installation, or the job's kind of device, cannot run a (valid) job whatever its variant, or None."""
+    metrics: Mapping[str, int] = field(default_factory=dict)
+    """Those of its columns that a report can make a table of: 1 where more is better, -1 where less is, 0: neither."""
+    document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
+    """A row as a JSON document with the name of its file, in a form that this workload's users know, or None."""
     variants: dict[str, Variant] = field(default_factory=dict)
 
     def variant(self, summary: str, **traits: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -1,0 +1,52 @@
+"""A model described by a local folder: the config.json of the transformers package, read without it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tpbench.fields import JobError
+from tpbench.workloads.train_step.problem import TrainStep
+
+_NAMES = {
+    "architecture": "model_type",
+    "hidden_size": "hidden_size",
+    "ffn_size": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocab": "vocab_size",
+}
+
+
+def resolve(problem: TrainStep) -> TrainStep:
+    """The problem with the fields that its folder describes, if it names one, and its depth as a number."""
+    if problem.model_dir:
+        problem = replace(problem, **described(Path(problem.model_dir)))
+    return replace(problem, num_layers=problem.depth)
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """The architecture's fields. Raises JobError for a folder that does not describe a decoder."""
+    file = folder / "config.json"
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise JobError(f"model_dir={folder}: {file} cannot be read: {error}") from None
+    missing = [name for name in _NAMES.values() if name not in content] if isinstance(content, dict) else ["an object"]
+    if missing:
+        raise JobError(f"model_dir={folder}: {file} lacks {', '.join(missing)}")
+    heads = content["num_attention_heads"]
+    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    return {
+        **{field: content[name] for field, name in _NAMES.items()},
+        "model": folder.resolve().name,
+        "model_dir": str(folder.resolve()),
+        "kv_heads": content.get("num_key_value_heads") or heads,
+        "head_dim": content.get("head_dim") or content["hidden_size"] // heads,
+        "tied": bool(content.get("tie_word_embeddings", True)),
+        "rope_theta": float(rope.get("rope_theta") or content.get("rope_theta", 10000.0)),
+        "rope_factor": float(rope.get("factor", 1.0)),
+        "norm_eps": float(content.get("rms_norm_eps", 1e-6)),
+    }

@@ -1,0 +1,95 @@
+"""From a problem's fields to a model of the transformers package, on whatever device, its weights not made yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.weights import fill
+
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""https://github.com/meta-llama/llama-models: the same in all of Llama 3.1 to 3.3; only the factor differs."""
+
+
+def configuration(problem: TrainStep) -> Any:
+    """The transformers configuration of a problem."""
+    common = {"use_cache": False, "attn_implementation": problem.attention}
+    if problem.model_dir:
+        found = AutoConfig.from_pretrained(problem.model_dir, local_files_only=True, **common)
+        kinds = getattr(found, "layer_types", None)
+        found.num_hidden_layers = problem.depth
+        if kinds is not None:
+            found.layer_types = kinds[: problem.depth]
+        return found
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": problem.rope_theta}
+    if problem.rope_factor != 1.0:
+        rope |= {"rope_type": "llama3", "factor": problem.rope_factor, **LLAMA3_ROPE}
+    return AutoConfig.for_model(
+        problem.architecture,
+        hidden_size=problem.hidden_size,
+        intermediate_size=problem.ffn_size,
+        num_hidden_layers=problem.depth,
+        num_attention_heads=problem.heads,
+        num_key_value_heads=problem.kv_heads,
+        head_dim=problem.head_dim,
+        vocab_size=problem.vocab,
+        tie_word_embeddings=problem.tied,
+        rms_norm_eps=problem.norm_eps,
+        rope_parameters=rope,
+        max_position_embeddings=max(problem.seq_length, LLAMA3_ROPE["original_max_position_embeddings"]),
+        **common,
+    )
+
+
+def build(problem: TrainStep) -> Any:
+    """The model with its parameters on the meta device, in training mode, checkpointing layers where asked to.
+
+    Rotary embeddings hold buffers that no weight file has: they are made anew on the real device by `place_buffers`.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configuration(problem), dtype=getattr(torch, problem.stored_dtype))
+    model.train()
+    if problem.activation_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def place_buffers(model: Any, device: torch.device) -> None:
+    """Real rotary embeddings in place of those on the meta device."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if any(buffer.is_meta for buffer in child.buffers(recurse=False)):
+                with torch.device(device):
+                    setattr(parent, name, type(child)(model.config))
+
+
+def materialise(model: Any, device: torch.device, seed: int) -> None:
+    """The whole model on the device, with its initial weights."""
+    place_buffers(model, device)
+    buffers = dict(model.named_buffers())
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    model.tie_weights()  # each module was given memory of its own
+    fill(model, "", seed)
+
+
+def compile_layers(model: Any) -> None:
+    """Each decoder layer through torch.compile: one graph serves all of them."""
+    for layer in model.model.layers:
+        layer.compile()
+
+
+def causal_mask(problem: TrainStep, device: torch.device) -> torch.Tensor | None:
+    """(1, 1, S, S), added to eager attention's scores; sdpa and flash know causality without one.
+
+    Made here because a model that is given a shard of the sequence would make one of the shard's length.
+    """
+    if problem.attention != "eager":
+        return None
+    dtype = getattr(torch, problem.dtype)
+    blocked = torch.full((problem.seq_length, problem.seq_length), torch.finfo(dtype).min, dtype=dtype, device=device)
+    return blocked.triu_(1)[None, None]

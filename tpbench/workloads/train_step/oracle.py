@@ -1,0 +1,169 @@
+"""What a row is compared with: the same training by one process alone or, where that is too much, a forward pass.
+
+The reference starts from the same bits and sees all replicas' micro-batches, in the same dtypes, eagerly, with torch's
+own loss and nothing sharded. It trains the first `STEPS` steps on rank 0 if the whole model's parameters, gradients,
+states and activations are expected to take no more than `SHARE` of that rank's free memory and the steps no more than
+`FLOPS` operations. Otherwise every rank computes the first step's loss alone, by a forward pass that holds one layer's
+weights at a time: that is possible for any model, and says nothing of gradients.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tpbench.context import Context
+from tpbench.measure import machine
+from tpbench.workloads.train_step import losses, models, sizes
+from tpbench.workloads.train_step.batches import Batch, micro_batch
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.replicas import alone
+from tpbench.workloads.train_step.trainer import Place, autocast, model_inputs
+from tpbench.workloads.train_step.weights import fill
+
+STEPS = 3
+SHARE = 0.7
+FLOPS = {"cpu": 2e12, "cuda": 3e16}
+"""Half a minute or so."""
+
+LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3, "float16": 5e-3}
+"""By dtype, of each compared step's loss, relative. Sums over shards round differently; after an update in bf16 so do
+weights."""
+NORM_TOLERANCE = {"float32": 1e-3, "bfloat16": 4e-2, "float16": 4e-2}
+"""Of each compared step's gradient norm, relative."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is right: of the first steps, in order."""
+
+    source: str
+    """What computed it."""
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    """Empty where only a forward pass was affordable."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a run is from that."""
+
+    loss_error: float
+    grad_error: float | None
+
+    def complaint(self, dtype: str) -> str | None:
+        """Why the run is not right, or None."""
+        wrong = []
+        if not self.loss_error <= LOSS_TOLERANCE[dtype]:
+            wrong.append(f"loss_error {self.loss_error:.3g} is above {LOSS_TOLERANCE[dtype]:.3g}")
+        if self.grad_error is not None and not self.grad_error <= NORM_TOLERANCE[dtype]:
+            wrong.append(f"grad_error {self.grad_error:.3g} of the norm is above {NORM_TOLERANCE[dtype]:.3g}")
+        return f"{' and '.join(wrong)} ({dtype})" if wrong else None
+
+
+def expected(problem: TrainStep, context: Context) -> Expected:
+    """What is right for the problem. Collective; leaves no memory behind. Call it before the model is made."""
+    steps = min(STEPS, problem.warmup_steps + problem.steps)
+    plain = replace(problem, activation_checkpointing=True, compile=False, train_loss="torch")
+    affordable = torch.tensor(_affordable(plain, steps, context))
+    dist.broadcast(affordable, src=0)
+    if affordable:
+        context.say(f"oracle: {steps} steps by one process")
+        found = torch.zeros(2, steps, dtype=torch.float64)
+        if context.rank == 0:
+            found = _trajectory(plain, steps, context)
+        dist.broadcast(found, src=0)
+        made = Expected(f"{steps} steps by one process", tuple(found[0].tolist()), tuple(found[1].tolist()))
+    else:
+        context.say("oracle: the first step's loss by a forward pass")
+        made = Expected("loss of the first step by a forward pass", (_first_loss(plain, context),), ())
+    _free(context.device)
+    return made
+
+
+def compare(right: Expected, got_losses: Sequence[float], got_norms: Sequence[float]) -> Errors:
+    """The largest relative differences; NaN becomes infinite."""
+    return Errors(
+        loss_error=_furthest(right.losses, got_losses),
+        grad_error=_furthest(right.norms, got_norms) if right.norms else None,
+    )
+
+
+def _furthest(right: Sequence[float], got: Sequence[float]) -> float:
+    errors = [abs(mine - its) / max(abs(its), 1e-12) for its, mine in zip(right, got, strict=False)]
+    return max(error if error == error else float("inf") for error in errors)
+
+
+def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
+    needed = sizes.memory(problem, "ddp", 1, 1).total
+    flops = sizes.step_flops(problem, 1) * context.dp_size * steps
+    return needed <= SHARE * _free_bytes(context) and flops <= FLOPS[context.device.type]
+
+
+def _free_bytes(context: Context) -> float:
+    if context.device.type == "cuda":
+        return float(torch.cuda.mem_get_info(context.device)[0])
+    return machine.available_memory_gib() * 2**30 / context.world_size
+
+
+def _trajectory(problem: TrainStep, steps: int, context: Context) -> torch.Tensor:
+    """(2, steps): losses and gradient norms."""
+    trainer = alone(problem, Place(replace(context, world_size=1, tp_size=1, dp_size=1)))
+    found = torch.zeros(2, steps, dtype=torch.float64)
+    for step in range(steps):
+        everybody = [
+            micro_batch(problem, step, micro, replica, context.dp_size, context.device)
+            for micro in range(problem.accumulate)
+            for replica in range(context.dp_size)
+        ]
+        found[0, step] = float(trainer.accumulate(everybody))
+        found[1, step] = float(trainer.update())
+    return found
+
+
+@torch.no_grad()
+def _first_loss(problem: TrainStep, context: Context) -> float:
+    """Of the first step, over all replicas: every rank computes its replica's."""
+    model = models.build(replace(problem, activation_checkpointing=False)).eval()
+    models.place_buffers(model, context.device)
+    names = {module: f"{name}." for name, module in model.named_modules()}
+    if problem.tied:
+        names[model.lm_head] = names[model.model.embed_tokens]
+    for part in (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head):
+        _lend(part, names[part], problem.seed, context.device)
+    inputs = model_inputs(problem, context.device)
+    total = torch.zeros((), dtype=torch.float64)
+    for micro in range(problem.accumulate):
+        batch: Batch = micro_batch(problem, 0, micro, context.dp_rank, context.dp_size, context.device)
+        with autocast(problem, context.device):
+            logits = model(input_ids=batch.tokens, **inputs).logits
+        total += float(losses.torch_loss(logits, batch.labels)) / problem.accumulate
+        del logits
+    dist.all_reduce(total, group=context.dp_group)
+    return float(total) / context.dp_size
+
+
+def _lend(part: nn.Module, name: str, seed: int, device: torch.device) -> None:
+    """Weights only while it runs."""
+
+    def make(module: nn.Module, inputs: Any) -> None:
+        module.to_empty(device=device)
+        fill(module, name, seed)
+
+    def take_back(module: nn.Module, inputs: Any, output: Any) -> None:
+        module.to("meta")
+
+    part.register_forward_pre_hook(make)
+    part.register_forward_hook(take_back)
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()  # a module's hooks and its parameters hold each other
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,115 @@
+"""Counts from a problem's fields alone: parameters, floating-point operations, memory, bytes on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
+
+
+def layer_matmul_parameters(problem: TrainStep) -> int:
+    """Weights of one decoder layer's matrix products."""
+    attention = 2 * problem.heads + 2 * problem.kv_heads
+    return problem.hidden_size * (attention * problem.head_dim + 3 * problem.ffn_size)
+
+
+def vocab_parameters(problem: TrainStep) -> int:
+    """Weights of the embedding, or of the head."""
+    return problem.vocab * problem.hidden_size
+
+
+def parameters(problem: TrainStep) -> int:
+    """All weights of the model as trained, biases not counted."""
+    norms = 2 * problem.hidden_size + (2 * problem.head_dim if problem.architecture.startswith("qwen3") else 0)
+    vocab = vocab_parameters(problem) * (1 if problem.tied else 2)
+    return vocab + problem.depth * (layer_matmul_parameters(problem) + norms) + problem.hidden_size
+
+
+def flops_per_token(problem: TrainStep) -> int:
+    """6 N + 12 L H D S: forward and backward of every matrix product, N weights without the embedding's lookup but with
+    the head, plus attention's two products over the whole sequence (torchtitan's count: no discount for causality, and
+    what checkpointing computes again is not counted)."""
+    weights = problem.depth * layer_matmul_parameters(problem) + vocab_parameters(problem)
+    return 6 * weights + 12 * problem.depth * problem.heads * problem.head_dim * problem.seq_length
+
+
+def step_flops(problem: TrainStep, tp_size: int) -> int:
+    """Of one rank in one step."""
+    return flops_per_token(problem) * problem.tokens * problem.accumulate // tp_size
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a rank is expected to need."""
+
+    model: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.model + self.gradients + self.optimizer + self.activations
+
+
+def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> Memory:
+    """Estimated beforehand, at the end of the forward pass; buffers of collectives and fragmentation are not in it.
+
+    Parameters and what belongs to them by how the variant shards them; activations by the tensors that one layer keeps
+    for its backward pass.
+    """
+    stored = ITEM_BYTES[problem.stored_dtype]
+    held = _parameters_of_a_rank(problem, variant, tp_size)
+    states = 2 * held * stored
+    model, gradients = held * stored, held * stored
+    if variant == "autotp":
+        if problem.zero_stage:
+            states = -(-3 * held * stored // dp_size)  # two moments and a flat copy of the parameters
+        if problem.zero_stage == 2:
+            gradients = -(-gradients // dp_size)
+    elif variant != "ddp":
+        model, gradients, states = (-(-each // dp_size) for each in (model, gradients, states))
+    return Memory(model, gradients, states, _activations(problem, variant, tp_size))
+
+
+def _parameters_of_a_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Before any sharding over replicas. AutoTP keeps an untied embedding whole."""
+    whole = vocab_parameters(problem) if variant == "autotp" and (not problem.tied or not problem.vocab_parallel) else 0
+    return whole + -(-(parameters(problem) - whole) // tp_size)
+
+
+def _activations(problem: TrainStep, variant: str, tp_size: int) -> int:
+    compute, tokens = ITEM_BYTES[problem.dtype], problem.tokens
+    across = 1 if variant == "autotp" else tp_size  # sequence parallelism shards what lies between the products too
+    hidden = problem.hidden_size / across
+    queries, keys = problem.heads * problem.head_dim / tp_size, problem.kv_heads * problem.head_dim / tp_size
+    # Two norms (input and the fp32 normalised copy each), their outputs as the products' inputs; queries, keys and
+    # values with their rotated copies, attention's output; gate, up, their activation and product.
+    norms = 2 * hidden * (4 + compute) + 2 * problem.hidden_size * compute
+    attention = compute * (4 * queries + 3 * keys)
+    if problem.architecture.startswith("qwen3"):
+        attention += (queries + keys) * (4 + compute)
+    if problem.attention == "eager":
+        attention += 2 * problem.heads / tp_size * problem.seq_length * compute
+    one_layer = norms + attention + compute * 4 * problem.ffn_size / tp_size
+    kept = problem.depth * one_layer
+    if problem.activation_checkpointing:
+        kept = problem.depth * hidden * compute + one_layer
+    columns = problem.vocab / (tp_size if problem.vocab_parallel else 1)
+    # The logits; torch's loss upcasts them and keeps their logarithms of probabilities too.
+    logits = columns * (compute + (8 if problem.train_loss == "torch" else 0))
+    return round(tokens * (kept + logits))
+
+
+def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> int:
+    """Bytes that a rank sends in a step: all collectives on activations and on parameters, each as a ring."""
+    activation = problem.tokens * problem.hidden_size * ITEM_BYTES[problem.dtype]
+    passes = 3 if problem.activation_checkpointing else 2
+    # Attention and feed-forward each sum over the ranks once forward (all-reduce, or reduce-scatter and all-gather)
+    # and once backward; embedding and head the same together.
+    tensor = problem.accumulate * 2 * (tp_size - 1) * activation * (2 * passes * problem.depth + 2) // tp_size
+    weights = _parameters_of_a_rank(problem, variant, tp_size) * ITEM_BYTES[problem.stored_dtype]
+    rounds = 2  # an all-reduce of gradients, or their reduce-scatter and an all-gather of parameters
+    if variant not in ("ddp", "autotp"):
+        rounds = 2 * problem.accumulate + 1  # parameters are gathered for each forward and each backward pass
+    return tensor + rounds * (dp_size - 1) * weights // dp_size

@@ -1,0 +1,80 @@
+"""The variants of the train step. Every one honours every option but those that its decorator leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
+
+
+def _no_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
+    return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
+
+
+def _only_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
+    return "with tp_size=1 there is nothing to overlap: it would be fsdp" if tp_size == 1 else None
+
+
+@WORKLOAD.variant(
+    "DeepSpeed AutoTP by the model's own plan, ZeRO 0 to 2 over replicas",
+    takes=ALL | TENSOR_PARALLEL | {"zero_stage", "overlap"},
+    needs=("transformers", "deepspeed"),
+    uses_triton=lambda problem: problem.train_loss == "tpbench",
+)
+def autotp(problem: TrainStep, place: Any) -> Any:
+    from tpbench.workloads.train_step.autotp import prepare
+
+    return prepare(problem, place)
+
+
+@WORKLOAD.variant(
+    "torch's own: FSDP2 over replicas, DTensor with sequence parallelism within them",
+    takes=ALL | TENSOR_PARALLEL,
+    needs=("transformers",),
+    uses_triton=lambda problem: problem.train_loss == "tpbench",
+)
+def fsdp_dtensor(problem: TrainStep, place: Any) -> Any:
+    from tpbench.workloads.train_step import mesh
+
+    return mesh.fsdp_dtensor(problem, place)
+
+
+@WORKLOAD.variant(
+    "fsdp_dtensor with async-TP: products in pieces beside their collectives (compile=true)",
+    takes=ALL | TENSOR_PARALLEL,
+    needs=("transformers",),
+    needs_cuda=True,
+    uses_triton=lambda problem: problem.train_loss == "tpbench",
+    refuses=_only_tensor_parallelism,
+)
+def fsdp_dtensor_async(problem: TrainStep, place: Any) -> Any:
+    from tpbench.workloads.train_step import mesh
+
+    return mesh.fsdp_dtensor_async(problem, place)
+
+
+@WORKLOAD.variant(
+    "no tensor parallelism: FSDP2, parameters sharded over replicas",
+    takes=ALL,
+    needs=("transformers",),
+    uses_triton=lambda problem: problem.train_loss == "tpbench",
+    refuses=_no_tensor_parallelism,
+)
+def fsdp(problem: TrainStep, place: Any) -> Any:
+    from tpbench.workloads.train_step import mesh
+
+    return mesh.fsdp_dtensor(problem, place)
+
+
+@WORKLOAD.variant(
+    "no tensor parallelism: DistributedDataParallel, all of the model on every rank",
+    takes=ALL,
+    needs=("transformers",),
+    uses_triton=lambda problem: problem.train_loss == "tpbench",
+    refuses=_no_tensor_parallelism,
+)
+def ddp(problem: TrainStep, place: Any) -> Any:
+    from tpbench.workloads.train_step import replicas
+
+    return replicas.ddp(problem, place)
