@@ -142,8 +142,8 @@ def whole(value: Tensor, name: str, cell: TrainStep, here: Context) -> Tensor:
     value, right = value.detach().float().clone(), shapes(cell)[name]
     for dimension, (mine, all_) in enumerate(zip(value.shape, right, strict=True)):
         if mine != all_:
-            parts = [torch.empty_like(value) for _ in range(here.tp_size)]
-            dist.all_gather(parts, value.contiguous(), group=here.tp_group)
+            parts: list[Any] = [None] * here.tp_size  # of sizes that may differ
+            dist.all_gather_object(parts, value, group=here.tp_group)
             value = torch.cat(parts, dimension)
     assert value.shape == right, (name, value.shape, right)
     return value

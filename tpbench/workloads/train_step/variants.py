@@ -8,6 +8,10 @@ from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
 
 
+def _uses_triton(problem: TrainStep) -> bool:
+    return problem.train_loss == "tpbench"
+
+
 def _no_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
     return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
 
@@ -16,11 +20,18 @@ def _only_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
     return "with tp_size=1 there is nothing to overlap: it would be fsdp" if tp_size == 1 else None
 
 
+def _no_scaled_loss(problem: TrainStep, tp_size: int) -> str | None:
+    if problem.dtype != "float16":
+        return None
+    return "DeepSpeed's scaled autocast does not train under ZeRO as one process does: it has no dtype=float16"
+
+
 @WORKLOAD.variant(
     "DeepSpeed AutoTP by the model's own plan, ZeRO 0 to 2 over replicas",
     takes=ALL | TENSOR_PARALLEL | {"zero_stage", "overlap"},
     needs=("transformers", "deepspeed"),
-    uses_triton=lambda problem: problem.train_loss == "tpbench",
+    uses_triton=_uses_triton,
+    refuses=_no_scaled_loss,
 )
 def autotp(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step.autotp import prepare
@@ -32,7 +43,7 @@ def autotp(problem: TrainStep, place: Any) -> Any:
     "torch's own: FSDP2 over replicas, DTensor with sequence parallelism within them",
     takes=ALL | TENSOR_PARALLEL,
     needs=("transformers",),
-    uses_triton=lambda problem: problem.train_loss == "tpbench",
+    uses_triton=_uses_triton,
 )
 def fsdp_dtensor(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step import mesh
@@ -45,7 +56,7 @@ def fsdp_dtensor(problem: TrainStep, place: Any) -> Any:
     takes=ALL | TENSOR_PARALLEL,
     needs=("transformers",),
     needs_cuda=True,
-    uses_triton=lambda problem: problem.train_loss == "tpbench",
+    uses_triton=_uses_triton,
     refuses=_only_tensor_parallelism,
 )
 def fsdp_dtensor_async(problem: TrainStep, place: Any) -> Any:
@@ -58,7 +69,7 @@ def fsdp_dtensor_async(problem: TrainStep, place: Any) -> Any:
     "no tensor parallelism: FSDP2, parameters sharded over replicas",
     takes=ALL,
     needs=("transformers",),
-    uses_triton=lambda problem: problem.train_loss == "tpbench",
+    uses_triton=_uses_triton,
     refuses=_no_tensor_parallelism,
 )
 def fsdp(problem: TrainStep, place: Any) -> Any:
@@ -71,7 +82,7 @@ def fsdp(problem: TrainStep, place: Any) -> Any:
     "no tensor parallelism: DistributedDataParallel, all of the model on every rank",
     takes=ALL,
     needs=("transformers",),
-    uses_triton=lambda problem: problem.train_loss == "tpbench",
+    uses_triton=_uses_triton,
     refuses=_no_tensor_parallelism,
 )
 def ddp(problem: TrainStep, place: Any) -> Any:

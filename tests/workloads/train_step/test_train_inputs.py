@@ -1,0 +1,237 @@
+"""Weights and tokens come from the seed, whoever makes them; sizes are those published."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.command import ROOT
+from tests.ranks import Rank, enough_gpus, run_on_ranks
+from tests.workloads.train_step.cells import alone, context, named, prepared, problem, whole
+from tpbench.context import Context
+from tpbench.fields import JobError
+from tpbench.workloads.train_step import TrainStep, sizes
+from tpbench.workloads.train_step.batches import micro_batch
+from tpbench.workloads.train_step.local import resolve
+from tpbench.workloads.train_step.losses import torch_loss
+from tpbench.workloads.train_step.models import build, materialise
+from tpbench.workloads.train_step.trainer import model_inputs
+
+CPU = torch.device("cpu")
+
+
+def filled(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) -> dict[str, torch.Tensor]:
+    cell, place = problem(**fields), context(here, tp_size)
+    return {each: whole(value, each, cell, place) for each, value in named(prepared(name, cell, place).model)}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("name", "ranks", "tp_size"),
+    [("ddp", 2, 1), ("fsdp", 2, 1), ("fsdp_dtensor", 2, 2), ("fsdp_dtensor", 4, 2), ("autotp", 2, 2)],
+)
+def test_initial_weights_have_the_same_bits_however_sharded(name: str, ranks: int, tp_size: int, tied: bool) -> None:
+    if not enough_gpus(ranks):
+        pytest.skip(f"needs {ranks} GPUs, or none")
+    cell = problem(tied=tied, vocab=97)
+    model = build(cell)
+    materialise(model, CPU, cell.seed)
+    right = dict(model.named_parameters())
+    for got in run_on_ranks(ranks, filled, name, tp_size, {"tied": tied, "vocab": 97}):
+        assert set(got) == set(right)
+        assert [each for each in right if not torch.equal(got[each], right[each])] == []
+
+
+def test_initial_weights_stay_what_they_were_and_look_normal() -> None:
+    """Rows measured yesterday are of the same problem only as long as this holds."""
+    model = build(problem(vocab=4096, dtype="bfloat16"))
+    materialise(model, CPU, 7)
+    digest = hashlib.sha256(model.lm_head.weight.detach().view(torch.int16).numpy().tobytes()).hexdigest()[:16]
+    assert digest == "46ffa2e61316a5fc"
+    weights = model.model.embed_tokens.weight.float()
+    assert weights.std().item() == pytest.approx(0.02, rel=0.01)
+    assert abs(weights.mean().item()) < 2e-4
+    assert (model.model.norm.weight == 1).all()
+    assert not torch.equal(model.model.layers[0].mlp.up_proj.weight, model.model.layers[1].mlp.up_proj.weight)
+
+
+def test_tokens_stay_what_they_were() -> None:
+    batch = micro_batch(problem(seed=7, vocab=151936, seq_length=512), 1, 0, 1, 2, CPU)
+    assert hashlib.sha256(batch.tokens.numpy().tobytes()).hexdigest()[:16] == "4cffb1dca1d13336"
+    assert torch.equal(batch.labels[:, :-1], batch.tokens[:, 1:])
+    assert batch.tokens.min() >= 0 and batch.tokens.max() < 151936
+    assert (batch.tokens < 151936 / 8).float().mean() > 0.5  # low numbers are frequent: there is something to learn
+
+
+def seen(here: Rank, tp_size: int) -> tuple[int, int, list[int]]:
+    place = context(here, tp_size)
+    batch = micro_batch(problem(), 0, 0, place.dp_rank, place.dp_size, here.device)
+    return place.dp_rank, place.tp_rank, batch.tokens.flatten().tolist()
+
+
+def test_the_mesh_is_row_major_and_a_replicas_ranks_see_one_batch() -> None:
+    if not enough_gpus(4):
+        pytest.skip("needs 4 GPUs, or none")
+    found = run_on_ranks(4, seen, 2)
+    assert [(dp, tp) for dp, tp, _ in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert found[0][2] == found[1][2] != found[2][2] == found[3][2]
+
+
+def device_mesh(here: Rank) -> list[list[int]]:
+    from tpbench.workloads.train_step.mesh import mesh
+
+    made = mesh(context(here, 2))
+    assert made["tp"].get_local_rank() == here.rank % 2 and made["dp"].get_local_rank() == here.rank // 2
+    return made.mesh.tolist()
+
+
+def test_dtensors_mesh_is_the_same_one() -> None:
+    if not enough_gpus(4):
+        pytest.skip("needs 4 GPUs, or none")
+    assert run_on_ranks(4, device_mesh) == [[[0, 1], [2, 3]]] * 4
+
+
+MODELS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "conf/model").glob("*.yaml"))}
+PUBLISHED = {
+    "qwen3_0p6b": 0.596e9, "qwen3_1p7b": 1.721e9, "qwen3_4b": 4.022e9, "qwen3_8b": 8.191e9, "qwen3_14b": 14.768e9,
+    "qwen3_32b": 32.762e9, "llama3_1b": 1.236e9, "llama3_8b": 8.030e9, "llama3_70b": 70.554e9, "llama3_405b": 405.85e9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_file_makes_a_model_of_the_published_size(name: str) -> None:
+    cell = TrainStep(**MODELS[name])
+    assert cell.model == name
+    count = sum(each.numel() for each in build(cell).parameters())
+    assert count == sizes.parameters(cell)
+    if name in PUBLISHED:
+        assert count == pytest.approx(PUBLISHED[name], rel=1e-3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"tied": True}, {"heads": 8, "num_layers": 1}], ids=str)
+def test_the_flop_count_is_what_torch_counts(fields: dict[str, Any]) -> None:
+    """Of the forward pass, three times: the backward pass has two products for each. Eager attention, because torch
+    does not count what sdpa does on a CPU."""
+    cell = problem(attention="eager", **fields)
+    model = build(cell)
+    materialise(model, CPU, 0)
+    batch = micro_batch(cell, 0, 0, 0, 1, CPU)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=batch.tokens, **model_inputs(cell, CPU))
+    assert 3 * counter.get_total_flops() == sizes.step_flops(cell, 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"dtype": "bfloat16"}, {"architecture": "llama"}, {"attention": "eager"}],
+    ids=str,
+)
+def test_activations_take_about_what_was_estimated(fields: dict[str, Any]) -> None:
+    cell = problem(**{"hidden_size": 128, "ffn_size": 384, "head_dim": 32, "layers": 4, "seq_length": 128, **fields})
+    model = build(cell)
+    materialise(model, CPU, 0)
+    held = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in held:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = micro_batch(cell, 0, 0, 0, 1, CPU)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = torch_loss(model(input_ids=batch.tokens, **model_inputs(cell, CPU)).logits, batch.labels)
+    assert loss.isfinite()  # and has kept everything alive until here
+    expected = sizes.memory(cell, "ddp", 1, 1).activations
+    assert sum(kept.values()) == pytest.approx(expected, rel=0.25)
+
+
+def test_memory_of_parameters_by_variant() -> None:
+    cell = problem(dtype="bfloat16", vocab=96)
+    count, embedding = sizes.parameters(cell), 96 * 32
+    whole_model = sizes.memory(cell, "ddp", 1, 2)
+    assert (whole_model.model, whole_model.gradients, whole_model.optimizer) == (2 * count, 2 * count, 4 * count)
+    sharded = sizes.memory(cell, "fsdp_dtensor", 2, 2)
+    assert sharded.model == sharded.gradients == pytest.approx(2 * count / 4, abs=2)
+    assert sizes.memory(cell, "autotp", 2, 1).model == pytest.approx(2 * (embedding + (count - embedding) / 2), abs=2)
+
+
+def test_a_local_folder_describes_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    content = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "tie_word_embeddings": False,
+        "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "architectures": ["LlamaForCausalLM"],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(content))
+    cell = resolve(problem(model_dir=str(folder), num_layers=2))
+    assert (cell.model, cell.architecture, cell.head_dim, cell.layers, cell.num_layers) == ("mine", "llama", 16, 3, 2)
+    assert resolve(cell) == cell
+    model = build(cell)
+    assert len(model.model.layers) == 2
+    assert sum(each.numel() for each in model.parameters()) == sizes.parameters(cell)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot be read"), ("{", "cannot be read"), ("[]", "lacks"), ("{}", "lacks model_type")],
+)
+def test_a_folder_that_does_not_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(JobError, match=said):
+        resolve(problem(model_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "tp_size", "said"),
+    [
+        ({}, 4, "tp_size=4 must divide the 2 key-value heads of tiny (valid: 1, 2)"),
+        ({"ffn_size": 63}, 2, "tp_size=2 must divide ffn_size=63"),
+        ({"seq_length": 15}, 2, "tp_size=2 must divide seq_length=15"),
+        ({"heads": 3, "kv_heads": 2}, 1, "kv_heads=2 must divide heads=3"),
+        ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 layers of tiny"),
+        ({"dtype": "float16"}, 1, "dtype=float16 needs autocast=true"),
+        ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16 or float16"),
+        ({"attention": "flash_attention_2"}, 1, "has no float32"),
+    ],
+)
+def test_what_cannot_be_is_said(fields: dict[str, Any], tp_size: int, said: str) -> None:
+    assert any(said in each for each in problem(**fields).check(tp_size, 1))
+    assert not problem().check(2, 2)
+
+
+def unknown(here: Rank) -> str:
+    """A model with a module that the plan does not name."""
+    from tpbench.workloads.train_step import mesh
+
+    cell, place = problem(), context(here, 2)
+    model = build(cell)
+    model.model.layers[1].mlp.extra = torch.nn.Linear(4, 4, device="meta")
+    try:
+        mesh.shard_tensors(cell, model, mesh.mesh(place)["tp"])
+    except mesh.UnknownArchitecture as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_plan_that_misses_a_parameter_is_refused() -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs, or none")
+    for said in run_on_ranks(2, unknown):
+        assert "does not know model.layers.1.mlp.extra.weight of tiny" in said
+
+
+def test_training_learns() -> None:
+    place = Context(0, 1, 0, 1, 0, 1, None, None, CPU)  # type: ignore[arg-type]
+    losses = alone(problem(tied=True), place, 12).losses
+    assert losses[-1] < losses[0] - 0.4
