@@ -52,7 +52,9 @@ def test_every_script_that_is_named_exists() -> None:
 
 def test_every_variant_and_choice_is_named() -> None:
     choices = [
-        file.stem for group in ("shape", "loss", "block_cap", "measure") for file in (ROOT / "conf" / group).glob("*")
+        file.stem
+        for group in ("shape", "model", "loss", "block_cap", "measure")
+        for file in (ROOT / "conf" / group).glob("*")
     ]
     for name in [*variants(), *choices]:
         assert re.search(rf"\b{name}\b", PAGES), name

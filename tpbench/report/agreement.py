@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 from tpbench.report.escape import plain
@@ -20,6 +21,7 @@ def disagreements(rows: list[Record], workloads: dict[str, Workload]) -> list[st
     sentences = []
     for (name, *values), alike in problems.items():
         workload = workloads[str(name)]
+        sentences += _trajectories(alike, workload)
         low = min(alike, key=lambda row: row["loss_value"])
         high = max(alike, key=lambda row: row["loss_value"])
         tolerance = workload.pivot.loss_tolerance.get(low["dtype"], 1e-4)
@@ -37,5 +39,26 @@ def disagreements(rows: list[Record], workloads: dict[str, Workload]) -> list[st
     return sentences
 
 
+def _trajectories(alike: list[Record], workload: Workload) -> list[str]:
+    """A sentence for each column of numbers by step in which two rows of the same problem part too far."""
+    sentences = []
+    for name in workload.pivot.trajectories:
+        told = [row for row in alike if row.get(name) is not None and len(row[name])]
+        for first, other in itertools.pairwise(told):
+            tolerance = workload.pivot.loss_tolerance.get(first["dtype"], 1e-4)
+            for step, (one, two) in enumerate(zip(first[name], other[name], strict=False), start=1):
+                if not abs(one - two) <= tolerance * max(1.0, abs(one), abs(two)):
+                    sentences.append(
+                        f"{workload.name} on equal problems: {name} part at step {step}: {_at(first, one)} and "
+                        f"{_at(other, two)}; a share of {tolerance:g} is allowed"
+                    )
+                    break
+    return sentences
+
+
+def _at(row: Record, value: float) -> str:
+    return f"{say(row['variant'])} {number(value)} (row {plain(str(row['row_id']))})"
+
+
 def _name(row: Record) -> str:
-    return f"{say(row['variant'])} {number(row['loss_value'])} (row {plain(str(row['row_id']))})"
+    return _at(row, row["loss_value"])

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tpbench.fields import JobError, unknown
 from tpbench.report import plots, render
+from tpbench.report.documents import documents
 from tpbench.report.layout import lay_out
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.pivot import pivot
@@ -32,7 +33,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "csv": render.comma_separated,
 }
 PICTURES = ("png", "svg")
-FORMATS = (*TABLES, "html", *PICTURES)
+FORMATS = (*TABLES, "html", *PICTURES, "json")
 FILTERS = ("workload", "variant", "loss", "dtype", "device", "gpu_name")
 EPILOG = (
     "`report.py compare BEFORE AFTER` says what got slower between two sets of rows: see `report.py compare --help`."
@@ -49,8 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     try:
         metric(asked.metric)  # before the wait for the rows
-        made = _make(asked)
-        _write(made, asked)
+        if asked.format == "json":
+            documents(_rows(asked), asked.output or Path(), all_rows=asked.all)
+        else:
+            _write(_make(asked), asked)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (JobError, OSError) as error:
@@ -73,7 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--study", metavar="NAME", help=f"several numbers of each cell side by side, one of: {', '.join(studies())}"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to the screen")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen (json: a folder)"
+    )
     parser.add_argument("--all", action="store_true", help="every row, not only the newest of each cell")
     return parser
 
@@ -91,11 +96,7 @@ def _make(asked: argparse.Namespace) -> str | bytes:
             raise JobError(f"--study is for --format {', '.join(STUDIES)}; a page has the studies that its rows allow")
     if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
         raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
-    frame = read_rows(asked.where)
-    for name in FILTERS:
-        wanted = getattr(asked, name)
-        if wanted is not None:
-            frame = _only(frame, name, wanted.split(","))
+    frame = _rows(asked)
     if picture:
         return plots.picture(lay_out(frame, plots.NEEDS, all_rows=asked.all), asked.plot, asked.format)
     if asked.study is not None:
@@ -113,6 +114,16 @@ def _make(asked: argparse.Namespace) -> str | bytes:
             render.show(render.text(report), console)
         return capture.get()
     return TABLES[asked.format](report)
+
+
+def _rows(asked: argparse.Namespace) -> pd.DataFrame:
+    """The rows that the command was pointed at and does not leave out."""
+    frame = read_rows(asked.where)
+    for name in FILTERS:
+        wanted = getattr(asked, name)
+        if wanted is not None:
+            frame = _only(frame, name, wanted.split(","))
+    return frame
 
 
 def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:

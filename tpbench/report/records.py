@@ -30,6 +30,7 @@ def records(frame: pd.DataFrame, columns: Iterable[str], workloads: dict[str, Wo
     names = dict.fromkeys((*_NEEDED, *columns))
     for workload in workloads.values():
         names |= dict.fromkeys((*fields(workload), *workload.pivot.rows, *workload.pivot.sections))
+        names |= dict.fromkeys(workload.pivot.trajectories)
     names |= dict.fromkeys(("device", "hardware"))
     return plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from rich.cells import cell_len
@@ -73,20 +73,13 @@ def markdown(report: Report) -> str:
     """For a README or an issue."""
     parts = [escape.markdown(report.caption)]
     for table in report.tables:
-        heads = (*table.keys, *table.columns)
-        rows = [heads, *((*line.keys, *(_text(cell, report) for cell in line.cells)) for line in table.lines)]
-        parts += [f"**{escape.markdown(table.heading)}**", _piped(rows)]
+        rows = [(*line.keys, *(_text(cell, report) for cell in line.cells)) for line in table.lines]
+        parts += [f"**{escape.markdown(table.heading)}**", markdown_table((*table.keys, *table.columns), rows)]
     notes = [*report.legend, *(failure.text for failure in report.failures)]
     notes += [f"Warning: {warning}" for warning in report.warnings]
     if notes:
         parts.append("\n".join(f"- {escape.markdown(note)}" for note in notes))
     return "\n\n".join(parts) + "\n"
-
-
-def _piped(rows: Sequence[Sequence[str]]) -> str:
-    written = ["| " + " | ".join(map(escape.markdown, row)) + " |" for row in rows]
-    written.insert(1, "|" + " ---: |" * len(rows[0]))
-    return "\n".join(written)
 
 
 def study_text(sheets: Sequence[Sheet]) -> Text:
@@ -103,7 +96,7 @@ def study_markdown(sheets: Sequence[Sheet]) -> str:
     """Studies for a README or an issue."""
     parts = []
     for each in sheets:
-        parts += [f"**{escape.markdown(heading(each.facts))}**", _piped([each.heads, *each.lines])]
+        parts += [f"**{escape.markdown(heading(each.facts))}**", markdown_table(each.heads, each.lines)]
         parts += [f"- {escape.markdown(note)}" for note in each.notes]
     return "\n\n".join(parts) + "\n"
 
@@ -121,6 +114,13 @@ def study_comma_separated(sheets: Sequence[Sheet]) -> str:
                 {name: "" if value == NEVER_RUN else escape.csv_text(value) for name, value in found.items()}
             )
     return out.getvalue()
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts, numbers to the right."""
+    written = ["| " + " | ".join(map(escape.markdown, row)) + " |" for row in (heads, *rows)]
+    written.insert(1, "|" + " ---: |" * len(heads))
+    return "\n".join(written)
 
 
 def comma_separated(report: Report) -> str:
