@@ -15,7 +15,7 @@ from tpbench.workloads.tp_block import WORKLOAD, TpBlock, oracle
 from tpbench.workloads.tp_block.block import gradients
 from tpbench.workloads.tp_block.inputs import Inputs
 from tpbench.workloads.tp_block.oracle import Result
-from tpbench.workloads.tp_block.prepared import Prepared
+from tpbench.workloads.tp_block.prepared import Prepared, prepare
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 
@@ -30,7 +30,7 @@ def cells(name: str) -> list[TpBlock]:
     keeps = (True, False) if "save_gathered" in WORKLOAD.variants[name].takes else (True,)
     found = [problem(part=part, save_gathered=keep) for part in PARTS for keep in keeps]
     found += [problem(kv_heads=8), problem(dtype="float32", seed=3), problem(dtype="bfloat16", tokens=48)]
-    return found
+    return found + [problem(signals="kernel")] * ("signals" in WORKLOAD.variants[name].takes)
 
 
 def passed(cell: TpBlock, prepared: Prepared) -> Result:
@@ -72,6 +72,24 @@ def differences(got: Result, cell: TpBlock, inputs: Inputs, size: int) -> dict[s
 @pytest.mark.parametrize("name", HERE)
 def test_forward_and_every_gradient_are_those_of_one_process(name: str, ranks: int) -> None:
     assert len(set(run_on_ranks(ranks, everything_right, name))) == 1
+
+
+def merged_right(here: Rank) -> float:
+    from tpbench.workloads.tp_block.copy_engine import CopyEngine
+    from tpbench.workloads.tp_block.symmetric import Arena
+
+    cell = problem(dtype="float32", save_gathered=False)
+    where = place(here, cell)
+    engine = CopyEngine(Arena(here.group, here.device, "stream"), merged=True)
+    prepared = prepare(where, engine)
+    return max(max(differences(passed(cell, prepared), cell, where.inputs, prepared.size).values()) for _ in range(3))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_merged_chunks_are_right_on_gpus(ranks: int) -> None:
+    assert max(run_on_ranks(ranks, merged_right)) <= oracle.TOLERANCE["float32"]
 
 
 def in_subgroups(here: Rank, name: str) -> float:
