@@ -59,6 +59,12 @@ def test_intervals_begin_at_the_first_and_number_their_lanes() -> None:
     assert intervals(events, on_gpu=True) == [Interval(0.0, 0.5, COMMUNICATION, 0), Interval(1.0, 2.0, PRODUCT, 1)]
 
 
+def test_a_stream_of_copies_alone_is_communication() -> None:
+    copy = "Memcpy DtoD (Device -> Device)"
+    events = [("gemm", 0, 4, 7), (copy, 4, 2, 7), (copy, 1, 2, 20), (copy, 5, 1, 20)]
+    assert [each.kind for each in intervals(events, on_gpu=True)] == [PRODUCT, COMMUNICATION, OTHER, COMMUNICATION]
+
+
 def traced(here: Rank, folder: str) -> dict[str, Any]:
     cell = problem(part="mlp")
     prepared = WORKLOAD.variants["block_tp"].prepare(cell, place(here, cell))

@@ -86,9 +86,16 @@ def _events(profiler: Any, on_gpu: bool) -> list[tuple[str, int, int, int]]:
 
 
 def intervals(events: Iterable[tuple[str, int, int, int]], on_gpu: bool) -> list[Interval]:
-    """What ran, in order: on a GPU every kernel and copy, on a CPU products, collectives and the longest others."""
+    """What ran, in order: on a GPU every kernel and copy, on a CPU products, collectives and the longest others.
+
+    A GPU's stream that does nothing but copy is one of transfers, whatever the profiler calls copies of memory that is
+    mapped from a peer.
+    """
     kept = [(event, kind) for event in events if (kind := kind_of(event[0], on_gpu)) is not None]
     kept.sort(key=lambda each: each[0][1])
+    busy = {lane for (name, _, _, lane), _ in kept if not name.startswith("Memcpy")}
+    if on_gpu:
+        kept = [(event, kind if event[3] in busy else COMMUNICATION) for event, kind in kept]
     lanes: dict[int, int] = {}
     begin = kept[0][0][1] if kept else 0
     return [
