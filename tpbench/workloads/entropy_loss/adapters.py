@@ -37,9 +37,7 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
         local: Any = loss.detach()
         return Output(local.to_local().float(), None, grad)
 
-    # All-reduces of the maximum, of the sum and of the label's logit, each sent once around a ring and back.
-    sent = 3 * 2 * (shard.tp_size - 1) * shard.tokens * 4 // shard.tp_size
-    return Step(run, bytes_communicated=sent)
+    return Step(run, bytes_communicated=_three_all_reduces(shard))
 
 
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
@@ -79,7 +77,36 @@ def _liger_sharded(shard: Shard) -> Step:
         (grad,) = torch.autograd.grad(loss, logits)
         return Output(loss.detach(), row_loss.detach(), grad)
 
-    return Step(run, bytes_communicated=3 * 2 * (shard.tp_size - 1) * shard.tokens * 4 // shard.tp_size)
+    return Step(run, bytes_communicated=_three_all_reduces(shard))
+
+
+def megatron(problem: EntropyLoss, shard: Shard) -> Step:
+    """https://github.com/NVIDIA/Megatron-LM: megatron.core.tensor_parallel.vocab_parallel_cross_entropy.
+
+    It knows no label that does not count: such rows' losses are left out of the mean, as Megatron's loss mask does.
+    """
+    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+    counts = shard.target != IGNORED
+    count = counts.sum().clamp(min=1)
+    overwritten = shard.logits.dtype == torch.float32  # it subtracts the maximum in place from what .float() gives it
+    work = shard.logits.clone() if overwritten else shard.logits
+
+    def run() -> Output:
+        logits = work.detach().requires_grad_()
+        each = vocab_parallel_cross_entropy(logits[:, None], shard.target[:, None], tp_group=shard.group)[:, 0]
+        row_loss = torch.where(counts, each, 0.0)
+        loss = row_loss.sum() / count
+        (grad,) = torch.autograd.grad(loss, logits)
+        return Output(loss.detach(), row_loss.detach(), grad)
+
+    restore = (lambda: _copy(work, shard.logits)) if overwritten else None
+    return Step(run, bytes_communicated=_three_all_reduces(shard), restore=restore)
+
+
+def _three_all_reduces(shard: Shard) -> int:
+    """Of the maximum, of the sum and of the label's logit, fp32, each sent once around a ring and back."""
+    return 3 * 2 * (shard.tp_size - 1) * shard.tokens * 4 // shard.tp_size
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -40,6 +40,17 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Any) -> Any:
 
 
 @WORKLOAD.variant(
+    "Megatron-LM's vocab_parallel_cross_entropy, in torch operations and fp32",
+    needs=("megatron",),
+    refuses=lambda problem, tp_size: "it needs a group of ranks" if tp_size == 1 else _even_shards(problem, tp_size),
+)
+def megatron(problem: EntropyLoss, shard: Any) -> Any:
+    from tpbench.workloads.entropy_loss import adapters
+
+    return adapters.megatron(problem, shard)
+
+
+@WORKLOAD.variant(
     "Liger's Triton kernel; the gradient takes the logits' memory (tp 1) or fp32 memory (tp > 1)",
     takes={"compute_dtype"},
     needs=("liger_kernel",),
