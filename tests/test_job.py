@@ -48,6 +48,32 @@ def test_a_wrong_value_is_named_with_what_is_right(wrong: dict[str, object], mes
         parse_job({**TINY, **wrong}, shapes={"good": "entropy_loss", "bad": "other"})
 
 
+@pytest.mark.parametrize(
+    ("ranks", "sizes"),
+    [
+        ({"tp_size": "auto", "world_size": 8, "dp_size": 2}, (4, 2)),
+        ({"tp_size": "auto", "world_size": "8"}, (8, 1)),
+        ({"tp_size": 2, "world_size": 4, "dp_size": 2}, (2, 2)),
+        ({"tp_size": 2, "world_size": None}, (2, 1)),
+        ({"tp_size": "auto"}, "tp_size=auto needs world_size=RANKS"),
+        (
+            {"tp_size": "auto", "world_size": 8, "dp_size": 3},
+            "dp_size=3 x tp_size=auto does not make world_size=8 ranks",
+        ),
+        ({"tp_size": 3, "world_size": 4}, "dp_size=1 x tp_size=3 does not make world_size=4 ranks"),
+        ({"tp_size": 3, "world_size": "many"}, "world_size=many tp_size=3 dp_size=None must be numbers above 0"),
+    ],
+)
+def test_ranks_are_counted(ranks: dict[str, object], sizes: tuple[int, int] | str) -> None:
+    if isinstance(sizes, str):
+        with pytest.raises(JobError, match=sizes):
+            parse_job({**TINY, **ranks})
+        return
+    job = parse_job({**TINY, **ranks})
+    assert (job.tp_size, job.dp_size) == sizes
+    assert "world_size" not in job.flat()
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(JobError) as caught:
         parse_job({**TINY, "tokens": 0, "dtype": "half", "precision": -1}, chosen=["steps"])

@@ -39,7 +39,7 @@ def test_the_list_has_everything(capsys):
     assert answer(["list"]) == 0
     said = capsys.readouterr().out
     names = {line.split()[0] for line in said.splitlines() if line.startswith("  ")}
-    wanted = {file.stem for group in ("shape", "loss", "experiment") for file in (CONF / group).glob("*.yaml")}
+    wanted = {file.stem for group in ("shape", "model", "loss", "experiment") for file in (CONF / group).glob("*.yaml")}
     assert names == wanted | set(variants())
     assert answer(["list", "shapes"]) == 2
 
@@ -53,6 +53,7 @@ def test_the_list_says_why_not():
     assert here("shape=", 8)["v131k_tp8"] == "yes" and here("shape=", 0)["v131k_tp8"] == "on the CPU"
     assert here("variant=", 0)["triton_tp"] == "interpreted: right, but no measurement"
     assert here("variant=", 4)["triton_tp"] == "yes"
+    assert here("variant=", 0)["ddp"] == "yes"  # Triton only with an option
 
 
 def test_every_entry_says_what_it_is():

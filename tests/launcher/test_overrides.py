@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpbench.fields import JobError
-from tpbench.launcher.overrides import check_overrides, chosen_fields, force_fields, quote_numbers
+from tpbench.launcher.overrides import check_overrides, chosen_fields, flat_names, force_fields, quote_numbers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -55,7 +55,8 @@ def test_an_experiment_needs_its_plus() -> None:
     [
         ("width=64,128", "++width=64,128"),
         ("vocab=1000", "++vocab=1000"),
-        ("tokens=64", "tokens=64"),  # every workload's
+        ("tokens=64", "++tokens=64"),
+        ("seed=7", "seed=7"),  # every workload's
         ("tp_size=2", "tp_size=2"),
         ("loss=reverse_kl", "loss=reverse_kl"),  # a group
         ("~width", "~width"),
@@ -65,6 +66,21 @@ def test_an_experiment_needs_its_plus() -> None:
 def test_fields_of_some_workloads_are_forced(argument: str, forced: str) -> None:
     assert force_fields([argument]) == [forced]
     assert chosen_fields(["++width=64"]) == ["width"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "flat"),
+    [
+        ("train.loss=tpbench", "train_loss=tpbench"),
+        ("model=./models/mine", "model_dir=./models/mine"),
+        ("model=qwen3_8b,llama3_8b", "model=qwen3_8b,llama3_8b"),
+        ("hydra.launcher.partition=gpu", "hydra.launcher.partition=gpu"),
+        ("no.such=1", "no.such=1"),
+        ("-m", "-m"),
+    ],
+)
+def test_dotted_names_and_folders(argument: str, flat: str) -> None:
+    assert flat_names([argument]) == [flat]
 
 
 def test_chosen_fields_are_those_that_are_no_groups() -> None:

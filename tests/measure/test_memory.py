@@ -56,6 +56,18 @@ def test_extra_peak_sees_what_is_freed_again() -> None:
     assert float(answer) == pytest.approx(0.25, abs=0.02)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_what_is_left_is_what_the_limit_leaves() -> None:
+    answer = run(
+        "import torch\n"
+        "from tpbench.measure import memory\n"
+        "memory.limit(torch.device('cpu'), 1.0, 1)\n"
+        "kept = torch.ones(2**28, dtype=torch.int8)\n"
+        "print(memory.left(torch.device('cpu')) / 2**30)"
+    )
+    assert float(answer) == pytest.approx(0.75, abs=0.05)
+
+
 @pytest.mark.parametrize(
     ("error", "bytes_asked"),
     [

@@ -142,6 +142,53 @@ def test_next_block_never_passes_the_limit() -> None:
     assert running._next_block(taken, 1.5, settings) == 0
 
 
+class Training(Sleeper):
+    """Trains 2 + 3 steps, the later the longer, and knows what it was called for."""
+
+    warmup_iterations, iterations, held_before = 2, 3, 0
+
+    def __init__(self, wrong: str | None = None) -> None:
+        super().__init__(0.0, wrong)
+        self.calls: list[str] = []
+
+    def step(self) -> None:
+        self.calls.append("step")
+        self.steps += 1
+        time.sleep(0.01 * self.steps * (1 + dist.get_rank()))
+
+    def restore(self) -> None:
+        self.calls.append("restore")
+
+    def check(self) -> Verdict:
+        self.calls.append("check")
+        return super().check()
+
+
+def trained(here: Rank, wrong: str | None) -> tuple[dict[str, Any], list[str]]:
+    context = Context(here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group,
+                      torch.device("cpu"))  # fmt: skip
+    session = Training(wrong)
+    settings = Measure(time_budget_s=0.001, min_iterations=50, max_iterations=100)  # none of it is asked
+    _, columns = running.run(session, context, settings, 2.0, lambda what: None)
+    return columns, session.calls
+
+
+def test_a_schedule_is_run_once_and_each_step_timed_once() -> None:
+    for columns, calls in run_on_ranks(2, trained, None):
+        assert calls == ["restore", "step"] * 5 + ["check"]
+        assert columns["iterations"] == len(columns["samples_ms"]) == 3
+        assert columns["warmed_up"] is True
+        # Steps 3, 4 and 5 on the slower rank, in order.
+        assert [round(ms / 20) for ms in columns["samples_ms"]] == [3, 4, 5]
+        assert columns["peak_gib"] > 0.01  # above nothing: all that the process holds
+
+
+def test_a_schedule_that_went_wrong_has_no_time() -> None:
+    for columns, calls in run_on_ranks(2, trained, "not right"):
+        assert calls[-1] == "check"
+        assert "time_ms" not in columns and columns["peak_gib"] > 0
+
+
 class Detailing(Sleeper):
     """Has a floor on the wire, and more to say once its time is known."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -54,22 +55,31 @@ def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
     """Everything, under its headings."""
     made = []
     for workload in workloads().values():
-        found = [Entry(name, variant.summary, here(variant, gpus)) for name, variant in workload.variants.items()]
+        plainly = {option.name: option.neutral for option in workload.options}
+        found = [
+            Entry(name, variant.summary, here(variant, gpus, plainly)) for name, variant in workload.variants.items()
+        ]
         made.append((f"variant=  of {workload.name}, {workload.summary}", found))
     made.append(("shape=", shapes(gpus)))
+    models = [Entry(name, comment("model", name)) for name in names("model")]
+    made.append(
+        ("model=  of train_step, with any of its shapes; or a path to a local folder with a config.json", models)
+    )
     made.append(("loss=", [Entry(name, LOSSES.get(name, "")) for name in names("loss")]))
-    made.append(("+experiment=  with -m", [Entry(name, comment(name)) for name in names("experiment")]))
+    made.append(("+experiment=  with -m", [Entry(name, comment("experiment", name)) for name in names("experiment")]))
     return made
 
 
-def here(variant: Variant, gpus: int) -> str:
-    """Whether a variant runs on this machine."""
+def here(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
+    """Whether a variant runs on this machine, with these options."""
     missing = [name for name in variant.needs if importlib.util.find_spec(name) is None]
     if missing:
         return f"no: needs {', '.join(missing)} (not installed)"
     if variant.needs_cuda is True and not gpus:
         return "no: needs a CUDA GPU"
-    return "interpreted: right, but no measurement" if variant.uses_triton and not gpus else HERE
+    uses = variant.uses_triton
+    triton = uses(SimpleNamespace(**options)) if callable(uses) else uses
+    return "interpreted: right, but no measurement" if triton and not gpus else HERE
 
 
 def shapes(gpus: int) -> list[Entry]:
@@ -84,9 +94,9 @@ def names(group: str) -> list[str]:
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
-def comment(experiment: str) -> str:
-    """What an experiment's file says of itself: its first line of comment that is no directive."""
-    for line in (CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").splitlines():
+def comment(group: str, name: str) -> str:
+    """What a choice's file says of itself: its first line of comment that is no directive."""
+    for line in (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and "@package" not in line:
             return line.lstrip("# ").rstrip()
     return ""
@@ -98,7 +108,9 @@ def _read(group: str, name: str) -> dict[str, Any]:
 
 def _sizes(fields: dict[str, Any]) -> str:
     owner = fields.get("shape_workload", "")
-    sizes = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("shape_workload", "defaults"))
+    chosen = {str(key).rpartition("/")[2]: value for each in fields.get("defaults", ()) for key, value in each.items()}
+    named = {name: value for name, value in fields.items() if name not in ("shape_workload", "defaults")}
+    sizes = " ".join(f"{name}={value}" for name, value in (chosen | named).items())
     return sizes if len(workloads()) == 1 else f"{owner}: {sizes}"
 
 

@@ -49,6 +49,20 @@ def lift_limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
+def left(device: torch.device) -> int:
+    """Bytes that this rank may still allocate, by what `limit` set and what is free."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+        return min(free, allowed - torch.cuda.memory_reserved(device))
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    free = int(machine.available_memory_gib() * 2**30)
+    try:
+        return free if soft == resource.RLIM_INFINITY else max(0, min(free, soft - _status_bytes("VmData")))
+    except OSError:
+        return free
+
+
 def shortage(error: BaseException) -> int | None:
     """The bytes asked for (0 if unknown) when the error is a lack of memory, else None."""
     text = str(error)

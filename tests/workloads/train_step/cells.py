@@ -104,7 +104,7 @@ def prepared(name: str, cell: TrainStep, here: Context) -> Trainer:
     return trainer
 
 
-def forget_groups(here: Context) -> None:
+def forget_groups(here: Context | Rank) -> None:
     """DeepSpeed takes a process to have one mesh for good; the processes of these tests have several."""
     os.environ["LOCAL_RANK"] = str(here.rank)
     from deepspeed.utils import groups

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.ranks import Rank, enough_gpus, run_on_ranks
-from tests.workloads.train_step.cells import context, problem
+from tests.workloads.train_step.cells import context, forget_groups, problem
 from tpbench.context import Context
 from tpbench.job import Measure
 from tpbench.measure.run import run as measure
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or non
 def measured(here: Rank, name: str, fields: dict[str, Any], spoil: str = "") -> tuple[str | None, dict[str, Any], int]:
     """A whole cell, with an implementation that `spoil` makes wrong: verdict, columns, updates that were made."""
     cell, place = problem(**{"steps": 4, "warmup_steps": 1, "log_interval": 0, **fields}), context(here, 2)
+    forget_groups(here)
     session = TrainStepSession(cell, WORKLOAD.variants[name], place)
     trainer: Any = session.trainer
     accumulate, update, count = trainer.accumulate, trainer.update, [0]

@@ -114,4 +114,8 @@ def costs(problem: TrainStep, variant: Variant, context: Context) -> Costs:
 
 def setup(problem: TrainStep, variant: Variant, context: Context) -> TrainStepSession:
     """The session of one cell on this rank."""
+    if context.device.type == "cuda":
+        from tpbench.kernels.symmetric import forbid_multicast
+
+        forbid_multicast()  # of NCCL too, which makes its communicators only now
     return TrainStepSession(problem, variant, context)

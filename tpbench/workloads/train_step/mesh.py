@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,14 +66,9 @@ def fsdp_dtensor_async(problem: TrainStep, place: Place) -> TorchTrainer:
     import torch._inductor.config
     import torch.distributed._symmetric_memory as symmetric
 
-    from tpbench.kernels.symmetric import ENVIRONMENT
-
-    for name, value in ENVIRONMENT.items():
-        if os.environ.get(name) != value:
-            raise RuntimeError(f"{name} must be {value} before the job starts")
     torch._inductor.config._micro_pipeline_tp = True
     symmetric.enable_symm_mem_for_group(place.context.tp_group.group_name)
-    return fsdp_dtensor(problem, place)
+    return fsdp_dtensor(replace(problem, compile=True), place)
 
 
 def mesh(context: Context) -> DeviceMesh:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tpbench.context import Context
-from tpbench.measure import machine
+from tpbench.measure import memory
 from tpbench.workloads.train_step import losses, models, sizes
 from tpbench.workloads.train_step.batches import Batch, micro_batch
 from tpbench.workloads.train_step.problem import TrainStep
@@ -103,13 +103,7 @@ def _furthest(right: Sequence[float], got: Sequence[float]) -> float:
 def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
     needed = sizes.memory(problem, "ddp", 1, 1).total
     flops = sizes.step_flops(problem, 1) * context.dp_size * steps
-    return needed <= SHARE * _free_bytes(context) and flops <= FLOPS[context.device.type]
-
-
-def _free_bytes(context: Context) -> float:
-    if context.device.type == "cuda":
-        return float(torch.cuda.mem_get_info(context.device)[0])
-    return machine.available_memory_gib() * 2**30 / context.world_size
+    return needed <= SHARE * memory.left(context.device) and flops <= FLOPS[context.device.type]
 
 
 def _trajectory(problem: TrainStep, steps: int, context: Context) -> torch.Tensor:

@@ -14,6 +14,8 @@ from tpbench.context import Context
 
 COMMUNICATION = ("nccl", "symm_mem", "symmetric_memory", "Memcpy PtoP", "barrier_kernel")
 """What the names of kernels and copies between GPUs contain."""
+ANNOTATIONS = ("nccl:", "FSDP::", "## ", "ProfilerStep")
+"""How the names of annotated ranges begin, which the device's timeline shows too."""
 
 Interval = tuple[float, float]
 
@@ -35,7 +37,9 @@ def profiled(train: Callable[[], None], restore: Callable[[], None], context: Co
     kernels = [
         (event.name, event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
-        if event.device_type == DeviceType.CUDA and event.time_range.end > event.time_range.start
+        if event.device_type == DeviceType.CUDA
+        and event.time_range.end > event.time_range.start
+        and not (event.is_user_annotation or event.name.startswith(ANNOTATIONS))
     ]
     share = torch.tensor(exposed_share(kernels), dtype=torch.float64)
     dist.all_reduce(share, dist.ReduceOp.MAX)
