@@ -12,7 +12,7 @@ and smallest on your machines, and how close to what the hardware allows.
   python scripts/report.py outputs                            what was measured
 
 Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
-  variant shape loss block_cap measure      groups: `list` shows their values
+  variant shape model loss block_cap measure     groups: `list` shows values
   tokens vocab tp_size dp_size dtype seed   the problem
   device=auto|cuda|cpu  graph=true          where and how it is timed
   memory_limit_gib timeout_s                when a job is given up

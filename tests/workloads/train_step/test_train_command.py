@@ -126,6 +126,7 @@ def test_trajectories_that_part_are_told(rows: list[dict[str, Any]], swept: Any)
         (["variant=autotp", "shape=tiny_train_tp2", "tp_size=auto"], ["tp_size=auto needs world_size"]),
         (["variant=ddp", "shape=tiny_train_tp2"], ["it has no tensor parallelism: tp_size must be 1, got 2"]),
         (["variant=autotp", "shape=tiny_train_tp2", "dtype=float16"], ["dtype=float16 needs autocast=true"]),
+        (["variant=fsdp_dtensor", "shape=tiny_train_tp2", "zero_stage=2"], ["does not take zero_stage=2 (taken by: a"]),
         (["variant=autotp", "shape=tiny_train_tp2", "zero_stage=3"], ["zero_stage=3 does not exist (valid: 0, 1, 2)"]),
         (["variant=fsdp", "shape=tiny_train_dp2", "model=no/such/folder"], ["no/such/folder/config.json cannot be"]),
     ],

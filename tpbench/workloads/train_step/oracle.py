@@ -9,6 +9,7 @@ weights at a time: that is possible for any model, and says nothing of gradients
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -75,16 +76,18 @@ def expected(problem: TrainStep, context: Context) -> Expected:
     dist.broadcast(affordable, src=0)
     if affordable:
         context.say(f"oracle: {steps} steps by one process")
-        found = torch.zeros(2, steps, dtype=torch.float64)
+        found = torch.full((2, steps), torch.nan, dtype=torch.float64)
         if context.rank == 0:
-            found = _trajectory(plain, steps, context)
+            with contextlib.suppress(_Shortage):
+                found = _trajectory(plain, steps, context)
+        _free(context.device)
         dist.broadcast(found, src=0)
-        made = Expected(f"{steps} steps by one process", tuple(found[0].tolist()), tuple(found[1].tolist()))
-    else:
-        context.say("oracle: the first step's loss by a forward pass")
-        made = Expected("loss of the first step by a forward pass", (_first_loss(plain, context),), ())
+        if found.isfinite().all():
+            return Expected(f"{steps} steps by one process", tuple(found[0].tolist()), tuple(found[1].tolist()))
+    context.say("oracle: the first step's loss by a forward pass")
+    loss = _first_loss(plain, context)
     _free(context.device)
-    return made
+    return Expected("loss of the first step by a forward pass", (loss,), ())
 
 
 def compare(right: Expected, got_losses: Sequence[float], got_norms: Sequence[float]) -> Errors:
@@ -106,8 +109,21 @@ def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
     return needed <= SHARE * memory.left(context.device) and flops <= FLOPS[context.device.type]
 
 
+class _Shortage(Exception):
+    """The estimate was too low."""
+
+
 def _trajectory(problem: TrainStep, steps: int, context: Context) -> torch.Tensor:
-    """(2, steps): losses and gradient norms."""
+    """(2, steps): losses and gradient norms. Raises _Shortage where memory does not suffice after all."""
+    try:
+        return _train(problem, steps, context)
+    except (RuntimeError, MemoryError) as error:
+        if memory.shortage(error) is None:
+            raise
+    raise _Shortage  # here, where no traceback keeps the model alive
+
+
+def _train(problem: TrainStep, steps: int, context: Context) -> torch.Tensor:
     trainer = alone(problem, Place(replace(context, world_size=1, tp_size=1, dp_size=1)))
     found = torch.zeros(2, steps, dtype=torch.float64)
     for step in range(steps):
