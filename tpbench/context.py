@@ -79,20 +79,24 @@ class Session(Protocol):
         """Compare the last step's result with the oracle. Collective: every rank calls it."""
 
 
-@runtime_checkable
-class Scheduled(Protocol):
-    """A session whose iterations go somewhere, as steps of training do: just so many are run, in order, and every one
-    of them counts for its verdict."""
+@dataclass(frozen=True)
+class Schedule:
+    """Iterations that go somewhere, as steps of training do: just so many are run, in order, and every one of them
+    counts for the verdict."""
 
     warmup_iterations: int
     iterations: int
+    """Those that are timed, after the warm-up."""
     held_before: int
     """Bytes that the rank held before the session made what its iterations need (`memory.held`): the peak is above
     that, since parameters and states are what implementations differ in."""
 
-    def step(self) -> None: ...
 
-    def restore(self) -> None: ...
+@runtime_checkable
+class Scheduled(Protocol):
+    """A session that says how many iterations there are."""
+
+    schedule: Schedule
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import Rank, run_on_ranks
-from tpbench.context import Context, Costs, Verdict
+from tpbench.context import Context, Costs, Schedule, Verdict
 from tpbench.job import Measure
 from tpbench.measure import run as running
 
@@ -145,7 +145,7 @@ def test_next_block_never_passes_the_limit() -> None:
 class Training(Sleeper):
     """Trains 2 + 3 steps, the later the longer, and knows what it was called for."""
 
-    warmup_iterations, iterations, held_before = 2, 3, 0
+    schedule = Schedule(warmup_iterations=2, iterations=3, held_before=0)
 
     def __init__(self, wrong: str | None = None) -> None:
         super().__init__(0.0, wrong)

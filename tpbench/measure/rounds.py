@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tpbench.context import Context, Session
 from tpbench.job import Measure
 from tpbench.measure.clock import Clock
+from tpbench.measure.ranks import by_rank
 from tpbench.measure.statistics import precise_enough
 from tpbench.turns import TurnTaker, Wants
 
@@ -83,10 +84,7 @@ def timed(
     clock: Clock, step: Callable[[], None], session: Session, iterations: int, context: Context
 ) -> list[np.ndarray[Any, Any]]:
     """Each iteration's time on every rank, in ms. Collective."""
-    mine = torch.tensor(clock.samples(step, session.restore, iterations), dtype=torch.float64)
-    everyone = [torch.empty_like(mine) for _ in range(context.world_size)]
-    dist.all_gather(everyone, mine)
-    return list(torch.stack(everyone, dim=1).numpy())
+    return by_rank(clock.samples(step, session.restore, iterations), context)
 
 
 def take_turns(turns: TurnTaker, series: Sequence[Series], session: Session, context: Context) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpbench.context import Context, Costs, Verdict
+from tpbench.context import Context, Costs, Schedule, Verdict
 from tpbench.measure import memory
 from tpbench.workloads import Variant
 from tpbench.workloads.train_step import oracle, phases, sizes, speed, trace
@@ -24,9 +24,8 @@ class TrainStepSession:
 
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
-        self.warmup_iterations, self.iterations = problem.warmup_steps, problem.steps
         self.right = oracle.expected(problem, context)
-        self.held_before = memory.held(context.device)
+        self.schedule = Schedule(problem.warmup_steps, problem.steps, held_before=memory.held(context.device))
         context.say(f"making the model for {variant.name}")
         began = time.perf_counter()
         self.trainer: Trainer = variant.prepare(problem, Place(context))
@@ -72,7 +71,7 @@ class TrainStepSession:
             "grad_norms": norms,
             "oracle": self.right.source,
             "init_s": self._most(self.init_s),
-            "steady_gib": self._most((memory.held(self.context.device) - self.held_before) / 2**30),
+            "steady_gib": self._most((memory.held(self.context.device) - self.schedule.held_before) / 2**30),
         }
         return Verdict(columns, errors.complaint(self.problem.dtype))
 
