@@ -33,10 +33,10 @@ SHARE = 0.7
 FLOPS = {"cpu": 2e12, "cuda": 3e16}
 """Half a minute or so."""
 
-LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3, "float16": 5e-3}
+LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-3, "float16": 2e-3}
 """By dtype, of each compared step's loss, relative. Sums over shards round differently; after an update in bf16 so do
 weights."""
-NORM_TOLERANCE = {"float32": 1e-3, "bfloat16": 4e-2, "float16": 4e-2}
+NORM_TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
 """Of each compared step's gradient norm, relative."""
 
 
