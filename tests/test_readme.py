@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.command import ROOT, tpbench
+from tests.workloads.tp_block.made_up import row as block_row
 from tpbench.launcher.overrides import check_overrides
+from tpbench.results.write import write_row
 from tpbench.workloads import variants
 
 README = (ROOT / "README.md").read_text()
@@ -19,6 +22,10 @@ PAGES = README + "".join(page.read_text() for page in sorted((ROOT / "tpbench/do
 SHELL = PAGES.replace("\\\n", " ")  # a line that goes on is one line
 CODE = re.findall(r"```bash\n(.*?)```", SHELL, flags=re.DOTALL)
 LINES = [line.split("  #")[0].strip() for block in CODE for line in block.splitlines() if line.strip()]
+TRAINED = {
+    "workload": "train_step", "variant": "ddp", "model": "qwen3_0p6b", "num_layers": 28, "seq_length": 2048,
+    "dp_size": 4, "tp_size": 1, "status": "ok", "time_ms": 100.0, "tokens_per_s_per_gpu": 2e4, "dtype": "bfloat16",
+}  # fmt: skip
 
 
 def arguments(start: str) -> list[list[str]]:
@@ -33,7 +40,10 @@ def test_commands_are_understood(line: list[str]) -> None:
 
 @pytest.mark.parametrize("line", arguments("python scripts/report.py"), ids=" ".join)
 def test_report_commands_run(line: list[str], tmp_path: Path) -> None:
-    (tmp_path / "outputs").symlink_to(ROOT / "outputs/reference")
+    """On the committed rows, and a row each of the workloads that these have none of."""
+    shutil.copytree(ROOT / "outputs/reference", tmp_path / "outputs")
+    write_row(block_row("block_tp", 1), tmp_path / "outputs/rows", "block")
+    write_row({**TRAINED, "key": "train"}, tmp_path / "outputs/rows", "train")
     command = [sys.executable, str(ROOT / "scripts/report.py"), *line]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

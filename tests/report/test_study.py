@@ -27,15 +27,24 @@ def caps(add):
 def test_a_line_for_each_cell(caps, frame):
     gpu, cpu = sheets(lay_out(frame(), columns("block_cap")), "block_cap")
     assert gpu.heads == (
-        "vocab", "tp", "shard", "variant", "status", "time_ms", "device_ms", "fraction_of_floor", "registers",
-        "spilled_bytes", "occupancy",
+        "vocab", "tp", "shard", "variant", "status", "of best", "time_ms", "device_ms", "fraction_of_floor",
+        "registers", "spilled_bytes", "occupancy",
     )  # fmt: skip
     lines = {line[3]: line[4:] for line in gpu.lines}
     assert lines == {
-        "triton_tp block_cap=4096 organisation=fused": ("ok", "0.200", "0.148", "85.7%", "40", "0", "50.0%"),
-        "triton_tp block_cap=16384 organisation=fused": ("oom", *"------"),
-        "triton_tp block_cap=32768 organisation=fused": ("ok", "1.000", "0.900", "14.0%", "64", "168", "25.0%"),
-        "pytorch_gather compile=true": ("ok", "1.700", *"-----"),
+        "triton_tp block_cap=4096 organisation=fused": ("ok", "1.00x", "0.200", "0.148", "85.7%", "40", "0", "50.0%"),
+        "triton_tp block_cap=16384 organisation=fused": ("oom", *"-------"),
+        "triton_tp block_cap=32768 organisation=fused": (
+            "ok",
+            "6.08x",
+            "1.000",
+            "0.900",
+            "14.0%",
+            "64",
+            "168",
+            "25.0%",
+        ),
+        "pytorch_gather compile=true": ("ok", "-", "1.700", *"-----"),
     }
     assert cpu.lines[0][4] == "ok*" and "no measurement" in cpu.notes[0] and not gpu.notes
 

@@ -18,9 +18,11 @@ from tpbench.report.documents import documents
 from tpbench.report.layout import lay_out
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.pivot import pivot
+from tpbench.report.records import say
 from tpbench.report.rows import read_rows
 from tpbench.report.study import Sheet, columns, sheets, studies
 from tpbench.report.table import Report
+from tpbench.results.schema import all_columns
 
 STUDIES: dict[str, Callable[[Sequence[Sheet]], str]] = {
     "text": lambda found: f"{render.study_text(found).plain}\n",
@@ -71,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in FILTERS:
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, metavar="A,B", help=f"only rows of these, separated by commas: {name}")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME=VALUE", help="only rows with this in a column")
     parser.add_argument("--format", default="text", choices=FORMATS, help="(text)")
     parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(plots.PLOTS)}")
     parser.add_argument(
@@ -123,15 +126,20 @@ def _rows(asked: argparse.Namespace) -> pd.DataFrame:
         wanted = getattr(asked, name)
         if wanted is not None:
             frame = _only(frame, name, wanted.split(","))
+    for each in asked.only:
+        name, _, value = each.partition("=")
+        if name not in frame:
+            raise JobError(unknown("column", name, all_columns()))
+        frame = _only(frame, name, [value])
     return frame
 
 
 def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:
-    present = set(frame[name].dropna())
+    written = frame[name].map(say)
     for value in wanted:
-        if value not in present:
-            raise JobError(f"in these rows, {unknown(name, value, present)}")
-    return frame[frame[name].isin(wanted)]
+        if value not in set(written):
+            raise JobError(f"in these rows, {unknown(name, value, set(written[frame[name].notna()]))}")
+    return frame[written.isin(wanted)]
 
 
 def _write(made: str | bytes, asked: argparse.Namespace) -> None:

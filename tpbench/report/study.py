@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpbench.fields import JobError, unknown
 from tpbench.report.layout import Layout, Section
-from tpbench.report.metric import number
+from tpbench.report.metric import metric, number, times
 from tpbench.report.pivot import mark
 from tpbench.report.records import Record, label, say
 from tpbench.report.table import MARKS
 from tpbench.workloads import Study, workloads
 
-SHARES = ("fraction_of_floor", "occupancy")
-"""Columns that are written as percentages."""
+OF_BEST = "of best"
+"""Head of the column that says how a cell stands to the best."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class Sheet:
         return tuple(f"{sign} {meaning}" for sign, meaning in MARKS.items() if f"ok{sign}" in statuses)
 
 
+@functools.cache
+def shares() -> frozenset[str]:
+    """Columns that are written as percentages."""
+    return frozenset({"fraction_of_floor"}.union(*(each.shares for each in workloads().values())))
+
+
 def studies() -> dict[str, dict[str, Study]]:
     """Every study by name, for each workload that has it."""
     found: dict[str, dict[str, Study]] = {}
@@ -45,7 +52,7 @@ def columns(name: str) -> tuple[str, ...]:
     """What records need for the study of that name. Raises JobError that lists the valid ones."""
     if name not in studies():
         raise JobError(unknown("study", name, studies()))
-    return tuple(dict.fromkeys(each for study in studies()[name].values() for each in study.shows))
+    return tuple(dict.fromkeys(each for study in studies()[name].values() for each in (*study.shows, *study.best)))
 
 
 def sheets(layout: Layout, name: str) -> tuple[Sheet, ...]:
@@ -59,12 +66,34 @@ def sheets(layout: Layout, name: str) -> tuple[Sheet, ...]:
 
 def sheet(section: Section, study: Study) -> Sheet:
     """One section's."""
-    shown = shown_columns(section, study)
-    lines = [
-        (*map(say, key), head, f"{say(record['status'])}{_mark(record)}", *(write(each, record) for each in shown))
-        for key, head, record in cells(section)
-    ]
-    return Sheet(section.facts, (*map(label, section.names), "variant", "status", *shown), tuple(lines))
+    shown, stands = shown_columns(section, study), standings(section, study)
+    lines = []
+    for at, (key, head, record) in enumerate(cells(section)):
+        numbers = [write(each, record) for each in shown]
+        status = f"{say(record['status'])}{_mark(record)}"
+        lines.append((*map(say, key), head, status, *([stands[at]] if stands else ()), *numbers))
+    heads = (*map(label, section.names), "variant", "status", *([OF_BEST] if stands else ()), *shown)
+    return Sheet(section.facts, heads, tuple(lines))
+
+
+def standings(section: Section, study: Study) -> list[str]:
+    """For each cell how many times worse it is than the best it compares with; nothing where the study has no such
+    column. Only right and measured cells compare."""
+    found = cells(section)
+    name = next((each for each in study.best if any(record.get(each) is not None for _, _, record in found)), None)
+    if name is None:
+        return []
+    contests: dict[tuple[object, ...], list[int]] = {}
+    for at, (key, _, record) in enumerate(found):
+        if record["status"] == "ok" and not mark(record) and record.get(name) is not None:
+            pairs = zip(section.names, key, strict=True)
+            contests.setdefault(tuple(value for each, value in pairs if each not in study.across), []).append(at)
+    stands = ["-"] * len(found)
+    for places in contests.values():
+        ratios = metric(name).ratios([float(found[at][2][name]) for at in places])
+        for at, ratio in zip(places, ratios, strict=True):
+            stands[at] = "-" if ratio is None else times(ratio)
+    return stands
 
 
 def cells(section: Section) -> list[tuple[tuple[object, ...], str, Record]]:
@@ -87,7 +116,7 @@ def write(name: str, record: Record) -> str:
     """One number of a record as people read it; its unit ends its name."""
     value = record.get(name)
     if isinstance(value, float):
-        return f"{100 * value:.1f}%" if name in SHARES else number(value)
+        return f"{100 * value:.1f}%" if name in shares() else number(value)
     return say(value)
 
 

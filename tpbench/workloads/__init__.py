@@ -83,10 +83,14 @@ class Study:
     """Several numbers of each cell side by side, for a question that no single one answers."""
 
     question: str
-    over: str
-    """The option that it is about: a page shows the study where that has several values."""
     shows: tuple[str, ...]
     """Columns of a row, in order. Those that no row has are left out."""
+    over: str = ""
+    """The option that it is about: a page shows the study where that has several values. Empty: always."""
+    best: tuple[str, ...] = ()
+    """The column by which cells are compared with the best of their problem: of these the first that a row has."""
+    across: tuple[str, ...] = ()
+    """Keys in which cells may differ and be compared all the same."""
 
 
 @dataclass
@@ -114,6 +118,8 @@ class Workload:
     """What a job is expected to take of a rank's memory, for the reason of a row that is out of it."""
     hindrance: Callable[[Any], str | None] = lambda job: None
     """Why this installation, or the job's kind of device, cannot run a (valid) job whatever its variant, or None."""
+    shares: tuple[str, ...] = ()
+    """Those of its columns that are written as percentages."""
     metrics: Mapping[str, int] = field(default_factory=dict)
     """Those of its columns that a report can make a table of: 1 where more is better, -1 where less is, 0: neither."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None

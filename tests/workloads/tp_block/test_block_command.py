@@ -16,7 +16,6 @@ from tests.command import ROOT, tpbench
 from tpbench.job import Job, parse_job, refusal
 from tpbench.launcher.plan import ThisHost, obstacle
 from tpbench.workloads.tp_block import WORKLOAD
-from tpbench.workloads.tp_block.report import markdown
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
@@ -39,7 +38,6 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     assert overlap["flops"] * 2 == alone["flops"] and alone["bytes_communicated"] == 0
     assert overlap["floor_ms"] >= overlap["flops"] / overlap["gemm_tflops"] / 1e9 * 0.999
     assert len(overlap["timeline_ms"]) == len(overlap["timeline_kind"]) > 20 and 1.0 in overlap["timeline_kind"]
-    assert "| block_symm_mem | skipped |" in markdown(rows.reset_index())
     assert "block_tp_overlap" in done.stdout and "skipped" in done.stdout
 
 

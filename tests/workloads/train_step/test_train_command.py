@@ -20,10 +20,12 @@ from tpbench.cell import CellRow
 from tpbench.job import Job, parse_job, refusal
 from tpbench.launcher.overrides import flat_names, force_fields
 from tpbench.launcher.plan import ThisHost, obstacle
+from tpbench.report.layout import lay_out
+from tpbench.report.metric import number
 from tpbench.report.pivot import pivot
+from tpbench.report.study import columns, sheets
 from tpbench.results.plain import plain_rows
 from tpbench.workloads.train_step import WORKLOAD
-from tpbench.workloads.train_step.report import markdown
 
 STEPS = ("steps=6", "warmup_steps=2", "phase_steps=2", "log_interval=2")
 
@@ -98,10 +100,11 @@ def test_the_older_tool_s_documents(rows: list[dict[str, Any]], swept: Any) -> N
 
 def test_the_workload_s_report(rows: list[dict[str, Any]], swept: Any) -> None:
     frame = package.load(swept[0] / "outputs")
-    lines = [line for line in markdown(frame).splitlines() if line.startswith("| tiny")]
+    (sheet,) = sheets(lay_out(frame, columns("training")), "training")
+    lines = [dict(zip(sheet.heads, line, strict=True)) for line in sheet.lines]
     assert len(lines) == 4
-    assert sum("1.00x" in line for line in lines) == 1
-    assert all("1 x 2" in line for line in lines)
+    assert sum(line["of best"] == "1.00x" for line in lines) == 1
+    assert all(line["model"] == "tiny_qwen3" and float(line["expected_gib"]) > 0 for line in lines)
     by_speed = pivot(frame, "tokens_per_s_per_gpu")
     assert by_speed.metric.better == 1 and not by_speed.warnings
 
@@ -194,5 +197,6 @@ def test_out_of_memory_says_what_was_needed(tmp_path: Path) -> None:
     assert row["reason"].startswith("rank 0 ran out of memory; expected to need ")
     held = sum(row[f"expected_{each}_gib"] for each in ("model", "gradients", "optimizer"))
     assert held == pytest.approx(66e9 / 2**30, rel=0.01)  # 8 bytes a parameter over four ranks
-    table = markdown(package.load(tmp_path))
-    assert "| OOM |" in table and "qwen3_32b" in table
+    (sheet,) = sheets(lay_out(package.load(tmp_path), columns("training")), "training")
+    (line,) = (dict(zip(sheet.heads, each, strict=True)) for each in sheet.lines)
+    assert (line["model"], line["status"], line["expected_gib"]) == ("qwen3_32b", "oom", number(row["expected_gib"]))

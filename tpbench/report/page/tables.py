@@ -14,7 +14,7 @@ from tpbench.report.plots import timeline
 from tpbench.report.ratio import clean
 from tpbench.report.records import Record, label, say
 from tpbench.report.samples import CLOCKS, measured, outliers, problem_of, speedups
-from tpbench.report.study import SHARES, cells, shown_columns
+from tpbench.report.study import OF_BEST, cells, shares, shown_columns, standings
 from tpbench.report.table import Cell
 from tpbench.results.schema import all_columns, workload_columns
 from tpbench.workloads import Study
@@ -111,7 +111,7 @@ def failures(section: Section) -> str | None:
 
 def study(section: Section, name: str, study: Study) -> str:
     """The study of that name: some numbers of every cell."""
-    return _numbers(section, shown_columns(section, study), f"study {name}")
+    return _numbers(section, shown_columns(section, study), f"study {name}", standings(section, study))
 
 
 def every_cell(section: Section) -> str:
@@ -125,12 +125,14 @@ def every_cell(section: Section) -> str:
     return _numbers(section, filled, "every cell")
 
 
-def _numbers(section: Section, filled: Sequence[str], name: str) -> str:
-    heads = [*map(label, section.names), "variant", "status", *map(label, filled), "finished at"]
+def _numbers(section: Section, filled: Sequence[str], name: str, stands: Sequence[str] = ()) -> str:
+    best = [OF_BEST] if stands else []
+    heads = [*map(label, section.names), "variant", "status", *best, *map(label, filled), "finished at"]
     rows = [
-        [*(words(value) for value in key), words(head), _status(record), *(_number(record, name) for name in filled),
+        [*(words(value) for value in key), words(head), _status(record), *(words(each) for each in stands[at : at + 1]),
+         *(_number(record, name) for name in filled),
          words(record["finished_at"] and f"{record['finished_at']:%Y-%m-%d %H:%M} UTC")]
-        for key, head, record in cells(section)
+        for at, (key, head, record) in enumerate(cells(section))
     ]  # fmt: skip
     return table(heads, rows, name, keys=len(section.names) + 1)
 
@@ -142,7 +144,7 @@ def _status(record: Record) -> Value:
 
 def _number(record: Record, name: str) -> Value:
     value = record.get(name)
-    if name in SHARES:
+    if name in shares():
         return share(value)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return words(value)

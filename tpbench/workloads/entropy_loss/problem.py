@@ -84,10 +84,12 @@ WORKLOAD = Workload(
         sections=("loss", "dtype"),
         derived={"shard": lambda row: -(-row["vocab"] // row["tp_size"])},
     ),
+    shares=("occupancy",),
     studies={
         "block_cap": Study(
             "why is one block cap slow?",
             over="block_cap",
+            best=("device_ms", "time_ms"),
             shows=(
                 "time_ms",
                 "device_ms",

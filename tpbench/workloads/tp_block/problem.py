@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tpbench.fields import setting
-from tpbench.workloads import Option, Pivot, Workload
+from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.tp_block.linears import Linear
 
 
@@ -108,4 +108,31 @@ WORKLOAD = Workload(
         Option("trace_dir", neutral=""),
     ),
     pivot=Pivot(rows=("hidden", "ffn", "tokens", "tp_size"), sections=("dtype", "part")),
+    shares=("hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "gemm_share"),
+    studies={
+        "profile": Study(
+            "what is a step made of, and how much of its communication is hidden?",
+            best=("device_ms", "time_ms"),
+            shows=(
+                "time_ms",
+                "device_ms",
+                "forward_ms",
+                "backward_ms",
+                "compute_ms",
+                "communication_ms",
+                "exposed_ms",
+                "hidden_share",
+                "gather_hidden",
+                "scatter_hidden",
+                "overlap_fraction",
+                "tflops",
+                "gemm_share",
+                "peak_gib",
+                "workspace_gib",
+                "loss_value",
+                "grad_norm",
+                "chosen",
+            ),
+        )
+    },
 )

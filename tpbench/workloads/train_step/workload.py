@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from tpbench.workloads import Option, Pivot, Workload
+from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.document import document
 from tpbench.workloads.train_step.local import resolve
@@ -137,6 +137,32 @@ WORKLOAD = Workload(
         trajectories=("losses", "grad_norms"),
         loss_tolerance={"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-3},
     ),
+    shares=("mfu", "exposed_share"),
+    studies={
+        "training": Study(
+            "what does each implementation reach, and what does it need?",
+            best=("tokens_per_s_per_gpu",),
+            across=("dp_size", "tp_size"),
+            shows=(
+                "tokens_per_s_per_gpu",
+                "mfu",
+                "exposed_share",
+                "time_ms",
+                "device_ms",
+                "forward_ms",
+                "backward_ms",
+                "optimizer_ms",
+                "peak_gib",
+                "steady_gib",
+                "expected_gib",
+                "expected_model_gib",
+                "expected_gradients_gib",
+                "expected_optimizer_gib",
+                "expected_activations_gib",
+                "loss_value",
+            ),
+        )
+    },
     metrics={
         "tokens_per_s": 1,
         "tokens_per_s_per_gpu": 1,
