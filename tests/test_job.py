@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpbench.conduct import Conduct
 from tpbench.fields import JobError
 from tpbench.job import Job, field_names, parse_job, refusal
 from tpbench.workloads import workloads
@@ -130,9 +131,9 @@ def test_what_cannot_be_captured_in_a_graph_is_refused() -> None:
     assert refusal(parse_job({**counted, "variant": "dense_reduce_scatter"})) is None
 
 
-def test_flat_names_are_unique_across_the_parts_of_a_job() -> None:
+def test_flat_names_are_unique_across_the_parts_of_a_job_and_a_sweep() -> None:
     for workload in workloads().values():
-        job_fields = set(Job.__dataclass_fields__) - {"measure"}
+        job_fields = set(Job.__dataclass_fields__) - {"measure"} | set(Conduct.__dataclass_fields__)
         problem_fields = set(workload.problem.__dataclass_fields__)
         assert not job_fields & problem_fields
         assert problem_fields <= field_names(workload)

@@ -50,7 +50,10 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
         (["variant=triton_tp", "merge=triton"], ["no field of entropy_loss is called merge"]),
         (["variant=sparse_auto", "shape=tiny_bigram_w2", "vocab=3"], ["no field of embedding_grad is called vocab"]),
         (["variant=sparse_auto", "shape=tiny_bigram_w2", "tp_size=2"], ["tp_size=2 must be 1"]),
-        (["variant=sparse_auto", "shape=tiny_bigram_w2", "order=first"], ["order=first does not exist", "beside"]),
+        (
+            ["variant=sparse_auto", "shape=tiny_bigram_w2", "transfers=first"],
+            ["transfers=first does not exist", "beside"],
+        ),
     ],
 )
 def test_wrong_input_gets_one_message(arguments: list[str], messages: list[str], tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:
     return {
         "workload": "embedding_grad", "status": "ok", "interpreted": False, "variant": variant, "density": density,
         "time_ms": 9 * ms, "device_ms": ms, "gpu_name": "H200", "cpu_model": "x", "dtype": "bfloat16", "dp_size": 4,
-        "table_rows": 251_520, "width": 768, "overlap_ms": 0.0, "order": "early", "merge": "triton", "pinned": True,
+        "table_rows": 251_520, "width": 768, "overlap_ms": 0.0, "transfers": "early", "merge": "triton", "pinned": True,
         "predicted_crossover": 0.63, "started_at": pd.Timestamp("2026-11-20", tz="UTC"), **more,
     }  # fmt: skip
 

@@ -113,7 +113,7 @@ def one_rounding(here: Rank) -> bool:
 
 def sessions(here: Rank, name: str) -> list[Verdict]:
     verdicts = []
-    for cell in [problem(), problem(overlap_ms=1.0, merge="index_add"), problem(overlap_ms=1.0, order="beside")]:
+    for cell in [problem(), problem(overlap_ms=1.0, merge="index_add"), problem(overlap_ms=1.0, transfers="beside")]:
         session = setup(cell, WORKLOAD.variants[name], context(here))
         session.step()
         verdicts.append(session.check())

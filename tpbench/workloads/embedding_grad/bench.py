@@ -45,7 +45,7 @@ class EmbeddingGradSession:
         self.iterate = sequence(self.exchange.phases)
         if problem.overlap_ms:
             self.stand_in = StandIn(problem.overlap_ms, context.device, self.stopwatch)
-            self.iterate = Overlap(self.exchange.phases, problem.order, self.stand_in, context.device).run
+            self.iterate = Overlap(self.exchange.phases, problem.transfers, self.stand_in, context.device).run
         self.costs = costs(self.inputs, self.links, self.exchange.formula())
 
     def step(self) -> None:

@@ -35,17 +35,17 @@ class StandIn:
             torch.mm(self.factor, self.factor, out=self.product)
 
 
-def split(phases: Sequence[Phase], order: str) -> tuple[list[Phase], list[Phase]]:
+def split(phases: Sequence[Phase], transfers: str) -> tuple[list[Phase], list[Phase]]:
     """The phases that run beside the stand-in, and those that run after it."""
-    beside = {"early": lambda phase: phase.early, "late": lambda phase: False, "beside": lambda phase: True}[order]
+    beside = {"early": lambda phase: phase.early, "late": lambda phase: False, "beside": lambda phase: True}[transfers]
     return [each for each in phases if beside(each)], [each for each in phases if not beside(each)]
 
 
 class Overlap:
     """An iteration with the stand-in: on a GPU transfers have a stream of their own, on a CPU a thread."""
 
-    def __init__(self, phases: Sequence[Phase], order: str, stand_in: StandIn, device: torch.device) -> None:
-        self.beside, self.after = map(sequence, split(phases, order))
+    def __init__(self, phases: Sequence[Phase], transfers: str, stand_in: StandIn, device: torch.device) -> None:
+        self.beside, self.after = map(sequence, split(phases, transfers))
         self.stand_in, self.device = stand_in, device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.thread = ThreadPoolExecutor(max_workers=1) if device.type == "cpu" else None

@@ -28,7 +28,7 @@ class EmbeddingGrad:
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of the gradient")
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     overlap_ms: float = setting(0.0, help="length of a stand-in backward beside which transfers may run", low=0.0)
-    order: Literal["early", "late", "beside"] = setting(
+    transfers: Literal["early", "late", "beside"] = setting(
         "early", help="transfers beside the stand-in: what needs no gradient, none, or all (the gradient is ready)"
     )
     merge: Literal["triton", "index_add"] = setting("triton", help="how received rows are added to the owner's")
@@ -84,7 +84,7 @@ WORKLOAD = Workload(
         "duplicates": "share of tokens on a row that has one (distribution=fixed)",
         "seed": "seed of the inputs",
         "overlap_ms": "length asked for of the stand-in backward, ms",
-        "order": "which transfers run beside the stand-in backward",
+        "transfers": "which transfers run beside the stand-in backward",
         "merge": "how received rows are added to the owner's",
         "pinned": "whether row numbers go to the GPU through pinned memory",
         "density": "distinct rows that a rank touched over table_rows, mean over ranks",
@@ -106,7 +106,7 @@ WORKLOAD = Workload(
     options=(
         Option("merge", neutral="triton", drop=True),
         Option("pinned", neutral=True, drop=True),
-        Option("order", neutral="early", drop=True),
+        Option("transfers", neutral="early", drop=True),
     ),
     pivot=Pivot(
         rows=("table_rows", "width", "dp_size", "density"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DENSE = "dense_reduce_scatter"
-TOGETHER = ["hardware", "dtype", "table_rows", "width", "dp_size", "overlap_ms", "order"]
+TOGETHER = ["hardware", "dtype", "table_rows", "width", "dp_size", "overlap_ms", "transfers"]
 """What must be the same for times to be compared over densities."""
 OPTIONS = {"merge": "triton", "pinned": True}
 """Options that make another column of a variant, with what is not mentioned."""
@@ -38,7 +38,7 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=[*TOGETHER, "head", "density", "ms", "dense_ms", "speedup", "predicted_crossover"])
     dense = rows[rows["variant"] == DENSE]
     others = rows[rows["variant"] != DENSE]
-    # A dense row takes no order of its own but "early" and "late", which are one to it.
+    # To a dense row transfers=early and late are one.
     exactly = [*TOGETHER, "density"]
     same = dense.groupby(exactly)["ms"].last().rename("same_ms").reset_index()
     any_ = dense.groupby(TOGETHER)["ms"].median().rename("any_ms").reset_index()

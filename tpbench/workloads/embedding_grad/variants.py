@@ -17,14 +17,14 @@ def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
     return "torch adds no sparse tensors in float16" if problem.dtype == "float16" else None
 
 
-@WORKLOAD.variant("reduce_scatter_tensor of the whole table", takes={"order"})
+@WORKLOAD.variant("reduce_scatter_tensor of the whole table", takes={"transfers"})
 def dense_reduce_scatter(problem: EmbeddingGrad, place: Any) -> Any:
     from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
 
     return DenseReduceScatter(place.inputs, place.wire)
 
 
-@WORKLOAD.variant("all_reduce of the whole table, of which each rank uses its slice", takes={"order"})
+@WORKLOAD.variant("all_reduce of the whole table, of which each rank uses its slice", takes={"transfers"})
 def dense_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
     from tpbench.workloads.embedding_grad.dense import DenseAllReduce
 
@@ -33,7 +33,7 @@ def dense_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows to their owners; row numbers known on the CPU before the forward pass",
-    takes={"merge", "pinned", "order"},
+    takes={"merge", "pinned", "transfers"},
     needs=("triton",),
     no_graph=NO_GRAPH,
     uses_triton=_merges_with_triton,
@@ -49,7 +49,7 @@ def sparse_all_to_all(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows to their owners; row numbers found on the GPU, for which the host waits",
-    takes={"merge", "order"},
+    takes={"merge", "transfers"},
     needs=("triton",),
     no_graph=NO_GRAPH,
     uses_triton=_merges_with_triton,
@@ -64,7 +64,7 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows to everybody: the coalesced COO tensor all-gathered",
-    takes={"merge", "pinned", "order"},
+    takes={"merge", "pinned", "transfers"},
     needs=("triton",),
     no_graph=NO_GRAPH,
     uses_triton=_merges_with_triton,
@@ -80,7 +80,7 @@ def sparse_all_gather(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "torch's all_reduce of a sparse COO tensor",
-    takes={"order"},
+    takes={"transfers"},
     no_graph=NO_GRAPH,
     cpu_only="NCCL has no sparse all-reduce",
     refuses=_no_sparse_half,
@@ -94,7 +94,7 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
-    takes={"merge", "pinned", "order"},
+    takes={"merge", "pinned", "transfers"},
     needs=("triton",),
     no_graph=NO_GRAPH,
     uses_triton=_merges_with_triton,
