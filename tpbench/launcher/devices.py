@@ -110,7 +110,7 @@ def _lock(device: Device) -> int | None:
     old = os.umask(0)  # everybody must be able to take it after us
     try:
         FOLDER.mkdir(mode=0o1777, exist_ok=True)
-        file = os.open(FOLDER / f"{device.name}.lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(FOLDER / f"{device.name}.lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError:
         return None
     finally:
