@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from tpbench.context import Context, Costs, Verdict
+from tpbench.measure.gemm import compute_ms
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.tp_block import counts, exposure, oracle, rates, trace
@@ -103,7 +104,7 @@ class TpBlockSession:
             bytes_moved=counts.bytes_moved(problem, size, item),
             bytes_communicated=sent,
             flops=flops,
-            compute_ms=self.rates.compute_ms(flops),
+            compute_ms=compute_ms(flops, self.rates.gemm_tflops),
             wire_ms=self.rates.wire_ms(counts.bytes_sent(problem, size, item, least=True)),
         )
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from tpbench.context import Context, Costs, Schedule, Verdict
 from tpbench.measure import memory
+from tpbench.measure.gemm import compute_ms, gemm_tflops
+from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.train_step import oracle, phases, sizes, speed, trace
 from tpbench.workloads.train_step.batches import Batch, micro_batch
@@ -24,6 +26,7 @@ class TrainStepSession:
 
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
+        self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
         self.right = oracle.expected(problem, context)
         self.schedule = Schedule(problem.warmup_steps, problem.steps, held_before=memory.held(context.device))
         context.say(f"making the model for {variant.name}")
@@ -35,7 +38,7 @@ class TrainStepSession:
         self.losses: list[torch.Tensor] = []
         self.norms: list[torch.Tensor] = []
         self.progress = speed.Progress(problem, context)
-        self.costs = costs(problem, variant, context)
+        self.costs = costs(problem, variant, context, self.gemm_tflops)
 
     def step(self) -> None:
         """One step of training."""
@@ -70,6 +73,7 @@ class TrainStepSession:
             "losses": losses,
             "grad_norms": norms,
             "oracle": self.right.source,
+            "gemm_tflops": self.gemm_tflops,
             "init_s": self._most(self.init_s),
             "steady_gib": self._most((memory.held(self.context.device) - self.schedule.held_before) / 2**30),
         }
@@ -103,12 +107,13 @@ class TrainStepSession:
             torch.cuda.synchronize(self.context.device)
 
 
-def costs(problem: TrainStep, variant: Variant, context: Context) -> Costs:
-    """Each parameter and both of its moments read once and written once, spread evenly over the ranks; the operations
-    of the matrix products, which for all but the smallest batches are the real limit."""
+def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float) -> Costs:
+    """The operations of the matrix products at the rate that a large one reaches here; or, where that is longer, each
+    parameter and both of its moments read once and written once, spread evenly over the ranks."""
     states = 3 * sizes.parameters(problem) * ITEM_BYTES[problem.stored_dtype] // context.world_size
     sent = sizes.bytes_communicated(problem, variant.name, context.tp_size, context.dp_size)
-    return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=sizes.step_flops(problem, context.tp_size))
+    flops = sizes.step_flops(problem, context.tp_size)
+    return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=flops, compute_ms=compute_ms(flops, tflops))
 
 
 def setup(problem: TrainStep, variant: Variant, context: Context) -> TrainStepSession:

@@ -29,9 +29,6 @@ PEAK_TFLOPS = {
 """Dense peaks by NVIDIA's datasheets, in TFLOP/s: of bf16 and fp16, and of TF32 (for float32, though torch's default
 does not use it). The first name found in the GPU's counts."""
 
-PRODUCT_SIZE = 8192
-PRODUCTS = 10
-
 
 def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any]) -> dict[str, Any]:
     """By the median step: device time where there is one, else wall time."""
@@ -46,7 +43,6 @@ def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any])
         "tflops_per_gpu": tflops,
     }
     if context.device.type == "cuda":
-        found["product_tflops"] = product_tflops(problem, context.device)
         peak = peak_tflops(torch.cuda.get_device_name(context.device), problem.dtype)
         if peak is not None:
             found |= {"peak_tflops": peak, "mfu": tflops / peak}
@@ -60,21 +56,6 @@ def peak_tflops(gpu_name: str, dtype: str) -> float | None:
         if all(word in words for word in name.split()):
             return float(single if dtype == "float32" else half)
     return None
-
-
-def product_tflops(problem: TrainStep, device: torch.device) -> float:
-    """What a large square product reaches here, the best of a few."""
-    size = PRODUCT_SIZE
-    one = torch.randn(size, size, device=device, dtype=getattr(torch, problem.dtype))
-    times = []
-    for _ in range(PRODUCTS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        one @ one
-        end.record()
-        torch.cuda.synchronize(device)
-        times.append(begin.elapsed_time(end))
-    return float(2 * size**3 / min(times) / 1e9)
 
 
 class Progress:

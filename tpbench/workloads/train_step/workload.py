@@ -101,7 +101,7 @@ WORKLOAD = Workload(
         "tflops_per_gpu": "flops over the median step's time, TFLOP/s",
         "mfu": "flops over the median step's time and peak_tflops: model FLOPs utilisation",
         "peak_tflops": "dense peak of the GPU's datasheet in dtype, TFLOP/s",
-        "product_tflops": "what a large matrix product reached on this GPU in this job, TFLOP/s",
+        "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
         "forward_ms": "forward passes of a step timed apart, median over steps of the slowest rank, ms",
         "backward_ms": "backward passes likewise, ms",
         "optimizer_ms": "clipping and update likewise, ms",
