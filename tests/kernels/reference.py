@@ -48,11 +48,11 @@ def assert_right(loss: Tensor, row_loss: Tensor, grad: Tensor, right: tuple[Tens
     torch.testing.assert_close(loss.double().cpu(), right[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(row_loss.double().cpu(), right[1], rtol=1e-5, atol=1e-5)
     got = grad.double().cpu()
-    # What a subnormal cannot express is no error.
-    slack = torch.finfo(grad.dtype).smallest_normal * torch.finfo(grad.dtype).eps / 2
+    # What a subnormal cannot express is no error, nor that a probability of one less one leaves an fp32's rounding.
+    slack = torch.finfo(grad.dtype).smallest_normal * torch.finfo(grad.dtype).eps / 2 + 2.0**-23 / max(1, len(grad))
     error = ((got - right[2]).abs() - slack).clamp(min=0).norm(dim=-1)
     assert (error <= TOLERANCE[grad.dtype] * right[2].norm(dim=-1)).all(), error / right[2].norm(dim=-1)
-    assert (got[right[2].norm(dim=-1) == 0] == 0).all()
+    assert (got[right[2].norm(dim=-1) == 0].abs() <= slack).all()
 
 
 def make(

@@ -58,8 +58,10 @@ def run(exchange: Exchange, wire: Wire) -> Tensor:
     return exchange.result()
 
 
-def dense_mean(here: Rank, inputs: Inputs) -> Tensor:
-    """This rank's slice of the mean, by a plain all-reduce in float64 of the gradients as they are."""
+def dense_mean(here: Rank, inputs: Inputs, *, of_sizes: bool = False) -> Tensor:
+    """This rank's slice of the mean, by a plain all-reduce in float64 of the gradients as they are, or of their sizes:
+    what rounding errors on the way can be compared with where gradients cancel."""
     whole = inputs.grad.double()
+    whole = whole.abs() if of_sizes else whole
     dist.all_reduce(whole, group=here.group)
     return inputs.slice_of(whole / here.world_size)

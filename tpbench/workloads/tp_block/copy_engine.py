@@ -82,6 +82,7 @@ class CopyEngine:
         with torch.cuda.stream(lanes[len(self.runs) % 2]):
             torch.mm(sources[self.rank], matrix, out=mine[self.rank])
         lanes[0].wait_stream(lanes[1])
+        held = [leaving]  # the copies read it: until they have, its memory must not serve others
 
         def finish() -> Tensor:
             here = torch.cuda.current_stream()
@@ -92,7 +93,8 @@ class CopyEngine:
             with torch.cuda.stream(self.copies):
                 for peer in self.peers:
                     self.signals.send(TAKEN + inbox.turn, peer)
-            here.wait_event(pushed)  # after which the memory of `leaving` may serve others
+            here.wait_event(pushed)
+            held.clear()
             if torch.cuda.is_current_stream_capturing():
                 here.wait_stream(self.copies)  # a captured graph ends on one stream
             return total
