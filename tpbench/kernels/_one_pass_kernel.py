@@ -81,6 +81,18 @@ def _exp2(x):
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
+@gluon.constexpr_function
+def _wait_for_copies(later):
+    return f"cp.async.wait_group {later}; mov.b32 $0, 0;"
+
+
+@gluon.jit
+def _await_copies(LATER: gl.constexpr):
+    """Wait for this thread's copies, but for the last LATER groups. `async_copy.wait_group` has a barrier besides,
+    which nothing here needs: a thread reads from shared memory only what it copied there itself."""
+    gl.inline_asm_elementwise(_wait_for_copies(LATER), "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
 @gluon.jit
 def _now():
     """Nanoseconds."""
@@ -303,11 +315,12 @@ def _load(shared_x, shared_t, at, valid, tile_of_row, tile_columns, vector, plac
 def _held_state(c, s, ct, st, a, shared_x, shared_t, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER: gl.constexpr,
                 valid, tile_columns, k, k_t, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr,
                 LOSS: gl.constexpr, MASKED: gl.constexpr):  # fmt: skip
-    """Add to a state by thread tiles BEGIN to END of a row, which stay in shared memory from place `at` on. LATER: how
-    many groups of copies were started after the last of these tiles."""
+    """Add to a state by thread tiles BEGIN to END of a row, which stay in shared memory, each at its place `at`. LATER:
+    how many groups of copies were started after the last of these tiles."""
     for tile_of_row in gl.static_range(BEGIN, END):
-        async_copy.wait_group(END - 1 - tile_of_row + LATER)
-        x, t = _load(shared_x, shared_t, at + tile_of_row, valid, tile_of_row, tile_columns, vector, place, tile,
+        _await_copies(END - 1 - tile_of_row + LATER)
+        x, t = _load(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], at, valid, tile_of_row, tile_columns,
+                     vector, place, tile,
                      VECTOR, LOSS == "cross_entropy", MASKED)  # fmt: skip
         c_2, s_2, ct_2, st_2, a_2, _exp, _kept = _thread_state(x, t, k, k_t, LOSS)
         c, s, ct, st, a = _add(c, s, ct, st, a, c_2, s_2, ct_2, st_2, a_2, LOSS)
@@ -483,13 +496,20 @@ def one_pass_kernel(
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, tile)))
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     element: gl.constexpr = logits.dtype.element_ty
-    # Places 0 to STAGES for the last tile of a row, which passes on to registers; then for the others of two rows.
     HELD: gl.constexpr = TILES - 1
     EARLY: gl.constexpr = HELD > 0 or not EXCHANGE
-    shared_x = gl.allocate_shared_memory(element, [STAGES + 2 * HELD, ROWS, REPEATS, LANES, VECTOR], flat)
+    # First the places of the last tile of a row, which passes on to registers; then two of each other tile. Each tile
+    # has memory of its own: in one piece the compiler would see all copies and reads meet, and put barriers between.
+    last: gl.constexpr = [STAGES, ROWS, REPEATS, LANES, VECTOR]
+    other: gl.constexpr = [2, ROWS, REPEATS, LANES, VECTOR]
+    shared_x = (gl.allocate_shared_memory(element, last, flat),)
+    for _ in gl.static_range(HELD):
+        shared_x = shared_x + (gl.allocate_shared_memory(element, other, flat),)  # type: ignore[assignment]  # noqa: RUF005
     shared_t = shared_x
     if not LABELS:
-        shared_t = gl.allocate_shared_memory(element, [STAGES + 2 * HELD, ROWS, REPEATS, LANES, VECTOR], flat)
+        shared_t = (gl.allocate_shared_memory(element, last, flat),)
+        for _ in gl.static_range(HELD):
+            shared_t = shared_t + (gl.allocate_shared_memory(element, other, flat),)  # type: ignore[assignment]  # noqa: RUF005
 
     part = gl.program_id(0) % n_parts
     walker = gl.program_id(0) // n_parts
@@ -517,7 +537,8 @@ def one_pass_kernel(
         counts = row < n_rows
         if LABELS:
             counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
-        _copy(shared_x, shared_t, STAGES + tile_of_row, logits, target, row, counts, first, tile_columns, extent,
+        _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], 0, logits, target, row, counts, first,
+              tile_columns, extent,
               tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
               FULL, ALIGNED)  # fmt: skip
     for step in gl.static_range(STAGES):
@@ -525,7 +546,8 @@ def one_pass_kernel(
         counts = row < n_rows
         if LABELS:
             counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
-        _copy(shared_x, shared_t, step, logits, target, row, counts, first, tile_columns, extent, HELD, logits_row,
+        _copy(shared_x[0], shared_t[0], step, logits, target, row, counts, first, tile_columns, extent, HELD,
+              logits_row,
               logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
               ALIGNED)  # fmt: skip
     row = ((walker + walkers) * ROWS + row_in_tile).to(gl.int64)
@@ -533,7 +555,8 @@ def one_pass_kernel(
         counts = row < n_rows
         if LABELS:
             counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
-        _copy(shared_x, shared_t, STAGES + HELD + tile_of_row, logits, target, row, counts, first, tile_columns, extent,
+        _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], 1, logits, target, row, counts, first,
+              tile_columns, extent,
               tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
               FULL, ALIGNED)  # fmt: skip
 
@@ -580,7 +603,7 @@ def one_pass_kernel(
     by_thread: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, tile))
     zero = gl.zeros([ROWS, LANES], gl.float32, by_thread)
     c_held, s_held, ct_held, st_held, a_held = _held_state(
-        zero - INF, zero, zero - INF, zero, zero, shared_x, shared_t, STAGES, 0, HELD, HELD + STAGES, valid,
+        zero - INF, zero, zero - INF, zero, zero, shared_x, shared_t, 0, 0, HELD, HELD + STAGES, valid,
         tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
     )  # fmt: skip
 
@@ -600,8 +623,9 @@ def one_pass_kernel(
             this_label = _load_labels(target, ahead, n_rows)
             next_last_label = _load_labels(target, ahead + STAGES * walkers * ROWS, n_rows)
             next_held_label = _load_labels(target, ahead + 2 * walkers * ROWS, n_rows)
-        async_copy.wait_group(HELD + (STAGES - 1) * TILES)
-        x, t = _load(shared_x, shared_t, step % STAGES, valid, HELD, tile_columns * unit, vector, place, tile, VECTOR,
+        _await_copies(HELD + (STAGES - 1) * TILES)
+        x, t = _load(shared_x[0], shared_t[0], step % STAGES, valid, HELD, tile_columns * unit, vector, place, tile,
+                     VECTOR,
                      LABELS, MASKED)  # fmt: skip
         # The tile lives in registers: its place is free for the one STAGES further.
         if EARLY:
@@ -609,7 +633,8 @@ def one_pass_kernel(
             copied = last_row < n_rows
             if LABELS:
                 copied = _columns_of(last_label, vocab_size, ignore_index) >= 0
-            _copy(shared_x, shared_t, step % STAGES, logits, target, last_row, copied, first, tile_columns, extent,
+            _copy(shared_x[0], shared_t[0], step % STAGES, logits, target, last_row, copied, first, tile_columns,
+                  extent,
                   HELD, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
                   ALIGNED)  # fmt: skip
         c_thread, s, ct_thread, st, a, exp_x, kept = _thread_state(x, t, k, k_t, LOSS)
@@ -641,7 +666,7 @@ def one_pass_kernel(
 
         # The next row's tiles, while the words travel.
         c_held, s_held, ct_held, st_held, a_held = zero - INF, zero, zero - INF, zero, zero
-        next_at = STAGES + (step + 1) % 2 * HELD
+        next_at = (step + 1) % 2
         c_held, s_held, ct_held, st_held, a_held = _held_state(
             c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, 0, HELD - 1, 2, valid,
             tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
@@ -683,7 +708,8 @@ def one_pass_kernel(
             copied = last_row < n_rows
             if LABELS:
                 copied = _columns_of(last_label, vocab_size, ignore_index) >= 0
-            _copy(shared_x, shared_t, step % STAGES, logits, target, last_row, copied, first, tile_columns, extent,
+            _copy(shared_x[0], shared_t[0], step % STAGES, logits, target, last_row, copied, first, tile_columns,
+                  extent,
                   HELD, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
                   ALIGNED)  # fmt: skip
         of_row, log_z = _row_loss(c, s, b, st, a, k, z_loss, LOSS, Z_LOSS)
@@ -696,7 +722,7 @@ def one_pass_kernel(
             copied = _columns_of(held_label, vocab_size, ignore_index) >= 0
         if not GRAD:
             for tile_of_row in gl.static_range(HELD):
-                _copy(shared_x, shared_t, STAGES + step % 2 * HELD + tile_of_row, logits, target, held_row, copied,
+                _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], step % 2, logits, target, held_row, copied,
                       first, tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column,
                       vector, place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
         else:
@@ -727,9 +753,9 @@ def one_pass_kernel(
             _write(grad, exp_x, kept, weight, weight_t, row, exists, first, tile_columns, extent, valid, HELD, grad_row,
                    grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED, ALIGNED)  # fmt: skip
             for tile_of_row in gl.static_range(HELD):
-                x, t = _load(shared_x, shared_t, STAGES + step % 2 * HELD + tile_of_row, valid, tile_of_row,
+                x, t = _load(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], step % 2, valid, tile_of_row,
                              tile_columns * unit, vector, place, tile, VECTOR, LABELS, MASKED)  # fmt: skip
-                _copy(shared_x, shared_t, STAGES + step % 2 * HELD + tile_of_row, logits, target, held_row, copied,
+                _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], step % 2, logits, target, held_row, copied,
                       first, tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column,
                       vector, place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
                 x = gl.fma(x, k, 0.0 - reference_thread[:, None, :, None])

@@ -123,6 +123,10 @@ def tiling(
             f"logits have {columns} columns on this rank of {share} on the average: too uneven for "
             "exchange='symmetric', use exchange='nccl'"
         )
+    if loss != "cross_entropy" and slots and (world_size == 1 or block == 4096):
+        # Instructions are what is short: what a warp does once a row, above all with words, is done by fewer of them.
+        # Measured: with narrower tiles over ranks 255 registers do not suffice, with wider ones 16 warps hide more.
+        warps = 8
     walkers = on.processors * per_sm // max(1, -(-share // part))
     # The most rows a tile that cost no idle programs at the end.
     tile_rows = min(
