@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,11 +23,12 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT)}
 
 
-def tpbench(*arguments: str, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """Run `python -m tpbench ARGUMENTS` to its end."""
-    return subprocess.run(
-        [*COMMAND, *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout
-    )
+def tpbench(
+    *arguments: str, cwd: Path, timeout: float = 240, program: Sequence[str] = ("-m", "tpbench")
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m tpbench ARGUMENTS`, or another program of Python's, to its end."""
+    line = [sys.executable, *program, *arguments]
+    return subprocess.run(line, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout)
 
 
 class Running:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 from tpbench.cell import RESCUE, CellRow
 from tpbench.launcher.autopsy import EXIT_CROWDED, EXIT_PEER_LOST
 from tpbench.launcher.process import die_with_parent, parent_is_of
+from tpbench.residence import Residence
 from tpbench.results.write import RowExists
 from tpbench.turns import FOLDER, TurnTaker
 
@@ -40,64 +42,82 @@ def main(cell_file: Path) -> NoReturn:
     die_with_parent()
     if not parent_is_of(CellRow.load(cell_file).row_id):
         os._exit(EXIT_FAULT)
-    run(cell_file)
+    run(cell_file, "", Residence())
+    leave()
 
 
-def run(cell_file: Path, meeting: str = "") -> NoReturn:
-    """Run the cell on this rank. `meeting`: what sets this job's process group apart from others of the same torchrun.
-
-    Leaves through `os._exit`: gloo and NCCL threads may abort an orderly teardown after
-    all that counts is done."""
+def run(cell_file: Path, meeting: str, residence: Residence) -> bool:
+    """Run the cell on this rank; leaves where it does not end well. `meeting`: what sets this process's groups apart
+    from others of the same torchrun. Returns whether the process may have another job: the same on every rank."""
     faulthandler.enable()
     row = CellRow.load(cell_file)
-    code = 0
     try:
-        _measure(row, meeting, TurnTaker(cell_file.parent / FOLDER) if row.known.get("interleaved") else None)
+        may_have_another = _measure(row, meeting, residence, cell_file.parent)
     except Exception as error:
         traceback.print_exc()
         code = EXIT_PEER_LOST if _PEER_LOST.search(str(error)) else EXIT_FAULT
         if code == EXIT_FAULT:  # else the launcher will say which rank broke the collective, and how
             _write_fault(row, error)
+        leave(code)
+    return may_have_another
+
+
+def leave(code: int = 0) -> NoReturn:
+    """By `os._exit`: gloo and NCCL threads may abort an orderly teardown after all that counts is done."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _measure(row: CellRow, meeting: str, turns: TurnTaker | None) -> None:
+def _measure(row: CellRow, meeting: str, residence: Residence, folder: Path) -> bool:
     say("importing torch")
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
+
+    job = row.job
+    device = _device(torch, job.device)
+    residence.enter(row)
+    if not dist.is_initialized():
+        # The launcher ends a job that takes too long and knows more of it than a group that gives up would.
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=(job.timeout_s + 60) * row.sharers),
+            store=PrefixStore(meeting, _agents_store(dist)),
+            rank=RANK,
+            world_size=job.world_size,
+        )
+    residence.settled()
+    _measure_in(row, device, residence.jobs, TurnTaker(folder / FOLDER) if row.known.get("interleaved") else None)
+    say("done")
+    stays = torch.tensor(residence.stays(device), dtype=torch.int32)
+    dist.all_reduce(stays, dist.ReduceOp.MIN)
+    return bool(stays)
+
+
+def _measure_in(row: CellRow, device: Any, jobs_before: int, turns: TurnTaker | None) -> None:
+    """The cell, within the process group. Nothing refers to its tensors afterwards."""
+    import torch
 
     from tpbench.measure import memory
     from tpbench.measure.bandwidth import copy_gb_per_s
     from tpbench.measure.run import run as measure
 
     job = row.job
-    device = _device(torch, job.device)
-    sharers = row.sharers
-    # The launcher ends a job that takes too long and knows more of it than a group that gives up would.
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=(job.timeout_s + 60) * sharers),
-        store=PrefixStore(meeting, _agents_store(dist)),
-        rank=RANK,
-        world_size=job.world_size,
-    )
     context = _context(job, device, Path(row.known["log_dir"]))
     bench = job.workload.bench
-    limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * sharers)
+    limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * row.sharers)
     say("setting up")
-    columns: dict[str, Any] = {"memory_limit_gib": limit, **_torch_facts(torch, device)}
+    columns: dict[str, Any] = {
+        "memory_limit_gib": limit, "jobs_before": jobs_before, **_torch_facts(torch, device),
+    }  # fmt: skip
     copy = copy_gb_per_s(device)
     session = bench.setup(job.problem, job.implementation, context)
     verdict, measured = measure(session, context, job.measure, copy, say, bool(row.known["interpreted"]), turns)
     columns |= measured | verdict.columns
     if RANK == 0:
         _write(row, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
-    say("done")
-    dist.barrier()
 
 
 def _write(row: CellRow, status: str, reason: str | None, **columns: Any) -> None:
@@ -147,16 +167,26 @@ def _agents_store(dist: Any) -> Any:
     return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
+@functools.cache
+def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
+    """The groups of the (dp, tp) mesh's rows and of its columns, row-major. Every rank must create every group, in the
+    same order. One of all ranks is the world itself: a communicator of its own would cost seconds and memory."""
+    import torch.distributed as dist
+
+    def group(ranks: list[int]) -> Any:
+        return dist.group.WORLD if len(ranks) == dist.get_world_size() else dist.new_group(ranks)
+
+    replicas = [[dp * tp_size + tp for tp in range(tp_size)] for dp in range(dp_size)]
+    return [group(ranks) for ranks in replicas], [group(list(ranks)) for ranks in zip(*replicas, strict=True)]
+
+
 def _context(job: Any, device: Any, folder: Path) -> Any:
-    """The (dp, tp) mesh, row-major. Every rank must create every group, in the same order."""
     import torch.distributed as dist
 
     from tpbench.context import Context
 
     dp_rank, tp_rank = divmod(dist.get_rank(), job.tp_size)
-    replicas = [[dp * job.tp_size + tp for tp in range(job.tp_size)] for dp in range(job.dp_size)]
-    tp_groups = [dist.new_group(ranks) for ranks in replicas]
-    dp_groups = [dist.new_group(list(ranks)) for ranks in zip(*replicas, strict=True)]
+    tp_groups, dp_groups = _groups(job.tp_size, job.dp_size)
     return Context(
         rank=dist.get_rank(),
         world_size=job.world_size,

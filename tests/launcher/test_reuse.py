@@ -34,6 +34,40 @@ def test_the_twentieth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: P
     assert len(list((tmp_path / "warm/outputs/sweeps").glob("*/group-*"))) == 1
 
 
+STAYING = "import tpbench.launcher.warm as w; w.may_stay = lambda job: True; from tpbench.__main__ import main; main()"
+"""As on GPUs: the processes themselves stay, where they are left clean."""
+
+
+def test_processes_that_stay_make_the_rows_of_fresh_ones(tmp_path: Path) -> None:
+    sweep = ("-m", "variant=pytorch_tp_manual,pytorch_gather", "seed=4,5", *SMALL, "memory_limit_gib=2")
+    rows = {}
+    for name, more in (("cold", ()), ("stay", ("reuse=true",))):
+        (tmp_path / name).mkdir()
+        done = tpbench(*sweep, *more, cwd=tmp_path / name, program=("-c", STAYING))
+        assert done.returncode == 0, done.stderr
+        rows[name] = package.load(tmp_path / name / "outputs").sort_values("cell")
+    assert list(rows["cold"]["jobs_before"]) == [0] * 4
+    assert list(rows["stay"]["jobs_before"]) == [0, 1, 2, 3]
+    assert rows["stay"][SAME].to_dict("records") == rows["cold"][SAME].to_dict("records")
+
+
+def test_who_stays_makes_room_for_other_groups(tmp_path: Path) -> None:
+    small = [each for each in SMALL if not each.startswith("tp_size")]
+    sweep = ("-m", "variant=pytorch_gather", *small, "reuse=true", "parallel=auto", "tp_size=2,1", "seed=1,2")
+    done = tpbench(*sweep, cwd=tmp_path, program=("-c", STAYING))
+    assert done.returncode == 0, done.stderr
+    rows = package.load(tmp_path / "outputs").sort_values("cell")
+    assert set(rows["status"]) == {"ok"}
+    assert list(rows.loc[rows["tp_size"] == 2, "jobs_before"]) == [0, 1]
+
+
+def test_who_has_compiled_does_not_stay(tmp_path: Path) -> None:
+    sweep = ("-m", "variant=pytorch_tp_manual", "compile=true", *SMALL, "reuse=true", "seed=1,2")
+    done = tpbench(*sweep, cwd=tmp_path, program=("-c", STAYING))
+    assert done.returncode == 0, done.stderr
+    assert list(package.load(tmp_path / "outputs")["jobs_before"]) == [0, 0]
+
+
 def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) -> None:
     sweep = ("-m", "variant=pytorch_tp_manual", "seed=1,2,3", *SMALL, "tokens=2048", "reuse=true")
     running = Running(*sweep, cwd=tmp_path)

@@ -97,6 +97,9 @@ class Host:
                     if (lease := self.devices.lease(unit[0].job)) is not None:
                         waiting.remove(unit)
                         self.lanes.append(Lane(self._start(unit, begin, lease, display), lease))
+                if not self.lanes:  # somebody else has the devices
+                    for group in self.groups.values():
+                        group.rest()
                 for lane in list(self.lanes):
                     outcomes = lane.work.poll()
                     if lane.work.over:
@@ -155,4 +158,7 @@ class Host:
         if kind not in self.groups or not self.groups[kind].alive:
             folder = attempt.folder.parent / f"group-{attempt.folder.name}"
             self.groups[kind] = WarmGroup(attempt, env, lease, folder)
+        for each, group in self.groups.items():
+            if each != kind:
+                group.rest(lease.devices)
         return self.groups[kind].submit(attempt)

@@ -1,16 +1,34 @@
 """A torchrun that stays: its ranks have imported torch, and run one job after the other, each in a process forked for
-it. Nothing that a job does to its process reaches the next: not its memory, seeds, limits or compiled functions."""
+it, or on GPUs in one that the last job has left clean. Nothing that a job does to its process reaches the next: not its
+memory, seeds, limits or compiled functions."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 
+from tpbench.job import Job
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Outcome
-from tpbench.launcher.devices import Lease
+from tpbench.launcher.devices import Device, Lease
 from tpbench.launcher.process import ProcessTree
-from tpbench.serve import Spool
+from tpbench.serve import Order, Spool
+
+REST_S = 30.0
+"""How long ranks may take to let go of their devices."""
+POLL_S = 0.01
+
+
+def may_stay(job: Job) -> bool:
+    """Whether its processes may have the next job too, if it leaves nothing in them. On a CPU none does: a fork is
+    cheap there, and memory, its limits and its peaks are the process's."""
+    return (
+        job.device == "cuda"
+        and job.memory_limit_gib is None
+        and job.workload.forgets
+        and not job.implementation.needs  # other people's packages keep what they like
+    )
 
 
 class WarmGroup:
@@ -19,11 +37,14 @@ class WarmGroup:
     def __init__(self, attempt: Attempt, env: dict[str, str], lease: Lease, folder: Path) -> None:
         folder.mkdir()
         self.spool = Spool(folder)
+        self.ranks, self.devices = attempt.cell.job.world_size, lease.devices
         self.jobs = 0
+        self.resident = False
+        """Whether its processes may still hold what the last job had on the devices."""
         line = torchrun.command(attempt.cell.job, folder / "group", folder, serve=True)
         self.command = " ".join(line)
         self.log = folder / "torchrun.log"
-        # Not the locks of the devices: they are each job's, and while the group waits it has nothing on a GPU.
+        # Not the locks of the devices: they are each job's, and whoever else wants the devices has the group rest.
         marked = {**env, torchrun.MARKER: f"{attempt.row.row_id}.warm"}
         self.tree = ProcessTree(line, marked, self.log, cores=lease.cores)
 
@@ -33,12 +54,26 @@ class WarmGroup:
 
     def submit(self, attempt: Attempt) -> WarmJob:
         """Hand it the next job."""
+        self.resident = may_stay(attempt.cell.job) and attempt.row.sharers == 1
         attempt.row.known.update(command=self.command, warm=self.jobs > 0)
         attempt.row.save(attempt.cell_file)
         attempt.agent_log.symlink_to(self.log)
-        self.spool.put(self.jobs, attempt.cell_file)
+        self.spool.put(self.jobs, Order(attempt.cell_file, self.resident))
         self.jobs += 1
         return WarmJob(attempt, self, self.jobs - 1)
+
+    def rest(self, wanted: Collection[Device] | None = None) -> None:
+        """Let go of the devices, if any are among the wanted: no job is at work here."""
+        if not self.resident or (wanted is not None and not set(wanted) & set(self.devices)):
+            return
+        self.resident = False
+        self.spool.put(self.jobs, None)
+        until = time.monotonic() + REST_S
+        while self.alive and not self.spool.done(self.jobs, self.ranks):
+            if time.monotonic() > until:
+                self.tree.end()
+            time.sleep(POLL_S)
+        self.jobs += 1
 
 
 class WarmJob:

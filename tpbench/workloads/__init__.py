@@ -124,6 +124,8 @@ class Workload:
     """Those of its columns that a report can make a table of: 1 where more is better, -1 where less is, 0: neither."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
     """A row as a JSON document with the name of its file, in a form that this workload's users know, or None."""
+    forgets: bool = False
+    """Its own variants keep nothing in the process once their session is gone: a warm process may have the next job."""
     variants: dict[str, Variant] = field(default_factory=dict)
 
     def variant(self, summary: str, **traits: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

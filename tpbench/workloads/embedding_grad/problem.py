@@ -113,4 +113,5 @@ WORKLOAD = Workload(
         sections=("dtype",),
         derived={"density": expected_density},
     ),
+    forgets=True,
 )

@@ -105,4 +105,5 @@ WORKLOAD = Workload(
             ),
         )
     },
+    forgets=True,
 )

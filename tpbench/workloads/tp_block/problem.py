@@ -135,4 +135,5 @@ WORKLOAD = Workload(
             ),
         )
     },
+    forgets=True,
 )

@@ -1,0 +1,109 @@
+"""When a process that has measured a job may have the next one too: where nothing is left that the next could tell.
+
+On GPUs a process is dear: a CUDA context takes half a second, NCCL's communicators several. So the ranks of a warm
+group keep theirs from job to job, as long as each leaves them as it found them.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import random
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from tpbench.cell import CellRow
+
+WORDS_BYTES = 16 * 2**20
+"""Of a GPU's memory that may stay taken: flags and counters of kernels and libraries, not tensors of a problem."""
+GROWTH_BYTES = 2**29
+"""By how much a GPU's free memory may shrink over the jobs of a process: communicators and modules, each once."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a job could change in its process, besides memory, and the next could tell."""
+
+    environment: dict[str, str]
+    settings: tuple[Any, ...]
+    """Of torch."""
+
+    @classmethod
+    def now(cls) -> State:
+        torch = importlib.import_module("torch")
+        settings = (
+            torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.get_num_threads(),
+        )  # fmt: skip
+        return cls(dict(os.environ), settings)
+
+
+class Residence:
+    """A process from its first job on."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        """That it has measured."""
+        self.welcome = False
+        """Whether the launcher lets it stay after the job at hand."""
+        self.first: CellRow | None = None
+        self.state: State | None = None
+        self.seeds: tuple[Any, ...] = ()
+        self.free_bytes = 0
+
+    def fits(self, row: CellRow) -> bool:
+        """Whether it can have this job too: one for the same groups, which live as long as it does."""
+        return self.first is not None and _groups(row) == _groups(self.first)
+
+    def enter(self, row: CellRow) -> None:
+        """Before a job: every number generator begins where the first job's began."""
+        torch = importlib.import_module("torch")
+        if self.first is None:
+            self.first = row
+            self.seeds = (random.getstate(), np.random.get_state(), torch.initial_seed())
+        state, numpys, seed = self.seeds
+        random.setstate(state)
+        np.random.set_state(numpys)
+        torch.manual_seed(seed)
+
+    def settled(self) -> None:
+        """The process group is up and the job's settings are made: what is so now must be so after each job."""
+        if self.state is None:
+            self.state = State.now()
+
+    def stays(self, device: torch.device) -> bool:
+        """After a job, when nothing refers to its session any more: whether it may have another."""
+        self.jobs += 1
+        if not self.welcome or self.state != State.now() or _compiled():
+            return False
+        gc.collect()
+        return device.type != "cuda" or self._memory_free(device)
+
+    def _memory_free(self, device: torch.device) -> bool:
+        torch = importlib.import_module("torch")
+        torch.cuda.synchronize(device)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(device)
+        self.free_bytes = self.free_bytes or free
+        held = torch.cuda.memory_allocated(device)
+        return bool(held <= WORDS_BYTES and self.free_bytes - free <= GROWTH_BYTES)
+
+
+def _groups(row: CellRow) -> tuple[Any, ...]:
+    """What process groups are made of."""
+    job = row.job
+    return job.device, job.world_size, job.tp_size, job.dp_size, job.timeout_s
+
+
+def _compiled() -> bool:
+    """Whether torch.compile has compiled anything here."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])
