@@ -136,10 +136,10 @@ def shapes(cell: TrainStep) -> dict[str, torch.Size]:
 
 
 def whole(value: Tensor, name: str, cell: TrainStep, here: Context) -> Tensor:
-    """All shards of it, in fp32."""
+    """All shards of it, in fp32 on the CPU: a shard that another rank pickled would come back to that rank's GPU."""
     if isinstance(value, DTensor):
-        return value.full_tensor().float().clone()
-    value, right = value.detach().float().clone(), shapes(cell)[name]
+        return value.full_tensor().float().cpu().clone()
+    value, right = value.detach().float().cpu().clone(), shapes(cell)[name]
     for dimension, (mine, all_) in enumerate(zip(value.shape, right, strict=True)):
         if mine != all_:
             parts: list[Any] = [None] * here.tp_size  # of sizes that may differ

@@ -44,16 +44,18 @@ def measured(here: Rank, name: str, fields: dict[str, Any], spoil: str = "") -> 
 
 
 def test_a_cell_trains_exactly_its_steps_and_then_its_phases() -> None:
+    cuda = torch.cuda.is_available()
     for wrong, columns, updates in run_on_ranks(2, measured, "fsdp_dtensor", {"phase_steps": 2}):
         assert wrong is None
-        assert updates == 1 + 4 + 2
+        assert updates == 1 + 4 + 2 + cuda  # there one more, under the profiler
         assert len(columns["samples_ms"]) == columns["iterations"] == 4
         assert len(columns["losses"]) == len(columns["grad_norms"]) == 5
         assert columns["loss_value"] == columns["losses"][-1]
         assert columns["oracle"] == "3 steps by one process"
         assert 0 < columns["loss_error"] < 1e-5 and 0 < columns["grad_error"] < 1e-4
         assert 0.2 < (columns["forward_ms"] + columns["backward_ms"] + columns["optimizer_ms"]) / columns["time_ms"] < 5
-        assert "exposed_share" not in columns and "mfu" not in columns  # of a GPU only
+        assert ("exposed_share" in columns) == cuda
+        assert cuda or "mfu" not in columns
 
 
 @pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
