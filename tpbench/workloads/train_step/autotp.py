@@ -78,10 +78,12 @@ class DeepSpeedTrainer:
         ranks, what they all have counts once."""
         from deepspeed.runtime.utils import is_model_parallel_parameter
 
-        total = torch.zeros((), dtype=torch.float32, device=self.context.device)
-        for parameter in self.model.parameters():
-            if parameter.grad is not None and (is_model_parallel_parameter(parameter) or self.context.tp_rank == 0):
-                total += torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
+        counted = [
+            parameter.grad
+            for parameter in self.model.parameters()
+            if parameter.grad is not None and (is_model_parallel_parameter(parameter) or self.context.tp_rank == 0)
+        ]
+        total = torch.stack(torch._foreach_norm(counted, 2, dtype=torch.float32)).square().sum()
         dist.all_reduce(total, group=self.context.tp_group)
         return total.sqrt()
 
@@ -111,7 +113,12 @@ def engine_configuration(problem: TrainStep, context: Context) -> dict[str, Any]
     elif problem.dtype == "bfloat16":
         made["communication_data_type"] = "bf16"
         if problem.zero_stage:  # without, ZeRO keeps its own copy and moments in fp32
-            made["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+            made["bf16"] = {
+                "enabled": True,
+                "bf16_master_weights_and_grads": True,
+                "bf16_optimizer_states": True,
+                "check_grad_overflow": False,  # of every gradient by itself, in seven small operations
+            }
             made["data_types"] = {"grad_accum_dtype": "bf16"}
     return made
 
