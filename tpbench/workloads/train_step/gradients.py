@@ -18,20 +18,21 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     Each rank sums the squares of what it holds in fp32. A mesh dimension over which a gradient is replicated counts it
     once, one over which it is sharded adds it up: parameters on several meshes, or on none, may be mixed.
     """
-    squares: dict[tuple[Any, ...], Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float32, device=device))
-    groups: dict[tuple[Any, ...], list[Any]] = {}
+    held: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+    groups: dict[tuple[int, ...], list[Any]] = {}
     for parameter in parameters:
         if parameter.grad is None:
             continue
-        meshes = _sharded_over(parameter.grad)
-        key = tuple(id(each) for each in meshes)
-        groups[key] = meshes
-        squares[key] += torch.linalg.vector_norm(_local(parameter.grad), dtype=torch.float32).square()
+        over = _sharded_over(parameter.grad)
+        key = tuple(id(each) for each in over)
+        groups[key] = over
+        held[key].append(_local(parameter.grad))
     total = torch.zeros((), dtype=torch.float32, device=device)
-    for key in groups:
+    for key, grads in held.items():
+        squares = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()
         for group in groups[key]:
-            dist.all_reduce(squares[key], group=group)
-        total += squares[key]
+            dist.all_reduce(squares, group=group)
+        total += squares
     return total.sqrt()
 
 
@@ -44,7 +45,7 @@ def _sharded_over(grad: Tensor) -> list[Any]:
     for dimension, placement in enumerate(grad.placements):
         if placement.is_partial():
             raise TypeError(f"a gradient that is {placement} has not been reduced")
-        if not isinstance(placement, Replicate):
+        if not isinstance(placement, Replicate) and mesh.size(dimension) > 1:
             over.append(mesh.get_group(dimension))
     return over
 
