@@ -7,8 +7,10 @@ import math
 
 import pytest
 import torch
+from torch.distributed.tensor.debug import CommDebugMode
 
-from tests.workloads.train_step.cells import problem
+from tests.ranks import Rank, enough_gpus, run_on_ranks
+from tests.workloads.train_step.cells import context, prepared, problem, replica
 from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.document import document
 from tpbench.workloads.train_step.gradients import LossScale, clip, total_norm
@@ -88,6 +90,25 @@ def test_bytes_on_the_wire_by_hand() -> None:
     weights = sizes.parameters(cell) * 4
     assert sizes.bytes_communicated(cell, "ddp", 1, 2) == 2 * weights // 2
     assert sizes.bytes_communicated(cell, "fsdp", 1, 2) == 3 * weights // 2
+
+
+def collectives(here: Rank) -> dict[str, int]:
+    """Of one step, by name."""
+    cell, place = problem(), context(here, 2)
+    trainer = prepared("fsdp_dtensor", cell, place)
+    with CommDebugMode() as mode:
+        trainer.accumulate(replica(cell, place, 0))
+        trainer.update()
+    return {str(each): count for each, count in mode.get_comm_counts().items()}
+
+
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+def test_the_collectives_of_a_step_are_those_that_are_counted() -> None:
+    """A gather and a scatter for each of those sums; besides, numbers a row for the loss, one sum of the gradients that
+    every rank has a share of, and the norm."""
+    counts = run_on_ranks(2, collectives)[0]
+    assert counts.pop("c10d._allgather_base_") == counts.pop("c10d._reduce_scatter_base_") == 2 * 2 * 2 + 2
+    assert sum(counts.values()) < 10
 
 
 def test_only_measured_rows_make_documents() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.ranks import enough_gpus, run_on_ranks
 from tests.workloads.train_step.cells import compare
@@ -49,6 +50,16 @@ def test_a_variant_is_one_process(ranks: int, name: str, tp_size: int, fields: d
         assert found["norm"] < NORM, found
         assert found["gradient"][0] < TENSOR, found
         assert found["weight"][0] < TENSOR, found
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compile=true needs a GPU")
+@pytest.mark.parametrize("fields", [{}, BOTH], ids=["", "checkpointed"])
+@pytest.mark.parametrize(
+    ("ranks", "name", "tp_size"),
+    [(2, "fsdp", 1), (2, "fsdp_dtensor", 2), (4, "fsdp_dtensor", 2), (2, "fsdp_dtensor_async", 2)],
+)
+def test_compiled_too(ranks: int, name: str, tp_size: int, fields: dict[str, Any]) -> None:
+    test_a_variant_is_one_process(ranks, name, tp_size, {"compile": True, **fields})
 
 
 @pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])

@@ -12,18 +12,21 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor
 
 from tpbench.context import Context
 from tpbench.workloads.train_step import losses, models
 from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.tensor_parallel import (
+    ColumnLinear,
+    RowLinear,
+    ShardedEmbedding,
+    ShardedHead,
+    ShardNorm,
+    compute_locally,
+    replicated,
+    sum_gradients,
+)
 from tpbench.workloads.train_step.trainer import Place, TorchTrainer
 from tpbench.workloads.train_step.weights import fill
 
@@ -52,10 +55,15 @@ def fsdp_dtensor(problem: TrainStep, place: Place) -> TorchTrainer:
             start = context.tp_rank * -(-problem.vocab // context.tp_size)
             loss = losses.ours(context.tp_group, start, problem.vocab)
 
+    shared = replicated(model)
+
     @contextlib.contextmanager
     def last_micro(last: bool) -> Iterator[None]:
-        model.set_requires_gradient_sync(last)
+        if context.dp_size > 1:
+            model.set_requires_gradient_sync(last)
         yield
+        if last and shared:
+            sum_gradients(shared, context.tp_group)
 
     return TorchTrainer(problem, model, context, loss, last_micro=last_micro, around=around)
 
@@ -80,62 +88,57 @@ def mesh(context: Context) -> DeviceMesh:
 
 
 def shard_tensors(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
-    """Megatron's column and row sharding with sequence parallelism (arXiv:2205.05198), as DTensor plans.
+    """Megatron's column and row sharding with sequence parallelism (arXiv:2205.05198), as parameters that are DTensors.
 
     Between attention and feed-forward each rank holds a shard of the sequence. Raises UnknownArchitecture for a model
     whose modules are not named as Llama's and Qwen's are.
     """
-    sequence, everything = Shard(1), Replicate()
-    vocab_parallel = problem.vocab_parallel
-    parallelize_module(
-        model,
-        tp,
-        {
-            "model.embed_tokens": RowwiseParallel(input_layouts=everything, output_layouts=sequence),
-            "model.norm": SequenceParallel(),
-            "lm_head": ColwiseParallel(
-                input_layouts=sequence,
-                output_layouts=Shard(-1) if vocab_parallel else everything,
-                use_local_output=not (vocab_parallel and problem.train_loss == "torch"),
-            ),
-        },
-    )
-    for layer in model.model.layers:
-        plan: dict[str, Any] = {
-            "input_layernorm": SequenceParallel(),
-            "self_attn": PrepareModuleInput(
-                input_kwarg_layouts={"hidden_states": sequence},
-                desired_input_kwarg_layouts={"hidden_states": everything},
-            ),
-            "self_attn.q_proj": ColwiseParallel(),
-            "self_attn.k_proj": ColwiseParallel(),
-            "self_attn.v_proj": ColwiseParallel(),
-            "self_attn.o_proj": RowwiseParallel(output_layouts=sequence),
-            "post_attention_layernorm": SequenceParallel(),
-            "mlp": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(everything,)),
-            "mlp.gate_proj": ColwiseParallel(),
-            "mlp.up_proj": ColwiseParallel(),
-            "mlp.down_proj": RowwiseParallel(output_layouts=sequence),
-        }
-        if hasattr(layer.self_attn, "q_norm"):
-            # Of each head's queries and keys, (batch, sequence, heads of this rank, head_dim): a plain weight here
-            # would get the gradient of this rank's heads alone.
-            plan["self_attn.q_norm"] = SequenceParallel(sequence_dim=2, use_local_output=True)
-            plan["self_attn.k_norm"] = SequenceParallel(sequence_dim=2, use_local_output=True)
-        parallelize_module(layer, tp, plan)
+    try:
+        _replace_parts(problem, model, tp)
+    except AttributeError as error:
+        raise UnknownArchitecture(_unknown(problem, str(error))) from None
+    for part in (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head):
+        compute_locally(part)
     if problem.tied:
-        model.lm_head.weight = model.model.embed_tokens.weight  # parallelize_module unties
+        model.lm_head.weight = model.model.embed_tokens.weight
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
-            raise UnknownArchitecture(
-                f"the tensor-parallel plan does not know {name} of {problem.model} ({problem.architecture}); it covers "
-                "decoders whose modules are named as Llama's and Qwen3's"
-            )
+            raise UnknownArchitecture(_unknown(problem, name))
+
+
+def _replace_parts(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
+    model.model.embed_tokens = ShardedEmbedding(model.model.embed_tokens, tp)
+    model.lm_head = ShardedHead(
+        model.lm_head, tp, whole=not problem.vocab_parallel, as_dtensor=problem.train_loss == "torch"
+    )
+    model.model.norm = ShardNorm(model.model.norm, tp, gather=True)
+    for layer in model.model.layers:
+        attention, feed_forward = layer.self_attn, layer.mlp
+        layer.input_layernorm = ShardNorm(layer.input_layernorm, tp, gather=True)
+        attention.q_proj = ColumnLinear(attention.q_proj, tp)
+        attention.k_proj = ColumnLinear(attention.k_proj, tp)
+        attention.v_proj = ColumnLinear(attention.v_proj, tp)
+        attention.o_proj = RowLinear(attention.o_proj, tp)
+        if hasattr(attention, "q_norm"):
+            # Of each head's queries and keys: a rank has its heads alone.
+            attention.q_norm = ShardNorm(attention.q_norm, tp, gather=False)
+            attention.k_norm = ShardNorm(attention.k_norm, tp, gather=False)
+        layer.post_attention_layernorm = ShardNorm(layer.post_attention_layernorm, tp, gather=True)
+        feed_forward.gate_proj = ColumnLinear(feed_forward.gate_proj, tp)
+        feed_forward.up_proj = ColumnLinear(feed_forward.up_proj, tp)
+        feed_forward.down_proj = RowLinear(feed_forward.down_proj, tp)
+
+
+def _unknown(problem: TrainStep, what: str) -> str:
+    return (
+        f"the tensor-parallel plan does not know {what} of {problem.model} ({problem.architecture}); it covers "
+        "decoders whose modules are named as Llama's and Qwen3's"
+    )
 
 
 def shard_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: int) -> None:
     """Make each part's weights and shard them over replicas before the next part's exist, so that no rank ever holds
-    more than its shards and one part."""
+    more than its shards and one part. One replica has nothing to shard, and none of FSDP's work for the host."""
     embedding, head = model.model.embed_tokens, model.lm_head
     tied = head.weight is embedding.weight
     names = {module: f"{name}." for name, module in model.named_modules()}
@@ -144,20 +147,24 @@ def shard_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: int) 
         module.to_empty(device=device)
         fill(module, names[module], seed)
 
+    def shard(modules: Any, **options: Any) -> None:
+        if dp.size() > 1:
+            fully_shard(modules, mesh=dp, **options)
+
     for layer in model.model.layers:
         buffers_stay(layer)
         make(layer)
-        fully_shard(layer, mesh=dp)
+        shard(layer)
     make(embedding)
     make(model.model.norm)
     if tied:
         head.weight = embedding.weight
     else:
         make(head)
-        fully_shard(embedding, mesh=dp)
+        shard(embedding)
         # Needed last in the forward pass and first in the backward: not freed in between.
-        fully_shard([model.model.norm, head], mesh=dp, reshard_after_forward=False)
-    fully_shard(model, mesh=dp)
+        shard([model.model.norm, head], reshard_after_forward=False)
+    shard(model)
 
 
 def buffers_stay(module: nn.Module) -> None:

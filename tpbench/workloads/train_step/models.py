@@ -78,9 +78,10 @@ def materialise(model: Any, device: torch.device, seed: int) -> None:
 
 
 def compile_layers(model: Any) -> None:
-    """Each decoder layer through torch.compile: one graph serves all of them."""
+    """Each decoder layer through torch.compile: one graph serves all of them. Not the hooks around it, of FSDP and of
+    tensor parallelism, which are for the host alone."""
     for layer in model.model.layers:
-        layer.compile()
+        layer.forward = torch.compile(layer.forward)
 
 
 def causal_mask(problem: TrainStep, device: torch.device) -> torch.Tensor | None:
