@@ -32,7 +32,7 @@ def ddp(problem: TrainStep, place: Place) -> TorchTrainer:
 
 
 def alone(problem: TrainStep, place: Place) -> TorchTrainer:
-    """The whole model on this rank and nothing distributed: what the oracle runs."""
-    model = models.build(problem)
+    """The whole model on this rank and nothing distributed, just as its package has it: what the oracle runs."""
+    model = models.build(problem, fused_norms=False)
     models.materialise(model, place.context.device, problem.seed)
     return TorchTrainer(problem, model, place.context, losses.torch_loss)
