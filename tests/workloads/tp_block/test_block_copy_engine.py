@@ -67,7 +67,7 @@ class SharedArena(symmetric.Arena):
         self.machine, self.rank, self.size = machine, rank, machine.ranks
         nobody: Any = None
         self.group, self.device = nobody, torch.device("cpu")
-        self.copies, self.second = Stream(), Stream()
+        self.copies = Stream()
         self.memory, self.outgrown, self.uses, self.made = {}, [], {}, 0
         begins = [FLAG_SPACE * (1 + each) for each in range(self.size)]
         self.signals = StreamSignals(begins, rank, machine)

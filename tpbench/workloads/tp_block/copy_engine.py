@@ -5,6 +5,9 @@ ranks read from one at a time; the product of the own shard needs none of it and
 products of the peers' rows go first, each pushed into its owner's memory when it is finished, the own rows last; the
 owner adds the parts up in fp32, in the order of ranks. Two buffers alternate for each, so that only a rank that is two
 operations ahead of a peer waits for it.
+
+Copies within a GPU take SMs and so would wait for a product's end beside it: they go before it, on its stream. Products
+follow each other on one stream: of two that may run at once the wrong one can be first.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ class CopyEngine:
     def __init__(self, arena: Arena, *, merged: bool = False) -> None:
         self.arena, self.signals = arena, arena.signals
         self.rank, self.size, self.group = arena.rank, arena.size, arena.group
-        self.copies, self.second = arena.copies, arena.second
+        self.copies = arena.copies
         self.runs = peer_runs(self.rank, self.size, merged)
         self.peers = [peer for run in peer_runs(self.rank, self.size, merged=False) for peer in run]
 
@@ -40,8 +43,8 @@ class CopyEngine:
         arrived = self._pull(shard, whole)
 
         def finish() -> Tensor:
-            for event in arrived:
-                torch.cuda.current_stream().wait_event(event)
+            for peer in self.peers:
+                torch.cuda.current_stream().wait_event(arrived[peer])
             return whole
 
         return finish
@@ -50,16 +53,12 @@ class CopyEngine:
         whole = shard.new_empty(self.size * len(shard), shard.shape[1])
         product = shard.new_empty(len(whole), matrix.shape[1])
         sources, products = whole.chunk(self.size), product.chunk(self.size)
-        lanes = self._lanes()
         arrived = self._pull(shard, whole)
         torch.mm(shard, matrix, out=products[self.rank])
-        for turn, run in enumerate(self.runs, start=1):
-            with torch.cuda.stream(lanes[turn % 2]):
-                for peer in run:
-                    torch.cuda.current_stream().wait_event(arrived[peer])
-                torch.mm(_rows(sources, run), matrix, out=_rows(products, run))
-        lanes[0].wait_stream(lanes[1])
-        lanes[0].wait_event(arrived[self.rank])
+        for run in self.runs:
+            for peer in run:
+                torch.cuda.current_stream().wait_event(arrived[peer])
+            torch.mm(_rows(sources, run), matrix, out=_rows(products, run))
         return whole, product
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
@@ -67,11 +66,9 @@ class CopyEngine:
         inbox = self.arena.next("inbox", (self.size, len(sources[0]), matrix.shape[1]), whole.dtype)
         mine = inbox.of[self.rank]
         leaving = torch.empty_like(mine)
-        lanes = self._lanes()
-        for turn, run in enumerate(self.runs):
-            with torch.cuda.stream(lanes[turn % 2]):
-                torch.mm(_rows(sources, run), matrix, out=leaving[run.start : run.stop].flatten(0, 1))
-                self.copies.wait_stream(torch.cuda.current_stream())
+        for run in self.runs:
+            torch.mm(_rows(sources, run), matrix, out=leaving[run.start : run.stop].flatten(0, 1))
+            self.copies.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.copies):
                 for peer in run:
                     if inbox.used_before:
@@ -79,9 +76,7 @@ class CopyEngine:
                     inbox.of[peer][self.rank].copy_(leaving[peer], non_blocking=True)
                     self.signals.send(PUSHED + inbox.turn, peer)
         pushed = self.copies.record_event()
-        with torch.cuda.stream(lanes[len(self.runs) % 2]):
-            torch.mm(sources[self.rank], matrix, out=mine[self.rank])
-        lanes[0].wait_stream(lanes[1])
+        torch.mm(sources[self.rank], matrix, out=mine[self.rank])
         held = [leaving]  # the copies read it: until they have, its memory must not serve others
 
         def finish() -> Tensor:
@@ -101,16 +96,17 @@ class CopyEngine:
 
         return finish
 
-    def _pull(self, shard: Tensor, whole: Tensor) -> list[torch.cuda.Event]:
-        """Queue the copies of everybody's shard into `whole`; by rank, when its shard is there."""
+    def _pull(self, shard: Tensor, whole: Tensor) -> dict[int, torch.cuda.Event]:
+        """Queue the copies of everybody's shard into `whole`, the own one on the current stream; by peer, when its
+        shard is there."""
         stage = self.arena.next("stage", tuple(shard.shape), shard.dtype)
         chunks = whole.chunk(self.size)
-        arrived = [torch.cuda.Event() for _ in chunks]
+        arrived = {peer: torch.cuda.Event() for peer in self.peers}
+        for peer in self.peers if stage.used_before else ():
+            self.signals.wait(PULLED + stage.turn, peer)
+        stage.of[self.rank].copy_(shard, non_blocking=True)
         self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
-            for peer in self.peers if stage.used_before else ():
-                self.signals.wait(PULLED + stage.turn, peer)
-            stage.of[self.rank].copy_(shard, non_blocking=True)
             for peer in self.peers:
                 self.signals.send(STAGED + stage.turn, peer)
             for peer in self.peers:
@@ -118,16 +114,8 @@ class CopyEngine:
                 chunks[peer].copy_(stage.of[peer], non_blocking=True)
                 arrived[peer].record()
                 self.signals.send(PULLED + stage.turn, peer)
-            chunks[self.rank].copy_(shard, non_blocking=True)
-            arrived[self.rank].record()
+        chunks[self.rank].copy_(shard, non_blocking=True)
         return arrived
-
-    def _lanes(self) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """The streams that products take turns on, the current one first: where one's last product leaves SMs idle at
-        its end, the other's begins."""
-        here = torch.cuda.current_stream()
-        self.second.wait_stream(here)
-        return here, self.second
 
 
 def peer_runs(rank: int, size: int, merged: bool) -> list[range]:

@@ -44,7 +44,6 @@ class Arena:
         self.group, self.device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.copies = torch.cuda.Stream(device, priority=-1)
-        self.second = torch.cuda.Stream(device)
         self.memory: dict[str, tuple[Tensor, Any]] = {}
         self.outgrown: list[tuple[Tensor, Any]] = []
         """Kept: an operation that is still under way, or a captured graph, may have its address."""
