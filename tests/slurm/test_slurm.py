@@ -79,23 +79,16 @@ def state_of(job_id: str) -> str:
 
 
 def run_again_now(job_id: str) -> None:
-    """A requeued job is held back for two minutes, counted anew once Slurm has cleaned up after it: ask it to start
-    sooner, now and then, since each asking sets the scheduler back, and wait the two minutes out where it does not."""
+    """A requeued job is held back for two minutes, counted anew once Slurm has cleaned up after it: ask on for it to
+    start. Not in the second in which its last run was ended, with which a node ends all of its runs."""
     until(lambda: state_of(job_id) == "PENDING", "the job to be pending again")
-    asked = 0.0
 
     def started() -> bool:
-        nonlocal asked
-        if time.monotonic() - asked > 5:
-            subprocess.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"], capture_output=True)
-            asked = time.monotonic()
+        time.sleep(3)
+        subprocess.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"], capture_output=True)
         return state_of(job_id) in ("RUNNING", "COMPLETED")  # COMPLETING is still the last run
 
-    try:
-        until(started, "the job to start again", timeout=250)
-    except AssertionError as error:
-        show = subprocess.run(["scontrol", "show", "job", job_id], capture_output=True, text=True).stdout
-        raise AssertionError(f"{error}:\n{show}") from None
+    until(started, "the job to start again")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -160,7 +153,6 @@ def test_a_cancelled_job_costs_its_own_row_only(tmp_path: Path) -> None:
     assert "first pass" in cancelled["reason"]
 
 
-@pytest.mark.timeout(900)
 def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
     running = Running(*SLURM, *STOPPED, cwd=tmp_path)
     ranks_of(tmp_path)
