@@ -43,12 +43,13 @@ class TouchedMask:
         """Rows of one step's tokens, in any order, as often as they come."""
         if len(rows) and rows.min() < 0:  # from above numpy guards itself, from below it counts from the end
             raise IndexError(f"row {rows.min()} is not in the table")
-        self.mask[rows] = True
+        # numpy indexes by its own kind of number at once, by others through small buffers.
+        self.mask[rows.astype(np.intp)] = True
 
-    def take(self) -> NDArray[np.int32]:
+    def take(self) -> NDArray[np.intp]:
         """All of them, distinct and sorted; begins anew."""
-        rows = np.flatnonzero(self.mask).astype(np.int32)
-        self.mask[rows] = False
+        rows = np.flatnonzero(self.mask)
+        self.mask.fill(False)
         return rows
 
 
@@ -69,17 +70,20 @@ class CpuIndex:
         rows = self.mask.take()
         cuts = np.searchsorted(rows, self.bounds)
         parts = own_last(rows, cuts, self.inputs.rank)
-        if self.ring is not None:
-            moved = self.ring.send(parts)
-        else:  # from pageable memory, for which the host waits
-            moved = torch.from_numpy(np.concatenate(parts)).to(self.inputs.device)
+        # From pageable memory the host waits for the copy.
+        moved = self.ring.send(parts) if self.ring is not None else int32(parts).to(self.inputs.device)
         return Found(moved, np.diff(cuts).tolist())
 
 
-def own_last(rows: NDArray[np.int32], cuts: NDArray[np.int64], rank: int) -> list[NDArray[np.int32]]:
+def own_last(rows: NDArray[np.intp], cuts: NDArray[np.intp], rank: int) -> list[NDArray[np.intp]]:
     """Sorted rows in three parts: those of owners before this rank, of owners behind it, and its own."""
     start, stop = cuts[rank], cuts[rank + 1]
     return [rows[:start], rows[stop:], rows[start:stop]]
+
+
+def int32(parts: list[NDArray[np.intp]]) -> Tensor:
+    """Row numbers, one part after the other, as they are sent."""
+    return torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
 
 
 class DeviceIndex:
@@ -100,7 +104,6 @@ class DeviceIndex:
 
 def evenly_spread(owners: Owners, rank: int, device: torch.device, rows: int) -> Found:
     """So many rows, the same distance apart: for calibration."""
-    every = np.arange(rows, dtype=np.int64) * owners.table_rows // rows
+    every = np.arange(rows, dtype=np.intp) * owners.table_rows // rows
     cuts = np.searchsorted(every, np.array(owners.bounds))
-    parts = own_last(every.astype(np.int32), cuts, rank)
-    return Found(torch.from_numpy(np.concatenate(parts)).to(device), np.diff(cuts).tolist())
+    return Found(int32(own_last(every, cuts, rank)).to(device), np.diff(cuts).tolist())

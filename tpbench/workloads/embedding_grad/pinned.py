@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class PinnedRing:
         self.copy = copy
         self.turn = 0
 
-    def send(self, parts: list[NDArray[np.int32]]) -> Tensor:
+    def send(self, parts: Sequence[NDArray[np.integer[Any]]]) -> Tensor:
         """`parts`, one after the other, as an int32 tensor on the device."""
         slot = self.turn = (self.turn + 1) % len(self.buffers)
         end = self.ends[slot]
@@ -40,7 +40,7 @@ class PinnedRing:
             end.synchronize()
         size = sum(map(len, parts))
         filled = self.buffers[slot][:size]
-        np.concatenate(parts, out=filled.numpy())
+        np.concatenate(parts, out=filled.numpy(), casting="same_kind")
         moved, self.ends[slot] = self.copy(filled)
         return moved
 
