@@ -1,15 +1,18 @@
-"""The collectives that exchanges use, with a count of what is handed to them for each peer."""
+"""What exchanges send with: collectives, counts through a board; and a count of the bytes for each peer."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.workloads import collectives
+from tpbench.workloads.embedding_grad.board import Board, board
+from tpbench.workloads.embedding_grad.traffic import COUNT_BYTES
 
 
 class Wire:
@@ -59,23 +62,30 @@ class Wire:
             dist.all_reduce(mine, group=self.group)
             return mine.coalesce()
 
+    @cached_property
+    def board(self) -> Board | None:
+        """Where counts are exchanged if all ranks are on one machine. Collective when first asked for."""
+        return board(self.group, self.rank, self.world_size)
+
     def exchange_counts(self, sent: Sequence[int]) -> list[int]:
         """How many rows each rank has for this one, from how many this one has for each. On the CPU."""
-        received = torch.empty(self.world_size, dtype=torch.int64)
-        self.all_to_all_even(received, torch.tensor(sent, dtype=torch.int64))
+        self._count([COUNT_BYTES] * self.world_size)
+        if self.board is not None:
+            return [counts[self.rank] for counts in self.board.gather(sent)]
+        leaving = torch.tensor(sent, dtype=torch.int64)
+        received = torch.empty_like(leaving)
+        dist.all_to_all_single(received, leaving, group=self.group)
         counts: list[int] = received.tolist()
         return counts
 
-    def all_to_all_even(self, out: Tensor, leaving: Tensor) -> None:
-        """One element to each rank."""
-        self._count([leaving.element_size()] * self.world_size)
-        dist.all_to_all_single(out, leaving, group=self.group)
-
     def gather_counts(self, mine: Sequence[int]) -> list[list[int]]:
         """Everybody's counts, by rank. On the CPU."""
+        self._count([COUNT_BYTES * len(mine)] * self.world_size)
+        if self.board is not None:
+            return self.board.gather(mine)
         counts = torch.tensor(mine, dtype=torch.int64)
-        everyone = torch.empty(self.world_size * len(counts), dtype=torch.int64)
-        self.all_gather(everyone, counts)
+        everyone = counts.new_empty(self.world_size * len(counts))
+        collectives.all_gather(everyone, counts, group=self.group)
         rows: list[list[int]] = everyone.view(self.world_size, -1).tolist()
         return rows
 

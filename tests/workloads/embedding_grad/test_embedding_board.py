@@ -1,0 +1,71 @@
+"""Counts through a page that ranks share: right in any order of arrival, and nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ranks import Rank, enough_gpus, run_on_ranks
+from tpbench.workloads.embedding_grad import board as module
+from tpbench.workloads.embedding_grad.board import Board
+from tpbench.workloads.embedding_grad.wire import Wire
+
+needs_ranks = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
+
+
+def test_each_hears_the_numbers_of_this_exchange_whoever_comes_late() -> None:
+    ranks, turns = 3, 40
+    words = np.zeros((2, ranks, ranks), dtype=np.int64)
+    random = np.random.default_rng(0).integers(0, 2, (turns, ranks)) * 1e-3
+
+    def numbers(turn: int) -> list[list[int]]:
+        return [[-1, 2**31 - 1, turn * ranks + rank] for rank in range(ranks)]
+
+    def work(rank: int) -> None:
+        mine = Board(words, rank)
+        for turn in range(turns):
+            time.sleep(random[turn, rank])
+            assert mine.gather(numbers(turn)[rank]) == numbers(turn)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(work, range(ranks)))
+
+
+def test_nobody_leaves_before_all_have_come() -> None:
+    words = np.zeros((2, 2, 2), dtype=np.int64)
+    first = threading.Thread(target=Board(words, 0).gather, args=([1, 2],))
+    first.start()
+    first.join(0.05)
+    assert first.is_alive()
+    assert Board(words, 1).gather([3, 4]) == [[1, 2], [3, 4]]
+    first.join(10)
+    assert not first.is_alive()
+
+
+def counted(here: Rank, shared: str) -> tuple[bool, list[list[int]], list[int], list[int]]:
+    """Whether there is a board, and what everybody's counts and those for this rank are, many times over."""
+    usual, module.SHARED = module.SHARED, Path(shared)
+    wire = Wire(here.group, here.rank, here.world_size)
+    has = wire.board is not None
+    module.SHARED = usual
+    for turn in range(20):
+        everybodys = wire.gather_counts([turn, -1, here.rank, 0])
+        mine = wire.exchange_counts([10 * here.rank + owner for owner in range(4)])
+    return has, everybodys, mine, wire.to_peer
+
+
+@needs_ranks
+@pytest.mark.parametrize("there", [True, False])
+def test_counts_are_the_same_with_and_without_it(there: bool, tmp_path: Path) -> None:
+    folder = tmp_path if there else tmp_path / "missing"
+    for rank, (has, everybodys, mine, sent) in enumerate(run_on_ranks(4, counted, str(folder))):
+        assert has == there
+        assert everybodys == [[19, -1, each, 0] for each in range(4)]
+        assert mine == [10 * each + rank for each in range(4)]
+        assert sent == [0 if peer == rank else 20 * (4 + 1) * 8 for peer in range(4)]
+    assert not there or not list(tmp_path.iterdir())
