@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpbench.workloads.embedding_grad.merge import joined
-from tpbench.workloads.embedding_grad.merge_kernel import merge_rows
+from tpbench.workloads.embedding_grad.merge_kernel import BLOCKS, Blocks, merge_rows, place_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,10 +24,11 @@ ROOT = Path(__file__).resolve().parents[3]
     width=st.integers(1, 40),
     ranks=st.integers(2, 5),
     ids=st.sampled_from((torch.int32, torch.int64)),
+    blocks=st.sampled_from((BLOCKS, Blocks(16, 4, 16))),
     data=st.data(),
 )
 def test_it_sums_each_row_over_ranks(
-    rows_each: int, width: int, ranks: int, ids: torch.dtype, data: st.DataObject
+    rows_each: int, width: int, ranks: int, ids: torch.dtype, blocks: Blocks, data: st.DataObject
 ) -> None:
     rank, first = data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 1000))
     held = [sorted(data.draw(st.sets(st.integers(0, rows_each - 1)))) for _ in range(ranks)]
@@ -49,10 +50,10 @@ def test_it_sums_each_row_over_ranks(
     table = torch.empty(ranks, rows_each, dtype=torch.int32, device=DEVICE)
     misplaced = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     merged = own.to(DEVICE)
-    merge_rows(
-        merged, lists[rank].to(DEVICE), received.to(DEVICE), rows.to(DEVICE), segments,
-        rank=rank, first_row=first, scale=1 / ranks, table=table, misplaced=misplaced,
-    )  # fmt: skip
+    place_rows(
+        lists[rank].to(DEVICE), rows.to(DEVICE), segments, rank=rank, first_row=first, table=table, misplaced=misplaced
+    )
+    merge_rows(merged, received.to(DEVICE), table, rank=rank, scale=1 / ranks, blocks=blocks)
     torch.testing.assert_close(merged.cpu().double(), right / ranks, rtol=1e-6, atol=1e-6)
     assert int(misplaced) == 0
 
@@ -62,10 +63,8 @@ def test_rows_of_others_are_counted_and_left_out() -> None:
     rows = torch.tensor([9, 12, 14, 99], dtype=torch.int32, device=DEVICE)
     table = torch.empty(2, 4, dtype=torch.int32, device=DEVICE)
     misplaced = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    merge_rows(
-        own, rows[:0], torch.full((4, 2), 6.0, device=DEVICE), rows, [(0, 0), (0, 4)],
-        rank=0, first_row=10, scale=0.5, table=table, misplaced=misplaced,
-    )  # fmt: skip
+    place_rows(rows[:0], rows, [(0, 0), (0, 4)], rank=0, first_row=10, table=table, misplaced=misplaced)
+    merge_rows(own, torch.full((4, 2), 6.0, device=DEVICE), table, rank=0, scale=0.5)
     assert int(misplaced) == 3  # 12 is row 2; 9 and 14 lie just outside
     assert own[:, 0].tolist() == [1.0, 1.0, 3.0, 1.0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,26 +16,25 @@ class MisplacedRow(RuntimeError):
     """A rank was sent rows that it does not own."""
 
 
-@dataclass(frozen=True)
-class Received:
-    """What came from the other ranks."""
-
-    rows: Tensor
-    """Their numbers in the whole table, int32 or int64."""
-    values: Tensor
-    """(len(rows), width) in the gradient's dtype."""
-    segments: list[tuple[int, int]]
-    """For each rank, the first of its rows for this one and how many they are; each rank's rows are distinct."""
+Segments = Sequence[tuple[int, int]]
+"""For each rank, the first of its rows among those received and how many they are; each rank's rows are distinct."""
 
 
 class Merge(Protocol):
-    """A way to merge."""
+    """A way to merge, in two steps: the first needs no values."""
 
-    def __call__(self, own: Tensor, own_rows: Tensor, received: Received) -> None:
-        """`own` becomes the mean, in its place. `own_rows`: the numbers of those that this rank touched itself."""
+    def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
+        """Learn the numbers in the whole table, int32 or int64, of the rows that this rank touched itself, and of those
+        that the other ranks will send."""
+
+    def __call__(self, own: Tensor, values: Tensor) -> None:
+        """`own` becomes the mean, in its place. `values`: (len(rows), width) in its dtype, what was received."""
 
     def verify(self) -> None:
         """Raise MisplacedRow if a row came that is not this rank's."""
+
+    def release(self) -> None:
+        """Let go of the row numbers."""
 
 
 def merge_for(problem: EmbeddingGrad, inputs: Inputs) -> Merge:
@@ -50,41 +48,53 @@ class IndexAddMerge:
     def __init__(self, inputs: Inputs) -> None:
         self.first, self.scale = inputs.owners.first(inputs.rank), 1.0 / inputs.owners.world_size
 
-    def __call__(self, own: Tensor, own_rows: Tensor, received: Received) -> None:
-        for start, count in joined(received.segments):
-            rows = received.rows[start : start + count] - self.first
-            own.index_add_(0, rows, received.values[start : start + count])
+        self.placed: list[tuple[Tensor, int]] = []
+
+    def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
+        self.placed = [(rows[start : start + count] - self.first, start) for start, count in joined(segments)]
+
+    def __call__(self, own: Tensor, values: Tensor) -> None:
+        for rows, start in self.placed:
+            own.index_add_(0, rows, values[start : start + len(rows)])
         own.mul_(self.scale)
 
     def verify(self) -> None:
         """index_add_ itself raises."""
+
+    def release(self) -> None:
+        self.placed = []
 
 
 class TritonMerge:
     """`merge_kernel.merge_rows`: fp32 sums in the order of ranks, one rounding; touched rows only."""
 
     def __init__(self, inputs: Inputs) -> None:
-        from tpbench.workloads.embedding_grad.merge_kernel import merge_rows
+        from tpbench.workloads.embedding_grad import merge_kernel
 
-        self.merge_rows = merge_rows
+        self.kernel = merge_kernel
         self.rank, self.first = inputs.rank, inputs.owners.first(inputs.rank)
         ranks = inputs.owners.world_size
         self.scale = 1.0 / ranks
         self.table = torch.empty(ranks, inputs.owners.rows_each, dtype=torch.int32, device=inputs.device)
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
 
-    def __call__(self, own: Tensor, own_rows: Tensor, received: Received) -> None:
-        self.merge_rows(
-            own, own_rows, received.values, received.rows, received.segments,
-            rank=self.rank, first_row=self.first, scale=self.scale, table=self.table, misplaced=self.misplaced,
-        )  # fmt: skip
+    def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
+        self.kernel.place_rows(
+            own_rows, rows, segments, rank=self.rank, first_row=self.first, table=self.table, misplaced=self.misplaced
+        )
+
+    def __call__(self, own: Tensor, values: Tensor) -> None:
+        self.kernel.merge_rows(own, values, self.table, rank=self.rank, scale=self.scale)
 
     def verify(self) -> None:
         if misplaced := int(self.misplaced):
             raise MisplacedRow(f"rank {self.rank} was sent {misplaced} rows that it does not own")
 
+    def release(self) -> None:
+        """The table stays."""
 
-def joined(segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+
+def joined(segments: Segments) -> list[tuple[int, int]]:
     """Segments that follow each other as one; none that is empty."""
     found: list[tuple[int, int]] = []
     for start, count in segments:

@@ -2,8 +2,9 @@
 
 Usable on its own: needs torch and triton alone. `index_add_` reads and writes the owner's row once for each rank that
 sends one, in no fixed order, rounding each time. Here a table from (rank, row) to the place of that rank's row among
-those received turns the scatter into a gather: a program takes a few of the owner's rows, adds up what each rank has
-for them in the order of ranks, in fp32, and writes those that anybody touched. The result does not depend on timing.
+those received turns the scatter into a gather: a program takes a block of the owner's rows, picks those that anybody
+touched, adds up what each rank has for them in the order of ranks, in fp32, and writes them. The result does not depend
+on timing. The table is made of row numbers alone: before there are values.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -12,12 +13,23 @@ for them in the order of ranks, in fp32, and writes those that anybody touched. 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 _PLACE_BLOCK = 1024
+
+
+class Blocks(NamedTuple):
+    """What a program of the merge works on."""
+
+    block: int
+    """The owner's rows that it looks at."""
+    rows: int
+    """Touched ones among them that it takes at a time."""
+    columns: int
 
 
 @triton.jit
@@ -33,6 +45,8 @@ def _rounded(values, dtype: tl.constexpr):
 INTERPRETED: bool = not isinstance(_rounded, triton.JITFunction)
 """Whether the kernels run in Triton's interpreter: TRITON_INTERPRET=1 when triton was imported."""
 _INTERPRETED = tl.constexpr(INTERPRETED)
+# In the interpreter cost is by program, not by element.
+BLOCKS = Blocks(512, 512, 512) if INTERPRETED else Blocks(64, 16, 256)
 
 
 @triton.jit(do_not_specialize=["start", "count", "first_row"])
@@ -52,58 +66,75 @@ def _place_kernel(
 
 
 @triton.jit
+def _here(table, rank, row, rows_each, epoch, among, PLACES: tl.constexpr):
+    """Whether a rank has something for rows, which of the table tells its place or, without PLACES, that it is of this
+    epoch."""
+    entry = tl.load(table + rank * rows_each + row, mask=among, other=-1)
+    if PLACES:
+        return entry >= 0, entry
+    else:  # noqa: RET505  # only a whole if and else leaves the branch not taken uncompiled
+        return entry == epoch, row
+
+
+@triton.jit(do_not_specialize=["epoch"])
 def _merge_kernel(
-    own, values, table, rows_each, width, scale,
-    RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    own, values, table, epoch, rows_each, width, scale,
+    RANK: tl.constexpr, RANKS: tl.constexpr, PLACES: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of the slice by COLUMNS columns."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    offset = row.to(tl.int64)[:, None] * width + column[None, :]
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    touched = tl.zeros((ROWS,), tl.int32)
+    """BLOCK rows of the slice by COLUMNS columns, of which ROWS at a time that anybody touched: loads of few touched
+    rows among many are too few in flight to keep memory busy."""
+    parts = tl.cdiv(width, COLUMNS)  # of a row, by neighbouring programs: memory likes it whole
+    first = tl.program_id(0) // parts * BLOCK
+    each = tl.arange(0, BLOCK)
+    touched = tl.zeros((BLOCK,), tl.int32)
     for rank in tl.static_range(RANKS):
-        place = tl.load(table + rank * rows_each + row, mask=row < rows_each, other=-1)
-        has = (place >= 0)[:, None] & (column < width)[None, :]
-        if rank == RANK:
-            part = tl.load(own + offset, mask=has, other=0.0)
-        else:
-            part = tl.load(values + place.to(tl.int64)[:, None] * width + column[None, :], mask=has, other=0.0)
-        total += part.to(tl.float32)
-        touched |= (place >= 0).to(tl.int32)
-    mean = _rounded(total * scale, own.dtype.element_ty)
-    tl.store(own + offset, mean, mask=(touched != 0)[:, None] & (column < width)[None, :])
+        known, _place = _here(table, rank, first + each, rows_each, epoch, first + each < rows_each, PLACES)
+        touched |= known.to(tl.int32)
+    ordinal = tl.where(touched != 0, tl.cumsum(touched, 0), 0)
+    many = tl.sum(touched, axis=0)
+    column = tl.program_id(0) % parts * COLUMNS + tl.arange(0, COLUMNS)
+    for begin in range(0, many, ROWS):
+        wanted = begin + 1 + tl.arange(0, ROWS)
+        some = wanted <= many
+        found = (ordinal[None, :] == wanted[:, None]).to(tl.int32)
+        row = first + tl.sum(found * each[None, :], axis=1)
+        offset = row.to(tl.int64)[:, None] * width + column[None, :]
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for rank in tl.static_range(RANKS):
+            here, place = _here(table, rank, row, rows_each, epoch, some, PLACES)
+            mask = here[:, None] & (column < width)[None, :]
+            if rank == RANK:
+                part = tl.load(own + offset, mask=mask, other=0.0)
+            else:
+                if not PLACES:
+                    place += (rank - (rank > RANK)) * rows_each
+                part = tl.load(values + place.to(tl.int64)[:, None] * width + column[None, :], mask=mask, other=0.0)
+            total += part.to(tl.float32)
+        mean = _rounded(total * scale, own.dtype.element_ty)
+        tl.store(own + offset, mean, mask=some[:, None] & (column < width)[None, :])
 
 
-def merge_rows(
-    own: Tensor,
+def place_rows(
     own_rows: Tensor,
-    values: Tensor,
     rows: Tensor,
     segments: Sequence[tuple[int, int]],
     *,
     rank: int,
     first_row: int,
-    scale: float,
     table: Tensor,
     misplaced: Tensor,
-    block_rows: int = 16,
-    block_columns: int = 256,
-    num_warps: int = 4,
 ) -> None:
-    """own[i] = scale * (own[i] + sum of the ranks' rows first_row + i), for each i that anybody touched.
+    """The table for `merge_rows`.
 
-    own: (rows_each, width) contiguous, overwritten; rows that nobody touched are left alone.
-    own_rows: (any,) int32 or int64, numbers of the owner's rows that hold something.
-    values, rows: (received, width) like `own`, contiguous, and (received,) int32 or int64, their numbers.
-    segments: for each rank the first of its received rows and how many they are, (0, 0) for `rank`, the owner. Within a
-    segment rows are distinct.
-    table: (ranks, rows_each) int32, scratch. misplaced: (1,) int32, to which is added how many rows are not the
+    own_rows: (any,) int32 or int64, numbers of the owner's rows that hold something. rows: (received,), numbers of
+    those received. segments: for each rank the first of its received rows and how many they are, (0, 0) for `rank`, the
+    owner. Within a segment rows are distinct.
+    table: (ranks, rows_each) int32, overwritten. misplaced: (1,) int32, to which is added how many rows are not the
     owner's (they are left out): whoever calls looks at it when it suits.
     """
-    rows_each, width = own.shape
-    assert own.is_contiguous() and values.is_contiguous() and values.dtype == own.dtype
-    assert table.shape == (len(segments), rows_each)
+    ranks, rows_each = table.shape
+    assert ranks == len(segments)
     table.fill_(-1)
     for source, (start, count) in enumerate(segments):
         peer = source != rank
@@ -113,12 +144,34 @@ def merge_rows(
             _place_kernel[grid](
                 table[source], listed, start, count, first_row, rows_each, misplaced, peer, _PLACE_BLOCK
             )  # fmt: skip
-    if INTERPRETED:  # its cost is by program, not by element
-        block_rows = block_columns = 512
-    block_rows = min(block_rows, triton.next_power_of_2(max(1, rows_each)))
-    block_columns = min(block_columns, triton.next_power_of_2(width))
-    grid2 = (triton.cdiv(rows_each, block_rows), triton.cdiv(width, block_columns))
-    _merge_kernel[grid2](
-        own, values, table, rows_each, width, scale, rank, len(segments), block_rows, block_columns,
-        num_warps=num_warps,
+
+
+def merge_rows(
+    own: Tensor,
+    values: Tensor,
+    table: Tensor,
+    *,
+    rank: int,
+    scale: float,
+    epoch: int | None = None,
+    blocks: Blocks = BLOCKS,
+    num_warps: int = 4,
+) -> None:
+    """own[i] = scale * (own[i] + sum of the other ranks' rows i), for each i that anybody touched.
+
+    own: (rows_each, width) contiguous, overwritten; rows that nobody touched are left alone.
+    table: (ranks, rows_each) int32. As `place_rows` made it, or with an epoch: a rank has something where this stands.
+    values: contiguous, like `own` the rows received; with an epoch a slice like `own` for each rank but the owner.
+    """
+    rows_each, width = own.shape
+    ranks = len(table)
+    assert own.is_contiguous() and values.is_contiguous() and values.dtype == own.dtype
+    assert table.shape[1] == rows_each and values.shape[-1] == width
+    assert epoch is None or values.shape == (ranks - 1, *own.shape)
+    block = min(blocks.block, triton.next_power_of_2(max(1, rows_each)))
+    columns = min(blocks.columns, triton.next_power_of_2(width))
+    grid = (triton.cdiv(rows_each, block) * triton.cdiv(width, columns),)
+    _merge_kernel[grid](
+        own, values, table, epoch or 0, rows_each, width, scale, rank, ranks, epoch is None,
+        block, min(block, blocks.rows), columns, num_warps=num_warps,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 from tpbench.workloads.embedding_grad.exchange import Phase
 from tpbench.workloads.embedding_grad.index import Found, Index
 from tpbench.workloads.embedding_grad.inputs import Inputs
-from tpbench.workloads.embedding_grad.merge import Merge, Received
+from tpbench.workloads.embedding_grad.merge import Merge
 from tpbench.workloads.embedding_grad.wire import Wire
 
 
@@ -43,7 +43,7 @@ class MergingExchange(SparseExchange, ABC):
         self.values: Tensor | None = None
         self.phases = (
             Phase("counts", self.exchange_counts, early=True, on_host=True),
-            Phase("ids", self.exchange_ids, early=True),
+            Phase("ids", self.place, early=True),
             Phase("gather", self.gather),
             Phase("values", self.exchange_values),
             Phase("merge", self.merge_values),
@@ -69,11 +69,17 @@ class MergingExchange(SparseExchange, ABC):
     def segments(self) -> list[tuple[int, int]]:
         """By source rank, where the rows for this one begin among those received, and how many they are."""
 
-    def merge_values(self) -> None:
-        """Those that are this rank's, and its own (the last it found), into its slice."""
-        assert self.found is not None and self.ids is not None and self.values is not None
+    def place(self) -> None:
+        """Their numbers and those of its own (the last it found), where the merge will look."""
+        self.exchange_ids()
+        assert self.found is not None and self.ids is not None
         own_rows = self.found.rows[len(self.found.rows) - self.found.counts[self.inputs.rank] :]
-        self.merge(self.inputs.own, own_rows, Received(self.ids, self.values, self.segments()))
+        self.merge.place(own_rows, self.ids, self.segments())
+
+    def merge_values(self) -> None:
+        """Those that are this rank's into its slice."""
+        assert self.values is not None
+        self.merge(self.inputs.own, self.values)
 
     def result(self) -> Tensor:
         self.merge.verify()
@@ -81,3 +87,4 @@ class MergingExchange(SparseExchange, ABC):
 
     def release(self) -> None:
         self.found = self.ids = self.mine = self.values = None
+        self.merge.release()
