@@ -15,7 +15,7 @@ from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import crossover, links, oracle, traffic
 from tpbench.workloads.embedding_grad.exchange import Exchange, sequence
 from tpbench.workloads.embedding_grad.inputs import Inputs
-from tpbench.workloads.embedding_grad.overlap import Overlap, StandIn
+from tpbench.workloads.embedding_grad.overlap import Overlap, StandIn, split
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.wire import Wire
 
@@ -97,6 +97,11 @@ class EmbeddingGradSession:
         sequence(self.exchange.phases)()  # each phase below finds what those before it made
         for phase in self.exchange.phases:
             found[f"{phase.name}_ms"] = self.stopwatch.ms(phase.run, self.restore, on_host=phase.on_host)
+        early, late = split(self.exchange.phases, "early")
+        if early:
+            sequence(early)()
+            found["late_wall_ms"] = self.stopwatch.ms(sequence(late), self.restore, on_host=True)
+            found["early_wall_ms"] = self.stopwatch.ms(sequence(early), on_host=True)
         return found
 
     def _predicted(self, copy_gb_per_s: float) -> float:

@@ -101,6 +101,8 @@ WORKLOAD = Workload(
         "exchange_gb_per_s": "bytes that the busiest rank sent over the time of an iteration",
         "stand_in_ms": "the stand-in backward alone, as measured, ms",
         "exposed_ms": "an iteration's time beyond the stand-in backward's, ms",
+        "early_wall_ms": "wall time of the phases that need no gradient, which a backward pass can hide, ms",
+        "late_wall_ms": "wall time of the phases that need the gradient, ms",
         **{f"{phase}_ms": f"the phase {phase} alone: device time on GPUs but for counts, ms" for phase in PHASES},
     },
     options=(
