@@ -1,4 +1,5 @@
-"""Every registered variant of the embedding gradient against the oracle: a new one needs no test of its own."""
+"""Every registered variant of the embedding gradient that runs here against the oracle: a new one needs no test of its
+own."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.ranks import Rank, enough_gpus, run_on_ranks
-from tests.workloads.embedding_grad.cells import DISTRIBUTIONS, DTYPES, context, dense_mean, prepared, problem, run
+from tests.workloads.embedding_grad.cells import (
+    DISTRIBUTIONS,
+    DTYPES,
+    HERE,
+    context,
+    dense_mean,
+    prepared,
+    problem,
+    run,
+)
 from tpbench.context import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import setup
@@ -42,8 +52,6 @@ def cells(name: str) -> list[EmbeddingGrad]:
 
 def everything_right(here: Rank, name: str) -> int:
     """Runs the cells, some twice: what the first run leaves must not show in the second."""
-    if WORKLOAD.variants[name].cpu_only and here.device.type == "cuda":
-        return 0
     for cell in cells(name):
         inputs, wire, exchange = prepared(here, cell, name)
         saved, right, sizes = inputs.grad.clone(), dense_mean(here, inputs), dense_mean(here, inputs, of_sizes=True)
@@ -58,7 +66,7 @@ def everything_right(here: Rank, name: str) -> int:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
+@pytest.mark.parametrize("name", HERE)
 def test_it_is_right_and_sends_what_the_formula_says(name: str, ranks: int) -> None:
     assert len(set(run_on_ranks(ranks, everything_right, name))) == 1
 
@@ -86,14 +94,12 @@ def scattered(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     case=scattered(),
-    name=st.sampled_from(sorted(WORKLOAD.variants)),
+    name=st.sampled_from(HERE),
     merge=st.sampled_from(("triton", "index_add")),
     width=st.sampled_from((1, 8, 33)),
 )
 def test_any_rows_are_merged_as_the_dense_mean(case: Any, name: str, merge: str, width: int) -> None:
     ranks, table_rows, tokens = case
-    if WORKLOAD.variants[name].cpu_only and torch.cuda.is_available():
-        return
     cell = problem(table_rows=table_rows, width=width, dtype="float32", merge=merge)
     run_on_ranks(ranks, right_for, cell, name, tokens)
 
@@ -123,10 +129,8 @@ def sessions(here: Rank, name: str) -> list[Verdict]:
     return verdicts
 
 
-@pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
+@pytest.mark.parametrize("name", HERE)
 def test_sessions_agree_on_their_verdict(name: str) -> None:
-    if WORKLOAD.variants[name].cpu_only and torch.cuda.is_available():
-        pytest.skip(WORKLOAD.variants[name].cpu_only)
     first, second = run_on_ranks(2, sessions, name)
     for one, other in zip(first, second, strict=True):
         assert one.wrong is None, one

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.ranks import Rank, RankError, enough_gpus, run_on_ranks
-from tests.workloads.embedding_grad.cells import context, prepared, problem, run
+from tests.workloads.embedding_grad.cells import HERE, context, prepared, problem, run
 from tpbench.workloads.embedding_grad import WORKLOAD
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession
 from tpbench.workloads.embedding_grad.index import TouchedMask
@@ -38,7 +38,7 @@ def forgetful(here: Rank, name: str) -> list[str]:
 
 
 @needs_ranks
-@pytest.mark.parametrize("name", ["sparse_all_to_all", "sparse_all_gather"])
+@pytest.mark.parametrize("name", sorted({"sparse_all_to_all", "sparse_all_gather", "sparse_symmetric"} & set(HERE)))
 def test_a_row_outside_the_mask_is_an_error_on_every_rank(name: str) -> None:
     for said in run_on_ranks(2, forgetful, name):
         assert said == [f"rank 1 has 1 touched rows outside the mask, the first is row {row}" for row in (3, 90)]

@@ -92,6 +92,7 @@ WORKLOAD = Workload(
         "grad_norm": "norm of the right mean gradient, all owners' together",
         "rank_bytes_sent": "bytes that each rank handed to collectives for its peers, by count",
         "rank_bytes_received": "bytes that each rank's peers handed to collectives for it, by count",
+        "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
         "chosen": "dense or sparse: what the variant did",
         "all_to_all_gb_per_s": "bandwidth of a large all-to-all on this machine, bytes that a rank sends",
         "reduce_scatter_gb_per_s": "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",

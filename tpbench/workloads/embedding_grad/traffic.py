@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ID_BYTES, COO_ID_BYTES, COUNT_BYTES = 4, 8, 8
-"""A row's number as int32; as int64, which torch's COO tensors have; a count."""
+ID_BYTES, COO_ID_BYTES, COUNT_BYTES, MARK_BYTES = 4, 8, 8, 4
+"""A row's number as int32; as int64, which torch's COO tensors have; a count; the mark of a row that was pushed."""
 
 
 def dense_reduce_scatter(padded_rows: int, row_bytes: int, world_size: int) -> int:
@@ -39,6 +39,11 @@ def busiest(counts: Sequence[Sequence[int]]) -> int:
 def sparse_all_to_all(counts: Sequence[Sequence[int]], row_bytes: int) -> list[int]:
     """For each rank: its rows that are not its own with their numbers, and a count for each peer."""
     return [rows * (row_bytes + ID_BYTES) + COUNT_BYTES * (len(counts) - 1) for rows in leaving(counts)]
+
+
+def sparse_push(counts: Sequence[Sequence[int]], row_bytes: int) -> list[int]:
+    """For each rank: its rows that are not its own with their marks."""
+    return [rows * (row_bytes + MARK_BYTES) for rows in leaving(counts)]
 
 
 def sparse_all_gather(counts: Sequence[Sequence[int]], row_bytes: int) -> list[int]:

@@ -63,6 +63,28 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
 
 
 @WORKLOAD.variant(
+    "touched rows into their owners' memory by one kernel over NVLink; one node",
+    takes={"pinned", "transfers"},
+    needs=("triton",),
+    needs_cuda=True,
+    no_graph=NO_GRAPH,
+    uses_triton=True,
+)
+def sparse_symmetric(problem: EmbeddingGrad, place: Any) -> Any:
+    from tpbench.workloads.embedding_grad.board import on_one_machine
+    from tpbench.workloads.embedding_grad.index import CpuIndex
+    from tpbench.workloads.embedding_grad.symmetric import SparseSymmetric, inboxes
+    from tpbench.workloads.tp_block.symmetric import Arena
+
+    inputs = place.inputs
+    if not on_one_machine(inputs.group, inputs.owners.world_size):
+        raise RuntimeError("the ranks are on several machines: sparse_symmetric writes into its peers' memory")
+    arena = Arena(inputs.group, inputs.device, "kernel")
+    made = inboxes(arena, inputs)
+    return SparseSymmetric(inputs, place.wire, CpuIndex(inputs, pinned=problem.pinned), made, arena.barrier, arena.gib)
+
+
+@WORKLOAD.variant(
     "touched rows to everybody: the coalesced COO tensor all-gathered",
     takes={"merge", "pinned", "transfers"},
     needs=("triton",),

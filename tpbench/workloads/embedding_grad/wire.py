@@ -1,4 +1,4 @@
-"""What exchanges send with: collectives, counts through a board; and a count of the bytes for each peer."""
+"""What exchanges send with: collectives, counts through a board, pushes; and a count of the bytes for each peer."""
 
 from __future__ import annotations
 
@@ -88,6 +88,12 @@ class Wire:
         collectives.all_gather(everyone, counts, group=self.group)
         rows: list[list[int]] = everyone.view(self.world_size, -1).tolist()
         return rows
+
+    def push(self, sizes: Sequence[int]) -> None:
+        """A kernel writes so many bytes into each rank's memory, none into this one's."""
+        if sizes[self.rank]:
+            raise ValueError(f"rank {self.rank} would send itself {sizes[self.rank]} bytes")
+        self._count(sizes)
 
     def _count(self, sizes: Sequence[int]) -> None:
         for peer, size in enumerate(sizes):

@@ -72,6 +72,11 @@ class Arena:
         views = [handle.get_buffer(rank, shape, dtype, offset) for rank in range(self.size)]
         return Buffer(views, use % 2, use >= 2)
 
+    def barrier(self) -> None:
+        """On the current stream, one kernel of one block: nothing later begins before all ranks' streams are here, and
+        it sees what they wrote before. Uses a channel of its own."""
+        self.flags[1].barrier(channel=CHANNELS)
+
     def _allocated(self, nbytes: int) -> tuple[Tensor, Any]:
         """Zeros on every rank. Allocated as for torch's own fused operations: from no pool, so that a buffer begins
         where its handle says. Checked: each rank leaves its number, and reads each peer's."""
