@@ -95,6 +95,13 @@ def test_crossovers_are_measured_beside_their_prediction(frame: pd.DataFrame) ->
     assert pd.isna(ends.loc["sparse_all_to_all merge=index_add", "measured"])
 
 
+def test_what_the_formula_is_not_about_has_no_prediction(frame: pd.DataFrame) -> None:
+    pushed = frame.assign(variant=frame["variant"].replace("sparse_all_to_all", "sparse_symmetric"))
+    end = report.crossovers(report.speedups(pushed)).set_index("head").loc["sparse_symmetric"]
+    assert end["measured"] == pytest.approx(0.6)
+    assert pd.isna(end["predicted"]) and pd.isna(end["off"])
+
+
 def test_both_as_tables_and_as_a_picture(frame: pd.DataFrame) -> None:
     text = report.markdown(frame)
     assert "| 10% | 0.50x | 3.92x | - | - |" in text

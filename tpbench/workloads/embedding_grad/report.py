@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DENSE = "dense_reduce_scatter"
+PREDICTED = "sparse_all_to_all"
+"""What the formula of the crossover is about: a gather, all-to-alls and a merge."""
 TOGETHER = ["hardware", "dtype", "table_rows", "width", "dp_size", "overlap_ms", "transfers"]
 """What must be the same for times to be compared over densities."""
 OPTIONS = {"merge": "triton", "pinned": True}
@@ -52,16 +54,17 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 def crossovers(found: pd.DataFrame) -> pd.DataFrame:
     """From `speedups`: for each table and variant the density at which dense becomes faster, measured and predicted.
 
-    `off` is predicted over measured, less 1. Not for variants that go dense themselves, nor where densities do not
-    reach the crossover.
+    `off` is predicted over measured, less 1; only all-to-alls have a prediction. Not for variants that go dense
+    themselves, nor where densities do not reach the crossover.
     """
     lines = []
     sparse = found[~found["head"].str.startswith(("dense", "sparse_auto"))].dropna(subset=["dense_ms"])
     for key, group in sparse.groupby([*TOGETHER, "head"]):
         points = list(group.groupby("density")["ms"].median().items())
         measured = crossover.measured([(float(str(at)), ms) for at, ms in points], float(group["dense_ms"].median()))
-        predicted = float(group["predicted_crossover"].median())
-        off = None if measured is None else predicted / measured - 1
+        of_formula = str(key[-1]).startswith(PREDICTED)
+        predicted = float(group["predicted_crossover"].median()) if of_formula else None
+        off = None if measured is None or predicted is None else predicted / measured - 1
         lines.append((*key, measured, predicted, off))
     return pd.DataFrame(lines, columns=[*TOGETHER, "head", "measured", "predicted", "off"])
 
