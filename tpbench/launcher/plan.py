@@ -87,9 +87,11 @@ def plan(requests: Sequence[Request], place: Place | None = None) -> list[Cell]:
         cells.append(Cell(request.index, job, obstacle(job, place), None if same_as == request.index else same_as))
     if complaints:
         raise JobError("\n".join(dict.fromkeys(complaints)))
-    if refused := [refusal(cell.job) for cell in cells]:
-        if all(refused):  # in a mixed sweep a pair that does not exist is a hole in the table, alone it is a mistake
-            raise JobError("\n".join(dict.fromkeys(str(each) for each in refused)))
+    refused = [(cell.job.implementation.name, refusal(cell.job)) for cell in cells]
+    if cells and all(reason for _, reason in refused):
+        # In a mixed sweep a pair that does not exist is a hole in the table, alone it is a mistake.
+        said = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in refused)
+        raise JobError("\n".join(dict.fromkeys(map(str, said))))
     return cells
 
 
