@@ -56,7 +56,12 @@ class FusedNorm(nn.Module):
         self.variance_epsilon: float = norm.variance_epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.rms_norm(hidden, self.weight.shape, self.weight.to(hidden.dtype), self.variance_epsilon)
+        return rms_norm(hidden, self.weight, self.variance_epsilon)
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Over the last dimension, in one operation and in the dtype of what is normed."""
+    return F.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), epsilon)
 
 
 def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:

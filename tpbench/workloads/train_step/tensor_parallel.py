@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tpbench.workloads.collectives import all_gather, reduce_scatter
+from tpbench.workloads.train_step.models import rms_norm
 
 SEQUENCE = 1
 """The dimension of (batch, sequence, width)."""
@@ -104,8 +105,8 @@ class ShardNorm(Sharded):
         self.group = tp.get_group() if gather else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weight = self.here[0].to(hidden.dtype)
-        normed = F.rms_norm(hidden, weight.shape, weight, self.epsilon)
+        (weight,) = self.here
+        normed = rms_norm(hidden, weight, self.epsilon)
         return normed if self.group is None else gather_sequence(normed, self.group)
 
 
