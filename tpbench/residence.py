@@ -27,6 +27,10 @@ GROWTH_BYTES = 2**29
 """By how much a GPU's free memory may shrink over the jobs of a process: communicators and modules, each once."""
 
 
+TORCHS_OWN = {"TORCHINDUCTOR_CACHE_DIR"}
+"""Variables that torch gives their default when some of its modules are loaded: jobs are told nothing by them."""
+
+
 @dataclass(frozen=True)
 class State:
     """What a job could change in its process, besides memory, and the next could tell."""
@@ -43,6 +47,12 @@ class State:
             torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.get_num_threads(),
         )  # fmt: skip
         return cls(dict(os.environ), settings)
+
+    def changed(self, after: State) -> str:
+        """What is not as it was, by name; empty where all is."""
+        names = (self.environment.keys() | after.environment.keys()) - TORCHS_OWN
+        variables = sorted(name for name in names if self.environment.get(name) != after.environment.get(name))
+        return ", ".join(variables + ["torch's settings"] * (self.settings != after.settings))
 
 
 class Residence:
@@ -78,15 +88,19 @@ class Residence:
         if self.state is None:
             self.state = State.now()
 
-    def stays(self, device: torch.device) -> bool:
-        """After a job, when nothing refers to its session any more: whether it may have another."""
+    def ends_because(self, device: torch.device) -> str:
+        """After a job, when nothing refers to its session any more: why it may have no other; empty where it may."""
         self.jobs += 1
-        if not self.welcome or self.state != State.now() or _compiled():
-            return False
+        if not self.welcome:
+            return "each job has a process of its own"
+        if self.state is None or (changed := self.state.changed(State.now())):
+            return f"the job changed {changed}"
+        if _compiled():
+            return "torch.compile has compiled something"
         gc.collect()
-        return device.type != "cuda" or self._memory_free(device)
+        return self._memory_taken(device) if device.type == "cuda" else ""
 
-    def _memory_free(self, device: torch.device) -> bool:
+    def _memory_taken(self, device: torch.device) -> str:
         torch = importlib.import_module("torch")
         torch.cuda.synchronize(device)
         torch._C._cuda_clearCublasWorkspaces()
@@ -94,7 +108,11 @@ class Residence:
         free, _ = torch.cuda.mem_get_info(device)
         self.free_bytes = self.free_bytes or free
         held = torch.cuda.memory_allocated(device)
-        return bool(held <= WORDS_BYTES and self.free_bytes - free <= GROWTH_BYTES)
+        if held > WORDS_BYTES:
+            return f"tensors of {held / 2**20:.1f} MiB are left"
+        if self.free_bytes - free > GROWTH_BYTES:
+            return f"its jobs took {(self.free_bytes - free) / 2**20:.0f} MiB of the GPU that they did not give back"
+        return ""
 
 
 def _groups(row: CellRow) -> tuple[Any, ...]:

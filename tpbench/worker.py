@@ -90,8 +90,9 @@ def _measure(row: CellRow, meeting: str, residence: Residence, folder: Path) -> 
         )
     residence.settled()
     _measure_in(row, device, residence.jobs, TurnTaker(folder / FOLDER) if row.known.get("interleaved") else None)
-    say("done")
-    stays = torch.tensor(residence.stays(device), dtype=torch.int32)
+    obstacle = residence.ends_because(device)
+    say(f"done; this process ends: {obstacle}" if obstacle else "done; this process may have another job")
+    stays = torch.tensor(not obstacle, dtype=torch.int32)
     dist.all_reduce(stays, dist.ReduceOp.MIN)
     return bool(stays)
 

@@ -27,7 +27,7 @@ def may_stay(job: Job) -> bool:
         job.device == "cuda"
         and job.memory_limit_gib is None
         and job.workload.forgets
-        and not job.implementation.needs  # other people's packages keep what they like
+        and set(job.implementation.needs) <= {"triton"}  # other packages keep what they like
     )
 
 

@@ -131,6 +131,9 @@ def imported(device: torch.device) -> Any:
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if device.type == "cuda":
+        # Its own asks NVML by the numbers in CUDA_VISIBLE_DEVICES, where there may be names.
+        deepspeed.get_accelerator().available_memory = lambda index=None: torch.cuda.mem_get_info(index)[0]
     deepspeed.utils.logger.setLevel(logging.WARNING)
     return deepspeed
 
