@@ -37,6 +37,8 @@ class Launch:
     """Programs that share a row, by rank."""
     walkers: tuple[int, ...]
     """Rows that are worked on at a time, by rank."""
+    alone: bool = False
+    """Whether warps walk down each its row of the tiles: no barrier between them. With one, they are in between."""
 
 
 def as_it_is(launch: Launch, epoch: int, half: int, row: int, queue: int, queues: int) -> int:
@@ -74,8 +76,11 @@ class Deadlock(Exception):
     """Nobody can go on: on a GPU, a wait that only its limit ends."""
 
 
-def program(ranks: list[Rank], me: int, launch: Launch, walker: int, part: int, rules: Rules) -> Iterator[int]:
-    """One program's life. Yields after each step: GOES_ON, or the version of the memory that it looked at in vain."""
+def program(
+    ranks: list[Rank], me: int, launch: Launch, walker: int, part: int, rules: Rules, only: int | None = None
+) -> Iterator[int]:
+    """One program's life, or that of its warps that have row `only` of each tile. Yields after each step: GOES_ON, or
+    the version of the memory that it looked at in vain."""
     mine, world = ranks[me], len(ranks)
     epoch = mine.epoch + 1
     queues = _next_power_of_2(world) * launch.slots
@@ -91,6 +96,8 @@ def program(ranks: list[Rank], me: int, launch: Launch, walker: int, part: int, 
 
     for first in range(walker * launch.tile_rows, launch.rows, launch.walkers[me] * launch.tile_rows):
         rows = range(first, min(first + launch.tile_rows, launch.rows))
+        if only is not None:
+            rows = rows[only : only + 1]
         for kind in range(launch.width):
             for row in rows:
                 for peer in range(world):
@@ -124,9 +131,10 @@ def advance(ranks: list[Rank], me: int, rules: Rules) -> None:
     if not rank.running and not rank.waiting and rank.pending:
         launch = rank.pending.pop(0)
         rank.waiting = [
-            program(ranks, me, launch, walker, part, rules)
+            program(ranks, me, launch, walker, part, rules, only)
             for walker in range(launch.walkers[me])
             for part in range(launch.parts[me])
+            for only in (range(launch.tile_rows) if launch.alone else (None,))
         ]
     room = len(rank.waiting) if rules.resident is None else rules.resident - len(rank.running)
     rank.running += rank.waiting[: max(0, room)]
@@ -175,7 +183,8 @@ def run(world: int, launches: list[Launch], seed: int, rules: Rules = Rules(), c
 def launch_of(world: int, rows: int, width: int, slots: int, tile_rows: int, chance: random.Random) -> Launch:
     parts = tuple(chance.randint(1, slots) for _ in range(world))
     tiles = -(-rows // tile_rows)
-    return Launch(rows, width, slots, tile_rows, parts, tuple(chance.randint(1, tiles) for _ in range(world)))
+    walkers = tuple(chance.randint(1, tiles) for _ in range(world))
+    return Launch(rows, width, slots, tile_rows, parts, walkers, chance.random() < 0.5)
 
 
 @st.composite
@@ -217,6 +226,10 @@ def fails(world: int, launches: list[Launch], rules: Rules, tries: int = 40) -> 
 
 def test_four_ranks_under_many_schedules() -> None:
     assert not fails(4, FOUR, Rules(), tries=60)
+
+
+def test_warps_that_wait_for_their_own_rows() -> None:
+    assert not fails(3, [Launch(5, 3, 1, 2, (1, 1, 1), (3, 2, 1), True)] * 3, Rules(), tries=40)
 
 
 def one_buffer(launch: Launch, epoch: int, half: int, row: int, queue: int, queues: int) -> int:

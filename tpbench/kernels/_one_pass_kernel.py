@@ -6,8 +6,9 @@ lives in registers: exponentials relative to each thread's own maximum, which on
 gradient. The other tiles stay in shared memory until their gradient, whose exponentials are taken again. The reduction
 over threads, with its barriers, is once a row.
 
-    a row:  last tile to registers -> state of the row -> publish | the next row's other tiles: their state
-            | await all parts -> gradient of the last tile, then of the others; start to copy into the freed places
+    a row:  last tile to registers -> state of the row -> publish | the next row's first other tiles: their state
+            | await all parts -> gradient of the last tile, then of each other: start to copy into the freed place,
+            and where the next row's tile of this number is not reduced yet: its state
 
 Where a row has several parts, on this GPU or on other ranks, each program publishes its state and awaits the others'.
 The next row's tiles are worked on meanwhile. All parts of a row are at the same step of programs that
@@ -19,7 +20,7 @@ which sees the epoch has the number: no flags, no fences. A program writes its w
 NVLink for peers) and polls its own. Buffers have two halves, and launches take turns by the epoch's parity: a rank that
 is one launch ahead writes to the other half, and it cannot be two ahead, as each launch awaits all ranks. Halves are
 half of the buffer, whatever the launch's shape: neighbouring launches of different shapes must not meet either. The
-last program to finish advances the epoch, in device memory, so that a replayed CUDA graph advances it as well.
+last program advances the epoch, once all have read it, in device memory, so that a replayed CUDA graph does so as well.
 
 **State.** As in `_entropy_kernels`, but in units of log 2 and relative to the *rounded* reference c = max(x) * k, with
 k = logits_scale * log2(e) (k_t = k / temperature for targets t), so that each exponent is one multiply-add,
@@ -53,6 +54,8 @@ _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 LN_2 = gl.constexpr(0.6931471805599453)
 LOG2_E = gl.constexpr(1.4426950408889634)
 INF = gl.constexpr(float("inf"))
+AT_ONCE = gl.constexpr(4096)
+"""Rows whose labels or losses a program asks for before it waits for the first."""
 
 
 @gluon.constexpr_function
@@ -67,12 +70,15 @@ def _tile_layout(rows, vector, row_warps, warps):
 
 
 @gluon.constexpr_function
-def _words_layout(rows, parts, warps):
-    """(rows, parts), the same in every warp: no barrier between threads that poll, and no sum across warps."""
+def _words_layout(rows, parts, row_warps, warps):
+    """(rows, parts): each warp has the words of the rows that it has tiles of, as `_tile_layout` deals rows to warps.
+    So states become words, and words what gradients are made of, without a barrier or a look at another warp's."""
     bases = [[0, 1 << bit] for bit in range(parts.bit_length() - 1)]
-    bases += [[1 << bit, 0] for bit in range(rows.bit_length() - 1)]
     lanes = bases[:5] + [[0, 0]] * max(0, 5 - len(bases))
-    return gl.DistributedLinearLayout(bases[5:], lanes, [[0, 0]] * (warps.bit_length() - 1), [], [rows, parts])
+    registers = bases[5:] + [[row_warps << bit, 0] for bit in range((rows // row_warps).bit_length() - 1)]
+    by_warp = [[0, 0]] * ((warps // row_warps).bit_length() - 1)
+    by_warp += [[1 << bit, 0] for bit in range(row_warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [rows, parts])
 
 
 @gluon.jit
@@ -91,12 +97,6 @@ def _await_copies(LATER: gl.constexpr):
     """Wait for this thread's copies, but for the last LATER groups. `async_copy.wait_group` has a barrier besides,
     which nothing here needs: a thread reads from shared memory only what it copied there itself."""
     gl.inline_asm_elementwise(_wait_for_copies(LATER), "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _now():
-    """Nanoseconds."""
-    return gl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=gl.int64, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -369,20 +369,28 @@ def _fills(part, slot, n_parts):
     return slot % n_parts == part
 
 
-@gluon.jit
-def _publish(value, nothing, kind: gl.constexpr, buffers, line, pitch, sent, empty, epoch):
-    """Store one kind of number, (ROWS,), to all ranks' buffers, (ROWS, RANKS * SLOTS): by one warp, as all have it."""
-    word = _word(gl.where(empty, nothing, value[:, None]), epoch)
-    gl.inline_asm_elementwise(
-        """{
+@gluon.constexpr_function
+def _store_word(row_warps, warps):
+    """By the first of the warps that share a row."""
+    return f"""{{
         .reg .pred p;
         .reg .b32 t;
         mov.u32 t, %tid.x;
-        setp.lt.u32 p, t, 32;
+        and.b32 t, t, {32 * (warps // row_warps) - 32};
+        setp.eq.u32 p, t, 0;
         setp.ne.and.b32 p, $3, 0, p;
         @p st.relaxed.sys.global.b64 [$1], $2;
         mov.b32 $0, 0;
-        }""",
+        }}"""
+
+
+@gluon.jit
+def _publish(value, nothing, kind: gl.constexpr, buffers, line, pitch, sent, empty, epoch, ROW_WARPS: gl.constexpr):
+    """Store one kind of number, (ROWS,), to all ranks' buffers, (ROWS, RANKS * SLOTS)."""
+    num_warps: gl.constexpr = gl.num_warps()
+    word = _word(gl.where(empty, nothing, value[:, None]), epoch)
+    gl.inline_asm_elementwise(
+        _store_word(ROW_WARPS, num_warps),
         "=r,l,l,r",
         [buffers + (line + kind * pitch) * 8, word, sent],
         dtype=gl.int32,
@@ -405,37 +413,52 @@ def _look(inbox, pitch, needed, WIDTH: gl.constexpr):
         return w_0, w_1, w_2, w_3, w_4
 
 
-@gluon.jit
-def _late(w_0, w_1, w_2, w_3, w_4, needed, epoch, WIDTH: gl.constexpr):
-    """Whether (not 0) some words are not there yet."""
-    late = _differs(w_0, epoch) | _differs(w_1, epoch) | _differs(w_2, epoch)
-    if WIDTH > 3:
-        late = late | _differs(w_3, epoch) | _differs(w_4, epoch)
-    return _in_warp(gl.max(gl.max(gl.where(needed & late, 1, 0), axis=1), axis=0))
-
-
-@gluon.jit
-def _in_warp(condition):
-    """1 where any thread of the warp has `condition`, a scalar: threads that look at memory or at the clock one by one
-    must leave a loop together."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .pred p;
-        setp.ne.b32 p, $1, 0;
-        vote.sync.any.pred p, p, 0xffffffff;
-        selp.b32 $0, 1, 0, p;
-        }""",
-        "=r,r",
-        [condition.to(gl.int32)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
+@gluon.constexpr_function
+def _await_word(width):
+    """Of one place: look at its words again until all have come, or the limit has passed, which is zero from then on.
+    A thread waits for its own places alone; what follows in the warp waits for all its threads."""
+    words = range(width)
+    wanted, limit, pointer, pitch = 2 * width + 1, 2 * width + 2, 2 * width + 3, 2 * width + 4
+    epoch, failed = 2 * width + 5, 2 * width + 6
+    differ = "setp.eq.b32 late, 1, 0;" + "".join(
+        f"mov.b64 {{number, stamp}}, ${each}; setp.ne.or.b32 late, stamp, ${epoch}, late;" for each in words
+    )
+    differ += f"setp.ne.and.b32 late, ${wanted}, 0, late;"
+    return (
+        "{.reg .pred late, over; .reg .b32 number, stamp; .reg .b64 began, now, place;"
+        + "".join(f"mov.b64 ${each}, ${width + 1 + each};" for each in words)
+        + f"mov.b64 ${width}, ${limit}; {differ} @!late bra THERE; mov.u64 began, %globaltimer;"
+        + f"AGAIN: mov.b64 place, ${pointer};"
+        + "".join(f"ld.relaxed.sys.global.b64 ${each}, [place]; add.s64 place, place, ${pitch};" for each in words)
+        + f"{differ} @!late bra THERE; mov.u64 now, %globaltimer; sub.s64 now, now, began;"
+        + f"setp.gt.s64 over, now, ${width}; @!over bra AGAIN; mov.b64 ${width}, 0;"
+        + f"mov.b32 number, 1; st.global.b32 [${failed}], number; THERE: }}"
     )
 
 
 @gluon.jit
-def _differs(word, epoch):
-    return (word >> 32).to(gl.int32) != epoch
+def _await(w_0, w_1, w_2, w_3, w_4, inbox, pitch, needed, epoch, limits, failed, WIDTH: gl.constexpr):
+    """The words, (ROWS, RANKS * SLOTS) each, and how long to wait for later ones."""
+    like = gl.zeros_like(w_0)
+    needed = gl.where(needed, 1, 0)
+    inbox = inbox.to(gl.int64)
+    pitch = like + pitch * 8
+    epoch = like.to(gl.int32) + epoch
+    failed = like + failed.to(gl.int64)
+    if WIDTH == 3:
+        w_0, w_1, w_2, limits = gl.inline_asm_elementwise(
+            _await_word(WIDTH), "=&l,=&l,=&l,=&l,l,l,l,r,l,l,l,r,l",
+            [w_0, w_1, w_2, needed, limits, inbox, pitch, epoch, failed],
+            dtype=(gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
+        )  # fmt: skip
+        return w_0, w_1, w_2, w_2, w_2, limits
+    else:
+        w_0, w_1, w_2, w_3, w_4, limits = gl.inline_asm_elementwise(
+            _await_word(WIDTH), "=&l,=&l,=&l,=&l,=&l,=&l,l,l,l,l,l,r,l,l,l,r,l",
+            [w_0, w_1, w_2, w_3, w_4, needed, limits, inbox, pitch, epoch, failed],
+            dtype=(gl.int64, gl.int64, gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
+        )  # fmt: skip
+        return w_0, w_1, w_2, w_3, w_4, limits
 
 
 @gluon.jit
@@ -444,6 +467,38 @@ def _value(word, epoch, needed, nothing):
     number = word.to(gl.int32).to(gl.float32, bitcast=True)
     number = gl.where((word >> 32).to(gl.int32) == epoch, number, float("nan"))
     return gl.where(needed, number, nothing)
+
+
+@gluon.jit
+def _arrive(counter):
+    """Add one, after what all threads of the program have stored before a barrier: nobody waits for the sum."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        .reg .b32 t;
+        mov.u32 t, %tid.x;
+        setp.eq.u32 p, t, 0;
+        @p red.release.gpu.global.add.u32 [$1], 1;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,~{memory}",
+        [counter.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _await_arrivals(counter, many):
+    gl.inline_asm_elementwise(
+        "{.reg .pred p; AGAIN: ld.acquire.gpu.global.u32 $0, [$1]; setp.lt.u32 p, $0, $2; @p bra AGAIN;}",
+        "=&r,l,r,~{memory}",
+        [counter.to(gl.int64), many],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -479,7 +534,7 @@ def one_pass_kernel(
     LOSS: gl.constexpr, GRAD: gl.constexpr, REDUCE: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr,
     REPEATS: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr, ROW_WARPS: gl.constexpr, STAGES: gl.constexpr,
     TILES: gl.constexpr, WORLD: gl.constexpr, SLOTS: gl.constexpr, Z_LOSS: gl.constexpr, FULL: gl.constexpr,
-    MASKED: gl.constexpr, ALIGNED: gl.constexpr,
+    MASKED: gl.constexpr, ALIGNED: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """See the module. Sizes are in columns, strides (and part_columns) in vectors if ALIGNED.
 
@@ -498,6 +553,7 @@ def one_pass_kernel(
     element: gl.constexpr = logits.dtype.element_ty
     HELD: gl.constexpr = TILES - 1
     EARLY: gl.constexpr = HELD > 0 or not EXCHANGE
+    FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
     # First the places of the last tile of a row, which passes on to registers; then two of each other tile. Each tile
     # has memory of its own: in one piece the compiler would see all copies and reads meet, and put barriers between.
     last: gl.constexpr = [STAGES, ROWS, REPEATS, LANES, VECTOR]
@@ -533,10 +589,15 @@ def one_pass_kernel(
 
     # The first tiles are under way before anything else is looked at.
     row = (walker * ROWS + row_in_tile).to(gl.int64)
+    first_label = row_in_tile
+    next_label = row_in_tile
+    if LABELS:
+        first_label = _load_labels(target, row, n_rows)
+        next_label = _load_labels(target, row + walkers * ROWS, n_rows)
     for tile_of_row in gl.static_range(HELD):
         counts = row < n_rows
         if LABELS:
-            counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
+            counts = _columns_of(first_label, vocab_size, ignore_index) >= 0
         _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], 0, logits, target, row, counts, first,
               tile_columns, extent,
               tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
@@ -545,7 +606,12 @@ def one_pass_kernel(
         row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
         counts = row < n_rows
         if LABELS:
-            counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
+            if step == 0:
+                counts = _columns_of(first_label, vocab_size, ignore_index) >= 0
+            elif step == 1:
+                counts = _columns_of(next_label, vocab_size, ignore_index) >= 0
+            else:
+                counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
         _copy(shared_x[0], shared_t[0], step, logits, target, row, counts, first, tile_columns, extent, HELD,
               logits_row,
               logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
@@ -554,7 +620,7 @@ def one_pass_kernel(
     for tile_of_row in gl.static_range(HELD):
         counts = row < n_rows
         if LABELS:
-            counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
+            counts = _columns_of(next_label, vocab_size, ignore_index) >= 0
         _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], 1, logits, target, row, counts, first,
               tile_columns, extent,
               tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
@@ -563,9 +629,9 @@ def one_pass_kernel(
     inverse_count = 1.0
     if COUNT:
         many: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
-        total = gl.zeros([128 * num_warps], gl.int32, many)
-        for begin in range(0, n_rows, 128 * num_warps):
-            each = begin + gl.arange(0, 128 * num_warps, many)
+        total = gl.zeros([AT_ONCE], gl.int32, many)
+        for begin in range(0, n_rows, AT_ONCE):
+            each = begin + gl.arange(0, AT_ONCE, many)
             label = _columns_of(_load_labels(target, each, n_rows), vocab_size, ignore_index)
             total += gl.where((label >= 0) & (each < n_rows), 1, 0)
         inverse_count = 1.0 / gl.maximum(gl.sum(total, axis=0), 1).to(gl.float32)
@@ -577,13 +643,13 @@ def one_pass_kernel(
     last_label = row_in_tile
     held_label = row_in_tile
     if LABELS:
-        this_label = _load_labels(target, this_row, n_rows)
+        this_label = first_label
         last_label = _load_labels(target, this_row + STAGES * walkers * ROWS, n_rows)
         held_label = _load_labels(target, this_row + 2 * walkers * ROWS, n_rows)
 
     RANKS: gl.constexpr = _next_power_of_2(WORLD)
     QUEUES: gl.constexpr = RANKS * SLOTS if EXCHANGE else 1
-    words_layout: gl.constexpr = _words_layout(ROWS, QUEUES, num_warps)
+    words_layout: gl.constexpr = _words_layout(ROWS, QUEUES, ROW_WARPS, num_warps)
     by_row: gl.constexpr = gl.SliceLayout(1, words_layout) if EXCHANGE else row_layout
     if EXCHANGE:
         queue = gl.arange(0, QUEUES, gl.SliceLayout(0, words_layout))
@@ -598,6 +664,7 @@ def one_pass_kernel(
         empty = (slot != part)[None, :]
         to_queue = (rank * SLOTS + slot)[None, :]
         pitch = _pitch(capacity.to(gl.int64), QUEUES)
+        limits = gl.zeros([ROWS, QUEUES], gl.int64, words_layout) + limit_ns
 
     # The state of the tiles of the row to come that stay in shared memory.
     by_thread: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, tile))
@@ -655,20 +722,22 @@ def one_pass_kernel(
             there = (at < n_rows)[:, None]
             line = _word_at(epoch, half.to(gl.int64), at, 0, QUEUES)[:, None]
             sent = gl.where(mine & there, 1, 0)
-            _publish(c, -INF, 0, buffers, line + to_queue, pitch, sent, empty, epoch)
-            _publish(s, 0.0, 1, buffers, line + to_queue, pitch, sent, empty, epoch)
+            _publish(c, -INF, 0, buffers, line + to_queue, pitch, sent, empty, epoch, ROW_WARPS)
+            _publish(s, 0.0, 1, buffers, line + to_queue, pitch, sent, empty, epoch, ROW_WARPS)
             if LABELS:
-                _publish(b, 0.0, 2, buffers, line + to_queue, pitch, sent, empty, epoch)
+                _publish(b, 0.0, 2, buffers, line + to_queue, pitch, sent, empty, epoch, ROW_WARPS)
             else:
-                _publish(b, -INF, 2, buffers, line + to_queue, pitch, sent, empty, epoch)
-                _publish(st, 0.0, 3, buffers, line + to_queue, pitch, sent, empty, epoch)
-                _publish(a, 0.0, 4, buffers, line + to_queue, pitch, sent, empty, epoch)
+                _publish(b, -INF, 2, buffers, line + to_queue, pitch, sent, empty, epoch, ROW_WARPS)
+                _publish(st, 0.0, 3, buffers, line + to_queue, pitch, sent, empty, epoch, ROW_WARPS)
+                _publish(a, 0.0, 4, buffers, line + to_queue, pitch, sent, empty, epoch, ROW_WARPS)
 
-        # The next row's tiles, while the words travel.
+        # The next row's first AHEAD tiles, while the words travel. The others come between tiles of the gradient: so
+        # memory has stores and copies all the time, and copies have a whole step.
         c_held, s_held, ct_held, st_held, a_held = zero - INF, zero, zero - INF, zero, zero
         next_at = (step + 1) % 2
         c_held, s_held, ct_held, st_held, a_held = _held_state(
-            c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, 0, HELD - 1, 2, valid,
+            c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, 0, FIRST_LOOK,
+            HELD + 1 - FIRST_LOOK, valid,
             tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
         )  # fmt: skip
         if EXCHANGE:
@@ -677,22 +746,14 @@ def one_pass_kernel(
             inbox = words + line + queue[None, :]
             w_0, w_1, w_2, w_3, w_4 = _look(inbox, pitch, needed, WIDTH)
         c_held, s_held, ct_held, st_held, a_held = _held_state(
-            c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, HELD - 1 if HELD > 0 else 0, HELD, 1,
-            valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
+            c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, FIRST_LOOK, AHEAD,
+            HELD + 1 - AHEAD, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
         )  # fmt: skip
 
         if EXCHANGE:
-            late = _late(w_0, w_1, w_2, w_3, w_4, needed, epoch, WIDTH)
-            if late != 0:
-                began = _now()
-                waiting = late
-                while waiting != 0:
-                    w_0, w_1, w_2, w_3, w_4 = _look(inbox, pitch, needed, WIDTH)
-                    late = _late(w_0, w_1, w_2, w_3, w_4, needed, epoch, WIDTH)
-                    waiting = gl.where(_in_warp(_now() - began > limit_ns) != 0, 0, late)
-                if late != 0:
-                    limit_ns = limit_ns * 0  # wait for nothing more
-                    gl.store(failed, 1)
+            w_0, w_1, w_2, w_3, w_4, limits = _await(
+                w_0, w_1, w_2, w_3, w_4, inbox, pitch, needed, epoch, limits, failed, WIDTH
+            )
             if LABELS:
                 b = _value(w_2, epoch, needed, 0.0)
             else:
@@ -716,6 +777,11 @@ def one_pass_kernel(
         if part == 0:
             of_row = gl.where(gl.convert_layout(counts, by_row), of_row, 0.0)
             gl.store(row_loss + gl.convert_layout(row, by_row), of_row, mask=gl.convert_layout(exists, by_row))
+        if REDUCE or EXCHANGE:
+            if step == steps - 1:
+                # All that others need of this program is there: they need not wait for its last gradient.
+                _barrier()
+                _arrive(control + 1)
         held_row = row + 2 * walkers * ROWS
         copied = held_row < n_rows
         if LABELS:
@@ -725,6 +791,12 @@ def one_pass_kernel(
                 _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], step % 2, logits, target, held_row, copied,
                       first, tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column,
                       vector, place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
+                if tile_of_row >= AHEAD:
+                    c_held, s_held, ct_held, st_held, a_held = _held_state(
+                        c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, tile_of_row,
+                        tile_of_row + 1, HELD + 1, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR,
+                        LOSS, MASKED,
+                    )  # fmt: skip
         else:
             # All scales join in fp32, a row at a time, then a thread at a time; what reaches memory is rounded once.
             z_slope = 0.0
@@ -770,6 +842,12 @@ def one_pass_kernel(
                 _write(grad, exp_2, kept_2, zero + factor_thread, second, row, exists, first, tile_columns, extent,
                        valid, tile_of_row, grad_row, grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED,
                        ALIGNED)  # fmt: skip
+                if tile_of_row >= AHEAD:
+                    c_held, s_held, ct_held, st_held, a_held = _held_state(
+                        c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, tile_of_row,
+                        tile_of_row + 1, HELD + 1, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR,
+                        LOSS, MASKED,
+                    )  # fmt: skip
             if LABELS:
                 # The label's own element: one store more is cheaper than a comparison with every column.
                 at_label = _exp2(gl.fma(own, k, 0.0 - reference)) * factor - scale
@@ -781,16 +859,17 @@ def one_pass_kernel(
             last_label = next_last_label
             held_label = next_held_label
 
-    # The last program to finish sums the rows' losses, in one order, and makes the next launch's epoch.
+    # The last program, which has the fewest rows, sums the rows' losses, in one order, once all are there, and makes
+    # the next launch's epoch. It waits for programs that do not wait for it.
     if REDUCE or EXCHANGE:
-        _barrier()
-        finished = gl.atomic_add(control + 1, 1, sem="acq_rel", scope="gpu")
-        if finished == gl.num_programs(0) - 1:
+        if gl.program_id(0) == gl.num_programs(0) - 1:
+            _await_arrivals(control + 1, gl.num_programs(0))
+            _barrier()
             if REDUCE:
                 all_rows: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
-                total_loss = gl.zeros([128 * num_warps], gl.float32, all_rows)
-                for begin in range(0, n_rows, 128 * num_warps):
-                    each = begin + gl.arange(0, 128 * num_warps, all_rows)
+                total_loss = gl.zeros([AT_ONCE], gl.float32, all_rows)
+                for begin in range(0, n_rows, AT_ONCE):
+                    each = begin + gl.arange(0, AT_ONCE, all_rows)
                     total_loss += gl.load(row_loss + each, mask=each < n_rows, other=0.0, volatile=True)
                 gl.store(loss, gl.sum(total_loss, axis=0) * (loss_scale * inverse_count))
             gl.store(control + 1, 0)

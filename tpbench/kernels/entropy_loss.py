@@ -101,10 +101,13 @@ def entropy_loss(
             measured (`block_caps`): nothing is tuned here, and ranks choose alike.
         exchange: how statistics travel. "symmetric": within one kernel, which reads each logit once, through memory
             that the ranks share over NVLink; on a group's first use its ranks set that up together. "nccl": between
-            two kernels, by one all-gather through the group's backend (gloo on a CPU). "auto": nccl, until symmetric
-            has been measured with more than two ranks. Where no kernel of one pass fits (label_smoothing, a grad to
-            accumulate into, targets of another dtype, very long rows) two do it, whatever is asked for. On one rank
-            nothing is exchanged: "nccl" is the fused organisation there, the others one_pass where it fits.
+            two kernels, by one all-gather through the group's backend (gloo on a CPU). "auto": symmetric where the
+            ranks are GPUs of one machine that reach each other's memory, else nccl. Say "nccl" where collectives of
+            other streams may run at the same time, as with FSDP's: the symmetric kernel takes the whole GPU until all
+            ranks have answered, and a collective that began on one rank only would keep that rank from it. Where no
+            kernel of one pass fits (label_smoothing, a grad to accumulate into, targets of another dtype, very long
+            rows) two do it, whatever is asked for. On one rank nothing is exchanged: "nccl" is the fused organisation
+            there, the others one_pass where it fits.
         organisation: of the kernels. "fused": one launch, whose programs go over their row twice, for its statistics
             and for its gradient; on one rank only. "cached": two, the first of which stores each row's statistics, so
             that the second reads the logits once. "one_pass": one persistent kernel that reads each logit once in all;
@@ -218,10 +221,10 @@ def _peers(
         return None
     if world_size == 1 or group is None:
         return "alone"
-    if not named:
-        return None
     found = symmetric.workspace(group, device)
     if isinstance(found, str):
+        if not named:
+            return None
         raise RuntimeError(f"{asked} is not available: {found}; use exchange='nccl' or 'auto'")
     return found
 

@@ -17,7 +17,7 @@ from tpbench.kernels.block_caps import measured_cap
 TILE_BYTES = 32768
 """Logits and target logits: 32 numbers a thread in registers if they are of two bytes."""
 RESERVED_BYTES = 1024
-"""Of shared memory, for the compiler's reductions."""
+"""Of shared memory, for the compiler's reductions; and as much again each program costs besides its own."""
 SMALLEST_BLOCK = 1024
 """But for a block_cap below: short rows fill it only in part, and need not be split where they are uneven."""
 MAX_WORDS = 256
@@ -49,6 +49,8 @@ class Tiling:
     part_columns: int
     slots: int
     """Parts that each rank sends, some of them empty: a power of two, equal on all ranks. 0: nothing to exchange."""
+    ahead: int = 0
+    """Of a row's tiles but the last, those reduced while the words of the row before travel, at most tiles - 1."""
 
     @property
     def registers(self) -> int:
@@ -95,18 +97,24 @@ def tiling(
     share: columns that a rank holds if the vocabulary is split evenly: what is equal on all ranks, so that they agree
     on everything that they must agree on.
     """
-    warps, per_sm = 16, 1
-    vector = 16 // itemsize if whole_vectors else 1
     column_bytes = itemsize * (1 if loss == "cross_entropy" else 2)
     wanted = max(SMALLEST_BLOCK, _next_power_of_2(share))
     most = TILE_BYTES // column_bytes
+    exchanged = world_size > 1 or wanted > 4 * most
+    # One program's wait is the other's work; the launch is a cooperative one, refused where not all fit at once.
+    halves = world_size > 1 and wanted <= 2 * most
+    per_sm = 2 if halves else 1
+    most, room = most // per_sm, (on.shared_bytes + RESERVED_BYTES) // per_sm - RESERVED_BYTES
+    # Instructions are what is short: what a warp does once a row, above all with words, is done by fewer of them.
+    warps = 8 if exchanged else 16
+    vector = 16 // itemsize if whole_vectors else 1
     if world_size > 1:
         tiles = 4  # three hide the exchange
     elif 2 * most < wanted <= 4 * most:
         most, tiles = 2 * most, 2  # a row that just fits: nothing to exchange
     else:
         tiles = 2 if wanted <= 2 * most else 4
-    while (2 * tiles - 1) * most * column_bytes + RESERVED_BYTES > on.shared_bytes:
+    while (2 * tiles - 1) * most * column_bytes + RESERVED_BYTES > room:
         most //= 2
     cap = measured_cap("one_pass", loss, share) if block_cap == "auto" else int(block_cap)
     block = min(most, cap, wanted // tiles)
@@ -123,10 +131,6 @@ def tiling(
             f"logits have {columns} columns on this rank of {share} on the average: too uneven for "
             "exchange='symmetric', use exchange='nccl'"
         )
-    if loss != "cross_entropy" and slots and (world_size == 1 or block == 4096):
-        # Instructions are what is short: what a warp does once a row, above all with words, is done by fewer of them.
-        # Measured: with narrower tiles over ranks 255 registers do not suffice, with wider ones 16 warps hide more.
-        warps = 8
     walkers = on.processors * per_sm // max(1, -(-share // part))
     # The most rows a tile that cost no idle programs at the end.
     tile_rows = min(
@@ -134,13 +138,24 @@ def tiling(
         key=lambda many: (many * block > most or many * ranks * slots > MAX_WORDS, many * -(-rows // (many * walkers))),
     )
     row_warps = min(warps, tile_rows)
+    ahead = _ahead(tiles, loss, halves, world_size) if slots else 0
     lanes = 32 * warps // row_warps
     repeats = max(1, block // (lanes * vector))
     tile_columns = -(-columns // (parts * tiles * vector)) * vector
     return Tiling(
         tile_rows, repeats, lanes, vector, row_warps, warps, 1, tiles, per_sm, parts,
-        tile_columns * tiles, slots,
+        tile_columns * tiles, slots, ahead,
     )  # fmt: skip
+
+
+def _ahead(tiles: int, loss: str, halves: bool, world_size: int) -> int:
+    """Tiles reduced before the wait: all, but where others fill it, or what they need of registers is dearer; as
+    measured (`README.md`)."""
+    if loss == "cross_entropy" and halves:
+        return max(1, tiles - 2)
+    if loss == "soft_cross_entropy" and world_size > 1 and not halves:
+        return 1
+    return tiles - 1
 
 
 class Workspace:
@@ -163,7 +178,8 @@ class Workspace:
         if self.failed.item():
             raise RuntimeError(
                 f"an earlier entropy_loss waited {WAIT_LIMIT_S:.0f} s in vain for the statistics of another rank, "
-                "which died or did not call it: its loss is NaN, and this group can exchange no more"
+                "which died, did not call it, or was kept from it by another stream's collective (then say "
+                "exchange='nccl'): its loss is NaN, and this group can exchange no more"
             )
 
     def reserve(self, words: int) -> None:
@@ -268,7 +284,7 @@ def launch(
         LOSS=loss, GRAD=grad is not None, REDUCE=total is not None, COUNT=count, ROWS=plan.rows, REPEATS=plan.repeats,
         LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, STAGES=plan.stages, TILES=plan.tiles,
         WORLD=world_size, SLOTS=plan.slots, Z_LOSS=z_loss > 0, FULL=full, MASKED=not full or valid < columns,
-        ALIGNED=plan.vector > 1, num_warps=plan.warps, enable_fp_fusion=False,
+        ALIGNED=plan.vector > 1, AHEAD=min(plan.ahead, plan.tiles - 1), num_warps=plan.warps, enable_fp_fusion=False,
         launch_cooperative_grid=plan.slots > 0,
         **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
     )  # fmt: skip

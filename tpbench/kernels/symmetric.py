@@ -79,6 +79,11 @@ def forbid_multicast() -> None:
 @functools.lru_cache(maxsize=64)
 def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace | str:
     """The group's workspace, or why it has none. Collective on first use; the same kind of answer on all ranks."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "ranks must meet before a CUDA graph is captured: call entropy_loss with this group first, or say "
+            "exchange='nccl'"
+        )
     reason = why_not(_everybodys((_obstacle(group, device), socket.gethostname(), _boot_id(), _rendezvous), group))
     if reason:
         return reason

@@ -145,7 +145,7 @@ def test_programs_of_any_size_push_each_row_once(blocks: tuple[int, int]) -> Non
 @pytest.mark.parametrize("row", [-1, 102])
 def test_rows_outside_the_table_are_written_nowhere(row: int) -> None:
     every = all_ranks(problem(), 2)
-    lists = Found(torch.tensor([60, row], dtype=torch.int32), [0, 1])
+    lists = Found([0, 1], lambda: torch.tensor([60, row], dtype=torch.int32))
     every[0].index = type("Wrong", (), {"find": lambda self: lists})()
     with pytest.raises(MisplacedRow, match="rank 0 touched 1 rows"):
         exchange(every)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -16,14 +18,19 @@ from tpbench.workloads.embedding_grad.owners import Owners
 from tpbench.workloads.embedding_grad.pinned import PinnedRing, cuda_copy
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
     """A rank's distinct touched rows."""
 
-    rows: Tensor
-    """(touched,) int32 on the device: by owner, each owner's ascending, this rank's own behind all others'."""
     counts: list[int]
     """How many of them each rank owns."""
+    move: Callable[[], Tensor]
+    """Brings their numbers to the device, which costs a copy that a dense exchange does not need."""
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """(touched,) int32 on the device: by owner, each owner's ascending, this rank's own behind all others'."""
+        return self.move()
 
 
 class Index(Protocol):
@@ -70,9 +77,9 @@ class CpuIndex:
         rows = self.mask.take()
         cuts = np.searchsorted(rows, self.bounds)
         parts = own_last(rows, cuts, self.inputs.rank)
+        ring, device = self.ring, self.inputs.device
         # From pageable memory the host waits for the copy.
-        moved = self.ring.send(parts) if self.ring is not None else int32(parts).to(self.inputs.device)
-        return Found(moved, np.diff(cuts).tolist())
+        return Found(np.diff(cuts).tolist(), lambda: int32(parts).to(device) if ring is None else ring.send(parts))
 
 
 def own_last(rows: NDArray[np.intp], cuts: NDArray[np.intp], rank: int) -> list[NDArray[np.intp]]:
@@ -99,11 +106,12 @@ class DeviceIndex:
         cuts = torch.searchsorted(rows, self.bounds).tolist()
         start, stop = cuts[self.rank], cuts[self.rank + 1]
         counts = [after - before for before, after in itertools.pairwise(cuts)]
-        return Found(torch.cat([rows[:start], rows[stop:], rows[start:stop]]), counts)
+        return Found(counts, lambda: torch.cat([rows[:start], rows[stop:], rows[start:stop]]))
 
 
 def evenly_spread(owners: Owners, rank: int, device: torch.device, rows: int) -> Found:
     """So many rows, the same distance apart: for calibration."""
     every = np.arange(rows, dtype=np.intp) * owners.table_rows // rows
     cuts = np.searchsorted(every, np.array(owners.bounds))
-    return Found(int32(own_last(every, cuts, rank)).to(device), np.diff(cuts).tolist())
+    moved = int32(own_last(every, cuts, rank)).to(device)
+    return Found(np.diff(cuts).tolist(), lambda: moved)

@@ -85,6 +85,7 @@ class SparseSymmetric(SparseExchange):
         self.found = self.index.find()
         if self.found is None:
             raise RuntimeError("the touched rows are not known: only a dense exchange can do this step")
+        _ = self.found.rows  # on their way: the push needs them at once
 
     def push(self) -> None:
         """The rows to their owners, and wait until everybody's are there."""

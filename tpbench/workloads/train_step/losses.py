@@ -28,7 +28,8 @@ def ours(group: Any, vocab_start: int, vocab: int) -> Loss:
     sharded, or None; `vocab_start`: the first column held here."""
     from tpbench.kernels import EntropyLoss
 
-    module = EntropyLoss(in_place=True, group=group, vocab_start=vocab_start, vocab_size=vocab)
+    # nccl: FSDP's collectives run beside it.
+    module = EntropyLoss(in_place=True, group=group, vocab_start=vocab_start, vocab_size=vocab, exchange="nccl")
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         result: Tensor = module(_local(logits).flatten(0, 1), labels.flatten())

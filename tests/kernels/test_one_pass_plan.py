@@ -1,0 +1,26 @@
+"""What the one-pass kernel is compiled for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpbench.kernels.one_pass import RESERVED_BYTES, Machine, tiling
+
+H200 = Machine(132, 232448)
+SHARED_BYTES_OF_A_MULTIPROCESSOR = 228 * 1024
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
+@pytest.mark.parametrize("share", [1024, 8192, 32768, 65536, 131072])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_all_programs_fit_at_once(loss: str, share: int, world: int) -> None:
+    plan = tiling(4096, share, share, world, 2, loss, "auto", True, H200)
+    assert plan is not None
+    numbers = 1 if loss == "cross_entropy" else 2
+    tiles = (2 * plan.tiles - 1) * plan.rows * plan.columns * 2 * numbers
+    a_program = tiles + 2 * RESERVED_BYTES  # the compiler's, and what each program costs
+    assert a_program * plan.programs_per_sm <= SHARED_BYTES_OF_A_MULTIPROCESSOR
+    assert plan.registers * 32 * plan.warps * plan.programs_per_sm <= 65536
+    assert plan.lanes * plan.row_warps == 32 * plan.warps
+    assert plan.programs_per_sm == (2 if world > 1 and 2 * numbers * share <= 65536 else 1)
+    assert plan.ahead <= plan.tiles - 1
