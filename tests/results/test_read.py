@@ -167,6 +167,17 @@ def test_files_that_differ_in_a_result_column(tmp_path, row):
     assert quietly(tmp_path).block_used.tolist()[3] == "many"
 
 
+def test_lists_of_a_workload_that_is_not_loaded_here():
+    """A merged file and a row's text name the elements of lists differently."""
+    kinds = [
+        pa.list_(pa.field("element", pa.float64())),
+        pa.list_(pa.field("item", pa.float64())),
+        pa.list_(pa.int64()),
+    ]
+    tables = [pa.table({"lengths": pa.array([[1, number]], kind)}) for number, kind in enumerate(kinds)]
+    assert read._concatenate(tables)["lengths"].to_pylist() == [[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]
+
+
 def test_cut_at_every_length(tmp_path, row):
     content = write_row({"status": "ok"}, tmp_path / "whole", "r1").read_bytes()
     cut = tmp_path / "cut"

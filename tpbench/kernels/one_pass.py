@@ -101,8 +101,9 @@ def tiling(
     wanted = max(SMALLEST_BLOCK, _next_power_of_2(share))
     most = TILE_BYTES // column_bytes
     exchanged = world_size > 1 or wanted > 4 * most
-    # One program's wait is the other's work; the launch is a cooperative one, refused where not all fit at once.
-    halves = world_size > 1 and wanted <= 2 * most
+    # One program's wait is the other's work, where its 128 registers a thread do for what it holds. The launch is a
+    # cooperative one, refused where not all programs fit at once.
+    halves = world_size > 1 and wanted <= most * (2 if loss == "cross_entropy" else 1)
     per_sm = 2 if halves else 1
     most, room = most // per_sm, (on.shared_bytes + RESERVED_BYTES) // per_sm - RESERVED_BYTES
     # Instructions are what is short: what a warp does once a row, above all with words, is done by fewer of them.
@@ -138,7 +139,7 @@ def tiling(
         key=lambda many: (many * block > most or many * ranks * slots > MAX_WORDS, many * -(-rows // (many * walkers))),
     )
     row_warps = min(warps, tile_rows)
-    ahead = _ahead(tiles, loss, halves, world_size) if slots else 0
+    ahead = _ahead(tiles, loss, halves, block * column_bytes == TILE_BYTES) if slots else 0
     lanes = 32 * warps // row_warps
     repeats = max(1, block // (lanes * vector))
     tile_columns = -(-columns // (parts * tiles * vector)) * vector
@@ -148,14 +149,12 @@ def tiling(
     )  # fmt: skip
 
 
-def _ahead(tiles: int, loss: str, halves: bool, world_size: int) -> int:
-    """Tiles reduced before the wait: all, but where others fill it, or what they need of registers is dearer; as
-    measured (`README.md`)."""
+def _ahead(tiles: int, loss: str, halves: bool, widest: bool) -> int:
+    """Tiles reduced before the wait: all, but where the other program fills it, and where it was slower (`README.md`)
+    in tiles of TILE_BYTES."""
     if loss == "cross_entropy" and halves:
         return max(1, tiles - 2)
-    if loss == "soft_cross_entropy" and world_size > 1 and not halves:
-        return 1
-    return tiles - 1
+    return 1 if loss == "soft_cross_entropy" and widest else tiles - 1
 
 
 class Workspace:

@@ -242,10 +242,12 @@ def _concatenate(tables: list[pa.Table]) -> pa.Table:
 
 
 def _common_type(types: Iterable[pa.DataType]) -> pa.DataType:
-    """A type for a column whose files differ: numbers become floats, anything else text."""
+    """A type for a column whose files differ: numbers become floats, lists lists of such, anything else text."""
     distinct = {kind for kind in types if not pa.types.is_null(kind)}
     if len(distinct) <= 1:
         return distinct.pop() if distinct else pa.null()
+    if all(map(pa.types.is_list, distinct)):  # which may differ in what a file calls their elements
+        return pa.list_(_common_type(kind.value_type for kind in distinct))
     if all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in distinct):
         return pa.float64()
     return TEXT

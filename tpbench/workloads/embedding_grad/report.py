@@ -54,19 +54,25 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 def crossovers(found: pd.DataFrame) -> pd.DataFrame:
     """From `speedups`: for each table and variant the density at which dense becomes faster, measured and predicted.
 
-    `off` is predicted over measured, less 1; only all-to-alls have a prediction. Not for variants that go dense
-    themselves, nor where densities do not reach the crossover.
+    `off` is predicted over measured, less 1; only all-to-alls have a prediction. `faster_up_to`: where none was
+    reached, the highest density, at which sparse still was the faster. Not for variants that go dense themselves, nor
+    of a single density, which has no crossover.
     """
     lines = []
     sparse = found[~found["head"].str.startswith(("dense", "sparse_auto"))].dropna(subset=["dense_ms"])
     for key, group in sparse.groupby([*TOGETHER, "head"]):
-        points = list(group.groupby("density")["ms"].median().items())
-        measured = crossover.measured([(float(str(at)), ms) for at, ms in points], float(group["dense_ms"].median()))
-        of_formula = str(key[-1]).startswith(PREDICTED)
+        points = [(float(str(at)), ms) for at, ms in group.groupby("density")["ms"].median().items()]
+        if len(points) < 2:
+            continue
+        dense_ms = float(group["dense_ms"].median())
+        measured = crossover.measured(points, dense_ms)
+        last, slowest = points[-1]
+        up_to = last if measured is None and slowest <= dense_ms else None
+        of_formula = str(key[-1]).split()[0] == PREDICTED
         predicted = float(group["predicted_crossover"].median()) if of_formula else None
         off = None if measured is None or predicted is None else predicted / measured - 1
-        lines.append((*key, measured, predicted, off))
-    return pd.DataFrame(lines, columns=[*TOGETHER, "head", "measured", "predicted", "off"])
+        lines.append((*key, measured, predicted, off, up_to))
+    return pd.DataFrame(lines, columns=[*TOGETHER, "head", "measured", "predicted", "off", "faster_up_to"])
 
 
 def _usable(frame: pd.DataFrame) -> pd.DataFrame:
@@ -94,19 +100,22 @@ def markdown(frame: pd.DataFrame) -> str:
         facts = zip(TOGETHER, key, strict=True)
         parts.append(", ".join(f"{name} {value}" for name, value in facts if value not in (0.0, "early")))
         grid = group.pivot_table(index="density", columns="head", values="speedup")
-        parts.append(_table([f"{100 * at:.3g}%" for at in grid.index], "density", grid, "{:.2f}x"))
+        times = grid.map(lambda ratio: "-" if pd.isna(ratio) else f"{ratio:.2f}x")
+        parts.append(_table([f"{100 * at:.3g}%" for at in grid.index], "density", times))
     ends = crossovers(found)
     if len(ends):
         parts.append(f"density at which {DENSE} becomes faster")
         heads = [f"{end['head']}, width {end['width']}, {end['dp_size']} ranks" for end in ends.to_dict("records")]
-        parts.append(_table(heads, "variant", 100 * ends[["measured", "predicted", "off"]].astype(float), "{:.3g}%"))
+        table = ends[["measured", "predicted", "off"]].astype(float).map(lambda share: f"{100 * share:.3g}%")
+        above = ends["faster_up_to"].notna()
+        table.loc[above, "measured"] = [f"none up to {100 * at:.3g}%" for at in ends.loc[above, "faster_up_to"]]
+        parts.append(_table(heads, "variant", table.replace("nan%", "-")))
     return "\n\n".join(parts) + "\n"
 
 
-def _table(names: Sequence[str], title: str, grid: pd.DataFrame, form: str) -> str:
+def _table(names: Sequence[str], title: str, grid: pd.DataFrame) -> str:
     lines = [f"| {title} | {' | '.join(map(str, grid.columns))} |", "| --- |" + " --- |" * len(grid.columns)]
-    for name, values in zip(names, grid.to_numpy(dtype=float, na_value=float("nan")), strict=True):
-        lines.append(f"| {name} | {' | '.join('-' if value != value else form.format(value) for value in values)} |")
+    lines += [f"| {name} | {' | '.join(values)} |" for name, values in zip(names, grid.to_numpy(), strict=True)]
     return "\n".join(lines)
 
 
@@ -118,7 +127,10 @@ def draw(frame: pd.DataFrame) -> Figure | None:
     if found.empty:
         return None
     ends = crossovers(found)
-    groups = list(found.groupby(TOGETHER))
+    groups = [each for each in found.groupby(TOGETHER) if each[1]["density"].nunique() > 1] or list(
+        found.groupby(TOGETHER)
+    )
+    found = pd.concat(group for _, group in groups)
     heads = sorted(set(found["head"]))
     figure = style.new_figure(max(5.2, 3.6 * len(groups)), 3.4 + 0.2 * -(-len(heads) // 3))
     grid = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
