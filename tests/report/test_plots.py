@@ -79,3 +79,18 @@ def test_what_varies_runs_along_the_axis(add, frame):
     (axes,) = by_size.draw(made, "time_ms").axes
     assert axes.get_xlabel() == "tokens" and axes.get_title() == "vocab 32768, tp 2"
     assert axes.get_lines()[0].get_ydata().tolist() == [0.64, 1.28, 2.56]
+
+
+def test_keys_that_change_together_are_panels(add, frame):
+    """Of models of several sizes, each by its tokens: not three panels with a dot each."""
+    for vocab, tp_size in ((1000, 1), (2000, 2)):
+        for tokens in (64, 128, 256):
+            add("triton_tp", tokens / 100, vocab=vocab, tp_size=tp_size, tokens=tokens)
+    (made,) = lay_out(frame(), plots.NEEDS).sections
+    first, second = by_size.draw(made, "time_ms").axes
+    assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
+    assert first.get_xlabel() == "tokens" and [text.get_text() for text in first.get_xticklabels()] == [
+        "64",
+        "128",
+        "256",
+    ]

@@ -73,7 +73,11 @@ def lay_out(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: bool 
             record[name] = _derive(compute, record)
         names = ("workload", "device", "hardware", *layout.sections)
         groups[tuple(record[name] for name in names)].append(record)
-    ordered = sorted(groups, key=lambda key: (key[1] == "cpu", [order(value) for value in key]))
+    places = {name: place for place, name in enumerate(known)}
+    ordered = sorted(
+        groups,
+        key=lambda key: (places.get(key[0], len(places)), key[1] == "cpu", [order(value) for value in key]),
+    )
     return Layout(tuple(_section(groups[key], known.get(key[0])) for key in ordered), tuple(found))
 
 

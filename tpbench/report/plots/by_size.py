@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from tpbench.report.layout import Row, Section
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PER_LINE = 3
+INCH_PER_LETTER = 0.075
+"""Of a tick's or a title's text."""
+PANEL_INCHES = 3.3
 
 
 def draw(section: Section, name: str, *, floor: bool = False) -> Figure | None:
@@ -24,16 +29,19 @@ def draw(section: Section, name: str, *, floor: bool = False) -> Figure | None:
     if not any(_value(record, name) is not None for row in section.rows for record in row.records):
         return None
     shown = metric(name)
-    sizes = sorted({row.key[along] for rows in panels.values() for row in rows}, key=order)
     across = min(PER_LINE, len(panels))
     down = -(-len(panels) // across)
-    figure = style.new_figure(max(5.2, 3.3 * across), 2.9 * down + 0.35 * -(-len(section.heads) // 3))
+    width = max(5.2, PANEL_INCHES * across)
+    texts = [style.short(head) for head in section.heads]
+    columns = style.legend_columns(texts, width)
+    figure = style.new_figure(width, 2.9 * down + 0.2 * -(-len(texts) // columns))
     grid = figure.subplots(down, across, sharey=True, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
+    letters = int(width / across / INCH_PER_LETTER) - 6
     for axes, (title, rows) in zip(grid.flat, panels.items(), strict=False):
-        _panel(axes, section, along, sizes, rows, name, floor)
-        axes.set_title(title)
+        _panel(axes, section, along, rows, name, floor, letters)
+        axes.set_title(textwrap.fill(title, letters))
         axes.set_xlabel(label(section.names[along]))
     for line in grid:
         line[0].set_ylabel(f"{shown.name} ({shown.unit})")
@@ -42,25 +50,31 @@ def draw(section: Section, name: str, *, floor: bool = False) -> Figure | None:
     handles: dict[str, Any] = {}
     for axes in grid.flat:
         handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     return figure
 
 
 def _axis(section: Section) -> int:
-    """The key that runs along the axis: the first, or where that is the same in all rows the one that varies most."""
-    values = [{row.key[at] for row in section.rows} for at in range(len(section.names))]
-    varying = [len(seen) * (name not in section.derived) for name, seen in zip(section.names, values, strict=True)]
-    return 0 if varying[0] > 1 else varying.index(max(varying))
+    """The key that runs along the axis: the first, or where no panel would have two values of it, as where other keys
+    change with it, the one of which a panel has most."""
+    own = [at for at, name in enumerate(section.names) if name not in section.derived]
+
+    def most(axis: int) -> int:
+        panels: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+        for row in section.rows:
+            panels[tuple(row.key[at] for at in own if at != axis)].add(row.key[axis])
+        return max(map(len, panels.values()))
+
+    return 0 if most(0) > 1 else max(own, key=most)
 
 
 def _panels(section: Section, axis: int) -> dict[str, list[Row]]:
-    """The rows by what they have beside the key of the axis, under a title."""
+    """The rows by what they have beside the key of the axis, under a title: of several, what tells them apart."""
+    others = [at for at, name in enumerate(section.names) if at != axis and name not in section.derived]
+    telling = [at for at in others if len({row.key[at] for row in section.rows}) > 1] or others
     panels: dict[str, list[Row]] = {}
     for row in sorted(section.rows, key=lambda row: [order(value) for value in row.key]):
-        named = [
-            (name, value) for at, (name, value) in enumerate(zip(section.names, row.key, strict=True)) if at != axis
-        ]
-        title = ", ".join(f"{label(name)} {say(value)}" for name, value in named if name not in section.derived)
+        title = ", ".join(f"{label(section.names[at])} {say(row.key[at])}" for at in telling)
         panels.setdefault(title, []).append(row)
     return panels
 
@@ -71,7 +85,11 @@ def _drawn(rows: list[Row], name: str) -> bool:
     return any(record["status"] == "oom" or _value(record, name) is not None for record in found)
 
 
-def _panel(axes: Axes, section: Section, axis: int, sizes: list[Any], rows: list[Row], name: str, floor: bool) -> None:
+def _panel(
+    axes: Axes, section: Section, axis: int, rows: list[Row], name: str, floor: bool, letters: int
+) -> None:  # fmt: skip
+    """`letters`: how many of the ticks' text stand side by side."""
+    sizes = sorted({row.key[axis] for row in rows}, key=order)
     place = {size: index for index, size in enumerate(sizes)}
     crosses = 0.99
     for index, head in enumerate(section.heads):
@@ -97,7 +115,10 @@ def _panel(axes: Axes, section: Section, axis: int, sizes: list[Any], rows: list
         if lowest:
             axes.plot(*zip(*sorted(lowest.items()), strict=True), "--", color=style.ink(), marker="_", label="floor")
     axes.set_yscale("log")
-    axes.set_xticks(range(len(sizes)), [say(size) for size in sizes])
+    named = [say(size) for size in sizes]
+    axes.set_xticks(range(len(sizes)), named)
+    if sum(len(text) + 2 for text in named) > letters:
+        axes.tick_params(axis="x", rotation=60)
     axes.set_xlim(-0.3, len(sizes) - 0.7)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,12 @@ def marker(index: int) -> str:
 def short(name: str, limit: int = 70) -> str:
     """A name that leaves room for the picture."""
     return name if len(name) <= limit else f"{name[: limit - 3]}..."
+
+
+def legend_columns(texts: Sequence[str], inches: float) -> int:
+    """How many columns of a legend fit into that width, at most three."""
+    widest = max(map(len, texts), default=1)
+    return max(1, min(3, int(inches / (0.07 * widest + 0.6))))
 
 
 def ink() -> str:

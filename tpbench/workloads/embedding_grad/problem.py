@@ -113,7 +113,7 @@ WORKLOAD = Workload(
     ),
     pivot=Pivot(
         rows=("table_rows", "width", "dp_size", "density"),
-        sections=("dtype",),
+        sections=("dtype", "overlap_ms"),
         derived={"density": expected_density},
     ),
     forgets=True,

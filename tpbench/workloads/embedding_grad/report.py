@@ -153,7 +153,12 @@ def draw(frame: pd.DataFrame) -> Figure | None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     grid[0].set_ylabel(f"speed-up over {DENSE}")
     handles = {text: handle for axes in grid for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=style.legend_columns(heads, figure.get_figwidth()),
+    )
     return figure
 
 

@@ -13,7 +13,9 @@ local logits in the logits' dtype. A temperature softens the targets alone, as i
 logits are softened (Fast-LLM's convention); softening both is `logits_scale`.
 """
 
+from tpbench.workloads.entropy_loss import variants as variants  # before others': tables have their order
+
+# isort: split
 from tpbench.workloads.entropy_loss import peers as peers
-from tpbench.workloads.entropy_loss import variants as variants
 from tpbench.workloads.entropy_loss.problem import WORKLOAD as WORKLOAD
 from tpbench.workloads.entropy_loss.problem import EntropyLoss as EntropyLoss
