@@ -79,7 +79,7 @@ class TpBlockSession:
         }
         found["gemm_share"] = found["tflops"] / self.rates.gemm_tflops
         self.release()
-        found |= exposure.measure(self.inputs, self.prepared, self.stopwatch, step_ms)
+        found |= exposure.measure(self.inputs, self.prepared, self.stopwatch, self.step, self.release)
         found |= trace.of_step(self.step, self.context, self.problem.trace_dir)
         self.release()
         return found

@@ -1,7 +1,8 @@
 """What of a step's communication its products do not hide.
 
-exposed = step - the same step with its communication removed (products in one piece); hidden = 1 - exposed / all the
-step's collectives alone, one after the other. What cutting products into chunks costs so counts as exposed.
+exposed = step - the same step with its communication removed (products in one piece), both timed in turns; hidden =
+1 - exposed / all the step's collectives alone, one after the other. What cutting products into chunks costs so counts
+as exposed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from tpbench.workloads.tp_block.prepared import Prepared
 from tpbench.workloads.tp_block.schedule import Schedule, Sequential, Silent
 
 
-def measure(inputs: Inputs, prepared: Prepared, stopwatch: Stopwatch, step_ms: float) -> dict[str, Any]:
+def measure(
+    inputs: Inputs, prepared: Prepared, stopwatch: Stopwatch, step: Callable[[], None], release_step: Callable[[], None]
+) -> dict[str, Any]:
     """The columns about it. Collective; nothing where nothing is sent."""
     if prepared.bare is None or prepared.run_bare is None:
         return {}
@@ -33,7 +36,8 @@ def measure(inputs: Inputs, prepared: Prepared, stopwatch: Stopwatch, step_ms: f
         bare.zero_grad(set_to_none=True)
         prepared.x.grad = None
 
-    compute_ms = stopwatch.ms(without, release)
+    step_ms, compute_ms = stopwatch.in_turns((step, release_step), (without, release))
+    release_step()
     release()
     collectives = Collectives(inputs)
     communication_ms = stopwatch.ms(collectives.run)
