@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpbench.workloads.tp_block import operations, symmetric
+from tpbench.workloads import arena
+from tpbench.workloads.signals import StreamSignals
+from tpbench.workloads.tp_block import operations
 from tpbench.workloads.tp_block.copy_engine import CopyEngine, peer_runs
-from tpbench.workloads.tp_block.signals import StreamSignals
 
 FLAG_SPACE = 1 << 20
 PATIENCE_S = 20.0
@@ -60,7 +61,7 @@ class Handle:
         return whole[offset : offset + torch.Size(shape).numel()].view(shape)
 
 
-class SharedArena(symmetric.Arena):
+class SharedArena(arena.Arena):
     """An arena on that machine."""
 
     def __init__(self, machine: Machine, rank: int) -> None:
@@ -162,7 +163,7 @@ def test_multicast_is_refused_before_memory_is_shared(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
     nobody: Any = None
     with pytest.raises(RuntimeError, match="symmetric memory needs TORCH_SYMM_MEM_DISABLE_MULTICAST=1, it is 0"):
-        symmetric.enabled(nobody)
+        arena.enabled(nobody)
 
 
 @pytest.mark.parametrize(

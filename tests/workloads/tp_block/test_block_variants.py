@@ -75,8 +75,8 @@ def test_forward_and_every_gradient_are_those_of_one_process(name: str, ranks: i
 
 
 def merged_right(here: Rank) -> float:
+    from tpbench.workloads.arena import Arena
     from tpbench.workloads.tp_block.copy_engine import CopyEngine
-    from tpbench.workloads.tp_block.symmetric import Arena
 
     cell = problem(dtype="float32", save_gathered=False)
     where = place(here, cell)

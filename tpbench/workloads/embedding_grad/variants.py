@@ -71,10 +71,10 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
     uses_triton=True,
 )
 def sparse_symmetric(problem: EmbeddingGrad, place: Any) -> Any:
+    from tpbench.workloads.arena import Arena
     from tpbench.workloads.embedding_grad.board import on_one_machine
     from tpbench.workloads.embedding_grad.index import CpuIndex
     from tpbench.workloads.embedding_grad.symmetric import SparseSymmetric, inboxes
-    from tpbench.workloads.tp_block.symmetric import Arena
 
     inputs = place.inputs
     if not on_one_machine(inputs.group, inputs.owners.world_size):

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpbench.workloads.arena import Arena
 from tpbench.workloads.tp_block.schedule import Pending
-from tpbench.workloads.tp_block.symmetric import Arena
 
 STAGED, PULLED, PUSHED, TAKEN = range(0, 8, 2)
 """Channels of signals, each with one more for the other of the alternating buffers."""

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.workloads.arena import enabled
 from tpbench.workloads.tp_block.schedule import Pending, Sequential
-from tpbench.workloads.tp_block.symmetric import enabled
 
 
 class Fused(Sequential):

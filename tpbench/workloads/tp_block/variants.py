@@ -80,9 +80,9 @@ def block_compile_async(problem: TpBlock, place: Any) -> Any:
     refuses=_no_peers,
 )
 def block_copy_engine(problem: TpBlock, place: Any) -> Any:
+    from tpbench.workloads.arena import Arena
     from tpbench.workloads.tp_block.copy_engine import CopyEngine
     from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.symmetric import Arena
 
     schedule = CopyEngine(Arena(place.inputs.group, place.inputs.device, problem.signals))
     return prepare(place, schedule, facts=schedule.facts)

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tpbench.context import Context
+from tpbench.workloads.arena import enabled
 from tpbench.workloads.train_step import losses, models
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.tensor_parallel import (
@@ -72,10 +73,9 @@ def fsdp_dtensor_async(problem: TrainStep, place: Place) -> TorchTrainer:
     """The same with inductor's micro-pipelined products: all-gathers and reduce-scatters in pieces through symmetric
     memory (copies between peers, no multicast) beside the products that need them."""
     import torch._inductor.config
-    import torch.distributed._symmetric_memory as symmetric
 
     torch._inductor.config._micro_pipeline_tp = True
-    symmetric.enable_symm_mem_for_group(place.context.tp_group.group_name)
+    enabled(place.context.tp_group)
     return fsdp_dtensor(replace(problem, compile=True), place)
 
 

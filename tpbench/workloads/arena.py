@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels.symmetric import forbid_multicast
-from tpbench.workloads.tp_block.signals import KernelSignals, Signals, StreamSignals
+from tpbench.workloads.signals import KernelSignals, Signals, StreamSignals
 
 CHANNELS = 16
 """For which there are flags."""
