@@ -26,8 +26,14 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 )
 def test_numbers_that_name_a_choice_are_quoted_for_hydra(argument: str, quoted: str) -> None:
     assert quote_numbers([argument]) == [quoted]
-    check_overrides([argument], CONF)
-    check_overrides([quoted], CONF)
+    check_overrides(["-m", argument], CONF)
+    check_overrides(["-m", quoted], CONF)
+
+
+def test_a_sweep_without_m_is_told_so() -> None:
+    with pytest.raises(JobError, match=r"variant=triton_tp,pytorch_gather is a sweep: say -m before it"):
+        check_overrides(["variant=triton_tp,pytorch_gather", "shape=tiny_tp2"], CONF)
+    check_overrides(["+experiment=tp_entropy_loss", "variant=triton_tp,pytorch_gather"], CONF)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,13 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
     except OverrideParseException as error:
         raise JobError(f"{str(error).splitlines()[0]} (write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)") from None
     complaints = [complaint for each in overrides for complaint in _complaints(each, loader)]
+    # An experiment says itself that it is a sweep.
+    if not (parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)):
+        complaints += [
+            f"{each.input_line} is a sweep: say -m before it (python -m tpbench -m ...)"
+            for each in overrides
+            if each.is_sweep_override() and not each.key_or_group.startswith("hydra")
+        ]
     complaints += _launcher_complaints(overrides, conf)
     if complaints:
         raise JobError("\n".join(dict.fromkeys(complaints)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -64,6 +64,9 @@ class VariantModel:
             for name in QUANTITIES
             if name in self.fits
         }
+        wall, device = estimates.get("time_ms"), estimates.get("device_ms")
+        if wall and device and wall.value < device.value:  # fitted apart, and no iteration ends before its device does
+            estimates["time_ms"] = replace(wall, value=device.value)
         clock = self.fits.get("device_ms") or self.fits.get("time_ms")
         return Prediction(
             self.head,

@@ -30,17 +30,19 @@ class Measured:
 
 def measured(section: Section) -> Iterator[Measured]:
     """The cells of a section that are right, and measurements."""
+    telling = [len({row.key[at] for row in section.rows}) > 1 for at in range(len(section.names))]
     for row in section.rows:
-        problem = problem_of(section, row.key)
+        problem = problem_of(section, row.key, telling if any(telling) else None)
         for column, (head, record) in enumerate(zip(section.heads, row.records, strict=True)):
             if record and record["status"] == "ok" and not mark(record):
                 yield Measured(problem, head, column, record)
 
 
-def problem_of(section: Section, key: Sequence[object]) -> str:
-    """A row's key as words, without what follows from the rest."""
-    named = zip(section.names, key, strict=True)
-    return " ".join(f"{label(name)}={say(value)}" for name, value in named if name not in section.derived)
+def problem_of(section: Section, key: Sequence[object], telling: Sequence[bool] | None = None) -> str:
+    """A row's key as words, without what follows from the rest; `telling`: only these parts of it."""
+    named = zip(section.names, key, telling or [True] * len(key), strict=True)
+    words = [f"{label(name)}={say(value)}" for name, value, tells in named if tells and name not in section.derived]
+    return " ".join(words)
 
 
 def outliers(samples: Array) -> Array:

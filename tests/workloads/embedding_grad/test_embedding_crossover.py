@@ -92,14 +92,14 @@ def test_crossovers_are_measured_beside_their_prediction(frame: pd.DataFrame) ->
     assert set(ends.index) == {"sparse_all_to_all"}  # the other merge was measured at one density
     assert ends.loc["sparse_all_to_all", "measured"] == pytest.approx(0.6)
     assert ends.loc["sparse_all_to_all", "off"] == pytest.approx(0.05)
-    assert pd.isna(ends.loc["sparse_all_to_all", "faster_up_to"])
+    assert pd.isna(ends.loc["sparse_all_to_all", "instead"])
 
 
-def test_where_no_crossover_was_reached(frame: pd.DataFrame) -> None:
-    fast = frame.assign(device_ms=frame["device_ms"].where(frame["variant"] != "sparse_all_to_all", 0.3))
-    end = report.crossovers(report.speedups(fast)).iloc[0]
-    assert pd.isna(end["measured"]) and end["faster_up_to"] == 0.9
-    assert "| sparse_all_to_all, width 768, 4 ranks | none up to 90% | 63% | - |" in report.markdown(fast)
+@pytest.mark.parametrize(("ms", "said"), [(0.3, "none up to 90%"), (1.0, "dense from 10% on")])
+def test_where_no_crossover_was_reached(frame: pd.DataFrame, ms: float, said: str) -> None:
+    level = frame.assign(device_ms=frame["device_ms"].where(frame["variant"] != "sparse_all_to_all", ms))
+    assert pd.isna(report.crossovers(report.speedups(level)).iloc[0]["measured"])
+    assert f"| sparse_all_to_all, width 768, 4 ranks | {said} | 63% | - |" in report.markdown(level)
 
 
 def test_what_the_formula_is_not_about_has_no_prediction(frame: pd.DataFrame) -> None:

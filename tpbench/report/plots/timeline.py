@@ -60,7 +60,7 @@ def panels(title: str, cells: Cells) -> Figure:
         axes.set_yticks(range(streams), [str(stream) for stream in range(streams)], fontsize=6)
         axes.set_ylim(streams - 0.5, -0.5)
         axes.grid(axis="y", visible=False)
-    grid[-1].set_xlabel(f"ms from the begin of a step, a line for each stream; {style.short(title, 90)}", fontsize=8)
+    grid[-1].set_xlabel(f"ms from the start of a step, a line for each stream; {style.short(title, 90)}", fontsize=8)
     handles, names = grid[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(KINDS))
     return figure

@@ -111,6 +111,15 @@ WORKLOAD = Workload(
         Option("pinned", neutral=True, drop=True),
         Option("transfers", neutral="early", drop=True),
     ),
+    metrics={
+        "exposed_ms": -1,
+        "early_wall_ms": -1,
+        "late_wall_ms": -1,
+        "exchange_gb_per_s": 1,
+        "workspace_gib": -1,
+        "predicted_crossover": 0,
+        **{f"{phase}_ms": -1 for phase in PHASES},
+    },
     pivot=Pivot(
         rows=("table_rows", "width", "dp_size", "density"),
         sections=("dtype", "overlap_ms"),

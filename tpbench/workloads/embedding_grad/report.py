@@ -54,8 +54,8 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 def crossovers(found: pd.DataFrame) -> pd.DataFrame:
     """From `speedups`: for each table and variant the density at which dense becomes faster, measured and predicted.
 
-    `off` is predicted over measured, less 1; only all-to-alls have a prediction. `faster_up_to`: where none was
-    reached, the highest density, at which sparse still was the faster. Not for variants that go dense themselves, nor
+    `off` is predicted over measured, less 1; only all-to-alls have a prediction. `instead`: where none was
+    reached, what was measured. Not for variants that go dense themselves, nor
     of a single density, which has no crossover.
     """
     lines = []
@@ -66,13 +66,17 @@ def crossovers(found: pd.DataFrame) -> pd.DataFrame:
             continue
         dense_ms = float(group["dense_ms"].median())
         measured = crossover.measured(points, dense_ms)
-        last, slowest = points[-1]
-        up_to = last if measured is None and slowest <= dense_ms else None
+        (first, fastest), (last, slowest) = points[0], points[-1]
+        instead = None
+        if measured is None and slowest <= dense_ms:
+            instead = f"none up to {100 * last:.3g}%"
+        elif measured is None and fastest > dense_ms:
+            instead = f"dense from {100 * first:.3g}% on"
         of_formula = str(key[-1]).split()[0] == PREDICTED
         predicted = float(group["predicted_crossover"].median()) if of_formula else None
         off = None if measured is None or predicted is None else predicted / measured - 1
-        lines.append((*key, measured, predicted, off, up_to))
-    return pd.DataFrame(lines, columns=[*TOGETHER, "head", "measured", "predicted", "off", "faster_up_to"])
+        lines.append((*key, measured, predicted, off, instead))
+    return pd.DataFrame(lines, columns=[*TOGETHER, "head", "measured", "predicted", "off", "instead"])
 
 
 def _usable(frame: pd.DataFrame) -> pd.DataFrame:
@@ -107,8 +111,7 @@ def markdown(frame: pd.DataFrame) -> str:
         parts.append(f"density at which {DENSE} becomes faster")
         heads = [f"{end['head']}, width {end['width']}, {end['dp_size']} ranks" for end in ends.to_dict("records")]
         table = ends[["measured", "predicted", "off"]].astype(float).map(lambda share: f"{100 * share:.3g}%")
-        above = ends["faster_up_to"].notna()
-        table.loc[above, "measured"] = [f"none up to {100 * at:.3g}%" for at in ends.loc[above, "faster_up_to"]]
+        table["measured"] = ends["instead"].fillna(table["measured"])
         parts.append(_table(heads, "variant", table.replace("nan%", "-")))
     return "\n\n".join(parts) + "\n"
 

@@ -108,6 +108,20 @@ WORKLOAD = Workload(
         Option("trace_dir", neutral=""),
     ),
     pivot=Pivot(rows=("hidden", "ffn", "tokens", "tp_size"), sections=("dtype", "part")),
+    metrics={
+        "forward_ms": -1,
+        "backward_ms": -1,
+        "compute_ms": 0,
+        "communication_ms": 0,
+        "exposed_ms": -1,
+        "hidden_share": 0,
+        "gather_hidden": 0,
+        "scatter_hidden": 0,
+        "overlap_fraction": 0,
+        "tflops": 1,
+        "gemm_share": 0,
+        "workspace_gib": -1,
+    },
     shares=("hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "gemm_share"),
     studies={
         "profile": Study(
