@@ -32,7 +32,7 @@ from tests.command import ROOT, tpbench
         (["vocab=1"], ["vocab=1 cannot be sharded over tp_size=2"]),
         (["tokens"], ["Error parsing override 'tokens'", "NAME=VALUE"]),
         (["--frobnicate"], ["no such option: --frobnicate"]),
-        (["tp_size=1,2"], ["tp_size", "multirun"]),
+        (["tp_size=1,2"], ["tp_size=1,2 is a sweep", "-m"]),
     ],
 )
 def test_wrong_input_gets_one_message_and_launches_nothing(

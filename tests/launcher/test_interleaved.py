@@ -23,7 +23,7 @@ VARIANTS = "variant=pytorch_tp_manual,pytorch_gather"
 
 
 def test_turns_in_the_order_a_b_b_a_and_a_cell_that_needs_all_memory_alone(tmp_path: Path) -> None:
-    done = tpbench("-m", VARIANTS, "tokens=1536", "vocab=8192", "memory_limit_gib=0.17,2", "measure=quick",
+    done = tpbench("-m", VARIANTS, "tokens=1536", "vocab=8192", "memory_limit_gib=0.22,2", "measure=quick",
                    "time_budget_s=0.5", "max_iterations=24", *INTERLEAVED, cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = package.load(tmp_path / "outputs").set_index(["variant", "memory_limit_gib"])
@@ -40,9 +40,9 @@ def test_turns_in_the_order_a_b_b_a_and_a_cell_that_needs_all_memory_alone(tmp_p
     assert order.startswith(("ABBA" * rounds)[: 2 * rounds])
     assert all(ended <= began for (_, _, ended), (_, began, _) in pairwise(held))
 
-    # With 0.17 GiB the gather runs out of memory: beside the other that means nothing, alone it is a result.
-    assert rows.loc["pytorch_tp_manual", 0.17]["status"] == "ok"
-    short = rows.loc["pytorch_gather", 0.17]
+    # With 0.22 GiB the gather runs out of memory: beside the other that means nothing, alone it is a result.
+    assert rows.loc["pytorch_tp_manual", 0.22]["status"] == "ok"
+    short = rows.loc["pytorch_gather", 0.22]
     assert short["status"] == "oom" and short["not_interleaved"] == "out of memory beside 1 cell of its problem"
     assert rows["interleaved"].notna().sum() == 3
 
