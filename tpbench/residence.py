@@ -93,7 +93,8 @@ class Residence:
         self.jobs += 1
         if not self.welcome:
             return "each job has a process of its own"
-        if self.state is None or (changed := self.state.changed(State.now())):
+        assert self.state is not None, "settled comes before the job"
+        if changed := self.state.changed(State.now()):
             return f"the job changed {changed}"
         if _compiled():
             return "torch.compile has compiled something"

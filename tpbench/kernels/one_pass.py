@@ -153,7 +153,7 @@ def _ahead(tiles: int, loss: str, halves: bool, widest: bool) -> int:
     """Tiles reduced before the wait: all, but where the other program fills it, and where it was slower (`README.md`)
     in tiles of TILE_BYTES."""
     if loss == "cross_entropy" and halves:
-        return max(1, tiles - 2)
+        return tiles - 2
     return 1 if loss == "soft_cross_entropy" and widest else tiles - 1
 
 
@@ -283,7 +283,7 @@ def launch(
         LOSS=loss, GRAD=grad is not None, REDUCE=total is not None, COUNT=count, ROWS=plan.rows, REPEATS=plan.repeats,
         LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, STAGES=plan.stages, TILES=plan.tiles,
         WORLD=world_size, SLOTS=plan.slots, Z_LOSS=z_loss > 0, FULL=full, MASKED=not full or valid < columns,
-        ALIGNED=plan.vector > 1, AHEAD=min(plan.ahead, plan.tiles - 1), num_warps=plan.warps, enable_fp_fusion=False,
+        ALIGNED=plan.vector > 1, AHEAD=plan.ahead, num_warps=plan.warps, enable_fp_fusion=False,
         launch_cooperative_grid=plan.slots > 0,
         **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -44,6 +45,16 @@ class Section:
     def heading(self) -> str:
         """What it is, in a line."""
         return heading(self.facts)
+
+    @cached_property
+    def own(self) -> tuple[int, ...]:
+        """The places of the keys that do not follow from others."""
+        return tuple(at for at, name in enumerate(self.names) if name not in self.derived)
+
+    @cached_property
+    def telling(self) -> tuple[int, ...]:
+        """Of these the ones in which rows differ, or all where none does."""
+        return tuple(at for at in self.own if len({row.key[at] for row in self.rows}) > 1) or self.own
 
 
 @dataclass(frozen=True)

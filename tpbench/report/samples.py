@@ -30,19 +30,16 @@ class Measured:
 
 def measured(section: Section) -> Iterator[Measured]:
     """The cells of a section that are right, and measurements."""
-    telling = [len({row.key[at] for row in section.rows}) > 1 for at in range(len(section.names))]
     for row in section.rows:
-        problem = problem_of(section, row.key, telling if any(telling) else None)
+        problem = problem_of(section, row.key, section.telling)
         for column, (head, record) in enumerate(zip(section.heads, row.records, strict=True)):
             if record and record["status"] == "ok" and not mark(record):
                 yield Measured(problem, head, column, record)
 
 
-def problem_of(section: Section, key: Sequence[object], telling: Sequence[bool] | None = None) -> str:
-    """A row's key as words, without what follows from the rest; `telling`: only these parts of it."""
-    named = zip(section.names, key, telling or [True] * len(key), strict=True)
-    words = [f"{label(name)}={say(value)}" for name, value, tells in named if tells and name not in section.derived]
-    return " ".join(words)
+def problem_of(section: Section, key: Sequence[object], places: Sequence[int] | None = None) -> str:
+    """A row's key as words, without what follows from the rest; or only what is at these places of it."""
+    return " ".join(f"{label(section.names[at])}={say(key[at])}" for at in places or section.own)
 
 
 def outliers(samples: Array) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from tpbench.report.layout import Row, Section
@@ -57,21 +56,17 @@ def draw(section: Section, name: str, *, floor: bool = False) -> Figure | None:
 def _axis(section: Section) -> int:
     """The key that runs along the axis: the first, or where no panel would have two values of it, as where other keys
     change with it, the one of which a panel has most."""
-    own = [at for at, name in enumerate(section.names) if name not in section.derived]
 
     def most(axis: int) -> int:
-        panels: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
-        for row in section.rows:
-            panels[tuple(row.key[at] for at in own if at != axis)].add(row.key[axis])
-        return max(map(len, panels.values()))
+        return max(len({row.key[axis] for row in rows}) for rows in _panels(section, axis).values())
 
-    return 0 if most(0) > 1 else max(own, key=most)
+    return 0 if most(0) > 1 else max(section.own, key=most)
 
 
 def _panels(section: Section, axis: int) -> dict[str, list[Row]]:
     """The rows by what they have beside the key of the axis, under a title: of several, what tells them apart."""
-    others = [at for at, name in enumerate(section.names) if at != axis and name not in section.derived]
-    telling = [at for at in others if len({row.key[at] for row in section.rows}) > 1] or others
+    others = [at for at in section.own if at != axis]
+    telling = [at for at in section.telling if at != axis] or others
     panels: dict[str, list[Row]] = {}
     for row in sorted(section.rows, key=lambda row: [order(value) for value in row.key]):
         title = ", ".join(f"{label(section.names[at])} {say(row.key[at])}" for at in telling)
