@@ -25,3 +25,13 @@ def test_all_programs_fit_at_once(loss: str, share: int, world: int) -> None:
     short = share <= (32768 if loss == "cross_entropy" else 8192)
     assert plan.programs_per_sm == (2 if world > 1 and short else 1)
     assert plan.ahead <= plan.tiles - 1
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("cap", ["auto", 16, 256])
+def test_rows_of_any_length_have_a_tiling_or_none(loss: str, world: int, cap: int | str) -> None:
+    for share in (1, 100, 8192, 50257, 131072, 262144):
+        plan = tiling(4096, share, share, world, 2, loss, cap, True, H200)
+        if plan is not None:
+            assert plan.parts <= H200.processors * plan.programs_per_sm and plan.ahead <= plan.tiles - 1

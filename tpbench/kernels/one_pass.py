@@ -125,7 +125,7 @@ def tiling(
     slots = 0 if parts == 1 else _next_power_of_2(parts)
     if world_size > 1:
         slots = _next_power_of_2(2 * -(-share // part))  # for shards of up to twice the even share
-    if ranks * slots > MAX_WORDS:
+    if ranks * slots > MAX_WORDS or max(parts, slots) > on.processors * per_sm:  # all parts of a row run at once
         return None
     if parts > max(1, slots):
         raise ValueError(
