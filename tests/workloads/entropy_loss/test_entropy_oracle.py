@@ -121,6 +121,15 @@ def _negligent(output: Output, cell: EntropyLoss) -> dict[str, Output]:
     return errors
 
 
+def test_a_gradient_may_leave_its_factor_to_others() -> None:
+    cell = problem(dtype="float32")
+    oracle = Oracle(cell, alone(cell))
+    whole = right(oracle)
+    apart = dataclasses.replace(whole, grad=whole.grad * cell.tokens, grad_factor=torch.tensor(1 / cell.tokens))
+    assert oracle.compare(apart).complaint(cell) is None
+    assert oracle.compare(dataclasses.replace(apart, grad_factor=1.0)).complaint(cell) is not None
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_it_catches_planted_errors(loss: str, dtype: str) -> None:

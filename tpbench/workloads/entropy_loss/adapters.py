@@ -104,6 +104,23 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
     return Step(run, bytes_communicated=_three_all_reduces(shard), restore=restore)
 
 
+def quack(problem: EntropyLoss, shard: Shard) -> Step:
+    """https://github.com/Dao-AILab/quack: cross_entropy_fwd with the gradient made in the same launch.
+
+    That is the gradient of the rows' sum: the mean's factor is not applied, as a training step can pass it on.
+    """
+    from quack.cross_entropy import cross_entropy_fwd
+
+    count = (shard.target != IGNORED).sum().clamp(min=1)
+    factor = 1.0 / count
+
+    def run() -> Output:
+        row_loss, grad = cross_entropy_fwd(shard.logits, shard.target, ignore_index=IGNORED, return_dx=True)
+        return Output(row_loss.sum() * factor, row_loss, grad, factor)
+
+    return Step(run)
+
+
 def _three_all_reduces(shard: Shard) -> int:
     """Of the maximum, of the sum and of the label's logit, fp32, each sent once around a ring and back."""
     return 3 * 2 * (shard.tp_size - 1) * shard.tokens * 4 // shard.tp_size

@@ -114,16 +114,18 @@ class Oracle:
         if output.row_loss is not None:
             loss_errors.append(_relative_error(output.row_loss, self.row_loss))
         worst = self._reduce(torch.stack([each.max() for each in loss_errors if each.numel()]).max(), dist.ReduceOp.MAX)
-        return Errors(self.loss, float(worst), self._grad_error(output.grad), self._identical(output))
+        return Errors(
+            self.loss, float(worst), self._grad_error(output.grad, output.grad_factor), self._identical(output)
+        )
 
-    def _grad_error(self, grad: Tensor) -> float:
+    def _grad_error(self, grad: Tensor, factor: Tensor | float) -> float:
         logits = self.shard.logits
         # Columns: squared error, squared right gradient, elements that are not zero.
         sums = torch.full((self.shard.tokens, 3), math.inf, dtype=torch.float64, device=self.shard.device)
         if grad.shape == logits.shape and grad.dtype == logits.dtype:
             slack = torch.finfo(grad.dtype).smallest_normal * torch.finfo(grad.dtype).eps / 2
             for rows in self._chunks():
-                got, right = grad[rows].double(), self.gradient(rows)
+                got, right = grad[rows].double() * factor, self.gradient(rows)
                 error = ((got - right).abs_() - slack).clamp_(min=0.0)
                 sums[rows] = torch.stack((error.square_().sum(-1), right.square_().sum(-1), (got != 0).sum(-1)), dim=1)
         error, right, nonzero = self._reduce(sums, dist.ReduceOp.SUM).unbind(1)

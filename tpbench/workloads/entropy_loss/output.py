@@ -18,7 +18,10 @@ class Output:
     row_loss: Tensor | None
     """(tokens,): each row's loss, 0 where it does not count; None from a variant that makes the mean alone."""
     grad: Tensor
-    """(tokens, local vocab) in the logits' dtype: of `loss` by the local logits."""
+    """(tokens, local vocab) in the logits' dtype: of `loss` by the local logits, but for `grad_factor`."""
+    grad_factor: Tensor | float = 1.0
+    """What `grad` is still to be multiplied by, a scalar: 1 / rows that count, of a kernel that makes the sum's one
+    and leaves the factor to whatever reads it."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,18 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Any) -> Any:
 
 
 @WORKLOAD.variant(
+    "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch",
+    needs=("quack",),
+    needs_cuda=True,
+    refuses=lambda problem, tp_size: "it is for one GPU" if tp_size > 1 else _labels_only(problem, tp_size),
+)
+def quack(problem: EntropyLoss, shard: Any) -> Any:
+    from tpbench.workloads.entropy_loss import adapters
+
+    return adapters.quack(problem, shard)
+
+
+@WORKLOAD.variant(
     "Megatron-LM's vocab_parallel_cross_entropy, in torch operations and fp32",
     needs=("megatron",),
     refuses=lambda problem, tp_size: "it needs a group of ranks" if tp_size == 1 else _even_shards(problem, tp_size),
