@@ -42,11 +42,12 @@ def disagreements(rows: list[Record], workloads: dict[str, Workload]) -> list[st
 def _trajectories(alike: list[Record], workload: Workload) -> list[str]:
     """A sentence for each column of numbers by step in which two rows of the same problem part too far."""
     sentences = []
-    for name in workload.pivot.trajectories:
+    for name, growth in workload.pivot.trajectories.items():
         told = [row for row in alike if row.get(name) is not None and len(row[name])]
         for first, other in itertools.pairwise(told):
-            tolerance = workload.pivot.loss_tolerance.get(first["dtype"], 1e-4)
+            tolerance = workload.pivot.loss_tolerance.get(first["dtype"], 1e-4) / growth
             for step, (one, two) in enumerate(zip(first[name], other[name], strict=False), start=1):
+                tolerance *= growth
                 if not abs(one - two) <= tolerance * max(1.0, abs(one), abs(two)):
                     sentences.append(
                         f"{workload.name} on equal problems: {name} part at step {step}: {_at(first, one)} and "

@@ -70,8 +70,9 @@ class Pivot:
     """Keys that are computed from a row."""
     implied: tuple[str, ...] = ()
     """Fields of the problem that a key says already: they get no place, unless nothing else tells two rows apart."""
-    trajectories: tuple[str, ...] = ()
-    """Columns with a number a step, in which equal problems must agree too, within the loss's tolerance."""
+    trajectories: Mapping[str, float] = field(default_factory=dict)
+    """Columns with a number a step, in which equal problems must agree too: at the first step within the loss's
+    tolerance, and by what that is multiplied with each step (1: it stays)."""
     loss_tolerance: Mapping[str, float] = field(
         default_factory=lambda: {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
     )

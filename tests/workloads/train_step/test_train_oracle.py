@@ -70,6 +70,21 @@ def test_gradients_that_did_not_meet_are_wrong() -> None:
     assert "grad_error" in str(run_on_ranks(2, measured, "fsdp_dtensor", {}, "unreduced")[0][0])
 
 
+def test_the_same_error_of_a_norm_is_wrong_sooner_and_right_later() -> None:
+    """What rounding made different grows with each update; the losses' tolerance stays."""
+    right = oracle.Expected("", (9.0, 8.0, 7.0), (2.0, 2.0, 2.0))
+    for step, allowed in enumerate((0.02, 0.04, 0.08)):
+        for off, fine in ((allowed * 0.9, True), (allowed * 1.1, False), (float("nan"), False)):
+            norms = [*right.norms]
+            norms[step] *= 1 + off
+            complaint = oracle.compare(right, right.losses, norms).complaint("bfloat16")
+            assert (complaint is None) is fine
+            assert fine or f"at step {step + 1}" in str(complaint)
+        losses = [*right.losses]
+        losses[step] *= 1.003
+        assert "loss_error" in str(oracle.compare(right, losses, right.norms).complaint("bfloat16"))
+
+
 def references(here: Rank, fields: dict[str, Any]) -> tuple[Any, Any]:
     """What the oracle says of a model that one process can hold, and of the same taken for too large."""
     cell, place = problem(**fields), context(here, here.world_size // 2)

@@ -23,7 +23,7 @@ from tpbench.context import Context
 from tpbench.measure import memory
 from tpbench.workloads.train_step import losses, models, sizes
 from tpbench.workloads.train_step.batches import Batch, micro_batch
-from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.problem import NORM_GROWTH, TrainStep
 from tpbench.workloads.train_step.replicas import alone
 from tpbench.workloads.train_step.trainer import Place, autocast, model_inputs
 from tpbench.workloads.train_step.weights import fill
@@ -37,7 +37,7 @@ LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-3, "float16": 2e-3}
 """By dtype, of each compared step's loss, relative. Sums over shards round differently; after an update in bf16 so do
 weights."""
 NORM_TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
-"""Of each compared step's gradient norm, relative."""
+"""Of the first step's gradient norm, relative; with each step it is multiplied by NORM_GROWTH."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,24 @@ class Errors:
     """How far a run is from that."""
 
     loss_error: float
-    grad_error: float | None
+    norm_errors: tuple[float, ...]
+    """Of each compared step."""
+
+    @property
+    def grad_error(self) -> float | None:
+        """The largest of the norms' errors, if any was compared."""
+        return max(self.norm_errors, default=None)
 
     def complaint(self, dtype: str) -> str | None:
         """Why the run is not right, or None."""
         wrong = []
         if not self.loss_error <= LOSS_TOLERANCE[dtype]:
             wrong.append(f"loss_error {self.loss_error:.3g} is above {LOSS_TOLERANCE[dtype]:.3g}")
-        if self.grad_error is not None and not self.grad_error <= NORM_TOLERANCE[dtype]:
-            wrong.append(f"grad_error {self.grad_error:.3g} of the norm is above {NORM_TOLERANCE[dtype]:.3g}")
+        for step, error in enumerate(self.norm_errors):
+            allowed = NORM_TOLERANCE[dtype] * NORM_GROWTH**step
+            if not error <= allowed:
+                wrong.append(f"grad_error {error:.3g} of the norm at step {step + 1} is above {allowed:.3g}")
+                break
         return f"{' and '.join(wrong)} ({dtype})" if wrong else None
 
 
@@ -92,15 +101,12 @@ def expected(problem: TrainStep, context: Context) -> Expected:
 
 def compare(right: Expected, got_losses: Sequence[float], got_norms: Sequence[float]) -> Errors:
     """The largest relative differences; NaN becomes infinite."""
-    return Errors(
-        loss_error=_furthest(right.losses, got_losses),
-        grad_error=_furthest(right.norms, got_norms) if right.norms else None,
-    )
+    return Errors(max(_errors(right.losses, got_losses)), tuple(_errors(right.norms, got_norms)))
 
 
-def _furthest(right: Sequence[float], got: Sequence[float]) -> float:
+def _errors(right: Sequence[float], got: Sequence[float]) -> list[float]:
     errors = [abs(mine - its) / max(abs(its), 1e-12) for its, mine in zip(right, got, strict=False)]
-    return max(error if error == error else float("inf") for error in errors)
+    return [error if error == error else float("inf") for error in errors]
 
 
 def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:

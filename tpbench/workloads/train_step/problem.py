@@ -9,6 +9,10 @@ from tpbench.fields import setting
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+NORM_GROWTH = 2.0
+"""How many times further apart the gradient norms of equal problems may be with each step: Adam's first updates move
+every weight by a whole learning rate, and what rounding made different grows. In bf16 right variants of Qwen3 were
+0.2% apart at step 1, up to 3% at step 3 and a quarter at step 4."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.document import document
 from tpbench.workloads.train_step.local import resolve
-from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.problem import NORM_GROWTH, TrainStep
 
 ALL = frozenset(
     {"attention", "activation_checkpointing", "compile", "train_loss", "phase_steps", "profile", "log_interval"}
@@ -134,7 +134,7 @@ WORKLOAD = Workload(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),
         implied=ARCHITECTURE,
-        trajectories=("losses", "grad_norms"),
+        trajectories={"losses": 1.0, "grad_norms": NORM_GROWTH},
         loss_tolerance={"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-3},
     ),
     shares=("mfu", "exposed_share"),
