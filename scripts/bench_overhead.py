@@ -42,7 +42,9 @@ def bare(cells: int, ranks: int, device: str, folder: Path) -> list[float]:
     spent = []
     for _ in range(cells):
         began = time.perf_counter()
-        subprocess.run(line, env=env, check=True, capture_output=True)
+        done = subprocess.run(line, env=env, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"bare torchrun ended with {done.returncode}:\n{done.stderr}")
         spent.append(time.perf_counter() - began)
     return spent
 
@@ -56,9 +58,10 @@ def sweep(cells: int, ranks: int, device: str, folder: Path, *more: str) -> list
     line = [sys.executable, "-m", "tpbench", "-m", f"seed={','.join(map(str, range(cells + 1)))}",
             "variant=pytorch_tp_manual", "tokens=16", "vocab=64", f"tp_size={ranks}", f"device={device}",
             "measure=quick", "min_iterations=3", "max_iterations=3", *more]  # fmt: skip
-    subprocess.run(
-        line, env={**os.environ, "PYTHONPATH": str(_checkout.ROOT)}, check=True, capture_output=True, cwd=folder
-    )
+    path = os.pathsep.join(filter(None, [str(_checkout.ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(line, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        sys.exit(f"{' '.join(line[1:])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     rows = tpbench.load(folder / "outputs")
     assert set(rows["status"]) == {"ok"}
     ended = rows["finished_at"].sort_values()
