@@ -60,8 +60,9 @@ def test_the_tiny_shape_trains_anywhere(rows: list[dict[str, Any]]) -> None:
         assert (row["tokens"], row["parameters"], row["num_layers"]) == (64, 164224, 2)
         assert row["tokens_per_s"] == pytest.approx(64 / row["time_ms"] * 1e3)
         assert row["peak_gib"] > 0 and row["steady_gib"] > 0 and row["init_s"] > 0
-        parts = [row[f"expected_{each}_gib"] for each in ("model", "gradients", "optimizer", "activations")]
-        assert sum(parts) == pytest.approx(row["expected_gib"])
+        stay = row["expected_model_gib"] + row["expected_optimizer_gib"]
+        passing = [row["expected_gradients_gib"], row["expected_activations_gib"]]
+        assert stay + max(passing) <= row["expected_gib"] * 1.001 <= (stay + sum(passing)) * 1.01
         assert row["mfu"] is None and row["exposed_share"] is None
 
 
