@@ -12,6 +12,7 @@ import pytest
 
 import tpbench as package
 from tests.command import ROOT, environment, tpbench
+from tpbench.fields import JobError
 from tpbench.job import Job, parse_job
 from tpbench.launcher import devices, gpus
 from tpbench.launcher.devices import Device, Devices, choose
@@ -75,6 +76,22 @@ def test_other_peoples_devices_are_respected_until_they_die() -> None:
     other.kill()
     other.wait()
     assert host.lease(job(4)) is not None
+
+
+def test_no_folder_for_locks_is_said_and_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(devices, "FOLDER", tmp_path / "file")
+    monkeypatch.setattr(gpus, "usable", lambda: [Gpu("GPU-0", "0")])
+    with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be opened .*all users"):
+        Devices(split_cpu=False).lease(job(1))
+
+
+def test_a_lock_does_not_follow_the_user_s_own_folder_for_temporary_files(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "from tpbench.launcher import devices; print(devices.FOLDER)"],
+        cwd=ROOT, env={**environment(), "TMPDIR": str(tmp_path)}, text=True, capture_output=True, check=True,
+    )  # fmt: skip
+    assert said.stdout.strip() == str(devices.FOLDER)
 
 
 def test_of_equals_the_first_are_chosen() -> None:

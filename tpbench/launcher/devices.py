@@ -10,16 +10,16 @@ import contextlib
 import fcntl
 import itertools
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpbench.fields import JobError
 from tpbench.job import Job
 from tpbench.launcher import gpus
 
-FOLDER = Path(tempfile.gettempdir()) / "tpbench-devices"
-"""Shared by all users of the host."""
+FOLDER = Path("/tmp/tpbench-devices")
+"""Shared by all users of the host, so it does not follow a user's TMPDIR."""
 
 
 @dataclass(frozen=True)
@@ -106,19 +106,30 @@ def choose(free: Sequence[Device], count: int, links: Mapping[frozenset[str], fl
 
 
 def _lock(device: Device) -> int | None:
-    """The open, locked file of a free device."""
-    old = os.umask(0)  # everybody must be able to take it after us
+    """The open, locked file of a device; None while somebody has it. Raises JobError where there can be none."""
+    path = FOLDER / f"{device.name}.lock"
     try:
-        FOLDER.mkdir(mode=0o1777, exist_ok=True)
-        file = os.open(FOLDER / f"{device.name}.lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    except OSError:
-        return None
-    finally:
-        os.umask(old)
+        file = _open(path)
+    except OSError as error:
+        raise JobError(
+            f"{path} cannot be opened ({error.strerror}): devices are shared by locks in {FOLDER}, which all users of "
+            "this host must be able to make files in"
+        ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        with contextlib.suppress(OSError):
-            os.close(file)
+        os.close(file)
         return None
     return file
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path, flags)  # without O_CREAT: fs.protected_regular forbids that for a file of somebody else's
+    old = os.umask(0)  # everybody must be able to take it after us
+    try:
+        path.parent.mkdir(mode=0o1777, exist_ok=True)
+        return os.open(path, flags | os.O_CREAT, 0o666)
+    finally:
+        os.umask(old)

@@ -39,6 +39,7 @@ class Display:
         """By index: the cell, what it is doing, since when."""
         self.explained: set[int] = set()
         """Cells that need no line of their own when they are done."""
+        self.told_blocked = False
         self.progress = Progress(
             TextColumn("cells"),
             BarColumn(),
@@ -67,6 +68,13 @@ class Display:
         """What a cell that began is doing now."""
         if cell.index in self.running:
             self.running[cell.index] = cell, what, self.running[cell.index][2]
+
+    def blocked(self, cell: Cell) -> None:
+        """Nothing of the sweep can run, for others have the devices: said once."""
+        if not self.told_blocked:
+            self.told_blocked = True
+            said = plain(f"waiting: other jobs on this host have the devices for {cell.job}")
+            self.console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def explain(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
         """Say of each cell of a resumed sweep whether it runs, and why."""

@@ -91,13 +91,20 @@ class Host:
         waiting = self._units(cells)
         try:
             while waiting or self.lanes:
+                refused: set[tuple[str, int]] = set()
                 for unit in list(waiting):
                     if self.lanes and not self.parallel:
                         break
-                    if (lease := self.devices.lease(unit[0].job)) is not None:
-                        waiting.remove(unit)
-                        self.lanes.append(Lane(self._start(unit, begin, lease, display), lease))
-                if not self.lanes:  # somebody else has the devices
+                    asks = unit[0].job.device, unit[0].job.world_size
+                    if asks in refused:
+                        continue
+                    if (lease := self.devices.lease(unit[0].job)) is None:
+                        refused.add(asks)
+                        continue
+                    waiting.remove(unit)
+                    self.lanes.append(Lane(self._start(unit, begin, lease, display), lease))
+                if waiting and not self.lanes:
+                    display.blocked(waiting[0][0])
                     for group in self.groups.values():
                         group.rest()
                 for lane in list(self.lanes):
