@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -75,9 +76,10 @@ def plan(requests: Sequence[Request], place: Place | None = None) -> list[Cell]:
     cells: list[Cell] = []
     complaints: list[str] = []
     first_with: dict[str, int] = {}
+    shapes = functools.cache(_shapes)
     for request in requests:
         try:
-            job = parse_job(request.values, request.chosen, _shapes(request.folders))
+            job = parse_job(request.values, request.chosen, shapes(tuple(request.folders)))
         except JobError as error:
             complaints += str(error).splitlines()
             continue
@@ -124,7 +126,7 @@ def obstacle(job: Job, place: Place) -> str | None:
     return job.workload.hindrance(job)
 
 
-def _shapes(folders: Sequence[Path]) -> dict[str, str]:
+def _shapes(folders: tuple[Path, ...]) -> dict[str, str]:
     """Every shape file by name, with the workload that it is for."""
     files = [each for folder in folders for each in (folder / "shape").glob("*.yaml")]
     return {each.stem: (yaml.safe_load(each.read_text()) or {}).get("shape_workload", "") for each in files}
