@@ -58,6 +58,11 @@ class Running:
 
         return self._until(worker, f"rank {rank} to be {phase}")
 
+    def wait_for_workers(self) -> None:
+        """Until there is a rank, or the command is over."""
+        while self.process.poll() is None and not self.workers():
+            time.sleep(0.05)
+
     def workers(self) -> list[psutil.Process]:
         """The ranks that run now."""
         found = []

@@ -76,31 +76,56 @@ def do(fault: str, running: Running, chance: random.Random) -> bool:
     return bool(victims)
 
 
+ENOUGH = 2
+"""Times that each fault is to strike; a moment that comes too late is tried again."""
+TRIES = 5
+
+
 def test_at_random_moments(tmp_path: Path, tried: Counter[str]) -> None:
     chance = random.Random(20)
-    sweep = ("-m", *SMALL, "seed=1,2,3,4", "resume=true")
     outputs = tmp_path / "outputs"
-    kept = 0
-    for fault in FAULTS * 2:
-        running = Running(*sweep, cwd=tmp_path)
-        time.sleep(chance.uniform(1.5, 6))
-        if running.process.poll() is None:
-            family = running.family()
-            tried[fault] += do(fault, running, chance)
-        else:
-            family = []
-        _, output = running.end()
-        assert "Traceback" not in output, (fault, output)
-        assert gone(family, within_s=45), fault
-        assert nothing_locked(outputs)
-        rows = finished(outputs)
-        # Who works on the kernels while this runs makes cells stale: that is no second row of one.
-        assert not rows[["key", "kernels_version"]].duplicated().any(), output
-        assert len(rows) >= kept
-        kept = len(rows)
+    kept = seeds = 0
+    for fault in FAULTS * ENOUGH:
+        for _ in range(TRIES):
+            seeds += 2  # whatever is left of the last round, there is work in this one
+            running = Running("-m", *SMALL, f"seed={','.join(map(str, range(seeds)))}", "resume=true", cwd=tmp_path)
+            running.wait_for_workers()
+            time.sleep(chance.uniform(0, 2))
+            family, struck = [], False
+            if running.process.poll() is None:
+                family = running.family()
+                struck = do(fault, running, chance)
+            code, output = running.end()
+            assert "Traceback" not in output, (fault, output)
+            assert gone(family, within_s=45), fault
+            assert nothing_locked(outputs)
+            rows = finished(outputs)
+            # Who works on the kernels while this runs makes cells stale: that is no second row of one.
+            assert not rows[["key", "kernels_version"]].duplicated().any(), output
+            assert len(rows) >= kept
+            kept = len(rows)
+            if struck and fault in ("SIGTERM of the launcher", "SIGINT of the launcher"):
+                assert code != 0 and "Interrupted: " in output, (fault, output)
+            if struck:
+                tried[fault] += 1
+                break
+    assert {fault: tried[fault] for fault in FAULTS} == dict.fromkeys(FAULTS, ENOUGH)
+    sweep = ("-m", *SMALL, f"seed={','.join(map(str, range(seeds)))}", "resume=true", "reuse=true")
     done = tpbench(*sweep, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(finished(outputs)["seed"]) == {1, 2, 3, 4}
+    assert set(finished(outputs)["seed"]) == set(range(seeds))
+
+
+def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path, tried: Counter[str]) -> None:
+    """In a job that would go on for minutes."""
+    running = Running(*SLOW, "tokens=65536", cwd=tmp_path)
+    running.wait_for("first pass", rank=1)
+    family = running.family()
+    assert len(running.workers()) == 2
+    running.process.kill()
+    running.end()
+    assert gone(family, within_s=15)
+    tried["kill -9 of the launcher of a long job"] += 1
 
 
 SPIN = """
