@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,9 @@ class CellRow:
         return cls(job, f"{started:%Y%m%dT%H%M%S}-{job.key}-{uuid.uuid4().hex[:6]}", {**columns, **known})
 
     def save(self, file: Path) -> None:
-        """Write it where the worker will read it."""
-        file.write_text(json.dumps({"job": self.job.flat(), **{k: v for k, v in asdict(self).items() if k != "job"}}))
+        """Write it where the worker will read it, and whoever looks later, in whatever folder they are."""
+        job = {**self.job.flat(), "output_dir": str(Path(self.job.output_dir).absolute())}
+        file.write_text(json.dumps({"job": job, "row_id": self.row_id, "known": self.known}))
 
     def restarted(self, **known: Any) -> CellRow:
         """The same row, of a job that starts only now and on a machine that is known only now."""

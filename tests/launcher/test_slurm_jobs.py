@@ -15,7 +15,7 @@ from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.overrides import check_overrides
-from tpbench.launcher.slurm import cluster
+from tpbench.launcher.slurm import cluster, collect
 from tpbench.launcher.slurm.cluster import Cluster, states
 from tpbench.launcher.slurm.layout import Layout, layout
 from tpbench.launcher.slurm.settings import SlurmSettings
@@ -184,6 +184,21 @@ def test_only_what_has_no_row_is_left_behind(tmp_path: Path) -> None:
     assert list(left_behind([str(tmp_path)], {"another"})) == []
     attempt.close("ok", "")
     assert list(unfinished(attempt.folder.parent)) == []
+
+
+def test_a_sweep_is_collected_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    attempt = _begun(Path("outputs"))
+    attempt.close("skipped", "as it was measured")
+    sweep = attempt.folder.parent.absolute()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert collect.main([str(sweep)]) == 0
+    assert "0: " in (said := capsys.readouterr().out) and "skipped as it was measured" in said
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def _begun(output_dir: Path) -> Attempt:
