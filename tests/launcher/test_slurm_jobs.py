@@ -13,7 +13,7 @@ from tests.launcher.rows import cell
 from tpbench.fields import JobError
 from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.attempt import Attempt, forget, give_up
 from tpbench.launcher.overrides import check_overrides
 from tpbench.launcher.slurm import cluster, collect
 from tpbench.launcher.slurm.cluster import Cluster, states
@@ -184,6 +184,54 @@ def test_only_what_has_no_row_is_left_behind(tmp_path: Path) -> None:
     assert list(left_behind([str(tmp_path)], {"another"})) == []
     attempt.close("ok", "")
     assert list(unfinished(attempt.folder.parent)) == []
+
+
+def test_of_a_try_that_was_given_up_nobody_makes_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt = _begun(tmp_path)
+    record(attempt.folder, "7_0")
+    assert Submitted.find(attempt).wanted
+    give_up(attempt.folder)
+    assert Submitted.find(attempt).outcome("CANCELLED") is None
+    monkeypatch.setattr(cluster.subprocess, "run", lambda *_, **__: pytest.fail("asked for the state of its job"))
+    assert collect.main([str(attempt.folder.parent)]) == 3
+    assert "no job runs it: run the sweep again with resume=true" in capsys.readouterr().out
+    assert not attempt.has_row
+
+
+def test_the_row_of_a_failed_try_is_taken_away_for_good(tmp_path: Path) -> None:
+    attempt = _begun(tmp_path)
+    record(attempt.folder, "7_0")
+    forget(attempt.close("error", "it failed"))
+    assert not attempt.has_row
+    assert Submitted.find(attempt).outcome("COMPLETED") is None
+
+
+def test_jobs_are_ended_once_none_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = iter(["7_0|RUNNING\n7_1|COMPLETED\n", "7_0|COMPLETING\n7_1|COMPLETED\n", "7_0|CANCELLED\n7_1|COMPLETED\n"])
+    cancelled = []
+
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if line[0] == "scancel":
+            cancelled.append(line[1:])
+            return subprocess.CompletedProcess(line, 0, "", "")
+        return subprocess.CompletedProcess(line, 0, next(queue), "")
+
+    monkeypatch.setattr(cluster, "POLL_S", 0)
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    cluster.end(["7_0", "7_1"])
+    assert cancelled == [["7_0"], ["7_0"]]
+    assert next(queue, None) is None
+
+
+def test_what_becomes_of_a_job_is_known_once_it_is_not_being_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = iter(["7_0|COMPLETING\n", "7_0|CANCELLED\n"])
+    monkeypatch.setattr(cluster, "POLL_S", 0)
+    monkeypatch.setattr(
+        cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, next(queue), "")
+    )
+    assert cluster.settled(["7_0"]) == {"7_0": "CANCELLED"}
 
 
 def test_a_sweep_is_collected_from_any_folder(

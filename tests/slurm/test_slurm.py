@@ -65,6 +65,11 @@ def _is_rank(process: psutil.Process, folder: Path, cell: int) -> bool:
         return False
 
 
+def collect(sweep: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, str(ROOT / "scripts" / "collect.py"), str(sweep)]
+    return subprocess.run(line, capture_output=True, text=True, env=environment(), cwd=cwd)
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     return package.load(folder / "outputs").sort_values("cell").to_dict("records")  # type: ignore[return-value]
 
@@ -189,14 +194,34 @@ def test_killed_launcher_leaves_jobs_that_a_resumed_sweep_waits_for(tmp_path: Pa
     assert len({row["sweep_id"] for row in rows(tmp_path)}) == 1
 
 
-def test_interrupted_the_sweep_takes_its_jobs_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_the_sweep_takes_its_jobs_along_and_resumed_runs_them(number: int, tmp_path: Path) -> None:
     running = Running(*SLURM, *STOPPED, cwd=tmp_path)
     ranks = ranks_of(tmp_path)
-    os.kill(running.process.pid, signal.SIGINT)
+    for rank in ranks:
+        rank.send_signal(signal.SIGSTOP)  # so that Slurm needs its time to end the job
+    os.kill(running.process.pid, number)
     code, output = running.end()
     assert code == 130
     assert "0 of 1 cells have their rows" in output
-    until(lambda: not any(each.is_running() for each in ranks), "the ranks to end")
+    (cut_off,) = tmp_path.glob("outputs/sweeps/*")
+    done = tpbench(*SLURM, *STOPPED, "resume=true", cwd=tmp_path)  # at once: the job may not have ended
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not any(each.is_running() for each in ranks)
+    collected = collect(cut_off, tmp_path)
+    assert "no job runs it: run the sweep again with resume=true" in collected.stdout
+    assert [row["status"] for row in rows(tmp_path)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [(("timeout_s=2",), "timeout"), (('hydra.launcher.setup=["exit 3"]',), "error")]
+)
+def test_a_cell_that_is_tried_again_has_one_row(fault: tuple[str, ...], status: str, tmp_path: Path) -> None:
+    done = tpbench(*SLURM, *STOPPED, *fault, "retries=1", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert [(row["status"], row["tries"]) for row in rows(tmp_path)] == [(status, 2)]
+    (sweep,) = tmp_path.glob("outputs/sweeps/*")
+    assert "1 cells: 1 done, 1 of them failed" in collect(sweep, tmp_path).stdout
 
 
 def test_what_the_cluster_does_not_have_is_said_beforehand(tmp_path: Path) -> None:
@@ -213,10 +238,9 @@ def test_what_the_cluster_does_not_have_is_said_beforehand(tmp_path: Path) -> No
 
 def test_over_the_time_limit_is_a_timeout_and_the_others_have_their_rows(overdue: Path) -> None:
     (sweep,) = overdue.glob("outputs/sweeps/*")
-    line = [sys.executable, str(ROOT / "scripts" / "collect.py"), str(sweep)]
 
     def collected() -> subprocess.CompletedProcess[str] | None:
-        done = subprocess.run(line, capture_output=True, text=True, env=environment(), cwd=overdue)
+        done = collect(sweep, overdue)
         return None if done.returncode == 3 else done
 
     done = until(collected, "Slurm to end the jobs", timeout=150)

@@ -25,6 +25,9 @@ FAILURES = ("error", "timeout", "wrong")
 RETRIED = ("error", "timeout")
 """Statuses that another try may change."""
 
+GIVEN_UP = "given_up"
+"""A file in the folder of a try of which nobody wants a row any more: it was cut off, or another try follows it."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -87,6 +90,10 @@ class Attempt:
     def has_row(self) -> bool:
         return row_exists(self.cell.job.output_dir, self.row.row_id)
 
+    @property
+    def given_up(self) -> bool:
+        return (self.folder / GIVEN_UP).exists()
+
     def ended(self, agent_code: int | None) -> Outcome:
         """The outcome when its torchrun ended with that code, or has to be ended (None) because it takes too long."""
         if self.has_row:
@@ -132,11 +139,17 @@ Begin: TypeAlias = Callable[[Cell], Attempt]
 """Starts a try at a cell."""
 
 
+def give_up(folder: Path) -> None:
+    """Want no row of the try with that folder any more."""
+    (folder / GIVEN_UP).touch()
+
+
 def forget(outcome: Outcome) -> None:
     """Take the row of a failed try away, right before the cell is tried again: a cell has one row, the last try's.
 
     In this order a sweep that is killed in between leaves a cell without a row, which a resumed one runs; in the other
-    it would leave a cell with two.
+    it would leave a cell with two. The try is given up first, so that nobody takes it for one that died without a row.
     """
     if outcome.frame is not None:
+        give_up(Path(outcome.row["log_dir"]))
         row_path(outcome.cell.job.output_dir, str(outcome.row["row_id"])).unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +20,9 @@ ENDED = frozenset(
      "REVOKED", "GONE")
 )  # fmt: skip
 """States from which a job does not come back. GONE is ours: Slurm does not know the job any more."""
+
+POLL_S = 0.5
+"""Seconds between two looks at jobs that are about to end."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Cluster:
 def states(job_ids: Iterable[str]) -> dict[str, str]:
     """The state of each job as `squeue` has it or, once that has forgotten, `sacct`. Jobs of which nobody can say
     anything now are left out; those that nobody knows are GONE."""
-    asked = set(job_ids)
+    if not (asked := set(job_ids)):
+        return {}
     answers = _ask(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T"], asked)
     if answers is None:
         return {}
@@ -80,6 +85,14 @@ def states(job_ids: Iterable[str]) -> dict[str, str]:
     if missing := asked - found.keys():
         accounted = _ask(["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"], missing) or {}
         found |= {job_id: accounted.get(job_id, "GONE").partition(" ")[0] for job_id in missing}
+    return found
+
+
+def settled(job_ids: Iterable[str]) -> dict[str, str]:
+    """Their states, once none of them is being ended: what becomes of such a one is not known before."""
+    asked = set(job_ids)
+    while "COMPLETING" in (found := states(asked)).values():
+        time.sleep(POLL_S)
     return found
 
 
@@ -94,6 +107,14 @@ def cancel(job_ids: Sequence[str]) -> None:
     """End the jobs, or take them out of the queue."""
     if job_ids:
         subprocess.run(["scancel", *job_ids], capture_output=True)
+
+
+def end(job_ids: Iterable[str]) -> None:
+    """End those that have not ended yet. When this returns none of them writes a row any more."""
+    asked = set(job_ids)
+    while left := sorted(asked - {job_id for job_id, state in states(asked).items() if state in ENDED}):
+        cancel(left)
+        time.sleep(POLL_S)
 
 
 def _ask(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:

@@ -11,7 +11,7 @@ from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of, unfinished
 from tpbench.report.escape import plain
 
-NOT_SUBMITTED = "was not submitted: run the sweep again with resume=true"
+NO_JOB = "no job runs it: run the sweep again with resume=true"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,20 +24,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("sweep", type=Path, help="a sweep's folder: OUTPUT_DIR/sweeps/SWEEP_ID")
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
-    if not (folders := list(attempts_of(sweep))):
+    if not (attempts := attempts_of(sweep)):
         parser.error(f"{sweep} is no sweep's folder: it holds no cells")
-    open_ones = {each.attempt.folder: each for each in unfinished(sweep)}
-    states = cluster.states(each.job_id for each in open_ones.values() if each.job_id) if open_ones else {}
+    states = cluster.states(each.job_id for each in unfinished(sweep) if each.wanted)
     failed = busy = 0
-    for attempt in folders:
-        job_id = open_ones[attempt.folder].job_id if attempt.folder in open_ones else ""
-        state = states.get(job_id, "UNKNOWN")
-        if outcome := Submitted(attempt, job_id).outcome(state):
+    for each in map(Submitted.find, attempts):
+        state = states.get(each.job_id, "UNKNOWN")
+        if outcome := each.outcome(state):
             result = " ".join(filter(None, (outcome.status, str(outcome.row["reason"] or "").partition("\n")[0])))
             failed += outcome.status in FAILURES
         else:
-            result = f"job {job_id}, {state.lower()}" if job_id else NOT_SUBMITTED
+            result = f"job {each.job_id}, {state.lower()}" if each.wanted else NO_JOB
             busy += 1
-        print(plain(f"{attempt.folder.name}: {attempt.cell.job}: {result}"))
-    print(f"{len(folders)} cells: {len(folders) - busy} done, {failed} of them failed, {busy} not done yet")
+        print(plain(f"{each.attempt.folder.name}: {each.attempt.cell.job}: {result}"))
+    print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
     return 3 if busy else int(failed > 0)

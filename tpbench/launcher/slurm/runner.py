@@ -12,7 +12,7 @@ from dataclasses import replace
 from tpbench.conduct import Conduct
 from tpbench.fields import JobError
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Begin, Outcome
+from tpbench.launcher.attempt import Attempt, Begin, Outcome, give_up
 from tpbench.launcher.display import Display
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster
@@ -40,13 +40,18 @@ class Slurm:
         software = ("torch_version", "triton_version", "kernels_version", "tpbench_version", "git_commit", "git_dirty")
         self.facts = {name: value for name, value in machine.facts().items() if name in software}
         self.adopted: dict[int, Submitted] = {}
+        self.tried: dict[int, str] = {}
+        """By the cell's index: the job that ran it."""
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
         """Look after what earlier sweeps left behind: rows for jobs that died without one are written; of jobs that
-        are still queued or at work it says so, by the index of the cell, and `run` will wait for them."""
+        are still queued or at work it says so, by the index of the cell, and `run` will wait for them. Jobs that were
+        given up have ended when this returns."""
         by_key = {cell.job.key: cell for cell in cells}
         left = list(left_behind({cell.job.output_dir for cell in cells}, by_key.keys()))
-        states = cluster.states(each.job_id for each in left) if left else {}
+        cluster.end(each.job_id for each in left if not each.wanted)
+        left = [each for each in left if each.wanted]
+        states = cluster.settled(each.job_id for each in left)
         for each in left:
             state = states.get(each.job_id, "UNKNOWN")
             if each.outcome(state) is None:
@@ -56,6 +61,8 @@ class Slurm:
 
     def run(self, cells: Sequence[Cell], begin: Begin, display: Display) -> Iterator[Outcome]:
         """Submit all, and yield each outcome as its job ends. What is not done when this is left is cancelled."""
+        # A failed try has its row before its job has ended, which might write it once more.
+        cluster.end(self.tried.pop(cell.index) for cell in cells if cell.index in self.tried)
         waiting: list[Submitted] = [self.adopted.pop(cell.index) for cell in cells if cell.index in self.adopted]
         adopted = {each.attempt.cell.index for each in waiting}
         arrays: dict[Layout, list[Attempt]] = defaultdict(list)
@@ -74,6 +81,8 @@ class Slurm:
                 for each in done:
                     yield Outcome(each.attempt.cell, None, f"is Slurm job {each.job_id}")
         finally:
+            for each in waiting:
+                give_up(each.attempt.folder)
             cluster.cancel([each.job_id for each in waiting])
 
     def _submit(self, shape: Layout, attempts: Sequence[Attempt]) -> list[Submitted]:
@@ -127,6 +136,7 @@ class Slurm:
                 display.doing(each.attempt.cell, f"job {each.job_id}: {state.lower()}")
                 if (each.attempt.has_row or settled) and (outcome := each.outcome(state)):
                     waiting.remove(each)
+                    self.tried[each.attempt.cell.index] = each.job_id
                     yield outcome
             display.tick()
             time.sleep(0.2)

@@ -39,12 +39,25 @@ class Submitted:
 
     attempt: Attempt
     job_id: str
+    """Empty as long as no job is known."""
+
+    @classmethod
+    def find(cls, attempt: Attempt) -> Submitted:
+        """By what is noted in the attempt's folder."""
+        job = attempt.folder / JOB
+        return cls(attempt, job.read_text() if job.exists() else "")
+
+    @property
+    def wanted(self) -> bool:
+        """A job has it, of which a row is wanted."""
+        return self.job_id not in ("", NOBODY) and not self.attempt.given_up
 
     def outcome(self, state: str) -> Outcome | None:
-        """The outcome of a cell that has its row or, since its job has ended, never will; None for one at work."""
+        """The outcome of a cell that has its row or, since its job has ended, never will; None for one at work and
+        for one of which no row is wanted."""
         if self.attempt.has_row:
             return self.attempt.close("ok", "")
-        if state not in ENDED:
+        if state not in ENDED or not self.wanted:
             return None
         status, how = ENDS.get(state, ("error", "before it could write a row"))
         submitits = self.attempt.folder.parent / SUBMITIT / f"{self.job_id}_0_log.err"
@@ -66,26 +79,32 @@ def record(folder: Path, job_id: str) -> bool:
     return True
 
 
-def attempts_of(sweep: Path) -> Iterator[Attempt]:
-    """The attempts of a sweep, in order."""
-    for folder in sorted((each.parent for each in sweep.glob("*/cell.json")), key=lambda each: float(each.name)):
+def attempts_of(sweep: Path) -> list[Attempt]:
+    """The last attempt at each cell of a sweep, in order."""
+    found = []
+    for file in sweep.glob("*/cell.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):  # cut off as it was written: nothing ran
-            yield Attempt.load(folder)
+            found.append(Attempt.load(file.parent))
+    # One that was begun anew without its companions has the number of the first beginning, and a longer name.
+    found.sort(key=lambda each: (each.cell.index, each.row.known["tries"], each.folder.name))
+    return list({each.cell.index: each for each in found}.values())
 
 
 def unfinished(sweep: Path) -> Iterator[Submitted]:
     """The attempts of a sweep that have no row yet."""
-    for attempt in attempts_of(sweep):
-        if not attempt.has_row:
-            job = attempt.folder / JOB
-            yield Submitted(attempt, job.read_text() if job.exists() else "")
+    return (Submitted.find(attempt) for attempt in attempts_of(sweep) if not attempt.has_row)
 
 
 def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Submitted]:
-    """Attempts of earlier sweeps at jobs with these keys that have no row yet but may still get one."""
+    """Attempts of earlier sweeps at jobs with these keys that have no row yet but may still get one, those too
+    that were given up."""
     for output_dir in output_dirs:
-        for submitit in Path(output_dir, "sweeps").glob(f"*/{SUBMITIT}"):
+        for submitit in Path(output_dir, "sweeps").absolute().glob(f"*/{SUBMITIT}"):
             for each in unfinished(submitit.parent):
-                if each.attempt.cell.job.key in keys and (each.job_id or not record(each.attempt.folder, NOBODY)):
-                    if each.job_id != NOBODY:
-                        yield each
+                if each.attempt.cell.job.key not in keys:
+                    continue
+                if not each.job_id:
+                    record(each.attempt.folder, NOBODY)  # unless a job comes first
+                    each = Submitted.find(each.attempt)
+                if each.job_id != NOBODY:
+                    yield each

@@ -36,8 +36,8 @@ class Task:
         here = JobEnvironment()
         folder = Path(self.folder)
         attempt = Attempt.load(folder)
-        if attempt.has_row or not record(folder, here.job_id):
-            return  # requeued after all was done, or given up by a sweep that did not know of this job
+        if attempt.has_row or attempt.given_up or not record(folder, here.job_id):
+            return  # requeued after all was done, or given up, perhaps by a sweep that did not know of this job
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         own = folder / (f"node{here.node}" if restarts == "0" else f"node{here.node}.{restarts}")
         own.mkdir(exist_ok=True)
