@@ -1,4 +1,4 @@
-"""What a person is told of the time left."""
+"""What a person is told of the time left, and of jobs that were left to themselves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.launcher.rows import cell
 from tpbench.launcher import display
+from tpbench.launcher.attempt import Outcome
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,15 @@ def test_time_left_is_never_said_to_be_none(
     shown.done = [(ended, seconds) for seconds in done]
     shown.running = {at: (cell(at, tmp_path), "running", 1000.0 - seconds) for at, seconds in enumerate(running)}
     assert shown._time_left() == said
+
+
+def test_jobs_are_collected_from_the_sweeps_that_they_are_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = display.Display(3, tmp_path / "this")
+    left = [Outcome(cell(at, tmp_path), None, sweep=tmp_path / name) for at, name in enumerate(["one", "two", "one"])]
+    shown.end(left)
+    assert (
+        f"3 jobs are left to Slurm: scripts/collect.py {tmp_path}/one; scripts/collect.py {tmp_path}/two or the same"
+        in capsys.readouterr().out
+    )

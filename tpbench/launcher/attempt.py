@@ -40,6 +40,8 @@ class Outcome:
     """Why it did not have to run, or None."""
     crowded: bool = False
     """It has no row yet: memory ran out that others, with whom it took turns, had a share of."""
+    sweep: Path | None = None
+    """The folder of the sweep whose job it is, if that was left to itself; None of a cell with a row."""
 
     @functools.cached_property
     def row(self) -> dict[str, Any]:

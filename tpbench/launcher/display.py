@@ -133,7 +133,8 @@ class Display:
         folders = sorted({f"{outcome.cell.job.output_dir}/rows" for outcome in outcomes})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
         if left := [outcome for outcome in outcomes if outcome.frame is None]:
-            collect = shlex.join(["scripts/collect.py", str(self.folder)])
+            sweeps = sorted({str(outcome.sweep) for outcome in left})  # earlier ones, of jobs that were at work already
+            collect = "; ".join(shlex.join(["scripts/collect.py", each]) for each in sweeps)
             print(f"{len(left)} jobs are left to Slurm: {collect} or the same command with resume=true collects them")
 
     def _time_left(self) -> str:

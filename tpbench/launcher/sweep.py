@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,7 +139,7 @@ class _Sweep:
         self.display.finish(outcome)
         for cell in self.copies:
             if cell.same_as == outcome.cell.index:
-                self.outcomes[cell.index] = Outcome(cell, outcome.frame, f"the same job as cell {cell.same_as}")
+                self.outcomes[cell.index] = replace(outcome, cell=cell, note=f"the same job as cell {cell.same_as}")
                 self.display.finish(self.outcomes[cell.index])
 
 

@@ -79,7 +79,9 @@ class Slurm:
             else:
                 done, waiting = waiting, []
                 for each in done:
-                    yield Outcome(each.attempt.cell, None, f"is Slurm job {each.job_id}")
+                    yield Outcome(
+                        each.attempt.cell, None, f"is Slurm job {each.job_id}", sweep=each.attempt.folder.parent
+                    )
         finally:
             for each in waiting:
                 give_up(each.attempt.folder)
