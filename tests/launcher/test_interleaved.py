@@ -85,7 +85,7 @@ def test_a_rank_killed_in_its_round_costs_its_own_cell_only(tmp_path: Path) -> N
     "more, said",
     [
         ((), "order=interleaved needs reuse=true"),
-        (("reuse=true", "hydra/launcher=torchrun_slurm"), "order=interleaved is for one host"),
+        (("reuse=true", "hydra/launcher=torchrun_slurm"), "order=interleaved and reuse=true: that is for one host"),
         (("reuse=true", "order=random"), "order=random does not exist (valid: sequential, interleaved)"),
     ],
 )

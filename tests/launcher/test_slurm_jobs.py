@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.launcher.rows import cell
+from tpbench.conduct import Conduct
 from tpbench.fields import JobError
 from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
@@ -18,6 +19,7 @@ from tpbench.launcher.overrides import check_overrides
 from tpbench.launcher.slurm import cluster, collect
 from tpbench.launcher.slurm.cluster import Cluster, states
 from tpbench.launcher.slurm.layout import Layout, layout
+from tpbench.launcher.slurm.runner import Slurm
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.launcher.slurm.submitted import NOBODY, Submitted, left_behind, record, unfinished
 
@@ -42,6 +44,8 @@ def test_a_misspelled_option_answers_with_the_valid_ones() -> None:
         check_overrides(["-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.partitoin=gpu"], CONF)
     with pytest.raises(JobError, match="no launcher is called slurm, did you mean torchrun_slurm"):
         check_overrides(["hydra/launcher=slurm"], CONF)
+    with pytest.raises(JobError, match=r"hydra\.launcher\.partition needs hydra/launcher=torchrun_slurm"):
+        check_overrides(["hydra.launcher.partition=gpu"], CONF)
     check_overrides(["hydra/launcher=torchrun_slurm", "hydra.launcher.sbatch.mail-type=END"], CONF)
 
 
@@ -232,6 +236,53 @@ def test_what_becomes_of_a_job_is_known_once_it_is_not_being_ended(monkeypatch: 
         cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, next(queue), "")
     )
     assert cluster.settled(["7_0"]) == {"7_0": "CANCELLED"}
+
+
+def test_the_state_of_jobs_is_asked_where_slurm_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt = _begun(tmp_path)
+    record(attempt.folder, "7_0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit):
+        collect.main([str(attempt.folder.parent)])
+    assert "this needs Slurm's commands: there is no squeue here" in capsys.readouterr().err
+
+
+def test_a_sweep_of_one_host_is_looked_at_without_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each cell the last try: what was begun anew alone, and what was tried again."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    crowded = _begun(tmp_path)
+    alone = crowded.alone("memory ran out")
+    alone.row.save(alone.cell_file)
+    alone.close("oom", "")
+    sweep = crowded.folder.parent
+    failed = Attempt.begin(cell(1, tmp_path), sweep, {}, tries=1)
+    again = Attempt.begin(cell(1, tmp_path), sweep, {}, tries=2)
+    for each in (failed, again):
+        each.folder.mkdir()
+        each.row.save(each.cell_file)
+    forget(failed.close("error", "it failed"))
+    again.close("timeout", "")
+    assert collect.main([str(sweep)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["0-alone", "1.2", "2 cells"]
+    assert "2 cells: 2 done, 1 of them failed, 0 not done yet" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (Conduct(reuse=True), "reuse=true: that is for one host"),
+        (Conduct(parallel="auto"), "parallel=auto: that is for one host"),
+        (Conduct(reuse=True, parallel="auto"), "reuse=true and parallel=auto: that is for one host"),
+    ],
+)
+def test_what_is_for_one_host_is_refused(how: Conduct, said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        Slurm(SlurmSettings(), how)
 
 
 def test_a_sweep_is_collected_from_any_folder(

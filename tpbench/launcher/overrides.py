@@ -123,6 +123,10 @@ def _launcher_complaints(overrides: Sequence[Override], conf: Path) -> list[str]
         return []
     valid = [name for name in yaml.safe_load(file.read_text()) if not name.startswith("_")]
     names = [str(each.key_or_group).split(".")[2] for each in overrides if _of_launcher(each)]
+    if not valid:
+        return [
+            f"{file.stem} has no options: hydra.launcher.{name} needs hydra/launcher=torchrun_slurm" for name in names
+        ]
     return [unknown(f"option of {file.stem}", name, valid) for name in names if name not in valid]
 
 

@@ -75,7 +75,7 @@ class Cluster:
 
 def states(job_ids: Iterable[str]) -> dict[str, str]:
     """The state of each job as `squeue` has it or, once that has forgotten, `sacct`. Jobs of which nobody can say
-    anything now are left out; those that nobody knows are GONE."""
+    anything now are left out; those that nobody knows are GONE. Raises JobError where there is no Slurm."""
     if not (asked := set(job_ids)):
         return {}
     answers = _ask(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T"], asked)
@@ -119,7 +119,10 @@ def end(job_ids: Iterable[str]) -> None:
 
 def _ask(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
     whole = sorted({each.partition("_")[0] for each in job_ids})
-    answer = subprocess.run([*command, f"--jobs={','.join(whole)}"], capture_output=True, text=True)
+    try:
+        answer = subprocess.run([*command, f"--jobs={','.join(whole)}"], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise JobError(f"this needs Slurm's commands: there is no {command[0]} here") from None
     if answer.returncode and "Invalid job id" not in answer.stderr:
         return None
     pairs = (line.partition("|") for line in answer.stdout.splitlines())

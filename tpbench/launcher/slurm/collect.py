@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpbench.launcher.attempt import FAILURES
+from tpbench.fields import JobError
+from tpbench.launcher.attempt import FAILURES, Attempt
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.submitted import Submitted, attempts_of, unfinished
+from tpbench.launcher.slurm.submitted import Submitted, attempts_of
 from tpbench.report.escape import plain
 
 NO_JOB = "no job runs it: run the sweep again with resume=true"
@@ -26,9 +27,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
     if not (attempts := attempts_of(sweep)):
         parser.error(f"{sweep} is no sweep's folder: it holds no cells")
-    states = cluster.states(each.job_id for each in unfinished(sweep) if each.wanted)
+    try:
+        return _collect(attempts)
+    except JobError as error:
+        parser.error(str(error))
+
+
+def _collect(attempts: Sequence[Attempt]) -> int:
+    submitted = [Submitted.find(each) for each in attempts]
+    states = cluster.states(each.job_id for each in submitted if each.wanted and not each.attempt.has_row)
     failed = busy = 0
-    for each in map(Submitted.find, attempts):
+    for each in submitted:
         state = states.get(each.job_id, "UNKNOWN")
         if outcome := each.outcome(state):
             result = " ".join(filter(None, (outcome.status, str(outcome.row["reason"] or "").partition("\n")[0])))

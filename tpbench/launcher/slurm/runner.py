@@ -32,8 +32,10 @@ class Slurm:
     def __init__(self, settings: SlurmSettings, how: Conduct) -> None:
         if how.retries and not how.wait:
             raise JobError("retries needs wait=true: a sweep that leaves sees no job fail")
-        if how.order == "interleaved":
-            raise JobError("order=interleaved is for one host: it needs hydra/launcher=torchrun")
+        of_one_host = {"order": "interleaved", "reuse": True, "parallel": "auto"}
+        if asked := [name for name, value in of_one_host.items() if getattr(how, name) == value]:
+            said = " and ".join(f"{name}={str(of_one_host[name]).lower()}" for name in asked)
+            raise JobError(f"{said}: that is for one host, with hydra/launcher=torchrun")
         self.settings, self.wait = settings, how.wait
         self.place = Cluster.find(settings)
         # Of the cluster only the software is known here, which it shares: its GPUs are told by its rows.
