@@ -34,7 +34,7 @@ class SparseAuto:
         self.writes = sparse.writes
         self.goes_sparse = False
         later = [self._if(True, phase) for phase in sparse.phases[1:]] + [self._if(False, dense.phases[0])]
-        self.phases = (Phase("counts", self.choose, early=True, on_host=True), *later)
+        self.phases = (Phase("counts", self.choose, after="batch", on_host=True), *later)
 
     def choose(self) -> None:
         """Everybody's counts, and what they say."""
@@ -52,7 +52,7 @@ class SparseAuto:
             if self.goes_sparse == sparse:
                 phase.run()
 
-        return Phase(phase.name, run, phase.early, phase.on_host)
+        return Phase(phase.name, run, phase.after, phase.on_host)
 
     @property
     def _chosen(self) -> DenseReduceScatter | SparseAllToAll:

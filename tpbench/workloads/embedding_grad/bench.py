@@ -15,7 +15,7 @@ from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import crossover, links, oracle, traffic
 from tpbench.workloads.embedding_grad.exchange import Exchange, sequence
 from tpbench.workloads.embedding_grad.inputs import Inputs
-from tpbench.workloads.embedding_grad.overlap import Overlap, StandIn, split
+from tpbench.workloads.embedding_grad.overlap import Overlap, StandIn
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.wire import Wire
 
@@ -49,7 +49,7 @@ class EmbeddingGradSession:
         self.costs = costs(self.inputs, self.links, self.exchange.formula())
 
     def step(self) -> None:
-        """One exchange, beside the stand-in backward where there is one."""
+        """One exchange, beside the stand-in where there is one."""
         self.wire.reset()
         self.iterate()
 
@@ -97,7 +97,8 @@ class EmbeddingGradSession:
         sequence(self.exchange.phases)()  # each phase below finds what those before it made
         for phase in self.exchange.phases:
             found[f"{phase.name}_ms"] = self.stopwatch.ms(phase.run, self.restore, on_host=phase.on_host)
-        early, late = split(self.exchange.phases, "early")
+        early = [phase for phase in self.exchange.phases if phase.after != "backward"]
+        late = [phase for phase in self.exchange.phases if phase.after == "backward"]
         if early:
             sequence(early)()
             found["late_wall_ms"] = self.stopwatch.ms(sequence(late), self.restore, on_host=True)

@@ -21,7 +21,7 @@ class TorchSparseAllReduce(SparseExchange):
         self.mine: Tensor | None = None
         self.total: Tensor | None = None
         self.phases = (
-            Phase("counts", self.find, early=True, on_host=True),
+            Phase("counts", self.find, after="batch", on_host=True),
             Phase("gather", self.gather),
             Phase("values", self.all_reduce),
             Phase("merge", self.take_own),

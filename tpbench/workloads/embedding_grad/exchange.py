@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
+
+After: TypeAlias = Literal["batch", "forward", "backward"]
+"""The points of a training step: its batch is known, its forward pass is over, its gradient is there."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +19,8 @@ class Phase:
     name: str
     """One of `problem.PHASES`."""
     run: Callable[[], None]
-    early: bool = False
-    """It needs no gradient: it may run before the backward pass is over."""
+    after: After = "backward"
+    """From which point on it is done: all but "backward" need no gradient."""
     on_host: bool = False
     """Its time is the host's."""
 

@@ -27,9 +27,15 @@ class EmbeddingGrad:
     duplicates: float = setting(0.0, help="share of tokens on a row that has one (distribution=fixed)", low=0, high=1)
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of the gradient")
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
-    overlap_ms: float = setting(0.0, help="length of a stand-in backward beside which transfers may run", low=0.0)
+    overlap_ms: float = setting(
+        0.0,
+        help="length of a stand-in backward, after a forward of half of it, beside which transfers may run",
+        low=0.0,
+    )
     transfers: Literal["early", "late", "beside"] = setting(
-        "early", help="transfers beside the stand-in: what needs no gradient, none, or all (the gradient is ready)"
+        "early",
+        help="transfers beside the stand-in: what needs no gradient, none (nor does the host begin), or all (the "
+        "gradient is ready)",
     )
     merge: Literal["triton", "index_add"] = setting("triton", help="how received rows are added to the owner's")
     pinned: bool = setting(True, help="row numbers go to the GPU through pinned memory, asynchronously")
@@ -83,8 +89,8 @@ WORKLOAD = Workload(
         "distribution": "how tokens fall on rows",
         "duplicates": "share of tokens on a row that has one (distribution=fixed)",
         "seed": "seed of the inputs",
-        "overlap_ms": "length asked for of the stand-in backward, ms",
-        "transfers": "which transfers run beside the stand-in backward",
+        "overlap_ms": "length asked for of the stand-in backward, after a forward of half of it, ms",
+        "transfers": "which transfers run beside the stand-in",
         "merge": "how received rows are added to the owner's",
         "pinned": "whether row numbers go to the GPU through pinned memory",
         "density": "distinct rows that a rank touched over table_rows, mean over ranks",
@@ -100,8 +106,8 @@ WORKLOAD = Workload(
         "crossover_density": "density above which the variant goes dense, as calibrated (sparse_auto)",
         "predicted_crossover": "density at which sparse and dense should take equal time, by the formula",
         "exchange_gb_per_s": "bytes that the busiest rank sent over the time of an iteration",
-        "stand_in_ms": "the stand-in backward alone, as measured, ms",
-        "exposed_ms": "an iteration's time beyond the stand-in backward's, ms",
+        "stand_in_ms": "the stand-in forward and backward alone, as measured, ms",
+        "exposed_ms": "an iteration's time beyond the stand-in's, ms",
         "early_wall_ms": "wall time of the phases that need no gradient, which a backward pass can hide, ms",
         "late_wall_ms": "wall time of the phases that need the gradient, ms",
         **{f"{phase}_ms": f"the phase {phase} alone: device time on GPUs but for counts, ms" for phase in PHASES},

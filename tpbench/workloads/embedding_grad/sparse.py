@@ -42,8 +42,8 @@ class MergingExchange(SparseExchange, ABC):
         self.mine: Tensor | None = None
         self.values: Tensor | None = None
         self.phases = (
-            Phase("counts", self.exchange_counts, early=True, on_host=True),
-            Phase("ids", self.place, early=True),
+            Phase("counts", self.exchange_counts, after="batch", on_host=True),
+            Phase("ids", self.place, after="forward"),
             Phase("gather", self.gather),
             Phase("values", self.exchange_values),
             Phase("merge", self.merge_values),

@@ -70,7 +70,7 @@ class SparseSymmetric(SparseExchange):
         self.turn = 0
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
         self.phases = (
-            Phase("counts", self.find, early=True, on_host=True),
+            Phase("counts", self.find, after="batch", on_host=True),
             Phase("values", self.push),
             Phase("merge", self.merge),
         )
