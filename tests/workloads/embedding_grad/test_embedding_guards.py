@@ -14,6 +14,7 @@ from tpbench.workloads.embedding_grad import WORKLOAD
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession
 from tpbench.workloads.embedding_grad.index import TouchedMask
 from tpbench.workloads.embedding_grad.inputs import Inputs
+from tpbench.workloads.embedding_grad.links import Links
 from tpbench.workloads.embedding_grad.oracle import LostRows
 from tpbench.workloads.embedding_grad.pinned import PinnedRing
 from tpbench.workloads.embedding_grad.wire import Wire
@@ -75,6 +76,28 @@ def sends_itself(here: Rank) -> None:
 
 
 @needs_ranks
+def foretold(here: Rank) -> list[tuple[dict[str, Any], float]]:
+    """A row's links, and the crossover that it predicts, on two machines, one with a slower all-to-all."""
+    found = []
+    for slower in (1, 2):
+        session = EmbeddingGradSession(problem(), WORKLOAD.variants["sparse_all_to_all"], context(here))
+        session.links = Links(90.0 / slower, 50.0 + 10 * slower, 1e-6 * slower)
+        session.step()
+        columns = {**session.check().columns, "copy_gb_per_s": 300.0 + 100 * slower, "time_ms": 1.0}
+        found.append((columns, session.details(columns)["predicted_crossover"]))
+    return found
+
+
+@needs_ranks
+def test_the_crossover_is_predicted_from_the_rows_own_links() -> None:
+    for said in run_on_ranks(2, foretold):
+        for row, predicted in said:
+            byte = (1 + 4 / 24) / row["all_to_all_gb_per_s"] + 5 / row["copy_gb_per_s"]
+            waiting = 3 * row["latency_ms"] * 1e6 / (101 * 24 / 2)
+            assert predicted == pytest.approx((1 / row["reduce_scatter_gb_per_s"] - waiting) / byte)
+        assert 0 < said[1][1] < said[0][1] < 1
+
+
 def test_own_rows_cannot_be_sent() -> None:
     with pytest.raises(RankError, match="would send itself 1 rows"):
         run_on_ranks(2, sends_itself)
