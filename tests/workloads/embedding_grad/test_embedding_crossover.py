@@ -64,7 +64,8 @@ def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:
         "workload": "embedding_grad", "status": "ok", "interpreted": False, "variant": variant, "density": density,
         "time_ms": 9 * ms, "device_ms": ms, "gpu_name": "H200", "cpu_model": "x", "dtype": "bfloat16", "dp_size": 4,
         "table_rows": 251_520, "width": 768, "overlap_ms": 0.0, "transfers": "early", "merge": "triton", "pinned": True,
-        "predicted_crossover": 0.63, "started_at": pd.Timestamp("2026-11-20", tz="UTC"), **more,
+        "distribution": "fixed", "predicted_crossover": 0.63, "started_at": pd.Timestamp("2026-11-20", tz="UTC"),
+        **more,
     }  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def test_crossovers_are_measured_beside_their_prediction(frame: pd.DataFrame) ->
 def test_where_no_crossover_was_reached(frame: pd.DataFrame, ms: float, said: str) -> None:
     level = frame.assign(device_ms=frame["device_ms"].where(frame["variant"] != "sparse_all_to_all", ms))
     assert pd.isna(report.crossovers(report.speedups(level)).iloc[0]["measured"])
-    assert f"| sparse_all_to_all, width 768, 4 ranks | {said} | 63% | - |" in report.markdown(level)
+    assert f"| sparse_all_to_all, width 768, 4 ranks, fixed | {said} | 63% | - |" in report.markdown(level)
 
 
 def test_what_the_formula_is_not_about_has_no_prediction(frame: pd.DataFrame) -> None:
@@ -109,10 +110,32 @@ def test_what_the_formula_is_not_about_has_no_prediction(frame: pd.DataFrame) ->
     assert pd.isna(end["predicted"]) and pd.isna(end["off"])
 
 
+def test_distributions_are_not_mixed(frame: pd.DataFrame) -> None:
+    """Where all rows have one owner a sparse exchange is slower: no point of the others' line."""
+    skewed = [row("sparse_all_to_all", density, 0.1 + 2 * density, distribution="one_owner") for density in (0.2, 0.7)]
+    skewed.append(row("dense_reduce_scatter", 0.2, 0.9, distribution="one_owner"))
+    alone, both = (report.speedups(each) for each in (frame, pd.concat([frame, pd.DataFrame(skewed)])))
+    of_fixed = both[both["distribution"] == "fixed"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(of_fixed, alone)
+    ends = report.crossovers(both).set_index("distribution")["measured"]
+    assert ends["fixed"] == pytest.approx(0.6) and ends["one_owner"] == pytest.approx(0.4)
+    pytest.importorskip("matplotlib")
+    figure = report.draw(pd.concat([frame, pd.DataFrame(skewed)]))
+    assert figure is not None and len(figure.axes) == 2
+
+
+def test_dense_rows_of_the_same_density_come_first(frame: pd.DataFrame) -> None:
+    """Else the median of all."""
+    more = [row("dense_reduce_scatter", density, ms) for density, ms in ((0.5, 0.7), (0.7, 1.3))]
+    found = report.speedups(pd.concat([frame, pd.DataFrame(more)])).set_index(["head", "density"])["dense_ms"]
+    assert found["sparse_all_to_all", 0.5] == 0.7 and found["sparse_all_to_all", 0.1] == 0.94
+    assert found["sparse_all_to_all", 0.9] == 0.94  # of 0.7, 0.94, 1.3
+
+
 def test_both_as_tables_and_as_a_picture(frame: pd.DataFrame) -> None:
     text = report.markdown(frame)
     assert "| 10% | 0.50x | 3.92x | - | - |" in text
-    assert "| sparse_all_to_all, width 768, 4 ranks | 60% | 63% | 5% |" in text
+    assert "| sparse_all_to_all, width 768, 4 ranks, fixed | 60% | 63% | 5% |" in text
     pytest.importorskip("matplotlib")
     figure = report.draw(frame)
     assert figure is not None and len(figure.axes) == 1

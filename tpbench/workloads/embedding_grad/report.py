@@ -1,6 +1,7 @@
 """`python -m tpbench.workloads.embedding_grad.report outputs`: speed-ups over dense by density, and where they end.
 
-Rows of one table, world size and machine belong together; among them only the touched rows differ. Device times where
+Rows of one table, world size, machine and distribution belong together; among them only how many rows are touched
+differs. Device times where
 there are any. Interpreted rows are no measurement and left out.
 """
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 DENSE = "dense_reduce_scatter"
 PREDICTED = "sparse_all_to_all"
 """What the formula of the crossover is about: a gather, all-to-alls and a merge."""
-TOGETHER = ["hardware", "dtype", "table_rows", "width", "dp_size", "overlap_ms", "transfers"]
-"""What must be the same for times to be compared over densities."""
+TOGETHER = ["hardware", "dtype", "table_rows", "width", "dp_size", "distribution", "overlap_ms", "transfers"]
+"""What must be the same for times to be compared over densities; of skewed rows the busiest rank has more."""
 OPTIONS = {"merge": "triton", "pinned": True}
 """Options that make another column of a variant, with what is not mentioned."""
 
@@ -33,14 +34,14 @@ OPTIONS = {"merge": "triton", "pinned": True}
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
     """A line for each right row that is not the dense reduce-scatter: density, ms, dense_ms and their ratio `speedup`.
 
-    dense_ms is of the newest dense row of the same tokens, or where there is none of any: it sends the whole table.
+    dense_ms is of the newest dense row of the same density; where there is none, the median over those of any: it sends
+    the whole table.
     """
     rows = _usable(frame)
     if rows.empty:
         return pd.DataFrame(columns=[*TOGETHER, "head", "density", "ms", "dense_ms", "speedup", "predicted_crossover"])
     dense = rows[rows["variant"] == DENSE]
     others = rows[rows["variant"] != DENSE]
-    # To a dense row transfers=early and late are one.
     exactly = [*TOGETHER, "density"]
     same = dense.groupby(exactly)["ms"].last().rename("same_ms").reset_index()
     any_ = dense.groupby(TOGETHER)["ms"].median().rename("any_ms").reset_index()
@@ -109,7 +110,9 @@ def markdown(frame: pd.DataFrame) -> str:
     ends = crossovers(found)
     if len(ends):
         parts.append(f"density at which {DENSE} becomes faster")
-        heads = [f"{end['head']}, width {end['width']}, {end['dp_size']} ranks" for end in ends.to_dict("records")]
+        heads = [
+            "{head}, width {width}, {dp_size} ranks, {distribution}".format(**end) for end in ends.to_dict("records")
+        ]
         table = ends[["measured", "predicted", "off"]].astype(float).map(lambda share: f"{100 * share:.3g}%")
         table["measured"] = ends["instead"].fillna(table["measured"])
         parts.append(_table(heads, "variant", table.replace("nan%", "-")))
@@ -150,7 +153,7 @@ def draw(frame: pd.DataFrame) -> Figure | None:
                     axes.axvline(100 * end[name], color=colour, linestyle=dashes, linewidth=1)
         named = dict(zip(TOGETHER, key, strict=True))
         axes.axhline(1, color=style.ink(), linewidth=1)
-        axes.set_title(f"{named['table_rows']} x {named['width']}, {named['dp_size']} ranks")
+        axes.set_title(f"{named['table_rows']} x {named['width']}, {named['dp_size']} ranks, {named['distribution']}")
         axes.set_xlabel("rows touched (%)")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
