@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import psutil
 import pytest
 
+import tpbench
 from tpbench.measure import machine
 from tpbench.results.schema import common_columns
 
@@ -17,6 +20,21 @@ def test_facts_are_columns() -> None:
     assert found["host"]
     assert found["torch_version"].startswith("2.")
     assert 0 < found["memory_gib"] <= psutil.virtual_memory().total / 2**30
+
+
+def test_every_triton_kernel_changes_the_kernels_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "tpbench"
+    shutil.copytree(Path(tpbench.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "rows"))
+    monkeypatch.setattr(tpbench, "__file__", str(copy / "__init__.py"))
+    kernels = [each for each in copy.rglob("*.py") if "@triton.jit" in each.read_text()]
+    assert {"kernels", "embedding_grad"} <= {each.parent.name for each in kernels}
+    seen = {machine.kernels_version.__wrapped__()}
+    for file in kernels:
+        file.write_text(file.read_text() + "# changed\n")
+        seen.add(machine.kernels_version.__wrapped__())
+    assert len(seen) == 1 + len(kernels)
+    (copy / "workloads/embedding_grad/report.py").write_text("")
+    assert machine.kernels_version.__wrapped__() in seen
 
 
 def test_only_listed_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,11 +90,17 @@ def kernels_version() -> str:
     """Hash of the kernels' source and choices: rows of different ones are of different things, whatever the release."""
     import hashlib
 
-    folder = Path(tpbench.__file__).parent / "kernels"
+    root = Path(tpbench.__file__).parent
     digest = hashlib.sha256()
-    for file in sorted(each for each in folder.rglob("*") if each.suffix in (".py", ".json")):
-        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
+    for file in kernel_sources(root):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def kernel_sources(root: Path) -> list[Path]:
+    """The package's kernels with what chooses among them, and the Triton kernels that workloads keep themselves."""
+    own = [each for each in (root / "kernels").rglob("*") if each.suffix in (".py", ".json")]
+    return sorted([*own, *(root / "workloads").rglob("*_kernel.py")])
 
 
 def available_memory_gib() -> float:
