@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from tests.ranks import Rank, RankError, enough_gpus, run_on_ranks
 from tests.workloads.embedding_grad.cells import HERE, context, prepared, problem, run
-from tpbench.workloads.embedding_grad import WORKLOAD
+from tpbench.workloads.embedding_grad import WORKLOAD, links
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession
 from tpbench.workloads.embedding_grad.index import TouchedMask
 from tpbench.workloads.embedding_grad.inputs import Inputs
@@ -76,6 +77,26 @@ def sends_itself(here: Rank) -> None:
 
 
 @needs_ranks
+def after_a_hiccup(here: Rank) -> tuple[Links, float]:
+    """The links, where the first series of the stopwatch takes ten times as long as it should; the right latency."""
+    inputs = Inputs(problem(), context(here))
+    taken = iter([0.1, *itertools.repeat(0.01, 10)])
+
+    class Hiccup:
+        def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
+            run()
+            return next(taken)
+
+    stopwatch: Any = Hiccup()
+    return links.measure(inputs, Wire(here.group, here.rank, here.world_size), stopwatch), 0.01
+
+
+@needs_ranks
+def test_a_hiccup_is_not_the_latency() -> None:
+    for found, latency_ms in run_on_ranks(2, after_a_hiccup):
+        assert found.latency_ms == latency_ms
+
+
 def foretold(here: Rank) -> list[tuple[dict[str, Any], float]]:
     """A row's links, and the crossover that it predicts, on two machines, one with a slower all-to-all."""
     found = []
