@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -47,24 +51,38 @@ def test_nobody_leaves_before_all_have_come() -> None:
     assert not first.is_alive()
 
 
-def counted(here: Rank, shared: str) -> tuple[bool, list[list[int]], list[int], list[int]]:
+def test_its_page_is_really_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hole left to be filled by who first writes: that would be SIGBUS where there is no room."""
+    monkeypatch.setattr(module, "SHARED", tmp_path)
+    file = module.allotted(16 * 2**10)
+    assert file is not None
+    assert file.stat().st_size == 16 * 2**10 <= file.stat().st_blocks * 512
+
+
+def counted(here: Rank, shared: str, full: bool = False) -> tuple[bool, list[list[int]], list[int], list[int]]:
     """Whether there is a board, and what everybody's counts and those for this rank are, many times over."""
-    usual, module.SHARED = module.SHARED, Path(shared)
     wire = Wire(here.group, here.rank, here.world_size)
-    has = wire.board is not None
-    module.SHARED = usual
+    with mock.patch.object(module, "SHARED", Path(shared)), mock.patch.object(os, "posix_fallocate", room(full)):
+        has = wire.board is not None
     for turn in range(20):
         everybodys = wire.gather_counts([turn, -1, here.rank, 0])
         mine = wire.exchange_counts([10 * here.rank + owner for owner in range(4)])
     return has, everybodys, mine, wire.to_peer
 
 
+def room(full: bool) -> Callable[..., None]:
+    def none(*arguments: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return none if full else os.posix_fallocate
+
+
 @needs_ranks
-@pytest.mark.parametrize("there", [True, False])
-def test_counts_are_the_same_with_and_without_it(there: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("there", "full"), [(True, False), (True, True), (False, False)])
+def test_counts_are_the_same_with_and_without_it(there: bool, full: bool, tmp_path: Path) -> None:
     folder = tmp_path if there else tmp_path / "missing"
-    for rank, (has, everybodys, mine, sent) in enumerate(run_on_ranks(4, counted, str(folder))):
-        assert has == there
+    for rank, (has, everybodys, mine, sent) in enumerate(run_on_ranks(4, counted, str(folder), full)):
+        assert has == (there and not full)
         assert everybodys == [[19, -1, each, 0] for each in range(4)]
         assert mine == [10 * each + rank for each in range(4)]
         assert sent == [0 if peer == rank else 20 * (4 + 1) * 8 for peer in range(4)]

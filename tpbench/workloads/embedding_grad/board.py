@@ -50,14 +50,7 @@ def board(group: dist.ProcessGroup, rank: int, ranks: int) -> Board | None:
     """One with `ranks` numbers a rank; None where not all can map one file. Collective, the same on every rank."""
     if not on_one_machine(group, ranks):
         return None
-    file = None
-    with suppress(OSError):
-        if rank == 0:
-            number, name = tempfile.mkstemp(prefix="tpbench-board-", dir=SHARED)
-            os.truncate(number, 16 * ranks * ranks)
-            os.close(number)
-            file = Path(name)
-    file = everybodys(file, group, ranks)[0]
+    file = everybodys(allotted(16 * ranks * ranks) if rank == 0 else None, group, ranks)[0]
     words: NDArray[np.int64] | None = None
     with suppress(OSError):
         if file is not None:
@@ -66,6 +59,20 @@ def board(group: dist.ProcessGroup, rank: int, ranks: int) -> Board | None:
     if rank == 0 and file is not None:
         file.unlink()  # a rank that dies leaves nothing behind
     return Board(words, rank) if mapped and words is not None else None
+
+
+def allotted(size: int) -> Path | None:
+    """A new file of so many bytes that are really there: a hole would kill who writes into it when memory is full."""
+    with suppress(OSError):
+        number, name = tempfile.mkstemp(prefix="tpbench-board-", dir=SHARED)
+        try:
+            os.posix_fallocate(number, 0, size)
+            return Path(name)
+        except OSError:
+            Path(name).unlink()
+        finally:
+            os.close(number)
+    return None
 
 
 def on_one_machine(group: dist.ProcessGroup, ranks: int) -> bool:
