@@ -92,3 +92,4 @@ def test_dotted_names_and_folders(argument: str, flat: str) -> None:
 def test_chosen_fields_are_those_that_are_no_groups() -> None:
     chosen = chosen_fields(["variant=triton_tp", "tokens=64", "hydra.sweep.dir=x", "+experiment=e", "seed=1"])
     assert chosen == ["tokens", "seed"]
+    assert chosen_fields(["variant=sparse_auto", "loss=forward_kl", "block_cap=4096"]) == ["loss", "block_cap"]

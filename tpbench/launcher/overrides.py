@@ -47,9 +47,14 @@ def force_fields(arguments: Sequence[str]) -> list[str]:
 
     In a sweep over variants Hydra composes a job of the default one first, and that would not have it.
     """
-    shared = set.intersection(*map(field_names, workloads().values()))
-    special = field_names() - shared - set(GROUPS)
+    special = _special_fields() - set(GROUPS)
     return [f"++{each}" if _name(each) in special else each for each in arguments]
+
+
+def _special_fields() -> set[str]:
+    """Those that only some workloads have."""
+    shared: set[str] = set.intersection(*map(field_names, workloads().values()))
+    return field_names() - shared
 
 
 def _name(argument: str) -> str:
@@ -80,9 +85,10 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
 
 
 def chosen_fields(overrides: Sequence[str]) -> list[str]:
-    """The plain fields, not groups, that these (not sweeping) overrides set."""
+    """The plain fields that these (not sweeping) overrides set, and groups that name one of some workloads (loss)."""
     keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
-    return [key for key in keys if key not in GROUPS and not key.startswith("hydra")]
+    groups = set(GROUPS) - _special_fields()
+    return [key for key in keys if key not in groups and not key.startswith("hydra")]
 
 
 def _loader(conf: Path, more: str | None) -> ConfigLoader:

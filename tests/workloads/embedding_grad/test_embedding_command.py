@@ -51,6 +51,15 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
         (["variant=triton_tp", "merge=triton"], ["no field of entropy_loss is called merge"]),
         (["variant=sparse_auto", "shape=tiny_bigram_w2", "vocab=3"], ["no field of embedding_grad is called vocab"]),
         (["variant=sparse_auto", "shape=tiny_bigram_w2", "tp_size=2"], ["tp_size=2 must be 1"]),
+        (["variant=sparse_auto", "shape=tiny_bigram_w2", "transfers=late"], ["transfers=late needs overlap_ms"]),
+        (
+            ["variant=sparse_auto", "shape=tiny_bigram_w2", "loss=forward_kl"],
+            ["no field of embedding_grad is called loss"],
+        ),
+        (
+            ["variant=sparse_auto", "shape=tiny_bigram_w2", "block_cap=4096"],
+            ["no field of embedding_grad is called block_cap"],
+        ),
         (
             ["variant=sparse_auto", "shape=tiny_bigram_w2", "transfers=first"],
             ["transfers=first does not exist", "beside"],

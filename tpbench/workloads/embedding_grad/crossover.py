@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-ID_BYTES = 4
+from tpbench.workloads.embedding_grad.traffic import ID_BYTES
+
 HBM_PASSES = 5
 """Of each touched row through memory beside the wire: gathered (read, written) and merged (read twice, written)."""
 COLLECTIVES = 3

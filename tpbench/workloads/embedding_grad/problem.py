@@ -57,6 +57,10 @@ class EmbeddingGrad:
             complaints.append(f"tp_size={tp_size} must be 1: the ranks of this workload are data parallel (dp_size)")
         if dp_size < 2:
             complaints.append(f"dp_size={dp_size} must be at least 2: one rank has nothing to exchange")
+        if self.transfers != "early" and not self.overlap_ms:
+            complaints.append(
+                f"transfers={self.transfers} needs overlap_ms: without a stand-in there is no early or late"
+            )
         if self.duplicates and self.distribution != "fixed":
             complaints.append(f"duplicates={self.duplicates} needs distribution=fixed")
         if self.distribution == "fixed" and not 1 <= self.distinct_fixed <= self.table_rows:

@@ -1,6 +1,6 @@
-"""Bytes that exchanges send, by formula: exactly, from counts of rows, and for ranks that all touch equally many.
+"""Bytes that exchanges send, by formula, from counts of rows.
 
-N rows, d columns, b bytes an element, W ranks, U touched rows a rank; owners' shares equal.
+N rows, d columns, b bytes an element, W ranks; owners' shares equal.
 """
 
 from __future__ import annotations
@@ -56,18 +56,3 @@ def sparse_all_gather(counts: Sequence[Sequence[int]], row_bytes: int) -> list[i
 def sparse_all_reduce(counts: Sequence[Sequence[int]], row_bytes: int) -> list[int]:
     """For each rank, to each peer: its rows with their numbers."""
     return [(len(counts) - 1) * sum(row) * (row_bytes + COO_ID_BYTES) for row in counts]
-
-
-def even_all_to_all(touched: float, row_bytes: int, world_size: int) -> float:
-    """U (W - 1) / W (d b + 4) + 8 W."""
-    return touched * (world_size - 1) / world_size * (row_bytes + ID_BYTES) + COUNT_BYTES * world_size
-
-
-def even_all_gather(touched: float, row_bytes: int, world_size: int) -> float:
-    """U (W - 1) (d b + 8)."""
-    return touched * (world_size - 1) * (row_bytes + COO_ID_BYTES)
-
-
-def distinct_rows(table_rows: int, tokens: int) -> float:
-    """U = N (1 - (1 - 1/N)^T): the rows that T uniform tokens are expected to touch."""
-    return float(table_rows * (1 - (1 - 1 / table_rows) ** tokens))
