@@ -111,7 +111,10 @@ def markdown(frame: pd.DataFrame) -> str:
     if len(ends):
         parts.append(f"density at which {DENSE} becomes faster")
         heads = [
-            "{head}, width {width}, {dp_size} ranks, {distribution}".format(**end) for end in ends.to_dict("records")
+            "{head}, width {width}, {dp_size} ranks, {distribution}".format(
+                **{str(name): value for name, value in end.items()}
+            )
+            for end in ends.to_dict("records")
         ]
         table = ends[["measured", "predicted", "off"]].astype(float).map(lambda share: f"{100 * share:.3g}%")
         table["measured"] = ends["instead"].fillna(table["measured"])
