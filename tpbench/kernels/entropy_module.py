@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tpbench.kernels import _entropy_kernels
 from tpbench.kernels.entropy_loss import entropy_loss
+from tpbench.kernels.launches import launch_of
 from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
 
 
@@ -70,14 +70,8 @@ def _scale(grad: Tensor, factor: Tensor) -> Tensor:
         block = block_for(columns)
         shape = tile(rows, block)
         with launching(grad.device):
-            _entropy_kernels.scale_kernel[(triton.cdiv(rows, shape["ROWS"]),)](
-                grad,
-                factor,
-                rows,
-                columns,
-                *grad.stride(),
-                PER_ROW=factor.dim(),
-                WIDE=is_wide(columns, block, grad),
-                **shape,
+            scale = launch_of(
+                _entropy_kernels.scale_kernel, PER_ROW=factor.dim(), WIDE=is_wide(columns, block, grad), **shape
             )
+            scale(-(-rows // shape["ROWS"]), (grad, factor), (rows, columns, *grad.stride()))
     return grad

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tpbench.kernels import _entropy_kernels
 from tpbench.kernels.block_caps import measured_cap
+from tpbench.kernels.launches import launch_of
 
 INTERPRETED: bool = not isinstance(_entropy_kernels.statistics_kernel, triton.JITFunction)
 """Whether the kernels run in Triton's interpreter: TRITON_INTERPRET=1 when triton was imported."""
@@ -68,35 +69,35 @@ def launch(
     mean = 1.0 / rows if reduction == "mean" and not labels_mean else 1.0
     width = statistics_width(loss, label_smoothing)
     shape = tile(rows, block)
-    both = (target.stride(0), target.stride(1)) if target.dim() == 2 else (0, 0)
-    strides = (*logits.stride(), *both)
+    strides = (*logits.stride(), *(target.stride() if target.dim() == 2 else (0, 0)))
+    vocabulary = (valid, vocab_start, vocab_size, ignore_index)
     scales = (logits_scale, logits_scale / temperature)
     flags: dict[str, Any] = {"LOSS": loss, "SMOOTHED": label_smoothing > 0, "WIDTH": width, **shape}
     flags["WIDE"] = is_wide(columns, block, logits, target, grad)
-    grid = (triton.cdiv(rows, shape["ROWS"]),)
+    programs = -(-rows // shape["ROWS"])
     kernels = []
     inverse_count = _inverse_count(target, vocab_size, ignore_index) if labels_mean else None
     gathered = None
     if organisation == "cached":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
-        kernels.append(
-            _entropy_kernels.statistics_kernel[grid](
-                logits, target, statistics, rows, *strides, valid, vocab_start, vocab_size, ignore_index, *scales,
-                **flags,
-            )
-        )  # fmt: skip
+        states = launch_of(_entropy_kernels.statistics_kernel, **flags)
+        kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *vocabulary), scales))
         gathered = statistics[None] if world_size == 1 else all_gather(statistics, group, world_size)
         block_of_rows = 4096 if INTERPRETED else 128
-        _entropy_kernels.row_loss_kernel[(triton.cdiv(rows, block_of_rows),)](
-            target, gathered, row_loss, rows, world_size, vocab_size, ignore_index, label_smoothing, z_loss,
-            LOSS=loss, SMOOTHED=label_smoothing > 0, WIDTH=width, ROWS=block_of_rows,
+        losses = launch_of(
+            _entropy_kernels.row_loss_kernel, LOSS=loss, SMOOTHED=label_smoothing > 0, WIDTH=width, ROWS=block_of_rows
+        )
+        losses(
+            -(-rows // block_of_rows), (target, gathered, row_loss), (rows, world_size, vocab_size, ignore_index),
+            (label_smoothing, z_loss),
         )  # fmt: skip
     if gathered is None or grad is not None:
+        gradient = launch_of(_entropy_kernels.loss_and_gradient_kernel, ACCUMULATE=accumulate, **flags)
         kernels.append(
-            _entropy_kernels.loss_and_gradient_kernel[grid](
-                logits, target, gathered, inverse_count, row_loss, grad, rows, columns, world_size, *strides,
-                *((0, 0) if grad is None else grad.stride()), valid, vocab_start, vocab_size, ignore_index, *scales,
-                label_smoothing, z_loss, grad_scale * mean, ACCUMULATE=accumulate, **flags,
+            gradient(
+                programs, (logits, target, gathered, inverse_count, row_loss, grad),
+                (rows, columns, world_size, *strides, *((0, 0) if grad is None else grad.stride()), *vocabulary),
+                (*scales, label_smoothing, z_loss, grad_scale * mean),
             )
         )  # fmt: skip
     return row_loss if reduction == "none" else _reduce(row_loss, inverse_count, mean), tuple(kernels)
@@ -126,17 +127,15 @@ def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def _inverse_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
     """1 / rows that count, (1,) fp32 on the device. Labels are the same on all ranks: nothing to exchange."""
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
-    _entropy_kernels.inverse_count_kernel[(1,)](
-        labels, inverse, labels.shape[0], vocab_size, ignore_index, BLOCK=_REDUCE_BLOCK, num_warps=8
-    )
+    count = launch_of(_entropy_kernels.inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    count(1, (labels, inverse), (labels.shape[0], vocab_size, ignore_index))
     return inverse
 
 
 def _reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float) -> Tensor:
     total = torch.empty((), dtype=torch.float32, device=row_loss.device)
-    _entropy_kernels.reduce_kernel[(1,)](
-        row_loss, inverse_count, total, row_loss.shape[0], factor, BLOCK=_REDUCE_BLOCK, num_warps=8
-    )
+    reduce = launch_of(_entropy_kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    reduce(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
     return total
 
 

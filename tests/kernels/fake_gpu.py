@@ -1,0 +1,93 @@
+"""Triton's own way from a call to the driver on a machine without a GPU: its compiler and driver are stand-ins."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import triton.compiler
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+
+def pointer(tensor: Tensor) -> tuple[Any, ...]:
+    """As `Launched` has a tensor."""
+    return tensor.dtype, tensor.data_ptr()
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What reaches the driver."""
+
+    kernel: CompiledKernel
+    grid: tuple[int, int, int]
+    stream: int
+    arguments: tuple[Any, ...]
+
+
+@dataclass
+class FakeGpu:
+    """What was compiled and launched, and where one is."""
+
+    device: int = 0
+    stream: int = 7
+    bound: int = 0
+    """Calls that went Triton's usual way."""
+    compiled: list[CompiledKernel] = field(default_factory=list)
+    launched: list[Launched] = field(default_factory=list)
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        assert device == self.device
+        return self.stream
+
+    def compile(self, source: Any, **options: Any) -> CompiledKernel:
+        self.compiled.append(_Compiled(source, self))
+        return self.compiled[-1]
+
+
+class _Compiled(CompiledKernel):  # type: ignore[misc]
+    """As Triton's once it is loaded, but for what it runs."""
+
+    def __init__(self, source: Any, gpu: FakeGpu) -> None:
+        self.src, self.name, self.function, self.packed_metadata = source, source.name, object(), (4, 1, 0)
+        self.module, self._module_pid = object(), None
+        self._run = functools.partial(self._launched, gpu)
+
+    def __del__(self) -> None:
+        """There is nothing to unload."""
+
+    def _launched(
+        self, gpu: FakeGpu, x: int, y: int, z: int, stream: int, function: Any, metadata: Any, launch_metadata: Any,
+        enter: Any, leave: Any, *arguments: Any,
+    ) -> None:  # fmt: skip
+        assert (function, metadata) == (self.function, self.packed_metadata)
+        enter(launch_metadata)
+        plain = tuple(pointer(each) if isinstance(each, Tensor) else each for each in arguments)
+        gpu.launched.append(Launched(self, (x, y, z), stream, plain))
+        leave(launch_metadata)
+
+
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """In place of Triton's compiler and driver."""
+    gpu = FakeGpu()
+    monkeypatch.setattr(driver, "_active", gpu)
+    monkeypatch.setattr(triton.compiler, "compile", gpu.compile)
+    run = JITFunction.run
+
+    def counted(self: JITFunction, *arguments: Any, **options: Any) -> Any:
+        gpu.bound += 1
+        return run(self, *arguments, **options)
+
+    monkeypatch.setattr(JITFunction, "run", counted)
+    return gpu
