@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels import _checks, one_pass, symmetric, two_pass
+from tpbench.kernels.one_pass import form
 from tpbench.kernels.two_pass import INTERPRETED, all_gather, block_for, launching
 
 Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"]
@@ -132,17 +133,18 @@ def entropy_loss(
         raise ValueError(f"temperature softens target logits: it must be 1 for loss='cross_entropy', got {temperature}")
     if loss != "cross_entropy" and label_smoothing:
         raise ValueError(f"label_smoothing smooths labels: it must be 0 for loss={loss!r}, got {label_smoothing}")
-    world_size = 1 if group is None else dist.get_world_size(group)
+    world_size, rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
     _checks.organisation(organisation, exchange, world_size)
 
     logits, target = logits.detach(), target.detach()
     if loss == "cross_entropy":
         target = target.contiguous()
     rows, columns = logits.shape
-    start, size = _layout(columns, group, world_size, vocab_start, vocab_size, logits.device)
+    device = logits.device
+    start, size = _layout(columns, group, world_size, rank, vocab_start, vocab_size, device)
     share = -(-size // world_size)
     out = _output(logits, grad)
-    row_loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    row_loss = torch.empty(rows, dtype=torch.float32, device=device)
     two: Literal["fused", "cached"] = "cached" if organisation == "cached" or world_size > 1 else "fused"
     if rows == 0:
         nothing = row_loss if reduction == "none" else row_loss.sum()
@@ -151,28 +153,30 @@ def entropy_loss(
     labels_mean = loss == "cross_entropy" and reduction == "mean"
     mean = 1.0 / rows if reduction == "mean" and not labels_mean else 1.0
     valid = min(max(size - start, 0), columns)
-    peers = _peers(organisation, exchange, group, world_size, logits.device)
+    peers = _peers(organisation, exchange, group, world_size, device)
     if peers is not None:
-        plan = one_pass.plan(logits, target, out, loss, grad, label_smoothing, share, world_size, block_cap)
-        if isinstance(plan, one_pass.Tiling):
-            workspace = one_pass.local_workspace(logits.device) if isinstance(peers, str) else peers
-            workspace.enter()
-            total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=logits.device)
-            with launching(logits.device):
+        prepared = one_pass.prepare(
+            form(logits), form(target), None if out is None else form(out), device.index, loss=loss, valid=valid,
+            vocab_start=start, vocab_size=size, ignore_index=ignore_index, reduce=reduction != "none",
+            count=labels_mean, z_loss=z_loss > 0, label_smoothing=label_smoothing > 0,
+            accumulate=isinstance(grad, Tensor), block_cap=block_cap, share=share, rank=rank, world_size=world_size,
+        )  # fmt: skip
+        if isinstance(prepared, one_pass.Prepared):
+            total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
+            with launching(device):
+                workspace = one_pass.local_workspace(device) if isinstance(peers, str) else peers
+                workspace.enter()
                 kernel = one_pass.launch(
-                    logits, target, out, row_loss, total, workspace, plan, loss=loss, valid=valid, vocab_start=start,
-                    vocab_size=size, ignore_index=ignore_index, logits_scale=logits_scale, temperature=temperature,
-                    z_loss=z_loss, grad_scale=grad_scale * mean, loss_scale=mean, count=labels_mean,
-                    world_size=world_size, rank=0 if group is None else dist.get_rank(group),
+                    prepared, logits, target, out, row_loss, total, workspace, logits_scale=logits_scale,
+                    temperature=temperature, z_loss=z_loss, grad_scale=grad_scale * mean, loss_scale=mean,
                 )  # fmt: skip
-            sent = one_pass.bytes_exchanged(rows, world_size, loss, plan)
-            how = How("one_pass", plan.block, sent, (kernel,))
+            how = How("one_pass", prepared.tiling.block, prepared.bytes_sent, (kernel,))
             return EntropyLossResult(row_loss if total is None else total, row_loss, out, how)
         if organisation == "one_pass":
-            raise ValueError(f"organisation='one_pass' cannot do this: {plan}; use 'auto', 'cached' or 'fused'")
+            raise ValueError(f"organisation='one_pass' cannot do this: {prepared}; use 'auto', 'cached' or 'fused'")
 
     block = block_for(columns, block_cap, loss, two, share)
-    with launching(logits.device):
+    with launching(device):
         total, kernels = two_pass.launch(
             logits, target, out, row_loss, group, two, block, loss=loss, reduction=reduction, valid=valid,
             vocab_start=start, vocab_size=size, ignore_index=ignore_index, logits_scale=logits_scale,
@@ -243,8 +247,8 @@ def _output(logits: Tensor, grad: str | Tensor) -> Tensor | None:
 
 
 def _layout(
-    columns: int, group: dist.ProcessGroup | None, world_size: int, vocab_start: int | None, vocab_size: int | None,
-    device: torch.device,
+    columns: int, group: dist.ProcessGroup | None, world_size: int, rank: int, vocab_start: int | None,
+    vocab_size: int | None, device: torch.device,
 ) -> tuple[int, int]:  # fmt: skip
     """The first column here and the columns of the whole vocabulary."""
     if group is not None and world_size > 1:
@@ -252,7 +256,7 @@ def _layout(
             return vocab_start, vocab_size
         # Not remembered by local size: that may change on some ranks only, and those would gather alone.
         sizes = all_gather(torch.tensor([columns], device=device), group, world_size).flatten().tolist()
-        start, total = sum(sizes[: dist.get_rank(group)]), sum(sizes)
+        start, total = sum(sizes[:rank]), sum(sizes)
     else:
         start, total = 0, columns
         if vocab_start not in (None, 0):

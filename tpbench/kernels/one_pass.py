@@ -6,13 +6,14 @@ import functools
 import importlib
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from tpbench.kernels.block_caps import measured_cap
+from tpbench.kernels.launches import Launch, launch_of
 
 TILE_BYTES = 32768
 """Logits and target logits: 32 numbers a thread in registers if they are of two bytes."""
@@ -210,80 +211,123 @@ def local_workspace(device: torch.device) -> Workspace:
     return _local_workspace(device, torch.cuda.current_stream(device).cuda_stream)
 
 
-def plan(
-    logits: Tensor, target: Tensor, out: Tensor | None, loss: str, grad: object, label_smoothing: float, share: int,
-    world_size: int, block_cap: int | str,
-) -> Tiling | str:  # fmt: skip
-    """How the kernel does what is asked, or why it cannot: over several ranks by what is equal on all of them."""
-    if not logits.is_cuda or torch.cuda.get_device_capability(logits.device) < (8, 0):
+class Form(NamedTuple):
+    """What a tensor has in common with others that are launched alike: all but its values and its memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    misaligned: int
+    """Bytes past a multiple of 16."""
+
+
+def form(tensor: Tensor) -> Form:
+    """A tensor's."""
+    return Form(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call of one form and its options, but for its memory and its scales."""
+
+    tiling: Tiling
+    kernel: Launch
+    programs: int
+    integers: tuple[int, ...]
+    """The kernel's, but for the workspace's."""
+    rank: int
+    row_words: int
+    """Words of a row in a workspace, at least 1."""
+    words: int
+    """That a workspace must have room for. 0: nothing is exchanged."""
+    bytes_sent: int
+    """By this rank to its peers: a word of 8 bytes for each number and each part of a row."""
+
+
+@functools.lru_cache(maxsize=256)
+def prepare(
+    logits: Form, target: Form, out: Form | None, device: int, *, loss: str, valid: int, vocab_start: int,
+    vocab_size: int, ignore_index: int, reduce: bool, count: bool, z_loss: bool, label_smoothing: bool,
+    accumulate: bool, block_cap: int | str, share: int, rank: int, world_size: int,
+) -> Prepared | str:  # fmt: skip
+    """How the kernel does what is asked, or why it cannot: over several ranks by what is equal on all of them.
+
+    Pure, and remembered: what is left to a call is to hand over its memory.
+    """
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
-    if label_smoothing or isinstance(grad, Tensor):
+    if label_smoothing or accumulate:
         return "it has no label_smoothing and accumulates into no tensor"
     if loss != "cross_entropy" and target.dtype != logits.dtype:
         return f"it needs targets of the logits' dtype, got {target.dtype} and {logits.dtype}"
-    vectors = aligned(logits, target if target.dim() == 2 else None, out)
+    vectors = aligned(logits, target if loss != "cross_entropy" else None, out)
     if world_size == 1 and not vectors:
         return "its rows must be contiguous and made of whole 16-byte vectors"
-    found = tiling(
-        logits.shape[0], logits.shape[1], share, world_size, logits.itemsize, loss, block_cap, vectors,
-        machine(logits.device.index),
+    on = machine(device)
+    rows, columns = logits.shape
+    plan = tiling(rows, columns, share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on)
+    if plan is None:
+        return f"its rows are too long with block_cap={block_cap}"
+    unit = plan.vector
+    width = 3 if loss == "cross_entropy" else 5  # numbers of a row's state
+    slots = _next_power_of_2(world_size) * plan.slots
+    walkers = min(max(1, on.processors * plan.programs_per_sm // plan.parts), -(-rows // plan.rows))
+    full = columns == plan.parts * plan.tiles * plan.columns
+    both = target.strides if loss != "cross_entropy" else (0, 0)
+    to = logits.strides if out is None else out.strides
+    kernel = launch_of(
+        importlib.import_module("tpbench.kernels._one_pass_kernel").one_pass_kernel,
+        LOSS=loss, GRAD=out is not None, REDUCE=reduce, COUNT=count, ROWS=plan.rows, REPEATS=plan.repeats,
+        LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, STAGES=plan.stages, TILES=plan.tiles,
+        WORLD=world_size, SLOTS=plan.slots, Z_LOSS=z_loss, FULL=full, MASKED=not full or valid < columns,
+        ALIGNED=plan.vector > 1, AHEAD=plan.ahead, num_warps=plan.warps, enable_fp_fusion=False,
+        launch_cooperative_grid=plan.slots > 0,
+        **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
     )  # fmt: skip
-    return found or f"its rows are too long with block_cap={block_cap}"
+    return Prepared(
+        tiling=plan,
+        kernel=kernel,
+        programs=walkers * plan.parts,
+        integers=(
+            rows, columns, plan.parts, plan.part_columns // unit, valid, vocab_start, vocab_size, ignore_index,
+            logits.strides[0] // unit, logits.strides[1], both[0] // unit, both[1], to[0] // unit, to[1],
+        ),
+        rank=rank,
+        row_words=width * max(1, slots),
+        words=width * rows * slots,
+        bytes_sent=(world_size - 1) * rows * width * plan.slots * 8,
+    )  # fmt: skip
 
 
-def bytes_exchanged(rows: int, world_size: int, loss: str, plan: Tiling) -> int:
-    """Bytes that one rank sends to its peers: a word of 8 bytes for each number and each part of a row."""
-    return (world_size - 1) * rows * _width(loss) * plan.slots * 8
-
-
-def _width(loss: str) -> int:
-    """Words of a row's state."""
-    return 3 if loss == "cross_entropy" else 5
-
-
-def aligned(*tensors: Tensor | None) -> bool:
+def aligned(*tensors: Form | None) -> bool:
     """Whether all rows are contiguous and made of whole vectors of 16 bytes at multiples of 16 bytes."""
     return all(
         each is None
         or (
-            each.stride(1) == 1
-            and each.shape[1] * each.itemsize % 16 == 0
-            and each.stride(0) * each.itemsize % 16 == 0
-            and each.data_ptr() % 16 == 0
+            each.strides[1] == 1
+            and each.shape[1] * each.dtype.itemsize % 16 == 0
+            and each.strides[0] * each.dtype.itemsize % 16 == 0
+            and each.misaligned == 0
         )
         for each in tensors
     )
 
 
 def launch(
-    logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None, workspace: Workspace,
-    plan: Tiling, *, loss: str, valid: int, vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float,
-    temperature: float, z_loss: float, grad_scale: float, loss_scale: float, count: bool, rank: int, world_size: int,
+    prepared: Prepared, logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None,
+    workspace: Workspace, *, logits_scale: float, temperature: float, z_loss: float, grad_scale: float,
+    loss_scale: float,
 ) -> Any:  # fmt: skip
     """Queue the kernel on the current stream: row_loss, grad and total, each where it is not None. Returns it."""
-    kernel = importlib.import_module("tpbench.kernels._one_pass_kernel").one_pass_kernel
-    rows, columns = logits.shape
-    unit = plan.vector
-    out = logits if grad is None else grad
-    width = _width(loss)
-    if plan.slots:
-        workspace.reserve(width * rows * _next_power_of_2(world_size) * plan.slots)
-    both = target.stride() if target.dim() == 2 else (0, 0)
-    walkers = max(1, machine(logits.device.index).processors * plan.programs_per_sm // plan.parts)
-    walkers = min(walkers, -(-rows // plan.rows))
+    workspace.reserve(prepared.words)
     k = logits_scale * LOG2_E
-    full = columns == plan.parts * plan.tiles * plan.columns
-    return kernel[(walkers * plan.parts,)](
-        logits, target, out, row_loss, row_loss if total is None else total, workspace.words, workspace.peers,
-        workspace.control, workspace.failed, rows, columns, plan.parts, plan.part_columns // unit, valid, vocab_start,
-        vocab_size, ignore_index, logits.stride(0) // unit, logits.stride(1), both[0] // unit, both[1],
-        out.stride(0) // unit, out.stride(1), k, k / temperature, z_loss, grad_scale * logits_scale, loss_scale, rank,
-        workspace.half // width // max(1, _next_power_of_2(world_size) * plan.slots), workspace.half,
-        int(WAIT_LIMIT_S * 1e9),
-        LOSS=loss, GRAD=grad is not None, REDUCE=total is not None, COUNT=count, ROWS=plan.rows, REPEATS=plan.repeats,
-        LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, STAGES=plan.stages, TILES=plan.tiles,
-        WORLD=world_size, SLOTS=plan.slots, Z_LOSS=z_loss > 0, FULL=full, MASKED=not full or valid < columns,
-        ALIGNED=plan.vector > 1, AHEAD=plan.ahead, num_warps=plan.warps, enable_fp_fusion=False,
-        launch_cooperative_grid=plan.slots > 0,
-        **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
+    return prepared.kernel(
+        prepared.programs,
+        (
+            logits, target, logits if grad is None else grad, row_loss, row_loss if total is None else total,
+            workspace.words, workspace.peers, workspace.control, workspace.failed,
+        ),
+        prepared.integers,
+        (k, k / temperature, z_loss, grad_scale * logits_scale, loss_scale),
+        (prepared.rank, workspace.half // prepared.row_words, workspace.half, int(WAIT_LIMIT_S * 1e9)),
     )  # fmt: skip
