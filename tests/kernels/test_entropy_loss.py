@@ -255,6 +255,17 @@ def test_a_graph_captures_it(loss: Any) -> None:
     assert_right(result.loss, result.row_loss, result.grad, reference(other, target, loss=loss))
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_tensors_on_another_gpu_than_the_current(loss: Any) -> None:
+    """Each GPU has its own copy of a compiled kernel, whichever was first."""
+    logits, target = make(loss, device="cuda:0")
+    here, there = ((logits.to(device), target.to(device)) for device in ("cuda:0", "cuda:1"))
+    for tensors in (here, there, here, there):
+        check(*tensors, loss=loss)
+        assert torch.cuda.current_device() == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(
     ("rows", "vocab", "block_cap", "dtype"),

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tests.kernels.fake_gpu import FakeGpu, fake_gpu, pointer
-from tpbench.kernels import one_pass
+from tpbench.kernels import one_pass, symmetric
 from tpbench.kernels._one_pass_kernel import one_pass_kernel
 from tpbench.kernels.launches import launch_of
 from tpbench.kernels.one_pass import Form, Machine, Prepared, aligned, form, prepare
+from tpbench.kernels.symmetric import PeerWorkspace
 
 H200 = Machine(132, 232448)
 ROWS, COLUMNS = 6, 1024
@@ -153,3 +154,30 @@ def test_alignment_is_of_rows_and_address() -> None:
     assert aligned(shaped(16, 24), None, shaped(8, 8))
     for one in (shaped(12, 16), shaped(16, 20), shaped(16, 16, 2), shaped(16, 32, column_stride=2)):
         assert not aligned(shaped(16, 16), one)
+
+
+def test_a_groups_launches_follow_each_other_whatever_their_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[tuple[int, int]] = []
+
+    class Stream:
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+
+        def wait_stream(self, other: Any) -> None:
+            waits.append((self.handle, other.handle))
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory=False, **how: zeros(*size, **how))
+    now = SimpleNamespace(stream=0, capturing=False)
+    monkeypatch.setattr(symmetric, "stream_of", lambda device: now.stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(now.stream))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.capturing)
+    group: Any = None
+    workspace = PeerWorkspace(group, torch.device("cpu"))
+    for stream, capturing in ((0, False), (0, False), (5, True), (0, False), (6, False), (6, False), (0, False)):
+        now.stream, now.capturing = stream, capturing
+        workspace.enter()
+    assert waits == [(6, 0), (0, 6)]
+    workspace.failed.fill_(1)
+    with pytest.raises(RuntimeError, match="in vain"):
+        workspace.enter()

@@ -133,7 +133,7 @@ def entropy_loss(
         raise ValueError(f"temperature softens target logits: it must be 1 for loss='cross_entropy', got {temperature}")
     if loss != "cross_entropy" and label_smoothing:
         raise ValueError(f"label_smoothing smooths labels: it must be 0 for loss={loss!r}, got {label_smoothing}")
-    world_size, rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
+    world_size, rank = (1, 0) if group is None else (group.size(), group.rank())
     _checks.organisation(organisation, exchange, world_size)
 
     logits, target = logits.detach(), target.detach()

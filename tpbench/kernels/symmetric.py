@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpbench.kernels.one_pass import Workspace
+from tpbench.kernels.one_pass import Workspace, stream_of
 
 MOST_RANKS = 16
 ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
@@ -34,16 +34,19 @@ class PeerWorkspace(Workspace):
         super().__init__(device)
         self.group = group
         self._stream: torch.cuda.Stream | None = None
+        self._handle = -1
+        """Of that stream: of the last launch outside of graphs."""
         self._kept: list[Any] = []
 
     def enter(self) -> None:
         """Before each launch: after the last one, whatever its stream, since both count with the same epoch."""
         super().enter()
-        if not torch.cuda.is_current_stream_capturing():
+        handle = stream_of(self.device)
+        if handle != self._handle and not torch.cuda.is_current_stream_capturing():
             stream = torch.cuda.current_stream(self.device)
-            if self._stream not in (None, stream):
+            if self._stream is not None:
                 stream.wait_stream(self._stream)
-            self._stream = stream
+            self._stream, self._handle = stream, handle
 
     def _allocate(self, half: int) -> None:
         """Collective. Earlier buffers are kept: captured graphs may hold their addresses."""

@@ -64,7 +64,7 @@ def launch(
     Returns the reduced loss, and those kernels that read the logits, as Triton returns them.
     """
     rows, columns = logits.shape
-    world_size = 1 if group is None else dist.get_world_size(group)
+    world_size = 1 if group is None else group.size()
     labels_mean = loss == "cross_entropy" and reduction == "mean"
     mean = 1.0 / rows if reduction == "mean" and not labels_mean else 1.0
     width = statistics_width(loss, label_smoothing)
@@ -121,7 +121,7 @@ def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     if INTERPRETED:
         # Lanes that a mask throws away compute with -inf, of which numpy, which interprets, would warn.
         return importlib.import_module("numpy").errstate(all="ignore")  # type: ignore[no-any-return]
-    return torch.cuda.device(device)
+    return torch.cuda.device(device.index)  # by number: of a torch.device it takes torch 2 us to learn that
 
 
 def _inverse_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
