@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,23 +20,12 @@ ALIGNMENT = 1024
 """Bytes: of each buffer's begin."""
 
 
-@dataclass(frozen=True)
-class Buffer:
-    """One use of a buffer: a tensor of equal shape on every rank, each mapped by all."""
-
-    of: list[Tensor]
-    """By rank; a peer's is memory of its GPU."""
-    turn: int
-    """Which of the two alternating buffers it is: 0 or 1."""
-    used_before: bool
-    """Whether somebody may still be at it: who has it now must hear that the last user is done."""
-
-
 class Arena:
-    """Pairs of buffers by name, each use the other one of the two, and the streams of those who use them. CUDA, one
-    node, no NVLink multicast.
+    """Pairs of buffers by name, each use the other one of the two, and the stream of those who copy. CUDA, one node, no
+    NVLink multicast.
 
-    All ranks of the group must ask for the same buffers in the same order.
+    All ranks of the group must ask for the same buffers in the same order. Nobody says that a buffer is free: who has
+    heard of a peer in one use knows that it is done with the use before, and may take that one's buffer again.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, signals: Literal["stream", "kernel"]) -> None:
@@ -58,8 +46,8 @@ class Arena:
         """What this rank holds."""
         return sum(memory.nbytes for memory, _ in (*self.memory.values(), *self.outgrown)) / 2**30
 
-    def next(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Buffer:
-        """The name's buffer of the next use. Collective where it must grow."""
+    def next(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+        """The name's buffer of the next use: by rank, a tensor in that one's memory. Collective where it must grow."""
         each = -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         if name not in self.memory or self.memory[name][0].nbytes < 2 * each:
             if name in self.memory:
@@ -69,8 +57,7 @@ class Arena:
         use = self.uses.get(name, 0)
         self.uses[name] = use + 1
         offset = use % 2 * memory.nbytes // 2 // dtype.itemsize
-        views = [handle.get_buffer(rank, shape, dtype, offset) for rank in range(self.size)]
-        return Buffer(views, use % 2, use >= 2)
+        return [handle.get_buffer(rank, shape, dtype, offset) for rank in range(self.size)]
 
     def barrier(self) -> None:
         """On the current stream, one kernel of one block: nothing later begins before all ranks' streams are here, and

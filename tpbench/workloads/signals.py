@@ -1,7 +1,7 @@
 """Flags between ranks, in the order of streams: without them no rank knows that a peer's copy has arrived.
 
-A channel is used in turns: `send` to a peer, the peer's `wait` for it, and only after that the next `send`. Both act on
-the current stream and return at once.
+A peer's waits on a channel are for the signals in the order in which they were sent. Both act on the current stream and
+return at once.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class StreamSignals:
 
 
 class KernelSignals:
-    """torch's put_signal and wait_signal: kernels of one block, which reset the flag that they waited for. They can be
-    captured in a CUDA graph, and wait for a free SM."""
+    """torch's put_signal and wait_signal: kernels of one block. A signal is sent once the last one on its channel has
+    been waited for, which resets the flag. They can be captured in a CUDA graph, and wait for a free SM."""
 
     def __init__(self, handle: Any) -> None:
         """`handle`: of memory that serves nothing else, whose signal pad has the flags."""

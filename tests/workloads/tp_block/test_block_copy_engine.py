@@ -1,159 +1,170 @@
-"""The copy engine's schedule without GPUs: ranks are threads that share memory, streams run in the order of issue.
+"""The copy engine's schedule without GPUs: on streams in simulated time, at any speed of products and transfers.
 
-That shows the addresses, the order of signals, the alternating buffers and the sums; what overlaps shows on GPUs.
+That shows the addresses, the order of signals, the alternating buffers and the sums, and what hides behind what; how
+fast products and copies are shows on GPUs.
 """
 
 from __future__ import annotations
 
-import threading
+import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.workloads.tp_block.simulated import FLAG_SPACE, Costs, Machine, SharedArena, on_streams
 from tpbench.workloads import arena
 from tpbench.workloads.signals import StreamSignals
-from tpbench.workloads.tp_block import operations
+from tpbench.workloads.tp_block import copy_engine, operations
 from tpbench.workloads.tp_block.copy_engine import CopyEngine, peer_runs
 
-FLAG_SPACE = 1 << 20
-PATIENCE_S = 20.0
+Installs = Callable[[Machine], None]
+streams = on_streams
 
 
-class Machine:
-    """Memory that all ranks map, and a driver whose waits block the thread."""
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks, self.lock, self.changed = ranks, threading.Lock(), threading.Condition()
-        self.memory: dict[tuple[int, int], Tensor] = {}
-        self.flags: dict[int, int] = {}
-        self.waited = 0
-
-    def buffer(self, number: int, rank: int, nbytes: int) -> Tensor:
-        with self.lock:
-            return self.memory.setdefault((number, rank), torch.full((nbytes,), 255, dtype=torch.uint8))
-
-    def cuStreamWriteValue32_v2(self, stream: Any, address: Any, value: Any, flags: Any) -> int:
-        with self.changed:
-            assert value.value == self.flags.get(address.value, 0) + 1, "a flag counts up"
-            self.flags[address.value] = value.value
-            self.changed.notify_all()
-        return 0
-
-    def cuStreamWaitValue32_v2(self, stream: Any, address: Any, value: Any, flags: Any) -> int:
-        with self.changed:
-            self.waited += self.flags.get(address.value, 0) < value.value
-            arrived = self.changed.wait_for(lambda: self.flags.get(address.value, 0) >= value.value, PATIENCE_S)
-        return 0 if arrived else 1
+def queued(machine: Machine, ranks: int, work: Callable[[CopyEngine], Any], merged: bool = False) -> list[Any]:
+    """What each rank's work returns, before any of it has happened."""
+    found = []
+    for rank in range(ranks):
+        machine.issuing = rank
+        engine = CopyEngine(SharedArena(machine, rank, ranks), merged=merged)
+        with machine.rank():
+            found.append(work(engine))
+    return found
 
 
-class Handle:
-    """What a rendezvous gives."""
-
-    def __init__(self, machine: Machine, number: int, nbytes: int) -> None:
-        self.machine, self.number, self.nbytes = machine, number, nbytes
-
-    def get_buffer(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> Tensor:
-        whole = self.machine.buffer(self.number, rank, self.nbytes).view(dtype)
-        return whole[offset : offset + torch.Size(shape).numel()].view(shape)
+def numbers(rank: int, turn: int, rows: int, columns: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * turn + rank)
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
 
 
-class SharedArena(arena.Arena):
-    """An arena on that machine."""
-
-    def __init__(self, machine: Machine, rank: int) -> None:
-        self.machine, self.rank, self.size = machine, rank, machine.ranks
-        nobody: Any = None
-        self.group, self.device = nobody, torch.device("cpu")
-        self.copies = Stream()
-        self.memory, self.outgrown, self.uses, self.made = {}, [], {}, 0
-        begins = [FLAG_SPACE * (1 + each) for each in range(self.size)]
-        self.signals = StreamSignals(begins, rank, machine)
-
-    def _allocated(self, nbytes: int) -> tuple[Tensor, Any]:
-        self.made += 1
-        mine = self.machine.buffer(self.made, self.rank, nbytes)
-        return mine, Handle(self.machine, self.made, nbytes)
+def at_random(seed: int) -> Costs:
+    """Anything may take up to a hundred times longer than usual."""
+    generator = random.Random(seed)
+    return lambda kind, amount: 10 ** generator.uniform(-1, 1) * (0.1 if kind == "signal" else 1.0)
 
 
-class Stream:
-    """Work is done when it is issued: there is nothing to wait for."""
-
-    cuda_stream = 0
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: Any) -> None: ...
-    def wait_stream(self, other: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-    def record(self) -> None: ...
-    def record_event(self) -> Any: ...
+SIZES = ((2, 3, 5), (4, 6, 2), (1, 2, 3))
+"""Rows of a shard, and a linear's features: changing, so that buffers alternate, are taken again, and grow."""
 
 
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes: dict[str, Any] = {"stream": lambda it: it, "current_stream": Stream, "Event": Stream}
-    for name, value in (fakes | {"is_current_stream_capturing": lambda: False}).items():
-        monkeypatch.setattr(torch.cuda, name, value)
-
-
-def on_all(ranks: int, work: Callable[[CopyEngine], Any], merged: bool) -> tuple[list[Any], Machine]:
-    """What each rank's thread returns."""
-    machine = Machine(ranks)
-    with ThreadPoolExecutor(ranks) as pool:
-        engines = [CopyEngine(SharedArena(machine, rank), merged=merged) for rank in range(ranks)]
-        return list(pool.map(work, engines)), machine
-
-
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("in_pieces", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_many_operations_in_a_row_are_right(ranks: int, merged: bool) -> None:
-    """Of changing sizes, so that buffers alternate, are taken again, and grow."""
+def test_operations_in_a_row_are_right_at_any_speed(
+    ranks: int, in_pieces: bool, streams: Installs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_pieces:
+        monkeypatch.setattr(copy_engine, "PIECE", 1)
 
-    def numbers(rank: int, turn: int, rows: int, columns: int) -> Tensor:
-        generator = torch.Generator().manual_seed(100 * turn + rank)
-        return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-
-    def work(engine: CopyEngine) -> None:
+    def work(engine: CopyEngine) -> list[tuple[Tensor, ...]]:
+        found = []
         for turn in range(8):
-            rows, k, n = ((2, 3, 5), (4, 6, 2), (1, 2, 3))[turn % 3]
-            shards = [numbers(rank, turn, rows, k) for rank in range(ranks)]
-            weight = numbers(engine.rank, turn + 50, n, k)
-            whole, product = operations.column_forward(engine, shards[engine.rank], weight)
-            assert torch.equal(whole, torch.cat(shards))
-            torch.testing.assert_close(product, torch.cat(shards) @ weight.t())
-            grads = [numbers(rank, turn + 20, rows * ranks, n) for rank in range(ranks)]
-            weights = [numbers(rank, turn + 50, n, k) for rank in range(ranks)]
-            kept = (torch.cat(shards), shards[engine.rank])[turn % 2]
-            grad_x, grad_w = operations.column_backward(
-                engine, grads[engine.rank], weight, kept, gathered=turn % 2 == 0
-            )
-            total = sum(grad @ each for grad, each in zip(grads, weights, strict=True))
-            torch.testing.assert_close(grad_x, torch.as_tensor(total).chunk(ranks)[engine.rank])
-            torch.testing.assert_close(grad_w, grads[engine.rank].t() @ torch.cat(shards))
+            rows, k, n = SIZES[turn % 3]
+            shard, weight = numbers(engine.rank, turn, rows, k), numbers(engine.rank, turn + 50, n, k)
+            grad, saved = numbers(engine.rank, turn + 20, rows * ranks, n), turn % 2 == 0
+            whole, product = operations.column_forward(engine, shard, weight, saved)
+            kept = whole if saved else shard
+            found.append((kept, product, *operations.column_backward(engine, grad, weight, kept, saved)))
+            summed = operations.row_forward(engine, grad, weight.t())
+            found.append((summed, *operations.row_backward(engine, shard, grad, weight.t())))
+        return found
 
-    _, machine = on_all(ranks, work, merged)
-    assert machine.waited  # ranks did meet
+    for seed in range(6):
+        streams(machine := Machine(at_random(seed)))
+        found = queued(machine, ranks, work, merged=seed % 2 == 1)
+        machine.run()
+        for rank, of_rank in enumerate(found):
+            for turn in range(8):
+                rows, k, n = SIZES[turn % 3]
+                whole = torch.cat([numbers(each, turn, rows, k) for each in range(ranks)])
+                grads = [numbers(each, turn + 20, rows * ranks, n) for each in range(ranks)]
+                weights = [numbers(each, turn + 50, n, k) for each in range(ranks)]
+                total = torch.stack([a @ b for a, b in zip(grads, weights, strict=True)]).sum(0).chunk(ranks)[rank]
+                of_weight = grads[rank].t() @ whole
+                kept = whole.chunk(ranks)[rank] if turn % 2 else whole
+                expected = kept, whole @ weights[rank].t(), total, of_weight
+                torch.testing.assert_close(of_rank[2 * turn], expected)
+                expected = total, whole @ weights[rank].t(), of_weight.t()
+                torch.testing.assert_close(of_rank[2 * turn + 1], expected)
 
 
-def test_parts_are_added_in_the_order_of_ranks() -> None:
-    """1 + 2^60 - 2^60 in fp32 is 0 from the left and 1 from the right: all ranks have the sum from the left."""
+def test_a_sum_goes_around_the_ring_to_its_owner(streams: Installs) -> None:
+    """1 + 2^60 - 2^60 in fp32 is 0 from the left: only rank 0's sum begins with rank 1 and ends with its own part."""
     values = torch.tensor([1.0, 2.0**60, -(2.0**60)])
 
     def work(engine: CopyEngine) -> Tensor:
         return engine.matmul_scatter(values[engine.rank].expand(3, 1).contiguous(), torch.ones(1, 4))()
 
-    for result in on_all(3, work, merged=False)[0]:
-        assert torch.equal(result, torch.zeros(1, 4))
+    streams(machine := Machine(at_random(0)))
+    found = queued(machine, 3, work)
+    machine.run()
+    assert [float(each[0, 0]) for each in found] == [1.0, 0.0, 0.0]
 
 
-def test_a_signal_that_never_comes_is_an_error_here() -> None:
-    machine = Machine(2)
+ROWS, IN, OUT = 64, 16, 32
+"""A row-parallel linear's tokens, and its features on a rank; a column-parallel one's the other way around."""
+OPERATIONS: dict[str, Callable[[CopyEngine], Any]] = {
+    "row forward": lambda engine: operations.row_forward(engine, torch.zeros(ROWS, IN), torch.zeros(OUT, IN)),
+    "row backward": lambda engine: operations.row_backward(
+        engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(ROWS, IN), torch.zeros(OUT, IN)
+    ),
+    "column forward": lambda engine: operations.column_forward(
+        engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(IN, OUT), True
+    ),
+    "column backward": lambda engine: operations.column_backward(
+        engine, torch.zeros(ROWS, IN), torch.zeros(IN, OUT), torch.zeros(ROWS, OUT), True
+    ),
+}
+
+
+def exposed(streams: Installs, ranks: int, name: str, transfer: float) -> tuple[float, list[str]]:
+    """The operation's time beyond its products, where one product of all rows takes 1 and a shard's transfer so long;
+    and the kinds of what rank 0 ran on the stream of its products."""
+    shard = ROWS // ranks * OUT
+    costs = {"product": 1 / (ROWS * IN * OUT), "transfer": transfer / shard, "copy": 0.0, "add": 0.0, "signal": 0.0}
+    streams(machine := Machine(lambda kind, amount: costs[kind] * amount))
+    queued(machine, ranks, OPERATIONS[name])
+    products = 2.0 if name.endswith("backward") else 1.0
+    took = machine.run() - products
+    return took, [kind for stream, kind, _, _ in machine.log if stream is machine.streams[2]]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_transfers_that_take_half_a_product_hide(
+    name: str, ranks: int, streams: Installs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one rank's rows, that is: what each transfer runs beside."""
+    monkeypatch.setattr(copy_engine, "PIECE", 1)
+    took, ran = exposed(streams, ranks, name, transfer=0.5 / ranks)
+    assert took == pytest.approx(0, abs=1e-6)
+    assert "add" not in ran and ran.count("copy") == {"column forward": 2, "row backward": 1}.get(name, 0)
+
+
+def test_the_input_gradients_transfer_hides_behind_the_weights_gradient(streams: Installs) -> None:
+    """However large it is, up to that product: in one piece, without a kernel of additions."""
+    took, ran = exposed(streams, 2, "column backward", transfer=1.0)
+    assert took == pytest.approx(0, abs=1e-6)
+    assert ran == ["product"] * 3
+
+
+def test_small_sums_are_added_after_the_own_product_which_hides_the_transfer(streams: Installs) -> None:
+    took, ran = exposed(streams, 2, "row forward", transfer=0.5)
+    assert took == pytest.approx(0, abs=1e-6)
+    assert ran == ["product", "product", "add"]
+
+
+def test_a_signal_that_never_comes_is_an_error_here(streams: Installs) -> None:
+    streams(machine := Machine(at_random(0)))
     signals = StreamSignals([FLAG_SPACE, 2 * FLAG_SPACE], 0, machine)
     signals.send(3, 1)
-    assert machine.flags == {2 * FLAG_SPACE + 4 * (3 * 2 + 0): 1}
+    machine.run()
+    assert list(machine.flags) == [2 * FLAG_SPACE + 4 * (3 * 2 + 0)]
+    signals.wait(0, 1)
+    with pytest.raises(AssertionError, match="wait for each other"):
+        machine.run()
     machine.cuStreamWaitValue32_v2 = lambda *_: 700  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="cuStreamWaitValue32_v2 failed with CUDA error 700"):
         signals.wait(0, 1)

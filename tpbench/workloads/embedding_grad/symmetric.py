@@ -39,8 +39,8 @@ def inboxes(arena: Arena, inputs: Inputs) -> list[Inbox]:
     ranks, rows_each, width = inputs.owners.world_size, inputs.owners.rows_each, inputs.grad.shape[1]
     found = []
     for _ in range(2):
-        values = arena.next("values", (ranks - 1, rows_each, width), inputs.grad.dtype).of
-        marks = arena.next("marks", (ranks, rows_each), torch.int32).of
+        values = arena.next("values", (ranks - 1, rows_each, width), inputs.grad.dtype)
+        marks = arena.next("marks", (ranks, rows_each), torch.int32)
         found.append(Inbox(values[inputs.rank], marks[inputs.rank], addresses(values), addresses(marks)))
     return found
 

@@ -97,10 +97,10 @@ def _by_direction(
 
 def forward(inputs: Inputs, linear: Linear, schedule: Schedule) -> Callable[[], None]:
     """A linear's forward operation on inputs of its size."""
-    weight, x = inputs.weights[linear.name], activations(inputs, linear)
+    weight, x, keep = inputs.weights[linear.name], activations(inputs, linear), inputs.problem.save_gathered
     if linear.kind == "row":
         return lambda: _drop(operations.row_forward(schedule, x, weight))
-    return lambda: _drop(operations.column_forward(schedule, x, weight))
+    return lambda: _drop(operations.column_forward(schedule, x, weight, keep))
 
 
 def backward(inputs: Inputs, linear: Linear, schedule: Schedule) -> Callable[[], None]:

@@ -27,10 +27,10 @@ class Fused(Sequential):
         workspace = getattr(library, "_group_name_to_workspace_tensor", {}).get(self.name)
         return {} if workspace is None else {"workspace_gib": workspace.nbytes / 2**30}
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole, products = self.operations.fused_all_gather_matmul(shard, [matrix], 0, self.name)
         return whole, products[0]
 
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         mine = self.operations.fused_matmul_reduce_scatter(whole, matrix, "sum", 0, self.name)
         return lambda: mine

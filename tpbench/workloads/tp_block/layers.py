@@ -136,7 +136,7 @@ def _parameter(
 class _Column(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, weight: Tensor, plan: Plan, save_gathered: bool) -> Tensor:
-        gathered, product = operations.column_forward(plan.forward, shard.contiguous(), weight)
+        gathered, product = operations.column_forward(plan.forward, shard.contiguous(), weight, save_gathered)
         ctx.save_for_backward(gathered if save_gathered else shard, weight)
         ctx.plan, ctx.gathered = plan, save_gathered
         return product

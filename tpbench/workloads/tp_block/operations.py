@@ -10,9 +10,9 @@ from torch import Tensor
 from tpbench.workloads.tp_block.schedule import Schedule
 
 
-def column_forward(schedule: Schedule, shard: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """x's shard (rows / p, in) to the gathered x (rows, in) and y = x W^T (rows, out / p)."""
-    return schedule.gather_matmul(shard, weight.t())
+def column_forward(schedule: Schedule, shard: Tensor, weight: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """x's shard (rows / p, in) to the gathered x (rows, in), to `keep` or not, and y = x W^T (rows, out / p)."""
+    return schedule.gather_matmul(shard, weight.t(), keep=keep)
 
 
 def column_backward(
@@ -30,10 +30,10 @@ def column_backward(
 
 def row_forward(schedule: Schedule, x: Tensor, weight: Tensor) -> Tensor:
     """x (rows, in / p) to this rank's shard (rows / p, out) of y = sum over ranks of x W^T."""
-    return schedule.matmul_scatter(x, weight.t())()
+    return schedule.matmul_scatter(x, weight.t(), awaited=True)()
 
 
 def row_backward(schedule: Schedule, grad_shard: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of y's shard (rows / p, out) to those of x and of the weight."""
-    grad, grad_x = schedule.gather_matmul(grad_shard, weight)
+    grad, grad_x = schedule.gather_matmul(grad_shard, weight, keep=False)
     return grad_x, grad.t() @ x

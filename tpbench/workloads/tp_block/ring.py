@@ -24,7 +24,7 @@ class Ring(Sequential):
         # P2P and reduce name ranks of the world, whatever the group.
         self.world_rank = [dist.get_global_rank(group, rank) for rank in range(self.size)]
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         """Each step passes on what the last one received, before the product that runs beside the transfer. On a GPU
         the transfers wait for each other alone, so that they run ahead where products take longer."""
         side = self._transfers(shard.device)
@@ -46,7 +46,7 @@ class Ring(Sequential):
                 torch.cuda.current_stream().wait_stream(side)
         return whole, product
 
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         """Pieces go to their owners by `reduce`, in the same order on all ranks (as collectives must); the owners take
         turns, so that no rank receives twice in a row. What is sent is kept until it has been."""
         if len(whole) % self.size**2:

@@ -36,13 +36,14 @@ class Schedule(Protocol):
         """None: there is no communication."""
 
     def gather(self, shard: Tensor) -> Pending:
-        """(size * rows, columns) from everybody's (rows, columns)."""
+        """(size * rows, columns) from everybody's (rows, columns). Good until the next gather of any kind."""
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and its product with this rank's matrix (columns, any)."""
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+        """The same, and its product with this rank's matrix (columns, any). `keep`: good for as long as wanted."""
 
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
-        """This rank's (rows / size, n) of the sum over ranks of everybody's whole (rows, k) @ matrix (k, n)."""
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
+        """This rank's (rows / size, n) of the sum over ranks of everybody's whole (rows, k) @ matrix (k, n).
+        `awaited`: the caller has nothing to do meanwhile and asks for it at once."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ class Alone:
     def gather(self, shard: Tensor) -> Pending:
         return lambda: shard
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         return shard, shard @ matrix
 
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         product = whole @ matrix
         return lambda: product
 
@@ -84,11 +85,11 @@ class Sequential:
         collectives.all_gather(whole, shard, group=self.group)
         return lambda: whole
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole = self.gather(shard)()
         return whole, whole @ matrix
 
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         mine = self.scatter(whole @ matrix)
         return lambda: mine
 
@@ -117,11 +118,11 @@ class Silent:
         whole = self.made_up[shard.shape]
         return lambda: whole
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole = self.gather(shard)()
         return whole, whole @ matrix
 
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor) -> Pending:
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         product = whole @ matrix
         mine = product.view(self.size, -1, product.shape[1])[self.rank]
         return lambda: mine
