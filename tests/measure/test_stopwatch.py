@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 
 import pytest
 
 from tests.ranks import Rank, enough_gpus, run_on_ranks
 from tests.workloads.tp_block.cells import context
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure.stopwatch import Stopwatch, difference
 
 
-def in_turns(here: Rank) -> tuple[str, list[float]]:
+def in_turns(here: Rank) -> tuple[str, list[list[float]]]:
     order: list[str] = []
 
     def timed(name: str, seconds: float) -> None:
@@ -20,7 +19,9 @@ def in_turns(here: Rank) -> tuple[str, list[float]]:
         time.sleep(seconds)
 
     taken = Stopwatch(context(here)).in_turns(
-        (lambda: timed("a", 0.001), lambda: order.append("(")), (lambda: timed("b", 0.02), lambda: order.append("["))
+        (lambda: timed("a", 0.001), lambda: order.append("(")),
+        (lambda: timed("b", 0.02), lambda: order.append("[")),
+        iterations=4,
     )
     return "".join(order), taken
 
@@ -31,5 +32,12 @@ def test_turns_alternate_and_each_is_restored_before() -> None:
     assert taken == taken_there  # the slowest rank's
     plain = order.replace("(a", "A").replace("[b", "B")
     assert plain.startswith("AABB")  # warm
-    assert [name for name, _ in itertools.groupby(plain[4:])] == ["A", "B", "A", "B", "A"]  # A B, B A, A B, B A
-    assert plain.count("A") == plain.count("B")
+    assert plain.endswith("ABBAABBA")
+    short, long = taken
+    assert len(short) == len(long) == 4 and difference(long, short) == pytest.approx(19, abs=15)
+
+
+def test_a_difference_is_of_each_turns_own_times() -> None:
+    """A clock that falls meanwhile is in neither difference, nor is a turn that something else disturbed."""
+    falling = [10.0, 12.0, 14.0, 16.0, 18.0]
+    assert difference([each + 1 for each in falling[:4]] + [90.0], falling) == 1

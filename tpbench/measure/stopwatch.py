@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from tpbench.context import Context
-from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
+from tpbench.measure.clock import Clock, ColdCache, DeviceClock, Timed, WallClock
 
 ITERATIONS = {"cuda": 20, "cpu": 5}
-TURNS = 4
+WARMUP = 2
 
 Run: TypeAlias = Callable[[], None]
 
@@ -31,29 +32,29 @@ class Stopwatch:
     def ms(self, run: Run, restore: Run = nothing, *, on_host: bool = False) -> float:
         """The median over a few iterations of the slowest rank's time. `restore` goes before each, untimed."""
         clock = self._clock(on_host)
-        clock.samples(run, restore, 2)
-        return _median(clock.samples(run, restore, self.iterations))
+        clock.samples(run, restore, WARMUP)
+        return median(_slowest(clock.samples(run, restore, self.iterations)))
 
-    def in_turns(self, *timed: tuple[Run, Run]) -> list[float]:
-        """The same of several, each with its `restore`, in turns (A B, B A, ...): clocks that fall under load hit all
-        alike, so that their differences are their own."""
+    def in_turns(self, *timed: Timed, iterations: int | None = None) -> list[list[float]]:
+        """The slowest rank's times of several, one iteration of each after the other (A B, B A, ...): a GPU at its
+        power limit lowers its clock as it goes on, so that only times from the same moment can be compared."""
         clock = self._clock(on_host=False)
-        taken: list[list[float]] = [[] for _ in timed]
         for run, restore in timed:
-            clock.samples(run, restore, 2)
-        each = -(-self.iterations // TURNS)
-        for turn in range(TURNS):
-            for at in range(len(timed))[:: -1 if turn % 2 else 1]:
-                taken[at] += clock.samples(*timed[at], each)
-        return [_median(samples) for samples in taken]
+            clock.samples(run, restore, WARMUP)
+        return [_slowest(samples) for samples in clock.in_turns(timed, iterations or self.iterations)]
 
     def _clock(self, on_host: bool) -> Clock:
         wall = on_host or self.device.type == "cpu"
         return (WallClock if wall else DeviceClock)(self.device, self.cache)
 
 
-def _median(samples: Sequence[float]) -> float:
-    """Over iterations of the slowest rank's."""
+def difference(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median over turns of how much longer one took than the other."""
+    return median(one - other for one, other in zip(above, below, strict=True))
+
+
+def _slowest(samples: Sequence[float]) -> list[float]:
+    """Each iteration's time on the slowest rank."""
     taken = torch.tensor(samples, dtype=torch.float64)
     dist.all_reduce(taken, dist.ReduceOp.MAX)
-    return float(taken.median())
+    return [float(each) for each in taken]

@@ -43,6 +43,9 @@ class FixedStopwatch:
         run()
         return 1.0
 
+    def in_turns(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
+        return [[self.ms(*each)] for each in timed]
+
 
 def place(here: Rank, cell: TpBlock, group: dist.ProcessGroup | None = None) -> Place:
     """What a variant is prepared with."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from tpbench.workloads.tp_block.exposure import backward, forward
+from tpbench.workloads.tp_block.exposure import Operation, backward, forward
 from tpbench.workloads.tp_block.linears import Linear
 from tpbench.workloads.tp_block.prepared import Place
 from tpbench.workloads.tp_block.problem import TpBlock
@@ -38,11 +39,12 @@ class Chooser:
         said = ", ".join(f"{operation}: {name}" for operation, name in self.chosen.items())
         return {"chosen": said, **({"workspace_gib": max(owned)} if owned else {})}
 
-    def _fastest(self, name: str, linear: Linear, operation: Callable[..., Callable[[], None]]) -> Schedule:
+    def _fastest(self, name: str, linear: Linear, made: Callable[..., Operation]) -> Schedule:
         key = f"{linear.name} {name}"
         if key not in self.chosen:
             inputs, stopwatch = self.place.inputs, self.place.stopwatch
-            times = {each: stopwatch.ms(operation(inputs, linear, it)) for each, it in self.schedules.items()}
+            run = made(inputs, linear)
+            times = {each: stopwatch.ms(partial(run, it)) for each, it in self.schedules.items()}
             self.chosen[key] = pick(times)
             if inputs.device.type == "cuda":
                 torch.cuda.empty_cache()
