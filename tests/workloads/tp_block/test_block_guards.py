@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -155,34 +156,48 @@ def test_the_plain_schedule_is_kept_unless_another_is_clearly_faster() -> None:
     assert auto.pick({"plain": 1.0, "ring": 0.985, "copy_engine": 0.9}) == "copy_engine"
 
 
-def chosen(here: Rank) -> tuple[dict[str, str], float]:
+class Pretended:
+    """A stopwatch by which one schedule of those tried takes less than the others: of each operation, and of a step."""
+
+    def __init__(self, of_operation: Callable[[int], str], of_step: str, names: list[str]) -> None:
+        self.of_operation, self.of_step, self.names = of_operation, of_step, names
+        self.tried: list[int] = []
+
+    def in_turns(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
+        for run, _ in timed:
+            run()
+        if iterations is None:
+            best = self.names.index(self.of_operation(len(self.tried)))
+        else:
+            best = [*sorted(("plain", "ring")), "mixed"].index(self.of_step)
+        self.tried.append(len(timed))
+        return [[0.5 if at == best else 1.0] * 3 for at in range(len(timed))]
+
+
+def chosen(here: Rank, best_step: str) -> tuple[dict[str, str], float]:
     """What is chosen where the ring takes half the time in the MLP's operations, and the worst error of the result."""
     cell = problem()
     where = place(here, cell)
     schedules = auto.candidates(cell, where)
-    tried: list[int] = []
-
-    class Pretended:
-        def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
-            run()
-            tried.append(1)
-            turn, operation = (len(tried) - 1) % len(schedules), (len(tried) - 1) // len(schedules)
-            ring, mlp = list(schedules)[turn] == "ring", operation >= 4
-            return 0.5 if ring and mlp else 1.0
-
-    stopwatch: Any = Pretended()
+    stopwatch: Any = Pretended(lambda turn: "ring" if turn >= 4 else "plain", best_step, list(schedules))
     chooser = auto.Chooser(type(where)(cell, where.inputs, stopwatch), schedules)
+    chooser.settle()
     prepared = prepare(where, chooser.plan)
     errors = differences(passed(cell, prepared), cell, where.inputs, prepared.size)
-    assert len(tried) == len(schedules) * 2 * len(cell.linears), "each schedule once for each operation, and not again"
-    assert chooser.facts()["chosen"].startswith("qkv forward: plain, ")
+    each_once = [len(schedules)] * 2 * len(cell.linears)
+    assert stopwatch.tried == [*each_once, 3], (
+        "each schedule once for each operation; the step by both and by the mixture"
+    )
+    assert chooser.facts()["chosen"].startswith(f"qkv forward: {chooser.chosen['qkv forward']}, ")
     return chooser.chosen, max(errors.values())
 
 
 @needs_ranks
-def test_each_operation_has_a_schedule_of_its_own() -> None:
-    for names, error in run_on_ranks(2, chosen):
+@pytest.mark.parametrize("best_step", ["mixed", "ring", "plain"])
+def test_each_operation_has_a_schedule_of_its_own_unless_one_for_all_is_faster(best_step: str) -> None:
+    for names, error in run_on_ranks(2, chosen, best_step):
         plain = {f"{linear} {way}": "plain" for linear in ("qkv", "out") for way in ("forward", "backward")}
         ring = {f"{linear} {way}": "ring" for linear in ("up", "down") for way in ("forward", "backward")}
-        assert names == plain | ring
+        mixed = plain | ring
+        assert names == (mixed if best_step == "mixed" else dict.fromkeys(mixed, best_step))
         assert error <= oracle.TOLERANCE["float64"]

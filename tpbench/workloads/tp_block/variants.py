@@ -89,13 +89,11 @@ def block_copy_engine(problem: TpBlock, place: Any) -> Any:
 
 
 @WORKLOAD.variant(
-    "for each operation and shape the schedule that was fastest when tried, before anything is timed",
+    "for each operation the schedule that was fastest when tried, or one for all where the step is faster so",
     takes=_KEEPS | {"signals"},
     refuses=_no_peers,
 )
 def block_auto(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block import auto
-    from tpbench.workloads.tp_block.prepared import prepare
 
-    chooser = auto.Chooser(place, auto.candidates(problem, place))
-    return prepare(place, chooser.plan, facts=chooser.facts)
+    return auto.prepare_fastest(place)
