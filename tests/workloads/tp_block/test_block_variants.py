@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,15 @@ from tpbench.workloads.tp_block.inputs import Inputs
 from tpbench.workloads.tp_block.oracle import Result
 from tpbench.workloads.tp_block.prepared import Prepared, prepare
 
-pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
+
+def on(*numbers: int) -> list[Any]:
+    """Numbers of ranks, of which too many for this machine's GPUs are skipped."""
+    reason = "needs {} GPUs, or none"
+    return [
+        pytest.param(each, marks=pytest.mark.skipif(not enough_gpus(each), reason=reason.format(each)))
+        for each in numbers
+    ]
+
 
 HERE = sorted(name for name, each in WORKLOAD.variants.items() if torch.cuda.is_available() or not each.needs_cuda)
 one_process = functools.cache(one_process)
@@ -68,28 +77,31 @@ def differences(got: Result, cell: TpBlock, inputs: Inputs, size: int) -> dict[s
     return {name: oracle.row_error(mine.cpu(), right.double()) for name, (mine, right) in pairs.items()}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", on(2, 4))
 @pytest.mark.parametrize("name", HERE)
 def test_forward_and_every_gradient_are_those_of_one_process(name: str, ranks: int) -> None:
     assert len(set(run_on_ranks(ranks, everything_right, name))) == 1
 
 
-def merged_right(here: Rank) -> float:
+def merged_right(here: Rank, in_pieces: bool) -> float:
     from tpbench.workloads.arena import Arena
-    from tpbench.workloads.tp_block.copy_engine import CopyEngine
+    from tpbench.workloads.tp_block import copy_engine
 
     cell = problem(dtype="float32", save_gathered=False)
     where = place(here, cell)
-    engine = CopyEngine(Arena(here.group, here.device, "stream"), merged=True)
+    engine = copy_engine.CopyEngine(Arena(here.group, here.device, "stream"), merged=True)
     prepared = prepare(where, engine)
-    return max(max(differences(passed(cell, prepared), cell, where.inputs, prepared.size).values()) for _ in range(3))
+    with mock.patch.object(copy_engine, "PIECE", 1 if in_pieces else copy_engine.PIECE):
+        errors = [differences(passed(cell, prepared), cell, where.inputs, prepared.size) for _ in range(3)]
+    return max(max(each.values()) for each in errors)
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_merged_chunks_are_right_on_gpus(ranks: int) -> None:
-    assert max(run_on_ranks(ranks, merged_right)) <= oracle.TOLERANCE["float32"]
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize("ranks", on(2, 4))
+def test_merged_chunks_and_pieces_are_right_on_gpus(ranks: int, in_pieces: bool) -> None:
+    assert max(run_on_ranks(ranks, merged_right, in_pieces)) <= oracle.TOLERANCE["float32"]
 
 
 def in_subgroups(here: Rank, name: str) -> float:
@@ -101,6 +113,7 @@ def in_subgroups(here: Rank, name: str) -> float:
     return max(errors.values())
 
 
+@pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 @pytest.mark.parametrize("name", [name for name in HERE if name != "block_no_tp"])
 def test_it_works_in_any_process_group(name: str) -> None:
     assert max(run_on_ranks(4, in_subgroups, name)) <= oracle.TOLERANCE["float64"]
@@ -120,6 +133,7 @@ def norms_not_summed(here: Rank) -> float:
     return min(errors["attention_norm"], errors["mlp_norm"])
 
 
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 def test_without_the_sum_over_ranks_norms_are_wrong() -> None:
     assert min(run_on_ranks(2, norms_not_summed)) > 0.1
 
@@ -129,6 +143,7 @@ def oracle_error(here: Rank, cell: TpBlock) -> float:
     return max(differences(oracle.right(inputs), cell, inputs, here.world_size).values())
 
 
+@pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 @pytest.mark.parametrize("part", PARTS)
 def test_the_oracle_is_one_process(part: str) -> None:
     assert max(run_on_ranks(4, oracle_error, problem(part=part))) < 1e-12
