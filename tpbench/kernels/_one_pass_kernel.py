@@ -235,6 +235,15 @@ def _columns_of(label, vocab_size, ignore_index):
 
 
 @gluon.jit
+def _counts(row, label, n_rows, vocab_size, ignore_index, LABELS: gl.constexpr):
+    """Which rows are worked on: those that exist and whose labels count. Rows past the last have the label -1."""
+    if LABELS:
+        return _columns_of(label, vocab_size, ignore_index) >= 0
+    else:
+        return row < n_rows
+
+
+@gluon.jit
 def _tile_indices(tile: gl.constexpr, REPEATS: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr):
     """Of each element of a part: its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
     repeat = gl.arange(0, REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
@@ -319,7 +328,7 @@ def _held_state(c, s, ct, st, a, shared_x, shared_t, at, BEGIN: gl.constexpr, EN
     how many groups of copies were started after the last of these tiles."""
     for tile_of_row in gl.static_range(BEGIN, END):
         _await_copies(END - 1 - tile_of_row + LATER)
-        x, t = _load(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], at, valid, tile_of_row, tile_columns,
+        x, t = _load(shared_x[tile_of_row], shared_t[tile_of_row], at, valid, tile_of_row, tile_columns,
                      vector, place, tile,
                      VECTOR, LOSS == "cross_entropy", MASKED)  # fmt: skip
         c_2, s_2, ct_2, st_2, a_2, _exp, _kept = _thread_state(x, t, k, k_t, LOSS)
@@ -532,8 +541,8 @@ def one_pass_kernel(
     n_valid, vocab_start, vocab_size, ignore_index, logits_row, logits_column, target_row, target_column, grad_row,
     grad_column, k, k_t, z_loss, grad_scale, loss_scale, rank, capacity, half, limit_ns,
     LOSS: gl.constexpr, GRAD: gl.constexpr, REDUCE: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr,
-    REPEATS: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr, ROW_WARPS: gl.constexpr, STAGES: gl.constexpr,
-    TILES: gl.constexpr, WORLD: gl.constexpr, SLOTS: gl.constexpr, Z_LOSS: gl.constexpr, FULL: gl.constexpr,
+    REPEATS: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr, ROW_WARPS: gl.constexpr, TILES: gl.constexpr,
+    WORLD: gl.constexpr, SLOTS: gl.constexpr, Z_LOSS: gl.constexpr, FULL: gl.constexpr,
     MASKED: gl.constexpr, ALIGNED: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """See the module. Sizes are in columns, strides (and part_columns) in vectors if ALIGNED.
@@ -552,20 +561,21 @@ def one_pass_kernel(
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     element: gl.constexpr = logits.dtype.element_ty
     HELD: gl.constexpr = TILES - 1
-    EARLY: gl.constexpr = HELD > 0 or not EXCHANGE
     FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
-    # First the places of the last tile of a row, which passes on to registers; then two of each other tile. Each tile
-    # has memory of its own: in one piece the compiler would see all copies and reads meet, and put barriers between.
-    last: gl.constexpr = [STAGES, ROWS, REPEATS, LANES, VECTOR]
-    other: gl.constexpr = [2, ROWS, REPEATS, LANES, VECTOR]
-    shared_x = (gl.allocate_shared_memory(element, last, flat),)
+    # Two places of each tile but the last, which passes on to registers. Each tile has memory of its own: in one piece
+    # the compiler would see all copies and reads meet, and put barriers between.
+    places: gl.constexpr = [2, ROWS, REPEATS, LANES, VECTOR]
+    place_of_last: gl.constexpr = [1, ROWS, REPEATS, LANES, VECTOR]
+    shared_x = ()
     for _ in gl.static_range(HELD):
-        shared_x = shared_x + (gl.allocate_shared_memory(element, other, flat),)  # type: ignore[assignment]  # noqa: RUF005
+        shared_x = shared_x + (gl.allocate_shared_memory(element, places, flat),)  # type: ignore[assignment]  # noqa: RUF005
+    shared_x = shared_x + (gl.allocate_shared_memory(element, place_of_last, flat),)  # type: ignore[assignment]  # noqa: RUF005
     shared_t = shared_x
     if not LABELS:
-        shared_t = (gl.allocate_shared_memory(element, last, flat),)
+        shared_t = ()
         for _ in gl.static_range(HELD):
-            shared_t = shared_t + (gl.allocate_shared_memory(element, other, flat),)  # type: ignore[assignment]  # noqa: RUF005
+            shared_t = shared_t + (gl.allocate_shared_memory(element, places, flat),)  # type: ignore[assignment]  # noqa: RUF005
+        shared_t = shared_t + (gl.allocate_shared_memory(element, place_of_last, flat),)  # type: ignore[assignment]  # noqa: RUF005
 
     part = gl.program_id(0) % n_parts
     walker = gl.program_id(0) // n_parts
@@ -594,35 +604,15 @@ def one_pass_kernel(
     if LABELS:
         first_label = _load_labels(target, row, n_rows)
         next_label = _load_labels(target, row + walkers * ROWS, n_rows)
-    for tile_of_row in gl.static_range(HELD):
-        counts = row < n_rows
-        if LABELS:
-            counts = _columns_of(first_label, vocab_size, ignore_index) >= 0
-        _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], 0, logits, target, row, counts, first,
-              tile_columns, extent,
+    counts = _counts(row, first_label, n_rows, vocab_size, ignore_index, LABELS)
+    for tile_of_row in gl.static_range(TILES):
+        _copy(shared_x[tile_of_row], shared_t[tile_of_row], 0, logits, target, row, counts, first, tile_columns, extent,
               tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
               FULL, ALIGNED)  # fmt: skip
-    for step in gl.static_range(STAGES):
-        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
-        counts = row < n_rows
-        if LABELS:
-            if step == 0:
-                counts = _columns_of(first_label, vocab_size, ignore_index) >= 0
-            elif step == 1:
-                counts = _columns_of(next_label, vocab_size, ignore_index) >= 0
-            else:
-                counts = _columns_of(_load_labels(target, row, n_rows), vocab_size, ignore_index) >= 0
-        _copy(shared_x[0], shared_t[0], step, logits, target, row, counts, first, tile_columns, extent, HELD,
-              logits_row,
-              logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
-              ALIGNED)  # fmt: skip
     row = ((walker + walkers) * ROWS + row_in_tile).to(gl.int64)
+    counts = _counts(row, next_label, n_rows, vocab_size, ignore_index, LABELS)
     for tile_of_row in gl.static_range(HELD):
-        counts = row < n_rows
-        if LABELS:
-            counts = _columns_of(next_label, vocab_size, ignore_index) >= 0
-        _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], 1, logits, target, row, counts, first,
-              tile_columns, extent,
+        _copy(shared_x[tile_of_row], shared_t[tile_of_row], 1, logits, target, row, counts, first, tile_columns, extent,
               tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
               FULL, ALIGNED)  # fmt: skip
 
@@ -637,15 +627,12 @@ def one_pass_kernel(
         inverse_count = 1.0 / gl.maximum(gl.sum(total, axis=0), 1).to(gl.float32)
     scale = grad_scale * inverse_count
 
-    # Labels are loaded a step before they are needed: of this row, and of those whose copies start next.
-    this_row = (walker * ROWS + row_in_tile).to(gl.int64)
-    this_label = row_in_tile
-    last_label = row_in_tile
-    held_label = row_in_tile
+    # Labels of this row, of the next, whose last tile's copy starts next, and of the one after, the others' of which:
+    # each is asked for a step before its first use.
+    this_label = first_label
+    later_label = row_in_tile
     if LABELS:
-        this_label = first_label
-        last_label = _load_labels(target, this_row + STAGES * walkers * ROWS, n_rows)
-        held_label = _load_labels(target, this_row + 2 * walkers * ROWS, n_rows)
+        later_label = _load_labels(target, row + walkers * ROWS, n_rows)
 
     RANKS: gl.constexpr = _next_power_of_2(WORLD)
     QUEUES: gl.constexpr = RANKS * SLOTS if EXCHANGE else 1
@@ -670,7 +657,7 @@ def one_pass_kernel(
     by_thread: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, tile))
     zero = gl.zeros([ROWS, LANES], gl.float32, by_thread)
     c_held, s_held, ct_held, st_held, a_held = _held_state(
-        zero - INF, zero, zero - INF, zero, zero, shared_x, shared_t, 0, 0, HELD, HELD + STAGES, valid,
+        zero - INF, zero, zero - INF, zero, zero, shared_x, shared_t, 0, 0, HELD, HELD + 1, valid,
         tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
     )  # fmt: skip
 
@@ -686,29 +673,20 @@ def one_pass_kernel(
             held = counts & (local >= 0) & (local < valid)
             at = row * (logits_row * unit) + (first * unit + local) * logits_column
             own = gl.load(logits + at, mask=held, other=0.0).to(gl.float32)
-            ahead = row + walkers * ROWS
-            this_label = _load_labels(target, ahead, n_rows)
-            next_last_label = _load_labels(target, ahead + STAGES * walkers * ROWS, n_rows)
-            next_held_label = _load_labels(target, ahead + 2 * walkers * ROWS, n_rows)
-        _await_copies(HELD + (STAGES - 1) * TILES)
-        x, t = _load(shared_x[0], shared_t[0], step % STAGES, valid, HELD, tile_columns * unit, vector, place, tile,
-                     VECTOR,
+            last_label = _load_labels(target, row + 3 * walkers * ROWS, n_rows)
+        _await_copies(HELD)
+        x, t = _load(shared_x[HELD], shared_t[HELD], 0, valid, HELD, tile_columns * unit, vector, place, tile, VECTOR,
                      LABELS, MASKED)  # fmt: skip
-        # The tile lives in registers: its place is free for the one STAGES further.
-        if EARLY:
-            last_row = row + STAGES * walkers * ROWS
-            copied = last_row < n_rows
-            if LABELS:
-                copied = _columns_of(last_label, vocab_size, ignore_index) >= 0
-            _copy(shared_x[0], shared_t[0], step % STAGES, logits, target, last_row, copied, first, tile_columns,
-                  extent,
-                  HELD, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
-                  ALIGNED)  # fmt: skip
+        # The tile lives in registers: its place is free for the next row's.
+        next_row = row + walkers * ROWS
+        copied = _counts(next_row, next_label, n_rows, vocab_size, ignore_index, LABELS)
+        _copy(shared_x[HELD], shared_t[HELD], 0, logits, target, next_row, copied, first, tile_columns, extent, HELD,
+              logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
+              ALIGNED)  # fmt: skip
         c_thread, s, ct_thread, st, a, exp_x, kept = _thread_state(x, t, k, k_t, LOSS)
         ct = ct_thread
         c = c_thread
-        if HELD > 0:
-            c, s, ct, st, a = _add(c_held, s_held, ct_held, st_held, a_held, c, s, ct, st, a, LOSS)
+        c, s, ct, st, a = _add(c_held, s_held, ct_held, st_held, a_held, c, s, ct, st, a, LOSS)
         c, s, b, st, a = _merge(c, s, ct, st, a, LOSS)
         c = gl.convert_layout(c, by_row)
         s = gl.convert_layout(s, by_row)
@@ -763,16 +741,6 @@ def one_pass_kernel(
                 _value(w_3, epoch, needed, 0.0), _value(w_4, epoch, needed, 0.0), LOSS,
             )  # fmt: skip
 
-        if not EARLY:
-            # After the wait, whose loads would queue behind these copies: more of them are under way.
-            last_row = row + STAGES * walkers * ROWS
-            copied = last_row < n_rows
-            if LABELS:
-                copied = _columns_of(last_label, vocab_size, ignore_index) >= 0
-            _copy(shared_x[0], shared_t[0], step % STAGES, logits, target, last_row, copied, first, tile_columns,
-                  extent,
-                  HELD, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
-                  ALIGNED)  # fmt: skip
         of_row, log_z = _row_loss(c, s, b, st, a, k, z_loss, LOSS, Z_LOSS)
         if part == 0:
             of_row = gl.where(gl.convert_layout(counts, by_row), of_row, 0.0)
@@ -782,22 +750,7 @@ def one_pass_kernel(
                 # All that others need of this program is there: they need not wait for its last gradient.
                 _barrier()
                 _arrive(control + 1)
-        held_row = row + 2 * walkers * ROWS
-        copied = held_row < n_rows
-        if LABELS:
-            copied = _columns_of(held_label, vocab_size, ignore_index) >= 0
-        if not GRAD:
-            for tile_of_row in gl.static_range(HELD):
-                _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], step % 2, logits, target, held_row, copied,
-                      first, tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column,
-                      vector, place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
-                if tile_of_row >= AHEAD:
-                    c_held, s_held, ct_held, st_held, a_held = _held_state(
-                        c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, tile_of_row,
-                        tile_of_row + 1, HELD + 1, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR,
-                        LOSS, MASKED,
-                    )  # fmt: skip
-        else:
+        if GRAD:
             # All scales join in fp32, a row at a time, then a thread at a time; what reaches memory is rounded once.
             z_slope = 0.0
             if Z_LOSS:
@@ -824,12 +777,16 @@ def one_pass_kernel(
                     weight_t = _exp2(ct_thread - reference_t) * second
             _write(grad, exp_x, kept, weight, weight_t, row, exists, first, tile_columns, extent, valid, HELD, grad_row,
                    grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED, ALIGNED)  # fmt: skip
-            for tile_of_row in gl.static_range(HELD):
-                x, t = _load(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], step % 2, valid, tile_of_row,
+        later_row = row + 2 * walkers * ROWS
+        copied = _counts(later_row, later_label, n_rows, vocab_size, ignore_index, LABELS)
+        for tile_of_row in gl.static_range(HELD):
+            if GRAD:
+                x, t = _load(shared_x[tile_of_row], shared_t[tile_of_row], step % 2, valid, tile_of_row,
                              tile_columns * unit, vector, place, tile, VECTOR, LABELS, MASKED)  # fmt: skip
-                _copy(shared_x[1 + tile_of_row], shared_t[1 + tile_of_row], step % 2, logits, target, held_row, copied,
-                      first, tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column,
-                      vector, place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
+            _copy(shared_x[tile_of_row], shared_t[tile_of_row], step % 2, logits, target, later_row, copied,
+                  first, tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column,
+                  vector, place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
+            if GRAD:
                 x = gl.fma(x, k, 0.0 - reference_thread[:, None, :, None])
                 exp_2 = _exp2(x)
                 kept_2 = exp_2
@@ -842,23 +799,26 @@ def one_pass_kernel(
                 _write(grad, exp_2, kept_2, zero + factor_thread, second, row, exists, first, tile_columns, extent,
                        valid, tile_of_row, grad_row, grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED,
                        ALIGNED)  # fmt: skip
-                if tile_of_row >= AHEAD:
-                    c_held, s_held, ct_held, st_held, a_held = _held_state(
-                        c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, tile_of_row,
-                        tile_of_row + 1, HELD + 1, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR,
-                        LOSS, MASKED,
-                    )  # fmt: skip
-            if LABELS:
+            if tile_of_row >= AHEAD:
+                c_held, s_held, ct_held, st_held, a_held = _held_state(
+                    c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, tile_of_row,
+                    tile_of_row + 1, HELD + 1, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR,
+                    LOSS, MASKED,
+                )  # fmt: skip
+
+        if LABELS:
+            if GRAD:
                 # The label's own element: one store more is cheaper than a comparison with every column.
                 at_label = _exp2(gl.fma(own, k, 0.0 - reference)) * factor - scale
                 at = row * (grad_row * unit) + (first * unit + local) * grad_column
                 _barrier()
                 gl.store(grad + at, at_label.to(grad.dtype.element_ty), mask=held)
+            this_label = next_label
+            next_label = later_label
+            later_label = last_label
 
-        if LABELS:
-            last_label = next_last_label
-            held_label = next_held_label
-
+    # Copies of rows past the last are under way, of zeros: not into what the compiler uses now for other things.
+    _await_copies(0)
     # The last program, which has the fewest rows, sums the rows' losses, in one order, once all are there, and makes
     # the next launch's epoch. It waits for programs that do not wait for it.
     if REDUCE or EXCHANGE:

@@ -40,8 +40,6 @@ class Tiling:
     vector: int
     row_warps: int
     warps: int
-    stages: int
-    """Copies of a row's last tile under way, and the place of the one at work."""
     tiles: int
     """Tiles of a part of a row: the last is kept in registers, the others in shared memory."""
     programs_per_sm: int
@@ -145,8 +143,7 @@ def tiling(
     repeats = max(1, block // (lanes * vector))
     tile_columns = -(-columns // (parts * tiles * vector)) * vector
     return Tiling(
-        tile_rows, repeats, lanes, vector, row_warps, warps, 1, tiles, per_sm, parts,
-        tile_columns * tiles, slots, ahead,
+        tile_rows, repeats, lanes, vector, row_warps, warps, tiles, per_sm, parts, tile_columns * tiles, slots, ahead,
     )  # fmt: skip
 
 
@@ -283,8 +280,8 @@ def prepare(
     kernel = launch_of(
         importlib.import_module("tpbench.kernels._one_pass_kernel").one_pass_kernel,
         LOSS=loss, GRAD=out is not None, REDUCE=reduce, COUNT=count, ROWS=plan.rows, REPEATS=plan.repeats,
-        LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, STAGES=plan.stages, TILES=plan.tiles,
-        WORLD=world_size, SLOTS=plan.slots, Z_LOSS=z_loss, FULL=full, MASKED=not full or valid < columns,
+        LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, TILES=plan.tiles, WORLD=world_size,
+        SLOTS=plan.slots, Z_LOSS=z_loss, FULL=full, MASKED=not full or valid < columns,
         ALIGNED=plan.vector > 1, AHEAD=plan.ahead, num_warps=plan.warps, enable_fp_fusion=False,
         launch_cooperative_grid=plan.slots > 0,
         **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
