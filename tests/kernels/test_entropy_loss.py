@@ -275,6 +275,9 @@ def test_tensors_on_another_gpu_than_the_current(loss: Any) -> None:
         (700, 1000, "auto", torch.bfloat16),
         (2500, 264, "auto", torch.float32),
         (40, 131072, "auto", torch.bfloat16),
+        (600, 130000, "auto", torch.bfloat16),
+        (300, 65536, "auto", torch.float16),
+        (400, 32760, "auto", torch.float32),
     ],
 )
 @pytest.mark.parametrize("loss", LOSSES)

@@ -17,7 +17,8 @@ def test_all_programs_fit_at_once(loss: str, share: int, world: int) -> None:
     plan = tiling(4096, share, share, world, 2, loss, "auto", True, H200)
     assert plan is not None
     numbers = 1 if loss == "cross_entropy" else 2
-    tiles = (2 * plan.tiles - 1) * plan.rows * plan.columns * 2 * numbers
+    places = plan.tiles - 1 if plan.whole else 2 * plan.tiles - 1
+    tiles = places * plan.rows * plan.columns * 2 * numbers
     a_program = tiles + 2 * RESERVED_BYTES  # the compiler's, and what each program costs
     assert a_program * plan.programs_per_sm <= SHARED_BYTES_OF_A_MULTIPROCESSOR
     assert plan.registers * 32 * plan.warps * plan.programs_per_sm <= 65536
@@ -35,3 +36,12 @@ def test_rows_of_any_length_have_a_tiling_or_none(loss: str, world: int, cap: in
         plan = tiling(4096, share, share, world, 2, loss, cap, True, H200)
         if plan is not None:
             assert plan.parts <= H200.processors * plan.programs_per_sm and plan.ahead <= plan.tiles - 1
+
+
+@pytest.mark.parametrize(("loss", "longest"), [("cross_entropy", 131072), ("reverse_kl", 65536)])
+def test_a_row_that_fits_a_multiprocessor_is_one_programs(loss: str, longest: int) -> None:
+    for share in range(4096, longest + 1, 4096):
+        plan = tiling(4096, share, share, 1, 2, loss, "auto", True, H200)
+        assert plan is not None and plan.parts == 1 and plan.slots == 0
+    longer = tiling(4096, longest + 8, longest + 8, 1, 2, loss, "auto", True, H200)
+    assert longer is not None and longer.parts > 1 and not longer.whole

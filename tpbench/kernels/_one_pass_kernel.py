@@ -10,6 +10,9 @@ over threads, with its barriers, is once a row.
             | await all parts -> gradient of the last tile, then of each other: start to copy into the freed place,
             and where the next row's tile of this number is not reduced yet: its state
 
+A row that fills the shared memory by itself (WHOLE) is not shared by programs that would have to wait for each other:
+two of its tiles pass on to registers, and the next row's come into each place as this row's tile leaves it.
+
 Where a row has several parts, on this GPU or on other ranks, each program publishes its state and awaits the others'.
 The next row's tiles are worked on meanwhile. All parts of a row are at the same step of programs that
 run at the same time (a cooperative launch), so that every wait ends. A wait for a peer that died ends by its limit:
@@ -38,7 +41,7 @@ Compiled without contraction to multiply-adds but those written here: the loss i
 on all ranks, whatever their shards make the compiler specialise.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # A kernel's arguments are what Triton makes of them.
 # ruff: noqa: RET505, SIM108
 # Only a whole if and else leaves the branch not taken uncompiled.
@@ -131,28 +134,167 @@ def _maxima(a_1, b_1, a_2, b_2):
 
 
 @gluon.jit
-def _merge(c, s, b, st, a, LOSS: gl.constexpr):
-    """Merge the states along axis 1, in one order: the same on all ranks."""
+def _merge(c, s, b, st, a, AXIS: gl.constexpr, LOSS: gl.constexpr):
+    """Merge the states along an axis, in one order: the same on all ranks."""
     if LOSS == "cross_entropy":
-        c_row = gl.max(c, axis=1)
-        s_row = gl.sum(s * _exp2(c - _reference(c_row)[:, None]), axis=1)
-        return c_row, s_row, gl.sum(b, axis=1), s_row, s_row
+        c_row = gl.max(c, axis=AXIS)
+        s_row = gl.sum(s * _exp2(c - gl.expand_dims(_reference(c_row), AXIS)), axis=AXIS)
+        return c_row, s_row, gl.sum(b, axis=AXIS), s_row, s_row
     else:
-        c_row, b_row = gl.reduce((c, b), 1, _maxima)
-        reference = _reference(c_row)[:, None]
-        reference_t = _reference(b_row)[:, None]
+        c_row, b_row = gl.reduce((c, b), AXIS, _maxima)
+        reference = gl.expand_dims(_reference(c_row), AXIS)
+        reference_t = gl.expand_dims(_reference(b_row), AXIS)
         weight = _exp2(c - reference)
         weight_t = _exp2(b - reference_t)
         a = _shifted(a, s, st, weight, weight_t, _reference(c) - reference, _reference(b) - reference_t, LOSS)
-        s_row, st_row, a_row = gl.reduce((s * weight, st * weight_t, a), 1, _plus)
+        s_row, st_row, a_row = gl.reduce((s * weight, st * weight_t, a), AXIS, _plus)
         return c_row, s_row, b_row, st_row, a_row
 
 
+@gluon.constexpr_function
+def _states_layout(rows, row_warps, warps, crossed):
+    """(rows, warps of a row): each warp has its own state or, crossed, as (rows, warps of a row, 2, 2, 2) numbers,
+    those of all warps that have the row, a lane each."""
+    numbers = 3 if crossed else 0
+    of_row = (warps // row_warps).bit_length() - 1
+    nothing = [0] * (2 + numbers)
+
+    def base(axis, value):
+        return [*nothing[:axis], value, *nothing[axis + 1 :]]
+
+    columns = [base(1, 1 << bit) for bit in range(of_row)]
+    registers = [base(2 + axis, 1) for axis in range(numbers)]
+    registers += [base(0, row_warps << bit) for bit in range((rows // row_warps).bit_length() - 1)]
+    lanes = (columns if crossed else [nothing] * of_row) + [nothing] * (5 - of_row)
+    by_warp = [nothing] * of_row if crossed else columns
+    by_warp += [base(0, 1 << bit) for bit in range(row_warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [rows, warps // row_warps] + [2] * numbers)
+
+
 @gluon.jit
-def _in_thread(values, TAKE_MAX: gl.constexpr):
-    """(ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES), within each thread."""
-    if TAKE_MAX:
+def _merge_threads(c, s, b, st, a, ROW_WARPS: gl.constexpr, LOSS: gl.constexpr):
+    """Merge the two-logit states of a row's threads, (ROWS, LANES) to (ROWS,): within each warp, then across. All
+    numbers cross at once, so that warps wait for each other once, where maxima and sums of their own would make them do
+    so four times."""
+    ROWS: gl.constexpr = c.type.shape[0]
+    WARPS: gl.constexpr = c.type.shape[1] // 32
+    num_warps: gl.constexpr = gl.num_warps()
+    by_warp: gl.constexpr = [ROWS, WARPS, 32]
+    c, s, b, st, a = _merge(c.reshape(by_warp), s.reshape(by_warp), b.reshape(by_warp), st.reshape(by_warp),
+                            a.reshape(by_warp), 2, LOSS)  # fmt: skip
+    if WARPS > 1:
+        own: gl.constexpr = _states_layout(ROWS, ROW_WARPS, num_warps, False)  # as they are, by its name
+        c = gl.convert_layout(c, own, assert_trivial=True)
+        s = gl.convert_layout(s, own, assert_trivial=True)
+        b = gl.convert_layout(b, own, assert_trivial=True)
+        st = gl.convert_layout(st, own, assert_trivial=True)
+        a = gl.convert_layout(a, own, assert_trivial=True)
+        maxima_and_sums = gl.join(gl.join(c, b), gl.join(s, st))
+        numbers = gl.join(maxima_and_sums, gl.join(gl.join(a, a), gl.join(a, a)))
+        numbers = gl.convert_layout(numbers, _states_layout(ROWS, ROW_WARPS, num_warps, True))
+        maxima_and_sums, differences = gl.split(numbers)
+        maxima, sums = gl.split(maxima_and_sums)
+        c, b = gl.split(maxima)
+        s, st = gl.split(sums)
+        a, _ = gl.split(gl.split(differences)[0])
+    return _merge(c, s, b, st, a, 1, LOSS)
+
+
+@gluon.constexpr_function
+def _add_products(many):
+    """The sum of so many products, in each output. One whose weight is zero is left out, were it of infinity."""
+    outputs, weights, values = (range(first, first + many) for first in (0, many, 2 * many))
+    return (
+        "{.reg .pred counts; .reg .f32 total; mov.f32 total, 0f00000000;"
+        + "".join(
+            f"setp.neu.f32 counts, ${weight}, 0f00000000; @counts fma.rn.f32 total, ${weight}, ${value}, total;"
+            for weight, value in zip(weights, values, strict=True)
+        )
+        + "".join(f"mov.f32 ${output}, total;" for output in outputs)
+        + "}"
+    )
+
+
+@gluon.constexpr_function
+def _constraints(output, outputs, input, inputs):
+    return ",".join([output] * outputs + [input] * inputs)
+
+
+@gluon.jit
+def _any(a, b):
+    return a
+
+
+@gluon.jit
+def _weighted_in_thread(weight, difference):
+    """The sum of `_weighted`, (ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES), within each thread: a comparison and a
+    multiply-add an element, where a product, a choice and a sum would be four instructions."""
+    many: gl.constexpr = weight.type.shape[3]
+    by_vector = gl.inline_asm_elementwise(
+        _add_products(many),
+        _constraints("=f", many, "f", 2 * many),
+        [weight, difference],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=many,
+    )
+    return gl.sum(gl.reduce(by_vector, 3, _any), axis=1)
+
+
+@gluon.jit
+def _times(weight, difference):
+    """`_weighted` in two instructions."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred counts;
+        setp.neu.f32 counts, $1, 0f00000000;
+        mov.f32 $0, $1;
+        @counts mul.f32 $0, $1, $2;
+        }""",
+        "=&f,f,f",
+        [weight, difference],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.constexpr_function
+def _maximum(many):
+    """Of so many bf16 numbers, in fp32 in each output: two at a time, while they are in pairs."""
+    pairs = range(many + 1, many + many // 2)
+    return (
+        f"{{.reg .b32 pair, low; .reg .f32 other, most; mov.b32 pair, ${many};"
+        + "".join(f"max.bf16x2 pair, pair, ${each};" for each in pairs)
+        + "shl.b32 low, pair, 16; and.b32 pair, pair, 0xffff0000; mov.b32 other, low; mov.b32 most, pair;"
+        + "max.f32 most, most, other;"
+        + "".join(f"mov.f32 ${output}, most;" for output in range(many))
+        + "}"
+    )
+
+
+@gluon.jit
+def _max_in_thread(values, FEW: gl.constexpr):
+    """(ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES), within each thread, in fp32."""
+    if FEW and values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
+        many: gl.constexpr = values.type.shape[1] * values.type.shape[3]
+        values = gl.inline_asm_elementwise(
+            _maximum(many),
+            _constraints("=f", many, "r", many // 2),
+            [values],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=many,
+        )
+        return gl.reduce(gl.reduce(values, 3, _any), 1, _any)
+    else:
+        values = values.to(gl.float32)
         return gl.max(gl.max(values, axis=3), axis=1)
+
+
+@gluon.jit
+def _sum_in_thread(values):
+    """(ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES), within each thread."""
     return gl.sum(gl.sum(values, axis=3), axis=1)
 
 
@@ -170,30 +312,30 @@ def _row_to_thread(values, by_thread: gl.constexpr):
 
 
 @gluon.jit
-def _thread_state(x, t, k, k_t, LOSS: gl.constexpr):
+def _thread_state(x, t, k, k_t, LOSS: gl.constexpr, FEW: gl.constexpr):
     """The state of each thread's part of a tile of raw logits in fp32, (ROWS, LANES), but for x[label]; and what the
     gradient is made of, relative to the thread's own maxima: (ROWS, REPEATS, LANES, VECTOR) of 2^(x k - c) and, for
     two-logit losses, of 2^(t k_t - c_t) or, for reverse_kl, (x k - c) - (t k_t - c_t).
     """
-    c = _in_thread(x, True) * k
-    x = gl.fma(x, k, 0.0 - _reference(c)[:, None, :, None])
+    c = _max_in_thread(x, FEW) * k
+    x = gl.fma(_in_fp32(x, FEW), k, 0.0 - _reference(c)[:, None, :, None])
     exp_x = _exp2(x)
-    s = _in_thread(exp_x, False)
+    s = _sum_in_thread(exp_x)
     if LOSS == "cross_entropy":
         return c, s, c, s, s, exp_x, exp_x
     else:
-        ct = _in_thread(t, True) * k_t
-        t = gl.fma(t, k_t, 0.0 - _reference(ct)[:, None, :, None])
+        ct = _max_in_thread(t, FEW) * k_t
+        t = gl.fma(_in_fp32(t, FEW), k_t, 0.0 - _reference(ct)[:, None, :, None])
         exp_t = _exp2(t)
-        st = _in_thread(exp_t, False)
+        st = _sum_in_thread(exp_t)
         kept = exp_t
         if LOSS == "soft_cross_entropy":
-            a = _in_thread(_weighted(exp_t, x), False)
+            a = _weighted_in_thread(exp_t, x)
         elif LOSS == "forward_kl":
-            a = _in_thread(_weighted(exp_t, t - x), False)
+            a = _weighted_in_thread(exp_t, t - x)
         else:
             kept = x - t
-            a = _in_thread(_weighted(exp_x, kept), False)
+            a = _weighted_in_thread(exp_x, kept)
         return c, s, ct, st, a, exp_x, kept
 
 
@@ -300,9 +442,22 @@ def _copy_one(shared, pointer, inside, ALIGNED: gl.constexpr):
 
 
 @gluon.jit
+def _in_fp32(values, FEW: gl.constexpr):
+    """In fp32; bf16 in pairs, an instruction a number: the compiler takes three for two."""
+    if FEW and values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
+        return gl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [values], dtype=gl.float32, is_pure=True,
+            pack=2,
+        )  # fmt: skip
+    else:
+        return values.to(gl.float32)
+
+
+@gluon.jit
 def _load_one(shared, vector, place, valid, tile: gl.constexpr, VECTOR: gl.constexpr, MASKED: gl.constexpr):
-    values = shared.load(tile).to(gl.float32)
+    values = shared.load(tile)
     if MASKED:
+        values = values.to(gl.float32)
         values = gl.where((vector * VECTOR + place) + gl.zeros_like(values).to(gl.int32) < valid, values, -INF)
     return values
 
@@ -323,28 +478,38 @@ def _load(shared_x, shared_t, at, valid, tile_of_row, tile_columns, vector, plac
 @gluon.jit
 def _held_state(c, s, ct, st, a, shared_x, shared_t, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER: gl.constexpr,
                 valid, tile_columns, k, k_t, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr,
-                LOSS: gl.constexpr, MASKED: gl.constexpr):  # fmt: skip
+                LOSS: gl.constexpr, MASKED: gl.constexpr, FEW: gl.constexpr):  # fmt: skip
     """Add to a state by thread tiles BEGIN to END of a row, which stay in shared memory, each at its place `at`. LATER:
     how many groups of copies were started after the last of these tiles."""
     for tile_of_row in gl.static_range(BEGIN, END):
         _await_copies(END - 1 - tile_of_row + LATER)
-        x, t = _load(shared_x[tile_of_row], shared_t[tile_of_row], at, valid, tile_of_row, tile_columns,
-                     vector, place, tile,
-                     VECTOR, LOSS == "cross_entropy", MASKED)  # fmt: skip
-        c_2, s_2, ct_2, st_2, a_2, _exp, _kept = _thread_state(x, t, k, k_t, LOSS)
+        x, t = _load(shared_x[tile_of_row], shared_t[tile_of_row], at, valid, tile_of_row, tile_columns, vector, place,
+                     tile, VECTOR, LOSS == "cross_entropy", MASKED)  # fmt: skip
+        c_2, s_2, ct_2, st_2, a_2, _exp, _kept = _thread_state(x, t, k, k_t, LOSS, FEW)
         c, s, ct, st, a = _add(c, s, ct, st, a, c_2, s_2, ct_2, st_2, a_2, LOSS)
     return c, s, ct, st, a
+
+
+@gluon.jit
+def _always(HIDDEN: gl.constexpr = True):
+    """True, which no compiler knows if HIDDEN: it moves nothing across the branch, where it would put off copies and
+    stores until it has computed all that is for the registers to hold."""
+    if HIDDEN:
+        one = gl.inline_asm_elementwise("mov.u32 $0, %nctaid.y;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        return one > 0
+    else:
+        return gl.to_tensor(1) > 0
 
 
 @gluon.jit
 def _write(grad, exp_x, kept, weight, second, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row,
            grad_column, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr, LOSS: gl.constexpr,
            FULL: gl.constexpr, MASKED: gl.constexpr, ALIGNED: gl.constexpr):  # fmt: skip
-    """Store a tile's gradient: exp_x * weight and, of two-logit losses, + kept * second or, of reverse_kl,
-    * (kept + second); weights by thread, (ROWS, LANES)."""
+    """Store a tile's gradient: exp_x * weight and, of reverse_kl, * kept or, of the other two-logit losses,
+    + kept * second; weights by thread, (ROWS, LANES)."""
     g = exp_x * weight[:, None, :, None]
     if LOSS == "reverse_kl":
-        g = _weighted(g, kept + second[:, None, :, None])
+        g = _times(g, kept)
     elif LOSS != "cross_entropy":
         g = gl.fma(kept, second[:, None, :, None], g)
     if MASKED:
@@ -356,6 +521,42 @@ def _write(grad, exp_x, kept, weight, second, row, exists, first, tile_columns, 
     begin = first + tile_of_row * tile_columns
     to = _places(grad, row, begin, grad_row, grad_column, vector, place, tile, VECTOR, ALIGNED)
     gl.store(to, g.to(grad.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _write_kept(grad, exp_x, kept, c, ct, reference, reference_t, factor, second, row, exists, first, tile_columns,
+                extent, valid, tile_of_row, grad_row, grad_column, vector, place, tile: gl.constexpr,
+                VECTOR: gl.constexpr, LOSS: gl.constexpr, FULL: gl.constexpr, MASKED: gl.constexpr,
+                ALIGNED: gl.constexpr):  # fmt: skip
+    """Store the gradient of a tile whose exponentials are in registers, relative to the thread's maxima c and ct."""
+    weight = _exp2(c - reference) * factor
+    weight_t = weight
+    if LOSS == "reverse_kl":
+        shift = (_reference(c) - reference) - (_reference(ct) - reference_t)
+        kept += shift[:, None, :, None]
+    elif LOSS != "cross_entropy":
+        weight_t = _exp2(ct - reference_t) * second
+    _write(grad, exp_x, kept, weight, weight_t, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row,
+           grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED, ALIGNED)  # fmt: skip
+
+
+@gluon.jit
+def _write_held(grad, x, t, k, k_t, reference, reference_t, factor, second, row, exists, first, tile_columns, extent,
+                valid, tile_of_row, grad_row, grad_column, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr,
+                LOSS: gl.constexpr, FULL: gl.constexpr, MASKED: gl.constexpr, ALIGNED: gl.constexpr,
+                FEW: gl.constexpr):  # fmt: skip
+    """Store the gradient of a tile of raw logits."""
+    x = gl.fma(_in_fp32(x, FEW), k, 0.0 - reference[:, None, :, None])
+    exp_x = _exp2(x)
+    kept = exp_x
+    if LOSS != "cross_entropy":
+        t = gl.fma(_in_fp32(t, FEW), k_t, 0.0 - reference_t[:, None, :, None])
+        if LOSS == "reverse_kl":
+            kept = x - t
+        else:
+            kept = _exp2(t)
+    _write(grad, exp_x, kept, factor, second, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row,
+           grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED, ALIGNED)  # fmt: skip
 
 
 # The exchange's bookkeeping, which the tests also run on plain numbers: a model of ranks that overtake each other.
@@ -543,7 +744,7 @@ def one_pass_kernel(
     LOSS: gl.constexpr, GRAD: gl.constexpr, REDUCE: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr,
     REPEATS: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr, ROW_WARPS: gl.constexpr, TILES: gl.constexpr,
     WORLD: gl.constexpr, SLOTS: gl.constexpr, Z_LOSS: gl.constexpr, FULL: gl.constexpr,
-    MASKED: gl.constexpr, ALIGNED: gl.constexpr, AHEAD: gl.constexpr,
+    MASKED: gl.constexpr, ALIGNED: gl.constexpr, AHEAD: gl.constexpr, WHOLE: gl.constexpr,
 ):  # fmt: skip
     """See the module. Sizes are in columns, strides (and part_columns) in vectors if ALIGNED.
 
@@ -560,22 +761,34 @@ def one_pass_kernel(
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, tile)))
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     element: gl.constexpr = logits.dtype.element_ty
-    HELD: gl.constexpr = TILES - 1
+    # A row that fills the shared memory has one place of each tile, to which the next row's comes when this row's is
+    # done with. Two tiles pass on to registers, by the same place, a tile's state is taken LAG tiles behind its copy,
+    # and READ tiles whose gradients are next are read together: their places are free at once, after one barrier.
+    PLACES: gl.constexpr = 1 if WHOLE else 2
+    KEPT: gl.constexpr = 2 if WHOLE else 1
+    LAG: gl.constexpr = 2 if WHOLE else 0
+    READ: gl.constexpr = 2 if WHOLE else 1
+    HELD: gl.constexpr = TILES - KEPT
+    LAST: gl.constexpr = TILES - 1
+    gl.static_assert(not WHOLE or not EXCHANGE)
+    # Where instructions are what is short, rather than memory's bandwidth or its latency: fewer of them, but in an
+    # order that the compiler may not change.
+    FEW: gl.constexpr = WHOLE or not LABELS
     FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
-    # Two places of each tile but the last, which passes on to registers. Each tile has memory of its own: in one piece
-    # the compiler would see all copies and reads meet, and put barriers between.
-    places: gl.constexpr = [2, ROWS, REPEATS, LANES, VECTOR]
-    place_of_last: gl.constexpr = [1, ROWS, REPEATS, LANES, VECTOR]
+    # The places of each tile that stays here, then that of those that pass on to registers. Each tile has memory of
+    # its own: in one piece the compiler would see all copies and reads meet, and put barriers between.
+    places: gl.constexpr = [PLACES, ROWS, REPEATS, LANES, VECTOR]
+    place_of_kept: gl.constexpr = [1, ROWS, REPEATS, LANES, VECTOR]
     shared_x = ()
     for _ in gl.static_range(HELD):
         shared_x = shared_x + (gl.allocate_shared_memory(element, places, flat),)  # type: ignore[assignment]  # noqa: RUF005
-    shared_x = shared_x + (gl.allocate_shared_memory(element, place_of_last, flat),)  # type: ignore[assignment]  # noqa: RUF005
+    shared_x = shared_x + (gl.allocate_shared_memory(element, place_of_kept, flat),)  # type: ignore[assignment]  # noqa: RUF005
     shared_t = shared_x
     if not LABELS:
         shared_t = ()
         for _ in gl.static_range(HELD):
             shared_t = shared_t + (gl.allocate_shared_memory(element, places, flat),)  # type: ignore[assignment]  # noqa: RUF005
-        shared_t = shared_t + (gl.allocate_shared_memory(element, place_of_last, flat),)  # type: ignore[assignment]  # noqa: RUF005
+        shared_t = shared_t + (gl.allocate_shared_memory(element, place_of_kept, flat),)  # type: ignore[assignment]  # noqa: RUF005
 
     part = gl.program_id(0) % n_parts
     walker = gl.program_id(0) // n_parts
@@ -605,16 +818,32 @@ def one_pass_kernel(
         first_label = _load_labels(target, row, n_rows)
         next_label = _load_labels(target, row + walkers * ROWS, n_rows)
     counts = _counts(row, first_label, n_rows, vocab_size, ignore_index, LABELS)
-    for tile_of_row in gl.static_range(TILES):
+    if WHOLE:
+        _copy(shared_x[HELD], shared_t[HELD], 0, logits, target, row, counts, first, tile_columns, extent, HELD,
+              logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
+              ALIGNED)  # fmt: skip
+    for tile_of_row in gl.static_range(HELD):
+        if WHOLE and tile_of_row == HELD - LAG:
+            _await_copies(HELD - LAG)
+            x_0, t_0 = _load(shared_x[HELD], shared_t[HELD], 0, valid, HELD, tile_columns * unit, vector, place, tile,
+                             VECTOR, LABELS, MASKED)  # fmt: skip
+            _copy(shared_x[HELD], shared_t[HELD], 0, logits, target, row, counts, first, tile_columns, extent, LAST,
+                  logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
+                  ALIGNED)  # fmt: skip
+            c_0, s_0, ct_0, st_0, a_0, exp_0, kept_0 = _thread_state(x_0, t_0, k, k_t, LOSS, FEW)
         _copy(shared_x[tile_of_row], shared_t[tile_of_row], 0, logits, target, row, counts, first, tile_columns, extent,
               tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
               FULL, ALIGNED)  # fmt: skip
-    row = ((walker + walkers) * ROWS + row_in_tile).to(gl.int64)
-    counts = _counts(row, next_label, n_rows, vocab_size, ignore_index, LABELS)
-    for tile_of_row in gl.static_range(HELD):
-        _copy(shared_x[tile_of_row], shared_t[tile_of_row], 1, logits, target, row, counts, first, tile_columns, extent,
-              tile_of_row, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS,
-              FULL, ALIGNED)  # fmt: skip
+    next_row = row + walkers * ROWS
+    if not WHOLE:
+        _copy(shared_x[HELD], shared_t[HELD], 0, logits, target, row, counts, first, tile_columns, extent, LAST,
+              logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
+              ALIGNED)  # fmt: skip
+        counts = _counts(next_row, next_label, n_rows, vocab_size, ignore_index, LABELS)
+        for tile_of_row in gl.static_range(HELD):
+            _copy(shared_x[tile_of_row], shared_t[tile_of_row], 1, logits, target, next_row, counts, first,
+                  tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column, vector,
+                  place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
 
     inverse_count = 1.0
     if COUNT:
@@ -627,12 +856,11 @@ def one_pass_kernel(
         inverse_count = 1.0 / gl.maximum(gl.sum(total, axis=0), 1).to(gl.float32)
     scale = grad_scale * inverse_count
 
-    # Labels of this row, of the next, whose last tile's copy starts next, and of the one after, the others' of which:
-    # each is asked for a step before its first use.
+    # Labels of this row and of the next two, whose copies start next: each is asked for a step before its first use.
     this_label = first_label
     later_label = row_in_tile
     if LABELS:
-        later_label = _load_labels(target, row + walkers * ROWS, n_rows)
+        later_label = _load_labels(target, next_row + walkers * ROWS, n_rows)
 
     RANKS: gl.constexpr = _next_power_of_2(WORLD)
     QUEUES: gl.constexpr = RANKS * SLOTS if EXCHANGE else 1
@@ -653,13 +881,24 @@ def one_pass_kernel(
         pitch = _pitch(capacity.to(gl.int64), QUEUES)
         limits = gl.zeros([ROWS, QUEUES], gl.int64, words_layout) + limit_ns
 
-    # The state of the tiles of the row to come that stay in shared memory.
+    # The state of the tiles of the row to come that are here.
     by_thread: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, tile))
     zero = gl.zeros([ROWS, LANES], gl.float32, by_thread)
-    c_held, s_held, ct_held, st_held, a_held = _held_state(
-        zero - INF, zero, zero - INF, zero, zero, shared_x, shared_t, 0, 0, HELD, HELD + 1, valid,
-        tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
-    )  # fmt: skip
+    c_held, s_held, ct_held, st_held, a_held = zero - INF, zero, zero - INF, zero, zero
+    if WHOLE:
+        c_held, s_held, ct_held, st_held, a_held = c_0, s_0, ct_0, st_0, a_0
+        for tile_of_row in gl.static_range(HELD - LAG):
+            if _always():
+                c_held, s_held, ct_held, st_held, a_held = _held_state(
+                    c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, 0, tile_of_row, tile_of_row + 1,
+                    HELD - tile_of_row, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
+                    FEW,
+                )  # fmt: skip
+    else:
+        c_held, s_held, ct_held, st_held, a_held = _held_state(
+            c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, 0, 0, HELD, HELD + 1, valid,
+            tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED, FEW,
+        )  # fmt: skip
 
     for step in range(steps):
         row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
@@ -674,20 +913,25 @@ def one_pass_kernel(
             at = row * (logits_row * unit) + (first * unit + local) * logits_column
             own = gl.load(logits + at, mask=held, other=0.0).to(gl.float32)
             last_label = _load_labels(target, row + 3 * walkers * ROWS, n_rows)
-        _await_copies(HELD)
-        x, t = _load(shared_x[HELD], shared_t[HELD], 0, valid, HELD, tile_columns * unit, vector, place, tile, VECTOR,
+        _await_copies(LAG if WHOLE else HELD)
+        x, t = _load(shared_x[HELD], shared_t[HELD], 0, valid, LAST, tile_columns * unit, vector, place, tile, VECTOR,
                      LABELS, MASKED)  # fmt: skip
         # The tile lives in registers: its place is free for the next row's.
         next_row = row + walkers * ROWS
-        copied = _counts(next_row, next_label, n_rows, vocab_size, ignore_index, LABELS)
-        _copy(shared_x[HELD], shared_t[HELD], 0, logits, target, next_row, copied, first, tile_columns, extent, HELD,
-              logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
+        next_counts = _counts(next_row, next_label, n_rows, vocab_size, ignore_index, LABELS)
+        _copy(shared_x[HELD], shared_t[HELD], 0, logits, target, next_row, next_counts, first, tile_columns, extent,
+              HELD, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR, LABELS, FULL,
               ALIGNED)  # fmt: skip
-        c_thread, s, ct_thread, st, a, exp_x, kept = _thread_state(x, t, k, k_t, LOSS)
-        ct = ct_thread
-        c = c_thread
-        c, s, ct, st, a = _add(c_held, s_held, ct_held, st_held, a_held, c, s, ct, st, a, LOSS)
-        c, s, b, st, a = _merge(c, s, ct, st, a, LOSS)
+        c_thread, s, ct_thread, st, a, exp_x, kept = _thread_state(x, t, k, k_t, LOSS, FEW)
+        c_held, s_held, ct_held, st_held, a_held = _held_state(
+            c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, 0, HELD - LAG, HELD, 1, valid,
+            tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED, FEW,
+        )  # fmt: skip
+        c, s, ct, st, a = _add(c_held, s_held, ct_held, st_held, a_held, c_thread, s, ct_thread, st, a, LOSS)
+        if LABELS:
+            c, s, b, st, a = _merge(c, s, ct, st, a, 1, LOSS)
+        else:
+            c, s, b, st, a = _merge_threads(c, s, ct, st, a, ROW_WARPS, LOSS)
         c = gl.convert_layout(c, by_row)
         s = gl.convert_layout(s, by_row)
         b = gl.convert_layout(b, by_row)
@@ -716,7 +960,7 @@ def one_pass_kernel(
         c_held, s_held, ct_held, st_held, a_held = _held_state(
             c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, 0, FIRST_LOOK,
             HELD + 1 - FIRST_LOOK, valid,
-            tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
+            tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED, FEW,
         )  # fmt: skip
         if EXCHANGE:
             # A first look, whose latency the last of those tiles hides.
@@ -725,7 +969,7 @@ def one_pass_kernel(
             w_0, w_1, w_2, w_3, w_4 = _look(inbox, pitch, needed, WIDTH)
         c_held, s_held, ct_held, st_held, a_held = _held_state(
             c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, FIRST_LOOK, AHEAD,
-            HELD + 1 - AHEAD, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED,
+            HELD + 1 - AHEAD, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED, FEW,
         )  # fmt: skip
 
         if EXCHANGE:
@@ -738,7 +982,7 @@ def one_pass_kernel(
                 b = _value(w_2, epoch, needed, -INF)
             c, s, b, st, a = _merge(
                 _value(w_0, epoch, needed, -INF), _value(w_1, epoch, needed, 0.0), b,
-                _value(w_3, epoch, needed, 0.0), _value(w_4, epoch, needed, 0.0), LOSS,
+                _value(w_3, epoch, needed, 0.0), _value(w_4, epoch, needed, 0.0), 1, LOSS,
             )  # fmt: skip
 
         of_row, log_z = _row_loss(c, s, b, st, a, k, z_loss, LOSS, Z_LOSS)
@@ -762,48 +1006,77 @@ def one_pass_kernel(
                 factor = scale * (1.0 + z_slope) / s
             factor = gl.where(counts, gl.convert_layout(factor, row_layout), 0.0)
             reference_thread = _row_to_thread(reference, by_thread)
-            factor_thread = _row_to_thread(factor, by_thread)
-            weight = _exp2(c_thread - reference_thread) * factor_thread
-            weight_t = weight
-            second = weight
-            if not LABELS:
+            factor_thread = zero + _row_to_thread(factor, by_thread)
+            reference_t = reference_thread
+            second = factor_thread
+            if LOSS == "reverse_kl":
+                # The mean of the differences joins what targets are relative to.
                 reference_t = _row_to_thread(_reference(b), by_thread)
-                if LOSS == "reverse_kl":
-                    second = zero - _row_to_thread(a / s - z_slope * LOG2_E, by_thread)
-                    shift = (_reference(c_thread) - reference_thread) - (_reference(ct_thread) - reference_t)
-                    weight_t = second + shift
-                else:
-                    second = zero + _row_to_thread((0.0 - scale) / st, by_thread)
-                    weight_t = _exp2(ct_thread - reference_t) * second
-            _write(grad, exp_x, kept, weight, weight_t, row, exists, first, tile_columns, extent, valid, HELD, grad_row,
-                   grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED, ALIGNED)  # fmt: skip
-        later_row = row + 2 * walkers * ROWS
-        copied = _counts(later_row, later_label, n_rows, vocab_size, ignore_index, LABELS)
+                reference_t -= _row_to_thread(a / s - z_slope * LOG2_E, by_thread)
+            elif not LABELS:
+                reference_t = _row_to_thread(_reference(b), by_thread)
+                second = zero + _row_to_thread((0.0 - scale) / st, by_thread)
+            if not WHOLE:
+                _write_kept(grad, exp_x, kept, c_thread, ct_thread, reference_thread, reference_t, factor_thread,
+                            second, row, exists, first, tile_columns, extent, valid, LAST, grad_row, grad_column,
+                            vector, place, tile, VECTOR, LOSS, FULL, MASKED, ALIGNED)  # fmt: skip
+        here = 0
+        copied_row = next_row
+        copied = next_counts
+        if not WHOLE:
+            here = step % 2
+            copied_row = next_row + walkers * ROWS
+            copied = _counts(copied_row, later_label, n_rows, vocab_size, ignore_index, LABELS)
         for tile_of_row in gl.static_range(HELD):
+            if WHOLE and tile_of_row == HELD - LAG:
+                _await_copies(HELD - LAG)
+                x_0, t_0 = _load(shared_x[HELD], shared_t[HELD], 0, valid, HELD, tile_columns * unit, vector, place,
+                                 tile, VECTOR, LABELS, MASKED)  # fmt: skip
+                _copy(shared_x[HELD], shared_t[HELD], 0, logits, target, next_row, next_counts, first, tile_columns,
+                      extent, LAST, logits_row, logits_column, target_row, target_column, vector, place, tile, VECTOR,
+                      LABELS, FULL, ALIGNED)  # fmt: skip
+                c_0, s_0, ct_0, st_0, a_0, exp_0, kept_0 = _thread_state(x_0, t_0, k, k_t, LOSS, FEW)
+                c_held, s_held, ct_held, st_held, a_held = _add(c_held, s_held, ct_held, st_held, a_held, c_0, s_0,
+                                                                ct_0, st_0, a_0, LOSS)  # fmt: skip
+            if tile_of_row % READ == 0:
+                if GRAD:
+                    read = ()
+                    for each in gl.static_range(tile_of_row, tile_of_row + READ):
+                        both = _load(shared_x[each], shared_t[each], here, valid, each, tile_columns * unit, vector,
+                                     place, tile, VECTOR, LABELS, MASKED)  # fmt: skip
+                        read = read + (both,)  # type: ignore[assignment]  # noqa: RUF005
+                for each in gl.static_range(tile_of_row, tile_of_row + READ):
+                    _copy(shared_x[each], shared_t[each], here, logits, target, copied_row, copied, first,
+                          tile_columns, extent, each, logits_row, logits_column, target_row, target_column, vector,
+                          place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
             if GRAD:
-                x, t = _load(shared_x[tile_of_row], shared_t[tile_of_row], step % 2, valid, tile_of_row,
-                             tile_columns * unit, vector, place, tile, VECTOR, LABELS, MASKED)  # fmt: skip
-            _copy(shared_x[tile_of_row], shared_t[tile_of_row], step % 2, logits, target, later_row, copied,
-                  first, tile_columns, extent, tile_of_row, logits_row, logits_column, target_row, target_column,
-                  vector, place, tile, VECTOR, LABELS, FULL, ALIGNED)  # fmt: skip
-            if GRAD:
-                x = gl.fma(x, k, 0.0 - reference_thread[:, None, :, None])
-                exp_2 = _exp2(x)
-                kept_2 = exp_2
-                if not LABELS:
-                    t = gl.fma(t, k_t, 0.0 - reference_t[:, None, :, None])
-                    if LOSS == "reverse_kl":
-                        kept_2 = x - t
-                    else:
-                        kept_2 = _exp2(t)
-                _write(grad, exp_2, kept_2, zero + factor_thread, second, row, exists, first, tile_columns, extent,
-                       valid, tile_of_row, grad_row, grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED,
-                       ALIGNED)  # fmt: skip
-            if tile_of_row >= AHEAD:
+                if WHOLE:
+                    if tile_of_row == 0:
+                        if _always():
+                            _write_kept(grad, exp_x, kept, c_thread, ct_thread, reference_thread, reference_t,
+                                        factor_thread, second, row, exists, first, tile_columns, extent, valid, LAST,
+                                        grad_row, grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED,
+                                        ALIGNED)  # fmt: skip
+                        _write_kept(grad, exp_0, kept_0, c_0, ct_0, reference_thread, reference_t, factor_thread,
+                                    second, row, exists, first, tile_columns, extent, valid, HELD, grad_row,
+                                    grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED,
+                                    ALIGNED)  # fmt: skip
+                if _always(WHOLE):
+                    _write_held(grad, read[tile_of_row % READ][0], read[tile_of_row % READ][1], k, k_t,
+                                reference_thread, reference_t, factor_thread, second, row, exists, first, tile_columns,
+                                extent, valid, tile_of_row, grad_row, grad_column, vector, place, tile, VECTOR, LOSS,
+                                FULL, MASKED, ALIGNED, FEW)  # fmt: skip
+            if not WHOLE and tile_of_row >= AHEAD:
                 c_held, s_held, ct_held, st_held, a_held = _held_state(
                     c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, next_at, tile_of_row,
-                    tile_of_row + 1, HELD + 1, valid, tile_columns * unit, k, k_t, vector, place, tile, VECTOR,
-                    LOSS, MASKED,
+                    tile_of_row + 1, HELD + READ - tile_of_row % READ, valid, tile_columns * unit, k, k_t, vector,
+                    place, tile, VECTOR, LOSS, MASKED, FEW,
+                )  # fmt: skip
+            if WHOLE and tile_of_row >= LAG:
+                c_held, s_held, ct_held, st_held, a_held = _held_state(
+                    c_held, s_held, ct_held, st_held, a_held, shared_x, shared_t, 0, tile_of_row - LAG,
+                    tile_of_row - LAG + 1, LAG + READ - 1 - tile_of_row % READ + (tile_of_row >= HELD - LAG), valid,
+                    tile_columns * unit, k, k_t, vector, place, tile, VECTOR, LOSS, MASKED, FEW,
                 )  # fmt: skip
 
         if LABELS:

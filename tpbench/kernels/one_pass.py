@@ -48,6 +48,9 @@ class Tiling:
     part_columns: int
     slots: int
     """Parts that each rank sends, some of them empty: a power of two, equal on all ranks. 0: nothing to exchange."""
+    whole: bool = False
+    """The row fills the multiprocessor: one place of each tile in shared memory, where else the next row has its own
+    beside it, and two tiles in registers."""
     ahead: int = 0
     """Of a row's tiles but the last, those reduced while the words of the row before travel, at most tiles - 1."""
 
@@ -99,7 +102,12 @@ def tiling(
     column_bytes = itemsize * (1 if loss == "cross_entropy" else 2)
     wanted = max(SMALLEST_BLOCK, _next_power_of_2(share))
     most = TILE_BYTES // column_bytes
-    exchanged = world_size > 1 or wanted > 4 * most
+    cap = measured_cap("one_pass", loss, share) if block_cap == "auto" else int(block_cap)
+    # A row that fills a multiprocessor: seven tiles of it in shared memory, and one more in registers. Else it would be
+    # two programs', which wait for each other.
+    fits = on.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES
+    whole = world_size == 1 and fits and 4 * most < wanted <= 8 * min(most, cap)
+    exchanged = world_size > 1 or (wanted > 4 * most and not whole)
     # One program's wait is the other's work, where its 128 registers a thread do for what it holds. The launch is a
     # cooperative one, refused where not all programs fit at once.
     halves = world_size > 1 and wanted <= most * (2 if loss == "cross_entropy" else 1)
@@ -110,13 +118,14 @@ def tiling(
     vector = 16 // itemsize if whole_vectors else 1
     if world_size > 1:
         tiles = 4  # three hide the exchange
+    elif whole:
+        tiles = 8
     elif 2 * most < wanted <= 4 * most:
         most, tiles = 2 * most, 2  # a row that just fits: nothing to exchange
     else:
         tiles = 2 if wanted <= 2 * most else 4
-    while (2 * tiles - 1) * most * column_bytes + RESERVED_BYTES > room:
+    while (tiles - 1 if whole else 2 * tiles - 1) * most * column_bytes + RESERVED_BYTES > room:
         most //= 2
-    cap = measured_cap("one_pass", loss, share) if block_cap == "auto" else int(block_cap)
     block = min(most, cap, wanted // tiles)
     part = tiles * block
     parts = max(1, -(-columns // part))
@@ -143,7 +152,8 @@ def tiling(
     repeats = max(1, block // (lanes * vector))
     tile_columns = -(-columns // (parts * tiles * vector)) * vector
     return Tiling(
-        tile_rows, repeats, lanes, vector, row_warps, warps, tiles, per_sm, parts, tile_columns * tiles, slots, ahead,
+        tile_rows, repeats, lanes, vector, row_warps, warps, tiles, per_sm, parts, tile_columns * tiles, slots, whole,
+        ahead,
     )  # fmt: skip
 
 
@@ -282,7 +292,7 @@ def prepare(
         LOSS=loss, GRAD=out is not None, REDUCE=reduce, COUNT=count, ROWS=plan.rows, REPEATS=plan.repeats,
         LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, TILES=plan.tiles, WORLD=world_size,
         SLOTS=plan.slots, Z_LOSS=z_loss, FULL=full, MASKED=not full or valid < columns,
-        ALIGNED=plan.vector > 1, AHEAD=plan.ahead, num_warps=plan.warps, enable_fp_fusion=False,
+        ALIGNED=plan.vector > 1, AHEAD=plan.ahead, WHOLE=plan.whole, num_warps=plan.warps, enable_fp_fusion=False,
         launch_cooperative_grid=plan.slots > 0,
         **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
     )  # fmt: skip
