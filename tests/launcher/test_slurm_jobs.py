@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.launcher.rows import cell
 from tpbench.conduct import Conduct
@@ -17,6 +19,7 @@ from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, forget, give_up
 from tpbench.launcher.overrides import check_overrides
 from tpbench.launcher.slurm import cluster, collect
+from tpbench.launcher.slurm.arrays import Part, parts
 from tpbench.launcher.slurm.cluster import Cluster, states
 from tpbench.launcher.slurm.layout import Layout, layout
 from tpbench.launcher.slurm.runner import Slurm
@@ -84,13 +87,68 @@ def test_tensor_parallel_ranks_share_a_node_and_replicas_spread(
 
 def test_what_an_array_asks_for() -> None:
     settings = SlurmSettings.parse({"partition": "p", "mem_gib": 1.5, "sbatch": {"mail-type": "END"}, "qos": "low"})
-    assert Layout(2, 8, "cuda").resources(settings, timeout_s=90) == {
+    assert Layout(2, 8, "cuda").resources(settings, timeout_s=90, parallelism=256) == {
         "nodes": 2, "ntasks_per_node": 1, "gpus_per_node": 8, "time": 12, "mem": "1536M", "partition": "p",
         "qos": "low", "array_parallelism": 256, "signal_delay_s": 90,
         "additional_parameters": {"requeue": True, "mail-type": "END"},
     }  # fmt: skip
-    on_cpus = Layout(1, 2, "cpu").resources(SlurmSettings(), timeout_s=600)
+    on_cpus = Layout(1, 2, "cpu").resources(SlurmSettings(), timeout_s=600, parallelism=256)
     assert (on_cpus["cpus_per_task"], on_cpus["time"], "gpus_per_node" in on_cpus) == (2, 20, False)
+
+
+def test_an_array_that_waits_for_another_keeps_what_the_person_wants_it_to_wait_for() -> None:
+    settings = SlurmSettings.parse({"sbatch": {"dependency": "singleton"}})
+    asked = Layout(1, 2, "cpu").resources(settings, timeout_s=90, parallelism=1, after="7")
+    assert asked["additional_parameters"] == {"requeue": True, "dependency": "singleton,afterany:7"}
+    alone = Layout(1, 2, "cpu").resources(SlurmSettings(), timeout_s=90, parallelism=1)
+    assert alone["additional_parameters"] == {"requeue": True}
+
+
+@given(st.integers(1, 5000), st.integers(1, 1001), st.integers(1, 300))
+def test_arrays_hold_all_jobs_and_run_together_no_more_than_is_allowed(jobs: int, longest: int, most: int) -> None:
+    made = parts(jobs, longest, most)
+    assert sum(each.size for each in made) == jobs
+    assert max(each.size for each in made) <= longest
+    assert len(made) == -(-jobs // longest)
+    beginning = [each.parallelism for each in made if each.after is None]
+    assert min(beginning) >= 1
+    assert sum(beginning) == most
+    for at, each in enumerate(made):
+        if each.after is not None:
+            assert (each.after < at) and (each.parallelism == made[each.after].parallelism)
+    followed = [each.after for each in made if each.after is not None]
+    assert len(followed) == len(set(followed))
+
+
+def test_one_array_is_one_where_it_fits() -> None:
+    assert parts(4, 1001, 256) == [Part(4, 256, None)]
+    assert parts(5, 2, 3) == [Part(2, 1, None), Part(2, 1, None), Part(1, 1, None)]
+    assert parts(5, 2, 2) == [Part(2, 1, None), Part(2, 1, None), Part(1, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ("MaxArraySize            = 1001\nMaxJobCount = 10000\nSchedulerParameters = (null)", 1001),
+        ("MaxArraySize            = 4000\nSchedulerParameters = defer,max_array_tasks=1000,bf_interval=2", 1000),
+        ("MaxArraySize            = 0\n", 1),
+        ("", 1001),
+    ],
+)
+def test_how_long_an_array_may_be(config: str, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, config, ""))
+    assert cluster.longest_array() == longest
+
+
+def test_what_slurm_refuses_is_said_in_one_line() -> None:
+    said = cluster.refused(
+        "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
+        "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
+    )
+    assert said.startswith("Slurm does not take the jobs: AssocMaxSubmitJobLimit; Batch job submission failed: Job")
+    assert "MaxSubmitJobs or a limit like it" in said and "\n" not in said
+    other = cluster.refused("sbatch: error: Batch job submission failed: Invalid feature specification")
+    assert other.endswith("Invalid feature specification")
 
 
 def test_a_replica_that_no_node_holds_is_an_obstacle() -> None:

@@ -62,6 +62,7 @@ KillWait=3
 MinJobAge=900
 ReturnToService=2
 GresTypes=gpu
+MaxArraySize=4
 NodeName=left NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=8 Gres=gpu:4 State=UNKNOWN
 NodeName=right NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=8 Gres=gpu:4 State=UNKNOWN
 PartitionName=tests Nodes=left,right Default=YES State=UP

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +125,74 @@ def test_an_array_of_four_cells_ends_in_the_same_table(tmp_path: Path) -> None:
     (script,) = tmp_path.glob("outputs/sweeps/*/slurm/*_submission.sh")
     assert "#SBATCH --array=0-3%4" in script.read_text()
     assert len({job_of(tmp_path, cell).partition("_")[0] for cell in range(4)}) == 1
+
+
+def script(folder: Path, *lines: str) -> str:
+    """The option that has these lines of shell run on the node beforehand. A job that they end needs no torch."""
+    file = folder / "setup.sh"
+    file.write_text("\n".join(lines))
+    return f'hydra.launcher.setup=["source {file}"]'
+
+
+NOTED = ('note() { echo "$1 $SLURM_JOB_ID ${SLURM_ARRAY_JOB_ID:-none} $CUDA_VISIBLE_DEVICES" >>noted; }',
+         "note begin", "sleep 1.5", "note end", "exit 3")  # fmt: skip
+"""Says when a job begins and ends."""
+
+
+def most_at_once(folder: Path) -> int:
+    """Jobs, by what they noted."""
+    now = most = 0
+    for line in (folder / "noted").read_text().splitlines():
+        now += 1 if line.startswith("begin") else -1
+        most = max(most, now)
+    return most
+
+
+def test_more_cells_than_an_array_may_have_become_several_that_share_the_parallelism(tmp_path: Path) -> None:
+    limit = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
+    assert re.search(r"MaxArraySize += 4\b", limit)
+    sweep = (*SLURM, *TINY, "seed=1,2,3,4,5,6,7,8,9", script(tmp_path, *NOTED))
+    done = tpbench(*sweep, "hydra.launcher.array_parallelism=2", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    found = rows(tmp_path)
+    assert [(row["seed"], row["status"]) for row in found] == [(seed, "error") for seed in range(1, 10)]
+    assert "FAILED" in found[8]["reason"]
+    arrays = {line.split()[2] for line in (tmp_path / "noted").read_text().splitlines()}
+    assert len(arrays) == 3
+    assert [len({job_of(tmp_path, cell).partition("_")[0] for cell in range(at, at + 3)}) for at in (0, 3, 6)] == [
+        1
+    ] * 3
+    assert most_at_once(tmp_path) == 2  # of the three arrays together
+
+
+REFUSING = """#!/bin/bash
+if [[ -e {folder}/first ]]; then
+    echo "sbatch: error: AssocMaxSubmitJobLimit" >&2
+    echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)" >&2
+    exit 1
+fi
+touch {folder}/first
+exec {sbatch} "$@"
+"""
+"""An sbatch whose user may submit one array."""
+
+
+def test_of_a_sweep_that_slurm_does_not_take_whole_no_job_stays(tmp_path: Path) -> None:
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(REFUSING.format(folder=tmp_path, sbatch=shutil.which("sbatch")))
+    sbatch.chmod(0o755)
+    sweep = (*SLURM, *TINY, "seed=1,2,3,4,5", script(tmp_path, "sleep 100"))
+    running = Running(*sweep, cwd=tmp_path, env={"PATH": f"{sbatch.parent}:{os.environ['PATH']}"})
+    code, output = running.end()
+    assert code == 1
+    assert "Slurm does not take the jobs: AssocMaxSubmitJobLimit; " in output
+    assert "MaxSubmitJobs or a limit like it" in output
+    job_id = job_of(tmp_path).partition("_")[0]
+    until(lambda: set(state_of(job_id).split()) <= {"CANCELLED", "COMPLETING", ""}, "the first array to be cancelled")
+    done = tpbench(*SLURM, *TINY, "seed=1,2,3", "resume=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {row["status"] for row in rows(tmp_path)} == {"ok"}
 
 
 def test_two_nodes(tmp_path: Path) -> None:

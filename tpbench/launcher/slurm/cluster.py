@@ -21,6 +21,9 @@ ENDED = frozenset(
 )  # fmt: skip
 """States from which a job does not come back. GONE is ours: Slurm does not know the job any more."""
 
+DEFAULT_ARRAY = 1001
+"""Slurm's own MaxArraySize, where a cluster does not tell its."""
+
 POLL_S = 0.5
 """Seconds between two looks at jobs that are about to end."""
 
@@ -94,6 +97,27 @@ def settled(job_ids: Iterable[str]) -> dict[str, str]:
     while "COMPLETING" in (found := states(asked)).values():
         time.sleep(POLL_S)
     return found
+
+
+def longest_array() -> int:
+    """How many jobs one array may have here."""
+    answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
+    found = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", answer.stdout, re.MULTILINE)
+    limits = [int(number) for each in found for number in each if number]
+    # The indices are below MaxArraySize; with 0 there are no arrays, but there are jobs.
+    return max(1, min(limits, default=DEFAULT_ARRAY))
+
+
+def refused(said: str) -> str:
+    """What a person is told when Slurm takes no jobs. `said`: by sbatch, over several lines."""
+    words = [line.removeprefix("sbatch: error: ").strip() for line in said.splitlines()]
+    message = f"Slurm does not take the jobs: {'; '.join(dict.fromkeys(filter(None, words)))}"
+    if not re.search("SubmitJob|job submit limit", said):
+        return message
+    return (
+        f"{message} (if it is their number, MaxSubmitJobs or a limit like it: none of them stays in the queue; run "
+        "fewer cells at a time, with resume=true)"
+    )
 
 
 def address(node: str) -> str:

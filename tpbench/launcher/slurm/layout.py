@@ -14,14 +14,20 @@ START_MIN = 10
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, with the same number of ranks on each. Cells that share one go into one array."""
+    """Nodes, with the same number of ranks on each. Cells that share one go into the same arrays."""
 
     nodes: int
     ranks_per_node: int
     device: str
 
-    def resources(self, settings: SlurmSettings, timeout_s: float) -> dict[str, object]:
-        """The array's parameters, by submitit's names. `timeout_s`: the longest of its jobs."""
+    def resources(
+        self, settings: SlurmSettings, timeout_s: float, parallelism: int, after: str | None = None
+    ) -> dict[str, object]:
+        """An array's parameters, by submitit's names. `timeout_s`: the longest of its jobs. `after`: an array that
+        must be over before this one begins."""
+        more = dict(settings.sbatch)
+        if after:
+            more["dependency"] = ",".join(filter(None, [more.get("dependency"), f"afterany:{after}"]))
         asked: dict[str, object] = {
             "nodes": self.nodes,
             "ntasks_per_node": 1,  # torchrun starts the ranks
@@ -33,9 +39,9 @@ class Layout:
             "account": settings.account,
             "qos": settings.qos,
             "constraint": settings.constraint,
-            "array_parallelism": settings.array_parallelism,
+            "array_parallelism": parallelism,
             "signal_delay_s": settings.signal_delay_s,
-            "additional_parameters": {"requeue": True, **dict(settings.sbatch)},
+            "additional_parameters": {"requeue": True, **more},
         }
         return {name: value for name, value in asked.items() if value is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import time
 import warnings
@@ -16,6 +17,7 @@ from tpbench.launcher.attempt import Attempt, Begin, Outcome, give_up
 from tpbench.launcher.display import Display
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster
+from tpbench.launcher.slurm.arrays import parts
 from tpbench.launcher.slurm.cluster import ENDED, Cluster
 from tpbench.launcher.slurm.layout import Layout, layout
 from tpbench.launcher.slurm.settings import SlurmSettings
@@ -73,7 +75,8 @@ class Slurm:
                 arrays[layout(cell.job, self.place.ranks_per_node(cell.job))].append(begin(cell))
         try:
             for shape, attempts in arrays.items():
-                waiting += self._submit(shape, attempts)
+                for array in self._submit(shape, attempts):
+                    waiting += array
             for each in waiting:
                 display.start(each.attempt.cell, f"job {each.job_id}")
             if self.wait:
@@ -89,7 +92,8 @@ class Slurm:
                 give_up(each.attempt.folder)
             cluster.cancel([each.job_id for each in waiting])
 
-    def _submit(self, shape: Layout, attempts: Sequence[Attempt]) -> list[Submitted]:
+    def _submit(self, shape: Layout, attempts: Sequence[Attempt]) -> Iterator[list[Submitted]]:
+        """Array by array."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from submitit import SlurmExecutor
@@ -99,23 +103,26 @@ class Slurm:
         for attempt in attempts:
             attempt.folder.mkdir()
             attempt.row.save(attempt.cell_file)
-        sweep = attempts[0].folder.parent
-        executor = SlurmExecutor(sweep / SUBMITIT, max_num_timeout=self.settings.requeues)
+        executor = SlurmExecutor(attempts[0].folder.parent / SUBMITIT, max_num_timeout=self.settings.requeues)
         path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
+        setup = [*([] if torchrun.INSTALLED else [path]), *self.settings.setup]
         timeout_s = max(each.cell.job.timeout_s for each in attempts)
-        executor.update_parameters(
-            job_name="tpbench",
-            setup=[*([] if torchrun.INSTALLED else [path]), *self.settings.setup],
-            **shape.resources(self.settings, timeout_s),
-        )
-        try:
-            with executor.batch():
-                jobs = [executor.submit(Task(str(each.folder))) for each in attempts]
-        except (FailedJobError, FailedSubmissionError, OSError) as error:
-            raise JobError(f"Slurm does not take the jobs: {error}") from None
-        for attempt, job in zip(attempts, jobs, strict=True):
-            record(attempt.folder, job.job_id)
-        return [Submitted(attempt, job.job_id) for attempt, job in zip(attempts, jobs, strict=True)]
+        left = iter(attempts)
+        arrays: list[str] = []
+        for part in parts(len(attempts), cluster.longest_array(), self.settings.array_parallelism):
+            after = None if part.after is None else arrays[part.after]
+            resources = shape.resources(self.settings, timeout_s, part.parallelism, after)
+            executor.update_parameters(job_name="tpbench", setup=setup, **resources)
+            these = list(itertools.islice(left, part.size))
+            try:
+                with executor.batch():
+                    jobs = [executor.submit(Task(str(each.folder))) for each in these]
+            except (FailedJobError, FailedSubmissionError, OSError) as error:
+                raise JobError(cluster.refused(str(error))) from None
+            arrays.append(jobs[0].job_id.partition("_")[0])
+            for attempt, job in zip(these, jobs, strict=True):
+                record(attempt.folder, job.job_id)
+            yield [Submitted(attempt, job.job_id) for attempt, job in zip(these, jobs, strict=True)]
 
     def _collect(self, waiting: list[Submitted], display: Display) -> Iterator[Outcome]:
         """Takes each job out of `waiting` once it has its outcome."""

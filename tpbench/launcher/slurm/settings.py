@@ -21,7 +21,7 @@ class SlurmSettings:
     gpus_per_node: int | None = setting(None, help="GPUs of a node (for jobs on CPUs: ranks of a node)", low=1)
     cpus_per_task: int | None = setting(None, help="cores for all ranks of a node", low=1)
     mem_gib: float | None = setting(None, help="main memory of a node", low=0.1)
-    array_parallelism: int = setting(256, help="jobs of one array that may run at once", low=1)
+    array_parallelism: int = setting(256, help="jobs of one shape of resources that may run at once", low=1)
     requeues: int = setting(3, help="times that a job is run again after Slurm's time limit", low=0)
     signal_delay_s: int = setting(90, help="seconds before the time limit at which a job is told of it", low=1)
     poll_s: float = setting(2.0, help="seconds between two looks at the queue", low=0.1)
