@@ -91,11 +91,16 @@ def run_again_now(job_id: str) -> None:
     until(lambda: state_of(job_id) == "PENDING", "the job to be pending again")
 
     def started() -> bool:
-        time.sleep(3)
-        subprocess.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"], capture_output=True)
+        hurry(job_id)
         return state_of(job_id) in ("RUNNING", "COMPLETED")  # COMPLETING is still the last run
 
     until(started, "the job to start again")
+
+
+def hurry(job_id: str) -> None:
+    """If the job is held back, let it start."""
+    time.sleep(3)
+    subprocess.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"], capture_output=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,6 +111,19 @@ def overdue(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
     done = tpbench(*SLURM, *limits, *STOPPED, "tokens=2048,2", "wait=false", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "2 jobs are left to Slurm" in done.stdout
+    for rank in ranks_of(folder):
+        rank.send_signal(signal.SIGSTOP)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def overdue_once(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
+    """A job that does not end by itself before its limit, and may run again once. It, too, has its time meanwhile."""
+    folder = tmp_path_factory.mktemp("overdue_once")
+    # Slurm tells it of its end half a minute earlier than asked: of two minutes the second run has enough.
+    limits = ("hydra.launcher.time_limit_min=2", "hydra.launcher.signal_delay_s=5", "hydra.launcher.requeues=1")
+    done = tpbench(*SLURM, *limits, *STOPPED, "wait=false", cwd=folder)
+    assert done.returncode == 0, done.stderr
     for rank in ranks_of(folder):
         rank.send_signal(signal.SIGSTOP)
     return folder
@@ -193,6 +211,23 @@ def test_of_a_sweep_that_slurm_does_not_take_whole_no_job_stays(tmp_path: Path) 
     done = tpbench(*SLURM, *TINY, "seed=1,2,3", "resume=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {row["status"] for row in rows(tmp_path)} == {"ok"}
+
+
+@pytest.mark.parametrize(("gpus", "at_once"), [(3, 1), (2, 2)])
+def test_gpus_are_asked_of_slurm_which_gives_none_to_two_jobs(gpus: int, at_once: int, tmp_path: Path) -> None:
+    """A node has four."""
+    on_one = ("hydra.launcher.gpus_per_node=4", "+hydra.launcher.sbatch.nodelist=left", script(tmp_path, *NOTED))
+    sweep = ("variant=pytorch_gather", "tokens=16", "vocab=64", "device=cuda", f"tp_size={gpus}", "seed=1,2")
+    running = Running(*SLURM, *sweep, *on_one, cwd=tmp_path)
+    line = ["squeue", "--noheader", "--format=%b", f"--jobs={job_of(tmp_path)}", "--states=all"]
+    assert subprocess.run(line, capture_output=True, text=True).stdout.strip() == f"gres:gpu:{gpus}"
+    code, output = running.end()
+    assert (code, [row["world_size"] for row in rows(tmp_path)]) == (1, [gpus, gpus]), output
+    assert most_at_once(tmp_path) == at_once
+    devices = [set(each.split()[3].split(",")) for each in (tmp_path / "noted").read_text().splitlines()]
+    assert {len(each) for each in devices} == {gpus}
+    if at_once == 2:
+        assert len(set.union(*devices)) == 4
 
 
 def test_two_nodes(tmp_path: Path) -> None:
@@ -304,6 +339,24 @@ def test_what_the_cluster_does_not_have_is_said_beforehand(tmp_path: Path) -> No
     assert "Invalid feature" in done.stderr
     done = tpbench(*SLURM, *TINY, "tp_size=9", cwd=tmp_path)
     assert [row["reason"] for row in rows(tmp_path)] == ["needs 9 ranks of one node, a node has 8"]
+
+
+def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdue_once: Path) -> None:
+    job_id = job_of(overdue_once)
+    (log,) = overdue_once.glob("outputs/sweeps/*/slurm/*_0_log.out")
+    until(lambda: "Requeued job" in log.read_text(), "Slurm to tell the job of its end", timeout=150)
+    assert "this job is timed-out" in log.read_text()
+    (sweep,) = overdue_once.glob("outputs/sweeps/*")
+
+    def collected() -> subprocess.CompletedProcess[str] | None:
+        hurry(job_id)
+        done = collect(sweep, overdue_once)
+        return None if done.returncode == 3 else done
+
+    done = until(collected, "the second run", timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["status"] for row in rows(overdue_once)] == ["ok"]
+    assert {each.name for each in overdue_once.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
 
 
 def test_over_the_time_limit_is_a_timeout_and_the_others_have_their_rows(overdue: Path) -> None:
