@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 import tpbench as package
-from tests.command import ROOT, Running, environment, gone
+from tests.command import ROOT, Running, environment, gone, tpbench
 from tests.launcher.rows import FACTS, cell, measured
+from tpbench.launcher.attempt import discard
 from tpbench.launcher.claims import Claims
 from tpbench.launcher.resume import verdicts
+from tpbench.launcher.slurm import collect
 
 CELLS = ("-m", "variant=pytorch_tp_manual", "seed=1,2,3,4", "tokens=16", "vocab=64", "tp_size=1", "measure=quick",
          "min_iterations=3", "max_iterations=3", "device=cpu")  # fmt: skip
@@ -74,6 +76,68 @@ def test_what_is_not_known_here_is_taken_as_unchanged(tmp_path: Path) -> None:
     measured(one)
     software = {name: FACTS[name] for name in ("torch_version", "triton_version", "kernels_version")}
     assert verdicts([one], software)[0].why == "measured before"
+
+
+def test_failures_that_a_row_replaces_are_those_before_it_made_as_it_was(tmp_path: Path) -> None:
+    one = cell(0, tmp_path)
+    measured(one, "error", "of another machine", gpu_name="another GPU")
+    measured(one, "error", "of another torch", torch_version="2.11.0")
+    measured(one, "error", "before")
+    measured(one, "timeout", "its job never began", gpu_name=None, driver_version=None)
+    measured(cell(1, tmp_path, seed=5), "error", "another cell")
+    verdict = verdicts([one], FACTS)[0]
+    assert [row["reason"] for row in verdict.failures] == ["before", "its job never began"]
+    assert verdict.row is None
+    measured(one)
+    measured(one, "error", "after")
+    verdict = verdicts([one], FACTS)[0]
+    assert (verdict.why, verdict.row is None) == ("measured before", False)
+    assert [row["reason"] for row in verdict.failures] == ["before", "its job never began"]
+
+
+def test_a_failed_row_that_cannot_be_given_up_stays(tmp_path: Path) -> None:
+    """Somebody would write it again."""
+    one = cell(0, tmp_path)
+    logs = tmp_path / "logs"
+    logs.write_text("no folder")
+    measured(one, "error", "it broke", log_dir=str(logs))
+    (row,) = verdicts([one], FACTS)[0].failures
+    with pytest.raises(NotADirectoryError):
+        discard(str(tmp_path), row)
+    assert len(package.load(tmp_path)) == 1
+    logs.unlink()
+    discard(str(tmp_path), row)
+    discard(str(tmp_path), row)
+    assert len(package.load(tmp_path)) == 0
+
+
+def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = (*CELLS[:2], "seed=1,2", *CELLS[3:])
+    running = Running(*sweep, cwd=tmp_path)
+    running.wait_for("importing torch", rank=0).kill()
+    assert running.end()[0] == 1
+    failed, other = package.load(tmp_path / "outputs").to_dict("records")
+    assert (failed["status"], other["status"]) == ("error", "ok")
+    file = tmp_path / "outputs/rows" / f"{failed['row_id']}.parquet"
+    content = file.read_bytes()
+
+    def rows_after_resuming(said: str) -> list[str]:
+        done = tpbench(*sweep, "resume=true", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+        return [str(each) for each in package.load(tmp_path / "outputs")["status"]]
+
+    assert rows_after_resuming("failed: error, ") == ["ok", "ok"]
+    file.write_bytes(content)  # as a sweep leaves it that is killed with both rows on disk
+    assert rows_after_resuming("measured before") == ["ok", "ok"]
+    file.write_bytes(content)
+    (sweep_of_row,) = package.load(tmp_path / "outputs", status="ok", seed=1)["sweep_id"]
+    assert collect.main([str(tmp_path / "outputs/sweeps" / sweep_of_row)]) == 0
+    assert not file.exists()
+    capsys.readouterr()
+    assert collect.main([str(tmp_path / "outputs/sweeps" / failed["sweep_id"])]) == 0
+    said = capsys.readouterr().out
+    assert f"ok (sweep {sweep_of_row})" in said and "2 cells: 2 done, 0 of them failed" in said
 
 
 def test_claims_keep_others_out_and_die_with_their_owner(tmp_path: Path) -> None:

@@ -263,6 +263,22 @@ def test_a_cancelled_job_costs_its_own_row_only(tmp_path: Path) -> None:
     assert "first pass" in cancelled["reason"]
 
 
+def test_a_cell_whose_job_was_cancelled_has_one_row_once_it_was_run_again(tmp_path: Path) -> None:
+    running = Running(*SLURM, *STOPPED, "tokens=1024,2", cwd=tmp_path)
+    ranks_of(tmp_path)
+    subprocess.run(["scancel", job_of(tmp_path)], check=True)
+    assert running.end()[0] == 1
+    (first,) = tmp_path.glob("outputs/sweeps/*")
+    done = tpbench(*SLURM, *STOPPED, "tokens=1024,2", "resume=true", "wait=false", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(row["status"] for row in rows(tmp_path)) == ["error", "ok"]  # nothing in its place yet
+    (second,) = set(tmp_path.glob("outputs/sweeps/*")) - {first}
+    until(lambda: collect(second, tmp_path).returncode == 0, "the cell to be done")
+    assert [row["status"] for row in rows(tmp_path)] == ["ok", "ok"]
+    assert collect(first, tmp_path).returncode == 0
+    assert [row["status"] for row in rows(tmp_path)] == ["ok", "ok"]
+
+
 def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
     running = Running(*SLURM, *STOPPED, cwd=tmp_path)
     ranks_of(tmp_path)
@@ -314,7 +330,8 @@ def test_interrupted_the_sweep_takes_its_jobs_along_and_resumed_runs_them(number
     assert done.returncode == 0, done.stdout + done.stderr
     assert not any(each.is_running() for each in ranks)
     collected = collect(cut_off, tmp_path)
-    assert "no job runs it: run the sweep again with resume=true" in collected.stdout
+    (resumed,) = set(tmp_path.glob("outputs/sweeps/*")) - {cut_off}
+    assert f"ok (sweep {resumed.name})" in collected.stdout  # of the job that was cut off no row is made
     assert [row["status"] for row in rows(tmp_path)] == ["ok"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 from collections.abc import Callable, Mapping
@@ -150,8 +151,21 @@ def forget(outcome: Outcome) -> None:
     """Take the row of a failed try away, right before the cell is tried again: a cell has one row, the last try's.
 
     In this order a sweep that is killed in between leaves a cell without a row, which a resumed one runs; in the other
-    it would leave a cell with two. The try is given up first, so that nobody takes it for one that died without a row.
+    it would leave a cell with two.
     """
     if outcome.frame is not None:
-        give_up(Path(outcome.row["log_dir"]))
-        row_path(outcome.cell.job.output_dir, str(outcome.row["row_id"])).unlink(missing_ok=True)
+        discard(outcome.cell.job.output_dir, outcome.row)
+
+
+def discard(output_dir: str, row: Mapping[str, Any]) -> None:
+    """Take away the row of a failed try, in whose place there is or will be another.
+
+    The try is given up first, so that nobody takes it for one that died without a row. Raises OSError where one of the
+    two cannot be done: then the row stays.
+    """
+    path = row_path(output_dir, str(row["row_id"]))
+    if not path.exists():
+        return
+    with contextlib.suppress(FileNotFoundError):  # its logs are gone, and with them all that a row could be made of
+        give_up(Path(str(row["log_dir"])))
+    path.unlink(missing_ok=True)

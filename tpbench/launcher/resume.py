@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from tpbench.launcher.attempt import RETRIED
 from tpbench.launcher.plan import Cell
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
@@ -30,6 +31,8 @@ class Verdict:
     """In words for the person: why it runs, or why not."""
     row: pd.DataFrame | None = None
     """The row that makes running it superfluous."""
+    failures: Sequence[Mapping[str, Any]] = ()
+    """Rows of failed tries, in whose place that row is or the one to come will be."""
 
 
 def verdicts(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, Verdict]:
@@ -49,22 +52,30 @@ def _verdict(cell: Cell, rows: pd.DataFrame | None, facts: Mapping[str, Any]) ->
     if not same:
         newest = plain_rows(rows.tail(1))[0]
         return Verdict(f"stale: {', '.join(_changes(cell, newest, facts))}")
+    failures = [row for _, row in same if row["status"] in RETRIED]
     finished = [(index, row) for index, row in same if row["status"] in FINISHED]
     if not finished:
-        newest = same[-1][1]
-        return Verdict(f"failed: {newest['status']}, {_first_line(newest)}")
+        return Verdict(f"failed: {failures[-1]['status']}, {_first_line(failures[-1])}", failures=failures)
     index, row = finished[-1]
     if row["status"] == "skipped" and not cell.obstacle:
-        return Verdict(f"skipped before: {_first_line(row)}")
-    return Verdict("measured before", rows.iloc[[index]])
+        return Verdict(f"skipped before: {_first_line(row)}", failures=failures)
+    return Verdict("measured before", rows.iloc[[index]], superseded(cell, row, rows))
+
+
+def superseded(cell: Cell, row: Mapping[str, Any], rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Of these rows the cell's failures before that row of it, made as it was made."""
+    facts = {name: row[name] for name in (*SOFTWARE, *HARDWARE[cell.job.device]) if row[name] is not None}
+    before = (rows["key"] == cell.job.key) & (rows["finished_at"] < row["finished_at"])
+    failures = plain_rows(rows[before & rows["status"].isin(RETRIED)])
+    return [each for each in failures if not _changes(cell, each, facts)]
 
 
 def _changes(cell: Cell, row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """What is not as it was for that row."""
-    names = {**SOFTWARE, **HARDWARE[cell.job.device]}
+    """What is not as it was for that row. It knows no hardware if its job never got as far."""
+    hardware = {name: label for name, label in HARDWARE[cell.job.device].items() if row[name] is not None}
     return [
         f"{label} was {row[name] or 'none'}, is {facts[name] or 'none'}"
-        for name, label in names.items()
+        for name, label in {**SOFTWARE, **hardware}.items()
         if name in facts and row[name] != facts[name]
     ]
 

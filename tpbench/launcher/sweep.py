@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 from tpbench.conduct import Conduct
 from tpbench.fields import JobError
 from tpbench.launcher import resume
-from tpbench.launcher.attempt import RETRIED, Attempt, Begin, Outcome, forget
+from tpbench.launcher.attempt import RETRIED, Attempt, Begin, Outcome, discard, forget
 from tpbench.launcher.claims import Claims
 from tpbench.launcher.display import Display
 from tpbench.launcher.plan import Cell, Place
@@ -80,6 +81,8 @@ class _Sweep:
         self.originals = [cell for cell in cells if cell.same_as is None]
         self.copies = [cell for cell in cells if cell.same_as is not None]
         self.outcomes: dict[int, Outcome] = {}
+        self.failures: dict[int, Sequence[Mapping[str, Any]]] = {}
+        """Of earlier sweeps, by the cell's index: rows that go once the cell has another."""
 
     def run(self) -> None:
         if not self.conduct.resume:
@@ -101,7 +104,9 @@ class _Sweep:
         """Run those of the (claimed) cells that need it."""
         # First, so that nothing writes a row of these cells after the rows have been read.
         at_work = self.runner.recover(cells)
-        verdicts = resume.verdicts(cells, self.runner.facts) | {i: resume.Verdict(why) for i, why in at_work.items()}
+        verdicts = resume.verdicts(cells, self.runner.facts)
+        verdicts |= {index: replace(verdicts[index], why=why, row=None) for index, why in at_work.items()}
+        self.failures |= {index: each.failures for index, each in verdicts.items()}
         self.display.explain([(cell, verdicts[cell.index].row is None, verdicts[cell.index].why) for cell in cells])
         for cell in cells:
             if (row := verdicts[cell.index].row) is not None:
@@ -135,6 +140,11 @@ class _Sweep:
     def _settle(self, outcome: Outcome) -> None:
         """The cell has its row, and so have those that are the same job."""
         self.outcomes[outcome.cell.index] = outcome
+        if outcome.frame is not None:
+            # Only now: killed before, the sweep leaves both rows, and the next one that resumes takes the failure's.
+            for each in self.failures.pop(outcome.cell.index, ()):
+                with contextlib.suppress(OSError):  # of another user, say: both stay, and reports show the newer
+                    discard(outcome.cell.job.output_dir, each)
         self.claims.release(outcome.cell)
         self.display.finish(outcome)
         for cell in self.copies:

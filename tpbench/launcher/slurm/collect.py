@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from tpbench.fields import JobError
-from tpbench.launcher.attempt import FAILURES, Attempt
+from tpbench.launcher.attempt import FAILURES, Attempt, Outcome, discard
+from tpbench.launcher.claims import Claims
+from tpbench.launcher.resume import superseded
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of
 from tpbench.report.escape import plain
+from tpbench.results.plain import plain_rows
+from tpbench.results.read import load
 
 NO_JOB = "no job runs it: run the sweep again with resume=true"
 
@@ -36,15 +45,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _collect(attempts: Sequence[Attempt]) -> int:
     submitted = [Submitted.find(each) for each in attempts]
     states = cluster.states(each.job_id for each in submitted if each.wanted and not each.attempt.has_row)
+    outcomes = [each.outcome(states.get(each.job_id, "UNKNOWN")) for each in submitted]
+    stored = {each: load(each) for each in {each.cell.job.output_dir for each in attempts} if Path(each).exists()}
+    _tidy([each for each in outcomes if each], stored)
     failed = busy = 0
-    for each in submitted:
-        state = states.get(each.job_id, "UNKNOWN")
-        if outcome := each.outcome(state):
-            result = " ".join(filter(None, (outcome.status, str(outcome.row["reason"] or "").partition("\n")[0])))
-            failed += outcome.status in FAILURES
+    for each, outcome in zip(submitted, outcomes, strict=True):
+        later = None if outcome or each.wanted else _later(each.attempt, stored)
+        if row := outcome.row if outcome else later:
+            reason = str(row["reason"] or "").partition("\n")[0]
+            result = " ".join(filter(None, (str(row["status"]), reason, f"(sweep {row['sweep_id']})" if later else "")))
+            failed += row["status"] in FAILURES
         else:
-            result = f"job {each.job_id}, {state.lower()}" if each.wanted else NO_JOB
+            state = states.get(each.job_id, "UNKNOWN").lower()
+            result = f"job {each.job_id}, {state}" if each.wanted else NO_JOB
             busy += 1
         print(plain(f"{each.attempt.folder.name}: {each.attempt.cell.job}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
     return 3 if busy else int(failed > 0)
+
+
+def _tidy(outcomes: Sequence[Outcome], stored: Mapping[str, pd.DataFrame]) -> None:
+    """Take away failures in whose place there is a row now. Where a living sweep has the cell, that will do it."""
+    claims = Claims(stored)
+    for each in outcomes:
+        output_dir = each.cell.job.output_dir
+        failures = superseded(each.cell, each.row, stored[output_dir]) if output_dir in stored else []
+        if failures and claims.take(each.cell):
+            for failure in failures:
+                with contextlib.suppress(OSError):  # of another user, say: both stay
+                    discard(output_dir, failure)
+    claims.close()
+
+
+def _later(attempt: Attempt, stored: Mapping[str, pd.DataFrame]) -> dict[str, Any] | None:
+    """The row that a later sweep has of a cell of whose try here none is wanted."""
+    rows = stored.get(attempt.cell.job.output_dir)
+    if rows is None:
+        return None
+    begun = datetime.fromisoformat(attempt.row.known["started_at"])
+    found = rows[(rows["key"] == attempt.cell.job.key) & (rows["started_at"] > begun)]
+    return plain_rows(found.sort_values("finished_at").tail(1))[0] if len(found) else None

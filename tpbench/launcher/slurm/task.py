@@ -12,7 +12,7 @@ from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
 from tpbench.launcher import autopsy, torchrun
-from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.attempt import GIVEN_UP, Attempt
 from tpbench.launcher.process import ProcessTree
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import record
@@ -86,7 +86,8 @@ def _run(attempt: Attempt, rendezvous: torchrun.Rendezvous) -> None:
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
-    attempt.ended(code)
+    if not (attempt.folder.parent / GIVEN_UP).exists():  # its row is gone then, and must not come back
+        attempt.ended(code)
 
 
 def _wait_to_be_killed(told: list[int]) -> None:
