@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import random
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from tpbench.state import State, changed, state
 
 if TYPE_CHECKING:
     import torch
@@ -25,34 +25,6 @@ WORDS_BYTES = 16 * 2**20
 """Of a GPU's memory that may stay taken: flags and counters of kernels and libraries, not tensors of a problem."""
 GROWTH_BYTES = 2**29
 """By how much a GPU's free memory may shrink over the jobs of a process: communicators and modules, each once."""
-
-
-TORCHS_OWN = {"TORCHINDUCTOR_CACHE_DIR"}
-"""Variables that torch gives their default when some of its modules are loaded: jobs are told nothing by them."""
-
-
-@dataclass(frozen=True)
-class State:
-    """What a job could change in its process, besides memory, and the next could tell."""
-
-    environment: dict[str, str]
-    settings: tuple[Any, ...]
-    """Of torch."""
-
-    @classmethod
-    def now(cls) -> State:
-        torch = importlib.import_module("torch")
-        settings = (
-            torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.is_grad_enabled(),
-            torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.get_num_threads(),
-        )  # fmt: skip
-        return cls(dict(os.environ), settings)
-
-    def changed(self, after: State) -> str:
-        """What is not as it was, by name; empty where all is."""
-        names = (self.environment.keys() | after.environment.keys()) - TORCHS_OWN
-        variables = sorted(name for name in names if self.environment.get(name) != after.environment.get(name))
-        return ", ".join(variables + ["torch's settings"] * (self.settings != after.settings))
 
 
 class Residence:
@@ -86,7 +58,7 @@ class Residence:
     def settled(self) -> None:
         """The process group is up and the job's settings are made: what is so now must be so after each job."""
         if self.state is None:
-            self.state = State.now()
+            self.state = state()
 
     def ends_because(self, device: torch.device) -> str:
         """After a job, when nothing refers to its session any more: why it may have no other; empty where it may."""
@@ -94,8 +66,8 @@ class Residence:
         if not self.welcome:
             return "each job has a process of its own"
         assert self.state is not None, "settled comes before the job"
-        if changed := self.state.changed(State.now()):
-            return f"the job changed {changed}"
+        if names := changed(self.state, state()):
+            return f"the job changed {', '.join(names)}"
         if _compiled():
             return "torch.compile has compiled something"
         gc.collect()

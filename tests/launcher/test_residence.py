@@ -2,26 +2,108 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import os
+import subprocess
+import sys
+import timeit
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.config as dynamo
+import torch._inductor.config as inductor
 
+from tests.command import ROOT, environment
 from tests.launcher.rows import cell
 from tpbench.launcher.warm import may_stay
-from tpbench.residence import Residence, State
+from tpbench.residence import Residence
+from tpbench.state import changed, state
 
 
-def test_what_a_job_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = State.now()
-    assert before.changed(State.now()) == ""
+@contextlib.contextmanager
+def setting(owner: object, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    yield
+    setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def calling(function: Callable[[Any], object], value: object, before: object) -> Iterator[None]:
+    function(value)
+    yield
+    function(before)
+
+
+CUDA, CUDNN = torch.backends.cuda, torch.backends.cudnn
+CHANGES: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+    "torch.backends.cudnn.deterministic": lambda: setting(CUDNN, "deterministic", True),
+    "torch.backends.cudnn.benchmark": lambda: setting(CUDNN, "benchmark", True),
+    "torch.backends.cudnn.allow_tf32": lambda: setting(CUDNN, "allow_tf32", False),
+    "torch.backends.cuda.matmul.allow_tf32": lambda: setting(CUDA.matmul, "allow_tf32", True),
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": lambda: setting(
+        CUDA.matmul, "allow_fp16_reduced_precision_reduction", False
+    ),
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": lambda: setting(
+        CUDA.matmul, "allow_bf16_reduced_precision_reduction", False
+    ),
+    "torch.get_float32_matmul_precision": lambda: calling(torch.set_float32_matmul_precision, "high", "highest"),
+    "torch.backends.cuda.flash_sdp_enabled": lambda: calling(CUDA.enable_flash_sdp, False, True),
+    "torch.backends.cuda.mem_efficient_sdp_enabled": lambda: calling(CUDA.enable_mem_efficient_sdp, False, True),
+    "torch.backends.cuda.math_sdp_enabled": lambda: calling(CUDA.enable_math_sdp, False, True),
+    "torch.backends.cuda.cudnn_sdp_enabled": lambda: calling(CUDA.enable_cudnn_sdp, False, True),
+    "torch.get_default_dtype": lambda: calling(torch.set_default_dtype, torch.bfloat16, torch.float32),
+    "torch.get_default_device": lambda: calling(torch.set_default_device, "meta", None),
+    "torch.is_grad_enabled": torch.no_grad,
+    "torch.is_inference_mode_enabled": torch.inference_mode,
+    "torch.are_deterministic_algorithms_enabled": lambda: calling(torch.use_deterministic_algorithms, True, False),
+    "torch.get_num_threads": lambda: calling(torch.set_num_threads, 3, torch.get_num_threads()),
+    "autocast on GPUs": lambda: calling(lambda on: torch.set_autocast_enabled("cuda", on), True, False),
+    "autocast on CPUs": lambda: torch.autocast("cpu"),
+    "denormal numbers": lambda: calling(torch.set_flush_denormal, True, False),
+    "the working directory": lambda: contextlib.chdir("/"),
+    "umask": lambda: calling(os.umask, 0o077, 0o022),
+    "sys.path": lambda: setting(sys, "path", [*sys.path, "/elsewhere"]),
+    "gc.isenabled": lambda: calling(lambda on: gc.enable() if on else gc.disable(), False, True),
+    "torch._inductor.config": lambda: setting(inductor.triton, "cudagraphs", not inductor.triton.cudagraphs),
+    "torch._dynamo.config": lambda: setting(dynamo, "recompile_limit", dynamo.recompile_limit + 1),
+    "$NCCL_ALGO": lambda: calling(
+        lambda value: os.environ.update(NCCL_ALGO="Ring") if value else os.environ.pop("NCCL_ALGO"), True, False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_job_changed_is_named(name: str) -> None:
+    before = state()
+    assert changed(before, state()) == []
+    with CHANGES[name]():
+        assert name in changed(before, state())
+
+
+def test_what_torch_itself_sets_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/where-torch-puts-it")
-    assert before.changed(State.now()) == ""
-    monkeypatch.setenv("NCCL_ALGO", "Ring")
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)
-    assert before.changed(State.now()) == "NCCL_ALGO, torch's settings"
+    assert changed(before, state()) == []
+
+
+def test_settings_that_are_loaded_are_not_settings_that_are_changed() -> None:
+    load = (
+        "from tpbench.state import state, changed; import torch; before = state();"
+        "import torch._dynamo, torch._inductor.config; print(changed(before, state()))"
+    )
+    done = subprocess.run([sys.executable, "-c", load], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_all_of_it_can_be_told_in_a_millisecond_or_two() -> None:
+    assert [name for name, value in state().items() if "Error" in str(value) and not name.startswith("$")] == []
+    assert min(timeit.repeat(state, number=1, repeat=20)) < 2e-3
 
 
 def test_why_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
