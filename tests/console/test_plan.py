@@ -1,23 +1,17 @@
 """A dry run says what would happen, and why."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from tests.report import synthetic
 from tpbench.console.plan import Expectations, describe, foretell, head, without_predicted_oom
 from tpbench.job import parse_job
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.plan import Cell, told_apart
 from tpbench.results.read import load
 
 
 def job(variant="triton_tp", **values):
     plain = {"tokens": 4096, "vocab": 131072, "tp_size": 4, "device": "cuda", "loss": "cross_entropy"}
     return parse_job({"variant": variant, **plain, **values})
-
-
-def cell(index, job, obstacle=None, same_as=None):
-    return SimpleNamespace(index=index, job=job, obstacle=obstacle, same_as=same_as)
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +24,10 @@ def rows(tmp_path_factory):
 
 def test_a_plan(rows):
     cells = [
-        cell(0, job()),
-        cell(1, job("pytorch_gather", tokens=65536)),
-        cell(2, job(tp_size=8), obstacle="needs 8 GPUs, found 4"),
-        cell(3, job(), same_as=0),
+        Cell(0, job(), None),
+        Cell(1, job("pytorch_gather", tokens=65536), None),
+        Cell(2, job(tp_size=8), obstacle="needs 8 GPUs, found 4"),
+        Cell(3, job(), None, same_as=0),
     ]
     said = describe(cells, rows, gpu_memory_gib=80.0)
     lines = said.splitlines()
@@ -44,6 +38,12 @@ def test_a_plan(rows):
         lines[-1]
         == "4 cells, 2 to run, at most 4 GPUs for one, about 1.3 minutes one after the other. Nothing was run."
     )
+
+
+def test_no_two_lines_are_the_same():
+    said = describe(told_apart([Cell(0, job(seed=1), None), Cell(1, job(seed=2), None)]))
+    first, second = said.splitlines()[1:3]
+    assert "tp_size=4 seed=1 " in first and "tp_size=4 seed=2 " in second
 
 
 def test_from_the_output_folder(rows, tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_from_the_output_folder(rows, tmp_path, monkeypatch):
 
 
 def test_without_rows():
-    said = describe([cell(0, job()), cell(1, job(device="cpu", tp_size=2, vocab=1000))])
+    said = describe([Cell(0, job(), None), Cell(1, job(device="cpu", tp_size=2, vocab=1000), None)])
     assert "predicted" not in said and "cpu, 2 ranks" in said and "0.5 min" in said
 
 

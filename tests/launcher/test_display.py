@@ -11,6 +11,7 @@ import pytest
 from tests.launcher.rows import cell
 from tpbench.launcher import display
 from tpbench.launcher.attempt import Outcome
+from tpbench.launcher.plan import told_apart
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,24 @@ def test_time_left_is_never_said_to_be_none(
     shown.done = [(ended, seconds) for seconds in done]
     shown.running = {at: (cell(at, tmp_path), "running", 1000.0 - seconds) for at, seconds in enumerate(running)}
     assert shown._time_left() == said
+
+
+def test_cells_that_differ_in_their_seed_have_lines_that_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    one, two = told_apart([cell(0, tmp_path, seed=1), cell(1, tmp_path, seed=2)])
+    shown = display.Display(2, tmp_path)
+    shown.explain([(one, True, "missing"), (two, True, "missing")])
+    shown.start(one)
+    shown.start(two)
+    shown.console.print(shown._table())
+    shown.retry(Outcome(two, None, "it broke"))
+    shown.finish(Outcome(one, None))
+    shown.blocked(two)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("seed=1") for line in lines] == [1, 0, 0, 1, 0, 0, 1, 0]
+    assert [line.count("seed=2") for line in lines] == [0, 1, 0, 0, 1, 1, 0, 1]
 
 
 def test_jobs_are_collected_from_the_sweeps_that_they_are_of(

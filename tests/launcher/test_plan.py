@@ -51,6 +51,32 @@ def test_equal_cells_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [cell.same_as for cell in cells(*caps, gpus=0, monkeypatch=monkeypatch)] == [None, 0]
 
 
+EMBEDDING = {"variant": "dense_all_reduce", "table_rows": 64, "width": 8, "tp_size": 1, "dp_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ([{}, {"vocab": 2000}], ["", ""]),
+        ([{"seed": 1}, {"seed": 2}], ["seed=1", "seed=2"]),
+        ([{"seed": 1}, {"seed": 2}, {"variant": "pytorch_gather", "seed": 1}], ["seed=1", "seed=2", "seed=1"]),
+        ([{"seed": 1, "vocab": 2000}, {"seed": 2}], ["", ""]),  # told apart as they are
+        ([{"measure": "quick", "time_budget_s": 1}, {"measure": "thorough"}], ["measure=quick", "measure=thorough"]),
+        ([{"graph": True}, {"graph": False}], ["graph=True", "graph=False"]),
+        ([{"seed": 1}, {"seed": 1}], ["", ""]),  # the same job
+        (
+            [{**EMBEDDING, "distribution": one} for one in ("zipf", "uniform")] + [{}],
+            ["distribution=zipf", "distribution=uniform", ""],
+        ),
+    ],
+)
+def test_cells_are_told_apart_by_what_varies(
+    jobs: list[dict[str, Any]], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = cells(*jobs, gpus=2, monkeypatch=monkeypatch)
+    assert [str(cell).removeprefix(str(cell.job)).strip() for cell in found] == said
+
+
 def test_an_option_that_one_of_the_variants_lacks_skips_that_cell_only(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [{"variant": name, "compile": True} for name in ("pytorch_tp_manual", "triton_tp")]
     fine, skipped = cells(*both, gpus=0, monkeypatch=monkeypatch)

@@ -68,7 +68,7 @@ def describe(cells: Sequence[Cell], rows: pd.DataFrame | None = None, gpu_memory
         ranks = cell.job.world_size
         device = f"{ranks} GPU{'s' * (ranks > 1)}" if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
         time = "-" if not seconds else f"{seconds / 60:.1f} min"
-        grid.append([str(cell.index), str(cell.job), device, time, remark])
+        grid.append([str(cell.index), str(cell), device, time, remark])
     widths = [max(len(line[column]) for line in grid) for column in range(len(grid[0]))]
     lines = ["  ".join(item.ljust(width) for item, width in zip(line, widths, strict=True)).rstrip() for line in grid]
     running = sum(cell.obstacle is None and cell.same_as is None for cell in cells)

@@ -73,20 +73,20 @@ class Display:
         """Nothing of the sweep can run, for others have the devices: said once."""
         if not self.told_blocked:
             self.told_blocked = True
-            said = plain(f"waiting: other jobs on this host have the devices for {cell.job}")
+            said = plain(f"waiting: other jobs on this host have the devices for {cell}")
             self.console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def explain(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
         """Say of each cell of a resumed sweep whether it runs, and why."""
         for cell, runs, why in cells:
-            said = plain(f"{'runs' if runs else 'done'} {cell.job}: {why}")
+            said = plain(f"{'runs' if runs else 'done'} {cell}: {why}")
             self.explained |= set() if runs else {cell.index}
             self.console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def retry(self, outcome: Outcome) -> None:
         """A try at a cell failed, and there will be another."""
         del self.running[outcome.cell.index]
-        said = plain(f"again {outcome.cell.job}: {_result(outcome)}")
+        said = plain(f"again {outcome.cell}: {_result(outcome)}")
         self.console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
@@ -101,9 +101,7 @@ class Display:
         seconds = time.monotonic() - began
         self.done.append((outcome, seconds))
         if not self.live and outcome.cell.index not in self.explained:
-            print(
-                f"[{len(self.done)}/{self.total}] {outcome.cell.job}: {_result(outcome)} ({seconds:.0f} s)", flush=True
-            )
+            print(f"[{len(self.done)}/{self.total}] {outcome.cell}: {_result(outcome)} ({seconds:.0f} s)", flush=True)
         self.tick()
 
     def interrupted(self, finished: int, arguments: Sequence[str]) -> None:
@@ -161,9 +159,9 @@ class Display:
         for outcome, seconds in self.done[-shown:]:
             style = STYLES.get(outcome.status, "")
             result = f"[{style}]{escape(_result(outcome))}[/]"
-            table.add_row(str(outcome.cell.index), escape(str(outcome.cell.job)), result, f"{seconds:.0f}")
+            table.add_row(str(outcome.cell.index), escape(str(outcome.cell)), result, f"{seconds:.0f}")
         for cell, doing, began in list(self.running.values())[:shown]:
-            table.add_row(str(cell.index), escape(str(cell.job)), doing, f"{time.monotonic() - began:.0f}")
+            table.add_row(str(cell.index), escape(str(cell)), doing, f"{time.monotonic() - began:.0f}")
         return table
 
 

@@ -41,6 +41,12 @@ class Cell:
     """Why this machine cannot run it, or None."""
     same_as: int | None = None
     """Index of an earlier cell that is the same job (they differ in an option that their variant does not have)."""
+    telling: tuple[str, ...] = ()
+    """Fields that tell it from other cells of the sweep which are called the same."""
+
+    def __str__(self) -> str:
+        flat = self.job.flat() if self.telling else {}
+        return " ".join([str(self.job), *(f"{name}={flat[name]}" for name in self.telling)])
 
 
 class Place(Protocol):
@@ -94,7 +100,24 @@ def plan(requests: Sequence[Request], place: Place | None = None) -> list[Cell]:
         # In a mixed sweep a pair that does not exist is a hole in the table, alone it is a mistake.
         said = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in refused)
         raise JobError("\n".join(dict.fromkeys(map(str, said))))
-    return cells
+    return told_apart(cells)
+
+
+def told_apart(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells, called by what their jobs are called and, where that is not enough to tell one from another, by the
+    fields that vary: seeds, distributions, settings of the measurement."""
+    flats = [cell.job.flat() for cell in cells]
+    names: list[tuple[object, ...]] = [(str(cell.job),) for cell in cells]
+    telling = []
+    for field in dict.fromkeys(name for flat in flats for name in flat):
+        values = [repr(flat.get(field)) for flat in flats]
+        if len(set(zip(names, values, strict=True))) > len(set(names)):
+            telling.append(field)
+            names = [(*name, value) for name, value in zip(names, values, strict=True)]
+    return [
+        replace(cell, telling=tuple(field for field in telling if field in flat))
+        for cell, flat in zip(cells, flats, strict=True)
+    ]
 
 
 def conduct(requests: Sequence[Request]) -> Conduct:

@@ -14,6 +14,7 @@ import pandas as pd
 from tpbench.fields import JobError
 from tpbench.launcher.attempt import FAILURES, Attempt, Outcome, discard
 from tpbench.launcher.claims import Claims
+from tpbench.launcher.plan import told_apart
 from tpbench.launcher.resume import superseded
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of
@@ -49,7 +50,8 @@ def _collect(attempts: Sequence[Attempt]) -> int:
     stored = {each: load(each) for each in {each.cell.job.output_dir for each in attempts} if Path(each).exists()}
     _tidy([each for each in outcomes if each], stored)
     failed = busy = 0
-    for each, outcome in zip(submitted, outcomes, strict=True):
+    cells = told_apart([each.cell for each in attempts])
+    for each, outcome, cell in zip(submitted, outcomes, cells, strict=True):
         later = None if outcome or each.wanted else _later(each.attempt, stored)
         if row := outcome.row if outcome else later:
             reason = str(row["reason"] or "").partition("\n")[0]
@@ -59,7 +61,7 @@ def _collect(attempts: Sequence[Attempt]) -> int:
             state = states.get(each.job_id, "UNKNOWN").lower()
             result = f"job {each.job_id}, {state}" if each.wanted else NO_JOB
             busy += 1
-        print(plain(f"{each.attempt.folder.name}: {each.attempt.cell.job}: {result}"))
+        print(plain(f"{each.attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
     return 3 if busy else int(failed > 0)
 
