@@ -3,7 +3,8 @@
 
 scripts/bench_overhead.py [--rounds 4] [--cells 2] [--tp-size 2] [--device cpu] [--ways cold,warm,basic]
 
-The ways take turns, for a machine that others use too drifts: a ratio is the median of the rounds' ratios.
+The ways take turns, for a machine that others use too drifts: a ratio is the median of the rounds' ratios. Beside it
+stands the whole sweep's time by its cells: with Python and Hydra starting, all cells composed, the last table printed.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 import _checkout  # finds the package below
 
 import tpbench
+from tpbench.fields import unknown
 
 EMPTY = """
 import os, torch, torch.distributed as dist
@@ -49,8 +51,9 @@ def bare(cells: int, ranks: int, device: str, folder: Path) -> list[float]:
     return spent
 
 
-def sweep(cells: int, ranks: int, device: str, folder: Path, *more: str) -> list[float]:
-    """A sweep's time from each row to the next, which is what a cell costs. The first is left out: Hydra starts in it.
+def sweep(cells: int, ranks: int, device: str, folder: Path, *more: str) -> tuple[list[float], float]:
+    """A sweep's time from each row to the next, which is what a cell costs, and its whole time by its cells. Of the
+    former the first is left out, for Hydra starts in it: there is a cell more than was asked for.
 
     The job is one whose measurement is three iterations of next to nothing.
     """
@@ -59,13 +62,15 @@ def sweep(cells: int, ranks: int, device: str, folder: Path, *more: str) -> list
             "variant=pytorch_tp_manual", "tokens=16", "vocab=64", f"tp_size={ranks}", f"device={device}",
             "measure=quick", "min_iterations=3", "max_iterations=3", *more]  # fmt: skip
     path = os.pathsep.join(filter(None, [str(_checkout.ROOT), os.environ.get("PYTHONPATH")]))
+    began = time.perf_counter()
     done = subprocess.run(line, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, cwd=folder)
+    spent = time.perf_counter() - began
     if done.returncode:
         sys.exit(f"{' '.join(line[1:])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     rows = tpbench.load(folder / "outputs")
     assert set(rows["status"]) == {"ok"}
     ended = rows["finished_at"].sort_values()
-    return [float(each) for each in ended.diff().dt.total_seconds().dropna()]
+    return [float(each) for each in ended.diff().dt.total_seconds().dropna()], spent / (cells + 1)
 
 
 WAYS = {
@@ -75,28 +80,50 @@ WAYS = {
 }
 
 
+def _ways(text: str) -> list[str]:
+    chosen = text.split(",")
+    for each in chosen:
+        if each not in WAYS:
+            raise argparse.ArgumentTypeError(unknown("way", each, WAYS))
+    return chosen
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number above 0")
+    return int(text)
+
+
 def main() -> None:
     """Print a line for each way of running."""
     parser = argparse.ArgumentParser(prog="bench_overhead.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=4, help="times that each way has its turn (default: 4)")
-    parser.add_argument("--cells", type=int, default=2, help="cells of a turn (default: 2)")
-    parser.add_argument("--tp-size", type=int, default=2, help="ranks (default: 2)")
+    parser.add_argument("--rounds", type=_at_least_one, default=4, help="times that each way has its turn (default: 4)")
+    parser.add_argument("--cells", type=_at_least_one, default=2, help="cells of a turn (default: 2)")
+    parser.add_argument("--tp-size", type=_at_least_one, default=2, help="ranks (default: 2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--ways", default=",".join(WAYS), help=f"of {','.join(WAYS)} (default: all)")
+    parser.add_argument("--ways", type=_ways, default=list(WAYS), help=f"of {','.join(WAYS)} (default: all)")
     options = parser.parse_args()
     common = (options.cells, options.tp_size, options.device)
-    ways = ["bare", *options.ways.split(",")]
+    ways = ["bare", *dict.fromkeys(options.ways)]
     found: dict[str, list[float]] = {way: [] for way in ways}
+    whole: dict[str, list[float]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="tpbench-overhead-") as scratch:
         for turn in range(options.rounds):
             for way in ways if turn % 2 == 0 else reversed(ways):
                 folder = Path(scratch, f"{way}{turn}")
-                spent = bare(*common, folder) if way == "bare" else sweep(*common, folder, *WAYS[way][1])
+                if way == "bare":
+                    spent = bare(*common, folder)
+                else:
+                    spent, a_cell = sweep(*common, folder, *WAYS[way][1])
+                    whole[way].append(a_cell)
                 found[way].append(statistics.median(spent))
     for way, seconds in found.items():
         ratios = [one / base for one, base in zip(seconds, found["bare"], strict=True)]
         name = "bare torchrun, empty worker" if way == "bare" else WAYS[way][0]
-        print(f"{name}: {statistics.median(seconds):.2f} s a cell ({statistics.median(ratios):.2f} x bare torchrun)")
+        line = f"{name}: {statistics.median(seconds):.2f} s a cell ({statistics.median(ratios):.2f} x bare torchrun)"
+        if whole[way]:
+            line += f"; a whole sweep of {options.cells + 1} cells: {statistics.median(whole[way]):.2f} s a cell"
+        print(line)
 
 
 if __name__ == "__main__":
