@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import uuid
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,9 +12,6 @@ from typing import Any
 from tpbench.job import Job, parse_job
 from tpbench.results.schema import common_columns
 from tpbench.results.write import write_row
-
-RESCUE = Path(tempfile.gettempdir()) / f"tpbench-rescued-{os.getuid()}"
-"""Where a worker leaves a row that the output folder would not take."""
 
 BESIDE = "beside"
 """A file in a cell's folder with the rows of the cells that ran at the same time: it grows while the cell runs."""

@@ -18,9 +18,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tpbench.cell import RESCUE, CellRow
+from tpbench.cell import CellRow
 from tpbench.launcher.autopsy import EXIT_CROWDED, EXIT_PEER_LOST
 from tpbench.launcher.process import die_with_parent, parent_is_of
+from tpbench.rescue import rescue_folder
 from tpbench.residence import Residence
 from tpbench.results.write import RowExists
 from tpbench.turns import FOLDER, TurnTaker
@@ -132,7 +133,7 @@ def _write(row: CellRow, status: str, reason: str | None, **columns: Any) -> Non
         pass
     except OSError as error:
         say(f"the row cannot be written: {error}")
-        row.write(status, reason, output_dir=str(RESCUE), **columns)
+        row.write(status, reason, output_dir=str(rescue_folder()), **columns)
         os._exit(EXIT_NOT_WRITTEN)
 
 

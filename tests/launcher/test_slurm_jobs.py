@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from tests.launcher.rows import cell
 from tpbench.conduct import Conduct
@@ -40,6 +43,16 @@ def test_the_file_has_every_option_with_its_default_and_a_comment() -> None:
     assert SlurmSettings.parse(values) == SlurmSettings()
     assert set(values) == set(SlurmSettings.__dataclass_fields__)
     assert all("#" in line for line in FILE.read_text().splitlines() if line and not line.startswith("_"))
+
+
+def test_what_the_file_says_of_further_arguments_can_be_said() -> None:
+    (line,) = re.findall(r"'(\+hydra\.launcher\.sbatch=.*)'", FILE.read_text())
+    check_overrides(["hydra/launcher=torchrun_slurm", line], CONF)
+    with initialize_config_dir(str(CONF), version_base=None):
+        config = compose("config", ["hydra/launcher=torchrun_slurm", line], return_hydra_config=True)
+    values: Any = OmegaConf.to_container(config.hydra.launcher)
+    del values["_target_"]
+    assert SlurmSettings.parse(values).sbatch == (("mail-type", "END"), ("reservation", "tests"))
 
 
 def test_a_misspelled_option_answers_with_the_valid_ones() -> None:

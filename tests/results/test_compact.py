@@ -53,6 +53,18 @@ def test_a_merged_row_still_exists_for_those_who_would_write_it(tmp_path: Path) 
     assert len(tpbench.load(tmp_path)) == 2
 
 
+def test_a_torn_last_line_of_the_index_costs_no_row(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    compact(tmp_path)
+    index = tmp_path / "rows" / ".compacted"
+    index.write_bytes(index.read_bytes()[:-5])
+    row = CellRow.begin(cell(0, tmp_path, seed=7).job)
+    row.write("ok")
+    compact(tmp_path)
+    assert not (tmp_path / "rows" / f"{row.row_id}.parquet").exists()
+    assert row_exists(tmp_path, row.row_id)
+
+
 def test_what_may_be_taken_back_or_is_not_ours_stays(tmp_path: Path) -> None:
     fill(tmp_path, 3)
     fill(tmp_path, 2, "error", seed=10)

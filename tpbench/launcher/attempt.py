@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.cell import BESIDE, RESCUE, CellRow
+from tpbench.cell import BESIDE, CellRow
 from tpbench.fields import JobError
 from tpbench.launcher import autopsy
 from tpbench.launcher.plan import Cell
+from tpbench.rescue import rescued
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 from tpbench.results.write import RowExists, row_exists, row_path
@@ -117,9 +118,8 @@ class Attempt:
 
     def close(self, status: str, reason: str) -> Outcome:
         """The outcome by the row that a worker wrote or, if none lived to, by one that says this."""
-        rescued = row_path(RESCUE, self.row.row_id)
-        if rescued.exists() and not self.has_row:
-            raise JobError(f"{self.cell.job.output_dir} takes no more rows; the row just measured is in {rescued}")
+        if not self.has_row and (file := rescued(self.row.row_id)):
+            raise JobError(f"{self.cell.job.output_dir} takes no more rows; the row just measured is in {file}")
         if not self.has_row:
             try:
                 self.row.write(status, reason)

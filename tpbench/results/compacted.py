@@ -22,12 +22,16 @@ def moved(rows: Path, row_id: str) -> bool:
 
 def note(rows: Path, row_ids: Iterable[str]) -> None:
     """Say so, durably, before their files go."""
-    with (rows / INDEX).open("a") as index:
-        index.write("".join(f"{each}\n" for each in row_ids))
+    with (rows / INDEX).open("a+b") as index:
+        if index.tell():
+            index.seek(-1, os.SEEK_END)
+            if index.read(1) != b"\n":  # the last line was torn as it was written, and must not tear the next
+                index.write(b"\n")
+        index.write("".join(f"{each}\n" for each in row_ids).encode())
         index.flush()
         os.fsync(index.fileno())
 
 
 @functools.lru_cache(maxsize=4)
 def _names(index: Path, size: int, changed: int) -> frozenset[str]:
-    return frozenset(index.read_text().split("\n"))
+    return frozenset(index.read_text(errors="replace").split("\n"))
