@@ -19,7 +19,7 @@ from tpbench.conduct import Conduct
 from tpbench.fields import JobError
 from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, forget, give_up
+from tpbench.launcher.attempt import Attempt, discard, forget, give_up
 from tpbench.launcher.overrides import check_overrides
 from tpbench.launcher.slurm import cluster, collect
 from tpbench.launcher.slurm.arrays import Part, parts
@@ -281,6 +281,28 @@ def test_the_row_of_a_failed_try_is_taken_away_for_good(tmp_path: Path) -> None:
     forget(attempt.close("error", "it failed"))
     assert not attempt.has_row
     assert Submitted.find(attempt).outcome("COMPLETED") is None
+
+
+def test_the_job_of_a_try_that_was_given_up_is_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be another job's one day."""
+    attempt = _begun(tmp_path)
+    (attempt.folder.parent / "slurm").mkdir()
+    record(attempt.folder, "7_0")
+    discard(str(tmp_path), attempt.close("error", "it failed").row)
+    asked: list[list[str]] = []
+
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(line)
+        return subprocess.CompletedProcess(line, 0, "7_0|COMPLETED\n", "")
+
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    slurm = object.__new__(Slurm)  # whose making asks for a cluster
+    slurm.adopted = {}
+    assert slurm.recover([attempt.cell]) == {}
+    assert [line[0] for line in asked] == ["squeue"]
+    assert slurm.recover([attempt.cell]) == {}
+    assert len(asked) == 1
+    assert not attempt.has_row
 
 
 def test_jobs_are_ended_once_none_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,10 @@ class Slurm:
         given up have ended when this returns."""
         by_key = {cell.job.key: cell for cell in cells}
         left = list(left_behind({cell.job.output_dir for cell in cells}, by_key.keys()))
-        cluster.end(each.job_id for each in left if not each.wanted)
+        unwanted = [each for each in left if not each.wanted]
+        cluster.end(each.job_id for each in unwanted)
+        for each in unwanted:
+            each.over()
         left = [each for each in left if each.wanted]
         states = cluster.settled(each.job_id for each in left)
         for each in left:

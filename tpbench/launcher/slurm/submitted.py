@@ -20,7 +20,7 @@ SUBMITIT = "slurm"
 """submitit's folder in a sweep's."""
 
 NOBODY = "nobody"
-"""Stands for a job's number once a later sweep has taken the cell over."""
+"""Stands for a job's number once a later sweep has taken the cell over, or has seen to the end of the job."""
 
 ENDS = {
     "TIMEOUT": ("timeout", "at Slurm's time limit"),
@@ -51,6 +51,11 @@ class Submitted:
     def wanted(self) -> bool:
         """A job has it, of which a row is wanted."""
         return self.job_id not in ("", NOBODY) and not self.attempt.given_up
+
+    def over(self) -> None:
+        """Note that the job of a try that was given up has ended: nobody needs to see to its end again, when its number
+        may be another job's."""
+        (self.attempt.folder / JOB).write_text(NOBODY)
 
     def outcome(self, state: str) -> Outcome | None:
         """The outcome of a cell that has its row or, since its job has ended, never will; None for one at work and
