@@ -178,20 +178,6 @@ def test_lists_of_a_workload_that_is_not_loaded_here():
     assert read._concatenate(tables)["lengths"].to_pylist() == [[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]
 
 
-def test_cut_at_every_length(tmp_path, row):
-    content = write_row({"status": "ok"}, tmp_path / "whole", "r1").read_bytes()
-    cut = tmp_path / "cut"
-    cut.mkdir()
-    for length in range(len(content)):
-        (cut / f"{length}.parquet").write_bytes(content[:length])
-    write_row(row(), cut, "good")
-    frame, said = complaints(cut)
-    assert frame.row_id.tolist() == ["good"]
-    assert len(said) == len(content)
-    assert {sentence.split(": ")[0] for sentence in said} == {str(cut / f"{n}.parquet") for n in range(len(content))}
-    assert all("\n" not in sentence and "broken" in sentence for sentence in said)
-
-
 def test_flipped_bits_never_break_it(tmp_path, row):
     content = write_row(row(), tmp_path / "whole", "r1").read_bytes()
     chance = random.Random(0)

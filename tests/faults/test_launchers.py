@@ -1,0 +1,36 @@
+"""Several sweeps in one outputs folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import tpbench as package
+from tests.command import Running
+from tests.faults.catalogue import SMALL, Tried
+from tpbench.launcher.resume import FINISHED
+
+
+def test_two_sweeps_at_once(tmp_path: Path, tried: Tried) -> None:
+    both = [Running("-m", f"seed={seed}", *SMALL, cwd=tmp_path) for seed in (1, 2)]
+    ends = [each.end() for each in both]
+    assert [code for code, _ in ends] == [0, 0], ends
+    rows = package.load(tmp_path / "outputs")
+    assert sorted(json.loads(job)["seed"] for job in rows["job"]) == [1, 2]
+    assert set(rows["status"]) == {"ok"}
+    assert rows["sweep_id"].nunique() == 2
+    tried["two launchers"] += 1
+
+
+def test_two_launchers_in_one_folder_of_which_one_dies(tmp_path: Path, tried: Tried) -> None:
+    sweep = ("-m", *SMALL, "seed=1,2", "resume=true")
+    both = [Running(*sweep, cwd=tmp_path) for _ in range(2)]
+    time.sleep(4)
+    assert both[0].process.poll() is None
+    both[0].process.kill()
+    ends = [each.end() for each in both]
+    assert ends[1][0] == 0, ends[1]
+    rows = package.load(tmp_path / "outputs", status=list(FINISHED))
+    assert sorted(json.loads(job)["seed"] for job in rows["job"]) == [1, 2]
+    tried["two launchers, one killed"] += 1
