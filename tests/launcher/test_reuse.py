@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import tpbench as package
-from tests.command import Running, gone, tpbench
+from tests.command import ROOT, Running, environment, gone, tpbench
 
 SMALL = ("tokens=64", "vocab=2048", "tp_size=2", "dtype=float32", "device=cpu", "measure=quick", "min_iterations=3",
          "max_iterations=3")  # fmt: skip
@@ -66,6 +69,27 @@ def test_who_has_compiled_does_not_stay(tmp_path: Path) -> None:
     done = tpbench(*sweep, cwd=tmp_path, program=("-c", STAYING))
     assert done.returncode == 0, done.stderr
     assert list(package.load(tmp_path / "outputs")["jobs_before"]) == [0, 0]
+
+
+SWITCHING = """
+import sys
+def hook(event, arguments):
+    if event == "os.link" and "torch" in sys.modules:
+        sys.modules["torch"].backends.cudnn.benchmark = True
+sys.addaudithook(hook)
+"""
+"""Whoever publishes a row changes a setting of torch."""
+
+
+def test_who_changed_a_setting_does_not_stay_and_says_which(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SWITCHING)
+    line = [sys.executable, "-c", STAYING, "-m", "variant=pytorch_gather", *SMALL, "reuse=true", "seed=1,2"]
+    env = {**environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(package.load(tmp_path / "outputs")["jobs_before"]) == [0, 0]
+    (log,) = tmp_path.glob("outputs/sweeps/*/0/warm/attempt_0/0/stderr.log")
+    assert "this process ends: the job changed torch.backends.cudnn.benchmark\n" in log.read_text()
 
 
 def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) -> None:
