@@ -133,6 +133,19 @@ def test_distributions_are_not_mixed(frame: pd.DataFrame) -> None:
     assert figure is not None and len(figure.axes) == 2
 
 
+def test_a_stand_in_is_named_and_not_drawn_beside_exchanges_alone(frame: pd.DataFrame) -> None:
+    """The formula is of an exchange alone, and beside a stand-in a time is nearly all the stand-in's."""
+    beside = frame.assign(overlap_ms=5.0, transfers="late", device_ms=frame["device_ms"] + 5)
+    text = report.markdown(pd.concat([frame, beside]))
+    assert "| sparse_all_to_all, width 768, 4 ranks, fixed | 60% | 63% | 5% |" in text
+    assert "| sparse_all_to_all, width 768, 4 ranks, fixed, overlap_ms=5, transfers=late | 60% | - | - |" in text
+    pytest.importorskip("matplotlib")
+    for drawn, title in ((pd.concat([frame, beside]), "fixed"), (beside, "fixed, overlap_ms=5, transfers=late")):
+        figure = report.draw(drawn)
+        assert figure is not None
+        assert [axes.get_title() for axes in figure.axes] == [f"251520 x 768, 4 ranks, {title}"]
+
+
 def test_dense_rows_of_the_same_density_come_first(frame: pd.DataFrame) -> None:
     """Else the median of all."""
     more = [row("dense_reduce_scatter", density, ms) for density, ms in ((0.5, 0.7), (0.7, 1.3))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +55,9 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 def crossovers(found: pd.DataFrame) -> pd.DataFrame:
     """From `speedups`: for each table and variant the density at which dense becomes faster, measured and predicted.
 
-    `off` is predicted over measured, less 1; only all-to-alls have a prediction. `instead`: where none was
-    reached, what was measured. Not for variants that go dense themselves, nor
-    of a single density, which has no crossover.
+    `off` is predicted over measured, less 1; only all-to-alls with nothing beside them have a prediction. `instead`:
+    where none was reached, what was measured. Not for variants that go dense themselves, nor of a single density, which
+    has no crossover.
     """
     lines = []
     sparse = found[~found["head"].str.startswith(("dense", "sparse_auto"))].dropna(subset=["dense_ms"])
@@ -73,7 +73,8 @@ def crossovers(found: pd.DataFrame) -> pd.DataFrame:
             instead = f"none up to {100 * last:.3g}%"
         elif measured is None and fastest > dense_ms:
             instead = f"dense from {100 * first:.3g}% on"
-        of_formula = str(key[-1]).split()[0] == PREDICTED
+        alone = key[TOGETHER.index("overlap_ms")] == 0
+        of_formula = alone and str(key[-1]).split()[0] == PREDICTED
         predicted = float(group["predicted_crossover"].median()) if of_formula else None
         off = None if measured is None or predicted is None else predicted / measured - 1
         lines.append((*key, measured, predicted, off, instead))
@@ -111,15 +112,18 @@ def markdown(frame: pd.DataFrame) -> str:
     if len(ends):
         parts.append(f"density at which {DENSE} becomes faster")
         heads = [
-            "{head}, width {width}, {dp_size} ranks, {distribution}".format(
-                **{str(name): value for name, value in end.items()}
-            )
-            for end in ends.to_dict("records")
+            "{head}, width {width}, {dp_size} ranks, {distribution}".format(**end) + _beside(end)
+            for end in ({str(name): value for name, value in each.items()} for each in ends.to_dict("records"))
         ]
         table = ends[["measured", "predicted", "off"]].astype(float).map(lambda share: f"{100 * share:.3g}%")
         table["measured"] = ends["instead"].fillna(table["measured"])
         parts.append(_table(heads, "variant", table.replace("nan%", "-")))
     return "\n\n".join(parts) + "\n"
+
+
+def _beside(facts: Mapping[str, Any]) -> str:
+    """What the exchange had beside it, as the end of a name."""
+    return ", overlap_ms={overlap_ms:g}, transfers={transfers}".format(**facts) if facts["overlap_ms"] else ""
 
 
 def _table(names: Sequence[str], title: str, grid: pd.DataFrame) -> str:
@@ -129,12 +133,17 @@ def _table(names: Sequence[str], title: str, grid: pd.DataFrame) -> str:
 
 
 def draw(frame: pd.DataFrame) -> Figure | None:
-    """Speed-up by density, a panel for each table and world size, with the crossovers as vertical lines."""
+    """Speed-up by density, a panel for each table, world size and distribution, with the crossovers as vertical lines.
+
+    Where there are exchanges alone, those beside a stand-in, whose time is nearly all the stand-in's, are left out.
+    """
     from tpbench.report.plots import style
 
     found = speedups(frame).dropna(subset=["speedup"])
     if found.empty:
         return None
+    if (found["overlap_ms"] == 0).any():
+        found = found[found["overlap_ms"] == 0]
     ends = crossovers(found)
     groups = [each for each in found.groupby(TOGETHER) if each[1]["density"].nunique() > 1] or list(
         found.groupby(TOGETHER)
@@ -156,7 +165,8 @@ def draw(frame: pd.DataFrame) -> Figure | None:
                     axes.axvline(100 * end[name], color=colour, linestyle=dashes, linewidth=1)
         named = dict(zip(TOGETHER, key, strict=True))
         axes.axhline(1, color=style.ink(), linewidth=1)
-        axes.set_title(f"{named['table_rows']} x {named['width']}, {named['dp_size']} ranks, {named['distribution']}")
+        size = f"{named['table_rows']} x {named['width']}, {named['dp_size']} ranks, {named['distribution']}"
+        axes.set_title(size + _beside(named))
         axes.set_xlabel("rows touched (%)")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
