@@ -45,3 +45,13 @@ def test_a_row_that_fits_a_multiprocessor_is_one_programs(loss: str, longest: in
         assert plan is not None and plan.parts == 1 and plan.slots == 0
     longer = tiling(4096, longest + 8, longest + 8, 1, 2, loss, "auto", True, H200)
     assert longer is not None and longer.parts > 1 and not longer.whole
+
+
+@pytest.mark.parametrize(("loss", "columns"), [("cross_entropy", 131072 + 8), ("reverse_kl", 65536 + 8)])
+def test_padding_on_one_rank_is_room_that_a_row_needs(loss: str, columns: int) -> None:
+    """vocab_size is less than the columns, to which a row's gradient has to be written all the same."""
+    for held in (columns - 8, columns // 2, columns):
+        for vocab_size in (columns - 8, columns // 2, 5):
+            plan = tiling(4096, held, min(held, vocab_size), 1, 2, loss, "auto", True, H200)
+            assert plan == tiling(4096, held, held, 1, 2, loss, "auto", True, H200)
+            assert plan is not None and not (plan.whole and plan.slots)

@@ -313,7 +313,7 @@ def _row_to_thread(values, by_thread: gl.constexpr):
 
 @gluon.jit
 def _thread_state(x, t, k, k_t, LOSS: gl.constexpr, FEW: gl.constexpr):
-    """The state of each thread's part of a tile of raw logits in fp32, (ROWS, LANES), but for x[label]; and what the
+    """The state of each thread's part of a tile of raw logits, (ROWS, LANES) in fp32, but for x[label]; and what the
     gradient is made of, relative to the thread's own maxima: (ROWS, REPEATS, LANES, VECTOR) of 2^(x k - c) and, for
     two-logit losses, of 2^(t k_t - c_t) or, for reverse_kl, (x k - c) - (t k_t - c_t).
     """
@@ -387,7 +387,7 @@ def _counts(row, label, n_rows, vocab_size, ignore_index, LABELS: gl.constexpr):
 
 @gluon.jit
 def _tile_indices(tile: gl.constexpr, REPEATS: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr):
-    """Of each element of a part: its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
+    """Of each element of a tile: its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
     repeat = gl.arange(0, REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
     lane = gl.arange(0, LANES, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, tile))))
     place = gl.arange(0, VECTOR, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, tile))))
@@ -465,8 +465,8 @@ def _load_one(shared, vector, place, valid, tile: gl.constexpr, VECTOR: gl.const
 @gluon.jit
 def _load(shared_x, shared_t, at, valid, tile_of_row, tile_columns, vector, place, tile: gl.constexpr,
           VECTOR: gl.constexpr, LABELS: gl.constexpr, MASKED: gl.constexpr):  # fmt: skip
-    """The tiles of logits and targets at place `at` in fp32, -inf past the tile's and from column `valid` of the part
-    on."""
+    """The tiles of logits and targets at place `at`. MASKED: in fp32, -inf past the tile's columns and from column
+    `valid` of the part on; else as they are."""
     valid = gl.minimum(valid - tile_of_row * tile_columns, tile_columns)
     x = _load_one(shared_x.index(at), vector, place, valid, tile, VECTOR, MASKED)
     if LABELS:

@@ -41,7 +41,7 @@ class Tiling:
     row_warps: int
     warps: int
     tiles: int
-    """Tiles of a part of a row: the last is kept in registers, the others in shared memory."""
+    """Tiles of a part of a row: the last (of whole rows two) is kept in registers, the others in shared memory."""
     programs_per_sm: int
     parts: int
     """Programs that share a row on this rank."""
@@ -49,8 +49,8 @@ class Tiling:
     slots: int
     """Parts that each rank sends, some of them empty: a power of two, equal on all ranks. 0: nothing to exchange."""
     whole: bool = False
-    """The row fills the multiprocessor: one place of each tile in shared memory, where else the next row has its own
-    beside it, and two tiles in registers."""
+    """The row fills the multiprocessor: two of its tiles are kept in registers, and the others have one place each in
+    shared memory, where else the next row has its own beside it."""
     ahead: int = 0
     """Of a row's tiles but the last, those reduced while the words of the row before travel, at most tiles - 1."""
 
@@ -97,14 +97,15 @@ def tiling(
     """The tiling for (rows, columns) logits, or None where their rows are too long.
 
     share: columns that a rank holds if the vocabulary is split evenly: what is equal on all ranks, so that they agree
-    on everything that they must agree on.
+    on everything that they must agree on. One rank alone goes by its columns, of which some may be padding.
     """
+    share = columns if world_size == 1 else share
     column_bytes = itemsize * (1 if loss == "cross_entropy" else 2)
     wanted = max(SMALLEST_BLOCK, _next_power_of_2(share))
     most = TILE_BYTES // column_bytes
     cap = measured_cap("one_pass", loss, share) if block_cap == "auto" else int(block_cap)
-    # A row that fills a multiprocessor: seven tiles of it in shared memory, and one more in registers. Else it would be
-    # two programs', which wait for each other.
+    # A row that fills a multiprocessor: six tiles of it stay in shared memory, and two pass through a seventh place to
+    # registers. Else it would be two programs', which wait for each other.
     fits = on.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES
     whole = world_size == 1 and fits and 4 * most < wanted <= 8 * min(most, cap)
     exchanged = world_size > 1 or (wanted > 4 * most and not whole)
