@@ -381,7 +381,23 @@ def test_the_module_without_gradients(device: torch.device) -> None:
         assert not EntropyLoss(in_place=True)(values.clone().requires_grad_(), target).requires_grad
     with pytest.raises(TypeError, match="in_place"):
         EntropyLoss(grad="none")
+    with pytest.raises(TypeError, match="no setting zloss; there are .*, z_loss"):
+        EntropyLoss(zloss=0.5)
     assert "z_loss=0.5" in repr(EntropyLoss(z_loss=0.5))
+
+
+def test_autograd_learns_of_what_is_written_over(device: torch.device) -> None:
+    """tanh, as of soft-capped logits, keeps its result for its backward."""
+    values, target = make("cross_entropy", device=device)
+    capped = values.requires_grad_().tanh()
+    loss = EntropyLoss(in_place=True, **default)(capped, target)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    main_grad = torch.zeros_like(values)
+    entropy_loss(values, target, grad=main_grad)
+    assert main_grad._version == 1 and values._version == 0
+    with torch.inference_mode():
+        entropy_loss(torch.zeros_like(values), target, grad="in_place")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without CUDA")

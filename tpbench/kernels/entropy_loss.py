@@ -96,7 +96,8 @@ def entropy_loss(
         reduction: of the rows' losses: "mean" over the rows that count (0 if none does), "sum" or "none".
         logits_scale, temperature: positive; the temperature softens the target logits only.
         grad: "new" makes a tensor like the logits; "in_place" writes over the logits; "none" makes none; a tensor
-            shaped like the logits, of any supported dtype, is added to in fp32.
+            shaped like the logits, of any supported dtype, is added to in fp32. Autograd counts the writing: where a
+            backward to come needs what was written over, it raises RuntimeError.
         grad_scale: factor on the gradient (not on the loss), as of a loss scaler or of gradient accumulation.
         block_cap: most columns in a kernel's block, a power of two; "auto" takes the one that was fastest when it was
             measured (`block_caps`): nothing is tuned here, and ranks choose alike.
@@ -239,11 +240,13 @@ def _check_grad_scale(grad_scale: Any) -> None:
 
 
 def _output(logits: Tensor, grad: str | Tensor) -> Tensor | None:
-    if isinstance(grad, Tensor):
-        return grad.detach()
-    if grad == "new":
+    if isinstance(grad, str) and grad == "new":
         return torch.empty_like(logits, memory_format=torch.contiguous_format)
-    return logits if grad == "in_place" else None
+    out = grad.detach() if isinstance(grad, Tensor) else logits if grad == "in_place" else None
+    if out is not None:
+        # Or autograd would take what an operation before this one kept for its backward for what it was.
+        torch.autograd.graph.increment_version(out)
+    return out
 
 
 def _layout(

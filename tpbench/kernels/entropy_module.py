@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -14,11 +15,18 @@ from tpbench.kernels.launches import launch_of
 from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
 
 
+_SETTINGS = {
+    name for name, each in inspect.signature(entropy_loss).parameters.items() if each.kind is each.KEYWORD_ONLY
+} - {"grad"}
+
+
 class EntropyLoss(torch.nn.Module):
     """Autograd's face of `entropy_loss`: forward makes loss and gradient, backward scales the gradient it has.
 
     `settings` are `entropy_loss`'s keyword arguments but for grad, which is "new" or, with in_place=True, "in_place":
-    then the gradient takes the logits' memory during forward, and nothing else may read them afterwards.
+    then the gradient takes the logits' memory during forward, and nothing else may read them afterwards: an operation
+    that keeps them for its own backward, as tanh does, then raises RuntimeError. Target logits are constants: no
+    gradient reaches them.
 
     Backward multiplies by the upstream gradient in fp32, but the gradient it multiplies was already rounded to the
     logits' dtype: an upstream gradient other than a power of two costs a second rounding. grad_scale has none: pass
@@ -32,6 +40,9 @@ class EntropyLoss(torch.nn.Module):
             raise TypeError(
                 "grad is made by EntropyLoss: choose between a new tensor and the logits' memory by in_place"
             )
+        unknown = sorted(settings.keys() - _SETTINGS)
+        if unknown:
+            raise TypeError(f"EntropyLoss has no setting {', '.join(unknown)}; there are {', '.join(sorted(_SETTINGS))}")
         self.in_place = in_place
         self.settings = settings
 
