@@ -296,6 +296,7 @@ def test_the_block() -> None:
     assert block_for(300) == 512
 
 
+ROOM = torch.zeros(5, 8, device="cuda" if torch.cuda.is_available() else "cpu")
 LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -330,7 +331,26 @@ LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.c
         (ValueError, "grad must not share", {"grad": LOGITS}),
         (ValueError, "grad must not overlap", {"grad": LOGITS[:1].expand(4, 8)}),
         (ValueError, "logits must not overlap", {"logits": LOGITS[:1].expand(4, 8), "grad": "in_place"}),
+        (ValueError, "grad must be one of new, in_place, none", {"grad": [1.0]}),
+        (ValueError, "grad must not share", {"logits": ROOM[:4], "grad": ROOM[1:]}),
+        (TypeError, "logits must be a dense tensor", {"logits": LOGITS.to_sparse()}),
+        (
+            ValueError,
+            "logits must not be a negative view",
+            {"logits": torch.zeros(4, 8, dtype=torch.cfloat).conj().imag},
+        ),
+        (ValueError, "logits must have a column", {"logits": LOGITS[:, :0]}),
+        (ValueError, "logits must be on a CUDA device", {"logits": LOGITS.to("meta"), "target": LABELS.to("meta")}),
+        (ValueError, "ignore_index must be at most", {"ignore_index": 2**63}),
+        (ValueError, "vocab_size must be at most 2147483647", {"vocab_size": 2**31}),
+        (ValueError, "vocab_start must be at most 2147483647", {"vocab_start": 2**31}),
+        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 1e39}),
+        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 10**400}),
+        (ValueError, "temperature must leave", {"loss": "reverse_kl", "target": LOGITS, "temperature": 1e-39}),
+        (ValueError, "z_loss must be finite in float32", {"z_loss": 1e39}),
         (TypeError, "grad_scale", {"grad_scale": None}),
+        (ValueError, "grad_scale must be finite in float32; got inf", {"grad_scale": math.inf}),
+        (ValueError, "grad_scale must be finite in float32; got nan", {"grad_scale": math.nan}),
         (ValueError, "block_cap must be 'auto' or a power of two", {"block_cap": 100}),
         (ValueError, "exchange must be one of auto, nccl, symmetric", {"exchange": "mpi"}),
         (ValueError, "organisation must be one of auto, fused, cached, one_pass", {"organisation": "split"}),

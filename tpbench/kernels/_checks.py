@@ -16,6 +16,9 @@ EXCHANGES = ("auto", "nccl", "symmetric")
 ORGANISATIONS = ("auto", "fused", "cached", "one_pass")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_BLOCK = 65536
+MAX_COLUMNS = 2**31 - 1
+"""Columns are int32 in the kernels."""
+FP32_MAX = torch.finfo(torch.float32).max
 
 
 def choice(name: str, value: object, valid: tuple[str, ...]) -> None:
@@ -24,33 +27,38 @@ def choice(name: str, value: object, valid: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(valid)}; got {value!r}")
 
 
-def number(name: str, value: object, *, positive: bool = False, high: float = math.inf) -> None:
-    """TypeError unless a plain number; ValueError unless finite, >= 0 (`positive`: > 0) and <= `high`."""
+def number(name: str, value: object, *, low: float = 0.0, positive: bool = False, high: float = math.inf) -> None:
+    """TypeError unless a plain number; ValueError unless finite in fp32, >= `low` (`positive`: > 0) and <= `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not math.isfinite(value) or value < 0 or value > high or (positive and value == 0):
-        limits = "greater than 0" if positive else "at least 0"
-        raise ValueError(
-            f"{name} must be finite and {limits}{'' if high == math.inf else f' and at most {high}'}; got {value}"
-        )
+    if not -FP32_MAX <= value <= FP32_MAX or value < low or value > high or (positive and value == 0):
+        limits = " and greater than 0" if positive else f" and at least {low:g}" if low > -math.inf else ""
+        limits += "" if high == math.inf else f" and at most {high:g}"
+        raise ValueError(f"{name} must be finite in float32{limits}; got {value}")
 
 
-def whole(name: str, value: object, low: int | None = None) -> None:
-    """TypeError unless an int; ValueError below `low`."""
+def whole(name: str, value: object, low: int = -(2**63), high: int = 2**63 - 1) -> None:
+    """TypeError unless an int; ValueError below `low` and above `high`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if low is not None and value < low:
+    if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}, got {value}")
 
 
 def matrix(name: str, value: object) -> None:
-    """A (rows, columns) tensor of a supported dtype."""
+    """A (rows, columns) tensor of a supported dtype whose memory holds its values."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if value.dim() != 2:
         raise ValueError(f"{name} must have shape (rows, local vocab), got {tuple(value.shape)}")
     if value.dtype not in DTYPES:
         raise TypeError(f"{name} must be bfloat16, float16 or float32, got {value.dtype}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got {value.layout}")
+    if value.is_neg():
+        raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
 
 
 def like(name: str, value: Tensor, logits: Tensor) -> None:
@@ -88,15 +96,26 @@ def writable(name: str, value: Tensor) -> None:
         reach += (size - 1) * stride
 
 
+def _meet(one: Tensor, other: Tensor) -> bool:
+    """Whether they begin at the same address or, where neither has gaps, overlap. (Others may be parts of one tensor,
+    as halves of its columns are.)"""
+    first, second = one.data_ptr(), other.data_ptr()
+    if not one.numel() or first == second:
+        return bool(one.numel())
+    if not (one.is_contiguous() and other.is_contiguous()):
+        return False
+    return first < second + other.numel() * other.itemsize and second < first + one.numel() * one.itemsize
+
+
 def gradient(grad: Any, logits: Tensor) -> None:
     """One of the words, or a tensor like the logits to accumulate into."""
     if isinstance(grad, Tensor):
         matrix("grad", grad)
         like("grad", grad, logits)
         writable("grad", grad)
-        if grad.numel() and grad.data_ptr() == logits.data_ptr():
+        if _meet(grad, logits):
             raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
-    elif grad not in GRADS:
+    elif not (isinstance(grad, str) and grad in GRADS):
         raise ValueError(f"grad must be one of {', '.join(GRADS)}, or a tensor to accumulate into; got {grad!r}")
     elif grad == "in_place":
         writable("logits", logits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -129,7 +130,9 @@ def entropy_loss(
         _checks.number(name, value, positive=True)
     _checks.number("label_smoothing", label_smoothing, high=1.0)
     _checks.number("z_loss", z_loss)
-    _check_grad_scale(grad_scale)
+    _checks.number("grad_scale", grad_scale, low=-math.inf)
+    if not logits_scale / temperature <= _checks.FP32_MAX:
+        raise ValueError(f"temperature must leave logits_scale / temperature finite in float32, got {temperature}")
     if loss == "cross_entropy" and temperature != 1.0:
         raise ValueError(f"temperature softens target logits: it must be 1 for loss='cross_entropy', got {temperature}")
     if loss != "cross_entropy" and label_smoothing:
@@ -202,9 +205,11 @@ def _check(
     _checks.whole("ignore_index", ignore_index)
     _checks.block_cap(block_cap)
     if vocab_start is not None:
-        _checks.whole("vocab_start", vocab_start, 0)
+        _checks.whole("vocab_start", vocab_start, 0, _checks.MAX_COLUMNS)
     if vocab_size is not None:
-        _checks.whole("vocab_size", vocab_size, 1)
+        _checks.whole("vocab_size", vocab_size, 1, _checks.MAX_COLUMNS)
+    if logits.device.type not in ("cuda", "cpu"):
+        raise ValueError(f"logits must be on a CUDA device, or on a CPU in Triton's interpreter; got {logits.device}")
     if not INTERPRETED and logits.device.type != "cuda":
         raise RuntimeError(
             f"logits must be on a CUDA device, got {logits.device}; on a CPU the kernels run in Triton's interpreter "
@@ -234,11 +239,6 @@ def _peers(
     return found
 
 
-def _check_grad_scale(grad_scale: Any) -> None:
-    if isinstance(grad_scale, bool) or not isinstance(grad_scale, (int, float)):
-        raise TypeError(f"grad_scale must be a number, got {type(grad_scale).__name__}")
-
-
 def _output(logits: Tensor, grad: str | Tensor) -> Tensor | None:
     if isinstance(grad, str) and grad == "new":
         return torch.empty_like(logits, memory_format=torch.contiguous_format)
@@ -266,6 +266,8 @@ def _layout(
             raise ValueError(
                 f"vocab_start must be 0 or None without a group of ranks that hold the rest, got {vocab_start}"
             )
+    if total == 0:
+        raise ValueError("logits must have a column, here or on another rank of the group")
     if vocab_size is not None and vocab_size > total:
         raise ValueError(f"vocab_size must be at most the {total} columns held in all, got {vocab_size}")
     return (start if vocab_start is None else vocab_start), (total if vocab_size is None else vocab_size)

@@ -42,7 +42,9 @@ class EntropyLoss(torch.nn.Module):
             )
         unknown = sorted(settings.keys() - _SETTINGS)
         if unknown:
-            raise TypeError(f"EntropyLoss has no setting {', '.join(unknown)}; there are {', '.join(sorted(_SETTINGS))}")
+            raise TypeError(
+                f"EntropyLoss has no setting {', '.join(unknown)}; there are {', '.join(sorted(_SETTINGS))}"
+            )
         self.in_place = in_place
         self.settings = settings
 
