@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpbench.job import Job, parse_job
+from tpbench.kernels.symmetric import ENVIRONMENT
 from tpbench.launcher import torchrun
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -45,6 +46,13 @@ def test_environment_of_a_gpu_job_never_interprets() -> None:
     env = torchrun.environment(job("v131k_tp8"), "row", {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1"})
     assert "TRITON_INTERPRET" not in env
     assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_no_communicator_of_a_job_makes_multicast_objects() -> None:
+    env = torchrun.environment(job("v131k_tp8"), "row", {})
+    assert env.items() >= ENVIRONMENT.items() == torchrun.NO_MULTICAST.items()
+    assert torchrun.environment(job("v131k_tp8"), "row", {"NCCL_NVLS_ENABLE": "1"})["NCCL_NVLS_ENABLE"] == "1"
+    assert not torchrun.environment(job("tiny_tp2"), "row", {}).keys() & ENVIRONMENT.keys()
 
 
 def test_an_installed_package_is_not_put_before_what_the_person_put_on_the_path(

@@ -14,7 +14,6 @@ from tpbench.kernels.entropy_loss import entropy_loss
 from tpbench.kernels.launches import launch_of
 from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
 
-
 _SETTINGS = {
     name for name, each in inspect.signature(entropy_loss).parameters.items() if each.kind is each.KEYWORD_ONLY
 } - {"grad"}

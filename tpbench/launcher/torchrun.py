@@ -23,6 +23,11 @@ LAUNCHER = "TPBENCH_LAUNCHER"
 """Likewise: which process started the job, so that it is known for a stray when that one is dead."""
 
 
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""Of NVLink, for all jobs on GPUs. `tpbench.kernels.symmetric` says why; alone it would come too late for communicators
+that NCCL has made by then, and only to jobs with symmetric memory."""
+
+
 @dataclass(frozen=True)
 class Rendezvous:
     """Where the nodes of a job meet."""
@@ -100,6 +105,7 @@ def environment(
             env["TRITON_INTERPRET"] = "1"
     else:
         env.pop("TRITON_INTERPRET", None)
+        defaults |= NO_MULTICAST
     return {**defaults, **env}
 
 
