@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.reference import DTYPES, LOSSES, assert_right, make, reference
 from tpbench import kernels
@@ -136,6 +137,8 @@ def test_a_large_common_offset_costs_no_precision(loss: Any, device: torch.devic
     logits, target = make(loss, device=device)
     logits = (logits * 64).round() / 64  # so that adding is exact
     check(logits + 4096.0, target, loss=loss, block_cap=32)
+    if loss != "cross_entropy":  # target logits need not be normalised
+        check(logits, (target * 64).round() / 64 - 4096.0, loss=loss, block_cap=32)
 
 
 @pytest.mark.parametrize("grad", ["new", "in_place"])
@@ -195,20 +198,43 @@ def test_the_gradient_is_scaled_before_it_is_rounded(loss: Any, device: torch.de
     assert rounded is not None and full is not None and torch.equal(rounded, full.bfloat16())
 
 
+def _far_apart(values: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """With two elements 2^31 apart, in memory that nothing touches between them."""
+    rows, columns = values.shape
+    strides = (1, 2**31 // (columns - 1) + 8) if transposed else (2**31 + 8, 1)
+    reach = (rows - 1) * strides[0] + (columns - 1) * strides[1]
+    room = torch.empty(reach + 64, dtype=values.dtype, device=values.device)
+    return room.as_strided(values.shape, strides).copy_(values)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
-def test_offsets_past_2_to_the_31(transposed: bool, device: torch.device) -> None:
-    """Two elements 2^31 apart, in memory that nothing touches between them."""
-    plain, target = make("cross_entropy", rows=2, vocab=3, dtype=torch.bfloat16, device=device)
-    if transposed:
-        room = torch.empty(2**32 // 2 + 64, dtype=torch.bfloat16, device=device)
-        logits = room.as_strided((2, 3), (1, 2**30 + 8))
-    else:
-        room = torch.empty(2**31 + 64, dtype=torch.bfloat16, device=device)
-        logits = room.as_strided((2, 3), (2**31 + 8, 1))
-    logits.copy_(plain)
-    result = entropy_loss(logits, target, grad="in_place")
+@pytest.mark.parametrize("far", ["logits", "target", "grad"])
+def test_offsets_past_2_to_the_31(far: str, transposed: bool, device: torch.device) -> None:
+    plain, target = make("reverse_kl", rows=2, vocab=8, dtype=torch.bfloat16, device=device)
+    tensors = {"logits": plain, "target": target, "grad": torch.zeros_like(plain)}
+    tensors[far] = _far_apart(tensors[far], transposed)
+    grad: Any = {"logits": "in_place", "target": "new", "grad": tensors["grad"]}[far]
+    result = entropy_loss(tensors["logits"], tensors["target"], loss="reverse_kl", grad=grad)
+    assert result.grad is not None
+    assert_right(result.loss, result.row_loss, result.grad, reference(plain, target, loss="reverse_kl"))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_labels_past_2_to_the_31(transposed: bool, device: torch.device) -> None:
+    plain, target = make("cross_entropy", rows=2, vocab=8, dtype=torch.bfloat16, device=device)
+    target[:] = 7
+    result = entropy_loss(_far_apart(plain, transposed), target, grad="in_place")
     assert result.grad is not None
     assert_right(result.loss, result.row_loss, result.grad, reference(plain, target))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_module_past_2_to_the_31(transposed: bool, device: torch.device) -> None:
+    plain, target = make("cross_entropy", rows=2, vocab=8, dtype=torch.bfloat16, device=device)
+    far = _far_apart(plain, transposed).requires_grad_()
+    grad = torch.autograd.grad(EntropyLoss(in_place=True, **default)(far, target) * 2.0, far)[0]
+    right = reference(plain, target, grad_scale=2.0)
+    assert_right(right[0], right[1], grad, right)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -289,6 +315,65 @@ def test_rows_of_several_parts_and_tiles_of_several_rows(
         target[::3] = -100
     for _ in range(3):
         check(logits, target, loss=loss, block_cap=block_cap, logits_scale=1.2)
+
+
+VOCABS = [40000, 65536, 65544, 131072] if torch.cuda.is_available() else [1000]
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_long_rows_of_padding_and_minus_infinity(
+    loss: Any, vocab: int, device: torch.device, organisation: str
+) -> None:
+    """On a GPU: rows of one part and of several, of few tiles and whole."""
+    if device.type == "cuda" and not organisation.startswith("one_pass"):
+        pytest.skip("takes long rows as short ones, and its turn is long")
+    logits, target = make(loss, rows=300, vocab=vocab, dtype=torch.bfloat16, device=device)
+    logits[:, 8 : vocab // 3] = -INF
+    if loss == "cross_entropy":
+        target = (target + vocab // 3).clamp(max=vocab - 17)
+        target[::3] = -100
+    else:
+        target[:, 8 : vocab // 3] = -INF
+        (logits if loss == "reverse_kl" else target)[:, vocab // 2 : vocab // 2 + 77] = -INF
+    right = reference(logits, target, loss=loss, vocab_size=vocab - 16, z_loss=1e-3, grad_scale=3.0)
+    logits[:, vocab - 16 :] = math.nan
+    result = entropy_loss(
+        logits, target, loss=loss, vocab_size=vocab - 16, z_loss=1e-3, grad_scale=3.0, grad="in_place"
+    )
+    assert result.grad is not None and not result.grad[:, vocab - 16 :].any()
+    assert_right(result.loss, result.row_loss, result.grad, right)
+
+
+@pytest.mark.parametrize("grad", ["new", "in_place", "none"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_extra_memory_is_the_gradient_and_a_few_numbers_a_row(loss: Any, grad: Any, device: torch.device) -> None:
+    rows, vocab = 512, 2048
+    logits, target = make(loss, rows=rows, vocab=vocab, device=device)
+    entropy_loss(logits.clone(), target, loss=loss, grad=grad)  # what is kept from call to call
+    with Allocations(logits, target) as allocations:
+        result = entropy_loss(logits, target, loss=loss, grad=grad)
+    assert (result.grad is None) == (grad == "none")
+    gradient = rows * vocab * 4 if grad == "new" else 0
+    assert gradient <= allocations.bytes <= gradient + 64 * rows
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of all tensors that torch makes, freed again or not, but for what these have."""
+
+    def __init__(self, *known: torch.Tensor) -> None:
+        super().__init__()
+        self.known = [each.untyped_storage() for each in known]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            storage = made.untyped_storage()
+            if all(storage.data_ptr() != each.data_ptr() for each in self.known):
+                self.known.append(storage)  # so that no other gets its address
+                self.bytes += storage.nbytes()
+        return made
 
 
 def test_the_block() -> None:

@@ -78,6 +78,11 @@ def test_edge_cases(world_size: int, exchange: str) -> None:
             else:
                 target[:, columns] = -INF
             cases.append((logits, target, {"loss": loss, "block_cap": 16}))
+            if loss != "cross_entropy" and shard in ("first", "last"):  # a weight of zero, whatever it weighs
+                logits, target = make(loss, vocab=101)
+                weight, other = (logits, target) if loss == "reverse_kl" else (target, logits)
+                weight[:, columns] = other[:, columns.start : columns.stop : 3] = -INF
+                cases.append((logits, target, {"loss": loss, "block_cap": 16}))
         logits, target = make(loss, vocab=101)
         cases.append(
             (logits, target.clamp(max=29) if loss == "cross_entropy" else target, {"loss": loss, "vocab_size": 30})
@@ -147,6 +152,27 @@ def test_organisations_that_do_not_go_with_the_exchange() -> None:
         assert "use 'cached', 'one_pass' or 'auto'" in fused
         assert "'cached' over ranks is exchange='nccl'" in cached
         assert "'one_pass' over ranks is exchange='symmetric'" in once
+
+
+def _empty_shard(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -> torch.Tensor:
+    """All columns are the second rank's."""
+    columns = slice(0, 101 if rank.rank == 1 else 0)
+    target = target if loss == "cross_entropy" else target[:, columns]
+    result = entropy_loss(
+        logits[:, columns].to(rank.device), target.to(rank.device), loss=loss, group=rank.group, exchange="nccl"
+    )
+    assert result.grad is not None and result.grad.shape == logits[:, columns].shape
+    return result.row_loss
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_rank_without_columns(loss: Any) -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    logits, target = make(loss, vocab=101)
+    first, second = run_on_ranks(2, _empty_shard, logits, target, loss)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first.double(), reference(logits, target, loss=loss)[1], rtol=1e-5, atol=1e-5)
 
 
 def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[Any]:
