@@ -199,9 +199,9 @@ def test_the_gradient_is_scaled_before_it_is_rounded(loss: Any, device: torch.de
 
 
 def _far_apart(values: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """With two elements 2^31 apart, in memory that nothing touches between them."""
+    """With two elements 2^31 apart by strides of less, in memory that nothing touches between them."""
     rows, columns = values.shape
-    strides = (1, 2**31 // (columns - 1) + 8) if transposed else (2**31 + 8, 1)
+    strides = (1, 2**31 // (columns - 1) + 8) if transposed else (2**31 // (rows - 1) + 8, 1)
     reach = (rows - 1) * strides[0] + (columns - 1) * strides[1]
     room = torch.empty(reach + 64, dtype=values.dtype, device=values.device)
     return room.as_strided(values.shape, strides).copy_(values)
@@ -210,7 +210,7 @@ def _far_apart(values: torch.Tensor, transposed: bool) -> torch.Tensor:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("far", ["logits", "target", "grad"])
 def test_offsets_past_2_to_the_31(far: str, transposed: bool, device: torch.device) -> None:
-    plain, target = make("reverse_kl", rows=2, vocab=8, dtype=torch.bfloat16, device=device)
+    plain, target = make("reverse_kl", rows=3, vocab=8, dtype=torch.bfloat16, device=device)
     tensors = {"logits": plain, "target": target, "grad": torch.zeros_like(plain)}
     tensors[far] = _far_apart(tensors[far], transposed)
     grad: Any = {"logits": "in_place", "target": "new", "grad": tensors["grad"]}[far]
@@ -221,7 +221,7 @@ def test_offsets_past_2_to_the_31(far: str, transposed: bool, device: torch.devi
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_labels_past_2_to_the_31(transposed: bool, device: torch.device) -> None:
-    plain, target = make("cross_entropy", rows=2, vocab=8, dtype=torch.bfloat16, device=device)
+    plain, target = make("cross_entropy", rows=3, vocab=8, dtype=torch.bfloat16, device=device)
     target[:] = 7
     result = entropy_loss(_far_apart(plain, transposed), target, grad="in_place")
     assert result.grad is not None
@@ -230,7 +230,7 @@ def test_labels_past_2_to_the_31(transposed: bool, device: torch.device) -> None
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_module_past_2_to_the_31(transposed: bool, device: torch.device) -> None:
-    plain, target = make("cross_entropy", rows=2, vocab=8, dtype=torch.bfloat16, device=device)
+    plain, target = make("cross_entropy", rows=3, vocab=8, dtype=torch.bfloat16, device=device)
     far = _far_apart(plain, transposed).requires_grad_()
     grad = torch.autograd.grad(EntropyLoss(in_place=True, **default)(far, target) * 2.0, far)[0]
     right = reference(plain, target, grad_scale=2.0)
@@ -460,6 +460,16 @@ def test_the_module_scales_by_the_upstream_gradient(reduction: str, in_place: bo
     module = EntropyLoss(reduction=reduction, label_smoothing=0.1, logits_scale=2.0, in_place=in_place)
     loss = module(leaf * 1.0, target)
     loss.backward(upstream)
+    torch.testing.assert_close(leaf.grad, expected.grad)
+
+
+def test_an_upstream_gradient_and_labels_with_strides(device: torch.device) -> None:
+    """Of a sum backward makes one number that all rows share."""
+    values, target = make("cross_entropy", device=device)
+    apart = torch.stack((target, target * 0), 1)[:, 0]
+    leaf, expected = values.clone().requires_grad_(), values.clone().requires_grad_()
+    (EntropyLoss(reduction="none", **default)(leaf, apart).sum() * 3.0).backward()
+    (F.cross_entropy(expected, target, reduction="sum") * 3.0).backward()
     torch.testing.assert_close(leaf.grad, expected.grad)
 
 

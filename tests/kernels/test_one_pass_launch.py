@@ -96,6 +96,96 @@ def test_arguments_arrive_under_their_names(gpu: FakeGpu) -> None:
     assert gpu.bound == 1 and gpu.launched[0] == gpu.launched[1]
 
 
+def test_target_logits_have_strides_and_a_scale_of_their_own(gpu: FakeGpu) -> None:
+    x, target, out = logits(row_stride=2 * COLUMNS), logits(row_stride=3 * COLUMNS), logits()
+    found = prepared(x, target, out, loss="reverse_kl", count=False, reduce=False)
+    assert isinstance(found, Prepared)
+    scales = {"logits_scale": 2.0, "temperature": 4.0, "z_loss": 0.0, "grad_scale": 3.0, "loss_scale": 1.0}
+    one_pass.launch(found, x, target, out, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
+    last = gpu.launched[-1]
+    it = SimpleNamespace(**dict(zip(last.kernel.src.fn.arg_names, last.arguments, strict=True)))
+    assert (it.logits_row * 8, it.target_row * 8, it.grad_row * 8) == (2 * COLUMNS, 3 * COLUMNS, COLUMNS)
+    assert (it.logits_column, it.target_column, it.grad_column) == (1, 1, 1)
+    assert (it.k, it.k_t) == (2.0 * one_pass.LOG2_E, 0.5 * one_pass.LOG2_E)
+    assert it.loss == it.row_loss == pointer(LOSS[:ROWS]) and it.grad == pointer(out)
+    one_pass.launch(found, x, target, None, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
+    assert gpu.launched[-1].arguments[2] == pointer(x)  # no gradient: an address all the same
+
+
+def formed(rows: int, columns: int, loss: str, world_size: int = 1, stride: int = 0, **changes: Any) -> Prepared:
+    """Prepared for bf16 logits of this form and the gradient's."""
+    x = Form((rows, columns), (stride or columns, 1), torch.bfloat16, 0)
+    target = Form((rows,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
+    given: dict[str, Any] = {
+        "loss": loss, "valid": columns, "vocab_start": 0, "vocab_size": columns * world_size, "ignore_index": -100,
+        "reduce": True, "count": loss == "cross_entropy", "z_loss": False, "label_smoothing": False,
+        "accumulate": False, "block_cap": "auto", "share": columns, "rank": 0, "world_size": world_size, **changes,
+    }  # fmt: skip
+    found = prepare(x, target, x, 0, **given)
+    assert isinstance(found, Prepared), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "loss", "world_size", "programs", "constants"),
+    [
+        (
+            4096,
+            32768,
+            "cross_entropy",
+            1,
+            132,
+            {"FULL": True, "MASKED": False, "TILES": 2, "SLOTS": 0, "num_warps": 16},
+        ),
+        (4096, 32760, "cross_entropy", 1, 132, {"FULL": False, "MASKED": True}),
+        (4096, 131072, "cross_entropy", 1, 132, {"FULL": True, "WHOLE": True, "TILES": 8, "AHEAD": 0}),
+        (4096, 65536, "reverse_kl", 1, 132, {"WHOLE": True, "ROWS": 1, "COUNT": False}),
+        (4096, 131072, "reverse_kl", 1, 132, {"WHOLE": False, "FULL": True, "SLOTS": 4, "AHEAD": 3, "num_warps": 8}),
+        (4096, 16384, "cross_entropy", 2, 264, {"ROWS": 2, "SLOTS": 2, "AHEAD": 2, "maxnreg": 128, "WORLD": 2}),
+        (4096, 16384, "reverse_kl", 2, 132, {"ROWS": 2, "SLOTS": 2, "AHEAD": 3, "WORLD": 2}),
+        (40, 16384, "reverse_kl", 2, 40, {"ROWS": 1}),
+        (400, 1024, "cross_entropy", 1, 100, {"ROWS": 4}),
+        (5, 131072, "reverse_kl", 1, 20, {"ROWS": 1}),
+    ],
+)
+def test_what_it_is_compiled_and_launched_for(
+    rows: int, columns: int, loss: str, world_size: int, programs: int, constants: dict[str, Any]
+) -> None:
+    found = formed(rows, columns, loss, world_size)
+    given = found.kernel.constants
+    assert found.programs == programs and given.items() >= constants.items()
+    assert (given["LOSS"], given["GRAD"], given["REDUCE"], given["ALIGNED"]) == (loss, True, True, True)
+    assert given["enable_fp_fusion"] is False  # or the ranks' losses differ in their last bit
+    assert given["launch_cooperative_grid"] == (given["SLOTS"] > 0)  # or programs wait for some that never start
+    assert ("maxnreg" in given) == ("maxnreg" in constants)
+    numbers = 3 if loss == "cross_entropy" else 5
+    assert found.words == numbers * rows * world_size * given["SLOTS"]
+    assert found.row_words == numbers * max(1, world_size * given["SLOTS"])
+    assert found.bytes_sent == (world_size - 1) * rows * numbers * given["SLOTS"] * 8
+
+
+def test_options_of_the_call_become_constants() -> None:
+    full = formed(64, 32768, "cross_entropy").kernel.constants
+    padded = formed(64, 32768, "cross_entropy", valid=32000, vocab_size=32000).kernel.constants
+    assert (full["MASKED"], padded["MASKED"], padded["FULL"]) == (False, True, True)
+    plain = formed(64, 32768, "cross_entropy", reduce=False, count=False).kernel.constants
+    assert (plain["REDUCE"], plain["COUNT"], full["COUNT"]) == (False, False, True)
+    apart = formed(64, 1001, "cross_entropy", world_size=2, stride=1003)
+    assert (apart.kernel.constants["ALIGNED"], apart.kernel.constants["VECTOR"]) == (False, 1)
+    assert apart.integers[8:10] == apart.integers[12:14] == (1003, 1)
+
+
+def test_words_have_two_halves_of_a_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory=False, **how: zeros(*size, **how))
+    workspace = one_pass.Workspace(torch.device("cpu"))
+    workspace.reserve(100)
+    assert workspace.half == 128 and len(workspace.words) == 256 and not workspace.words.any()
+    kept = workspace.words
+    workspace.reserve(128)
+    assert workspace.words is kept
+
+
 @pytest.mark.parametrize(
     "other",
     [

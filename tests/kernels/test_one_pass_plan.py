@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpbench.kernels.one_pass import RESERVED_BYTES, Machine, tiling
+from tpbench.kernels.one_pass import MAX_WORDS, RESERVED_BYTES, Machine, tiling
 
 H200 = Machine(132, 232448)
 SHARED_BYTES_OF_A_MULTIPROCESSOR = 228 * 1024
@@ -55,3 +55,35 @@ def test_padding_on_one_rank_is_room_that_a_row_needs(loss: str, columns: int) -
             plan = tiling(4096, held, min(held, vocab_size), 1, 2, loss, "auto", True, H200)
             assert plan == tiling(4096, held, held, 1, 2, loss, "auto", True, H200)
             assert plan is not None and not (plan.whole and plan.slots)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("on", [H200, Machine(108, 166912), Machine(84, 101376)], ids=["H200", "A100", "A10"])
+@pytest.mark.parametrize("cap", ["auto", 1024, 8192, 65536])
+def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, cap: int | str) -> None:
+    for share in (8, 1000, 8192, 32768, 50264, 65536, 100000, 131072, 262144):
+        for world in (1, 2, 3, 16):
+            plan = tiling(4096, share, share, world, itemsize, loss, cap, True, on)
+            if plan is None:
+                continue
+            places = plan.tiles - 1 if plan.whole else 2 * plan.tiles - 1
+            numbers = 1 if loss == "cross_entropy" else 2
+            bytes_of = places * plan.rows * plan.columns * itemsize * numbers + RESERVED_BYTES
+            assert bytes_of * plan.programs_per_sm <= on.shared_bytes + RESERVED_BYTES
+            assert plan.parts * plan.part_columns >= share > (plan.parts - 1) * plan.part_columns
+            assert plan.columns >= plan.block and plan.part_columns == plan.tiles * plan.block
+            assert cap == "auto" or plan.block <= int(cap)
+            ranks = 1 << (world - 1).bit_length()
+            assert plan.rows * ranks * plan.slots <= MAX_WORDS and plan.slots & (plan.slots - 1) == 0
+            assert max(plan.parts, plan.slots) <= on.processors * plan.programs_per_sm
+            assert (plan.slots == 0) == (world == 1 and plan.parts == 1) and plan.slots >= plan.parts * (plan.slots > 0)
+            assert not (plan.whole and plan.slots)
+
+
+def test_a_shard_of_twice_the_average_is_the_widest() -> None:
+    even = tiling(4096, 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)
+    wide = tiling(4096, 2 * 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)
+    assert even is not None and wide is not None and even.slots == wide.slots == 2 * even.parts == wide.parts
+    with pytest.raises(ValueError, match="too uneven for exchange='symmetric', use exchange='nccl'"):
+        tiling(4096, 3 * 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)

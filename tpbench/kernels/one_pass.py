@@ -112,6 +112,8 @@ def tiling(
     # One program's wait is the other's work, where its 128 registers a thread do for what it holds. The launch is a
     # cooperative one, refused where not all programs fit at once.
     halves = world_size > 1 and wanted <= most * (2 if loss == "cross_entropy" else 1)
+    # The smallest tile is a vector of 16 bytes a thread: seven of 8 warps, twice, are too much for small memories.
+    halves = halves and on.shared_bytes >= 2 * (7 * 8 * 32 * 16 * (column_bytes // itemsize) + RESERVED_BYTES)
     per_sm = 2 if halves else 1
     most, room = most // per_sm, (on.shared_bytes + RESERVED_BYTES) // per_sm - RESERVED_BYTES
     # Instructions are what is short: what a warp does once a row, above all with words, is done by fewer of them.
