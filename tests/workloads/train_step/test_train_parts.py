@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch.distributed.tensor.debug import CommDebugMode
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.ranks import Rank, enough_gpus, run_on_ranks
 from tests.workloads.train_step.cells import context, prepared, problem, replica
@@ -81,34 +87,67 @@ def test_datasheet_peaks(name: str, dtype: str, peak: float | None) -> None:
     assert peak_tflops(name, dtype) == peak
 
 
-def test_bytes_on_the_wire_by_hand() -> None:
-    """Two ranks, two layers: each of 2 x 2 sums forward and as many backward sends one activation; so do the embedding
-    and the head together, once each way."""
-    cell = problem()
-    activation = 2 * 16 * 32 * 4
-    assert sizes.bytes_communicated(cell, "fsdp_dtensor", 2, 1) == activation * (2 * 2 * 2 + 2)
-    weights = sizes.parameters(cell) * 4
-    assert sizes.bytes_communicated(cell, "ddp", 1, 2) == 2 * weights // 2
-    assert sizes.bytes_communicated(cell, "fsdp", 1, 2) == 3 * weights // 2
+class Wire(TorchDispatchMode):
+    """Adds up the bytes that a rank sends in collectives, each as a ring."""
+
+    KINDS: ClassVar = {"all_?reduce": 2.0, "all_?gather": 1.0, "reduce_scatter": 1.0}
+    """Names of operations, and how often they send what they have (a gather: what it makes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            ranks = next((each for each in map(ranks_of, args) if each), 1)
+            whole = max(
+                (each.nbytes for each in tree_leaves((args, made)) if isinstance(each, torch.Tensor)), default=0
+            )
+            times = sum(many for kind, many in self.KINDS.items() if re.match(f"_?{kind}", func._opname))
+            self.sent += times * whole * (ranks - 1) / ranks
+        return made
 
 
-def collectives(here: Rank) -> dict[str, int]:
-    """Of one step, by name."""
-    cell, place = problem(), context(here, 2)
-    trainer = prepared("fsdp_dtensor", cell, place)
-    with CommDebugMode() as mode:
+def ranks_of(argument: Any) -> int:
+    """Of the process group that it is, by name or as the dispatcher has it; 0: it is none."""
+    if isinstance(argument, str) and argument.isdigit():
+        return _resolve_process_group(argument).size()
+    with contextlib.suppress(RuntimeError):
+        return dist.ProcessGroup.unbox(argument).size() if isinstance(argument, torch.ScriptObject) else 0
+    return 0  # an operator on what is summed
+
+
+def sent(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) -> tuple[float, int]:
+    cell, place = problem(hidden_size=128, **fields), context(here, tp_size)
+    trainer = prepared(name, cell, place)
+    with Wire() as wire:
         trainer.accumulate(replica(cell, place, 0))
         trainer.update()
-    return {str(each): count for each, count in mode.get_comm_counts().items()}
+    return wire.sent, sizes.bytes_communicated(cell, name, tp_size, here.world_size // tp_size)
 
 
-@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-def test_the_collectives_of_a_step_are_those_that_are_counted() -> None:
-    """A gather and a scatter for each of those sums; besides, numbers a row for the loss, one sum of the gradients that
-    every rank has a share of, and the norm."""
-    counts = run_on_ranks(2, collectives)[0]
-    assert counts.pop("c10d._allgather_base_") == counts.pop("c10d._reduce_scatter_base_") == 2 * 2 * 2 + 2
-    assert sum(counts.values()) < 10
+AGAIN = {"activation_checkpointing": True, "accumulate": 2}
+AUTOCAST = {"dtype": "bfloat16", "autocast": True}
+SENT: list[tuple[int, str, int, dict[str, Any]]] = [
+    *((2, name, 2, each) for name in ("autotp", "fsdp_dtensor") for each in (
+        {}, {"tied": True}, AGAIN, {"vocab_parallel": False}, {"vocab_parallel": False, "tied": True}, AUTOCAST,
+    )),
+    *((2, name, 1, each) for name in ("ddp", "fsdp") for each in ({}, {"tied": True, "accumulate": 2}, AUTOCAST)),
+    *((2, "autotp", 1, {"zero_stage": stage, "accumulate": 2}) for stage in (0, 1, 2)),
+    *((2, "autotp", 1, {"zero_stage": stage, **AUTOCAST}) for stage in (0, 1)),
+    (4, "autotp", 2, {"tied": True}), (4, "fsdp_dtensor", 2, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "name", "tp_size", "fields"), SENT, ids=str)
+def test_what_is_sent_is_what_is_counted(ranks: int, name: str, tp_size: int, fields: dict[str, Any]) -> None:
+    """But for a few numbers a row or a parameter: statistics of the loss, norms and their gradients, and the check of
+    DeepSpeed's first batch."""
+    if not enough_gpus(ranks):
+        pytest.skip(f"needs {ranks} GPUs, or none")
+    for found, counted in run_on_ranks(ranks, sent, name, tp_size, fields):
+        assert counted * 0.99 < found < counted * 1.03
 
 
 def test_only_measured_rows_make_documents() -> None:

@@ -108,14 +108,48 @@ def _activations(problem: TrainStep, variant: str, tp_size: int) -> int:
 
 
 def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> int:
-    """Bytes that a rank sends in a step: all collectives on activations and on parameters, each as a ring."""
-    activation = problem.tokens * problem.hidden_size * ITEM_BYTES[problem.dtype]
-    passes = 3 if problem.activation_checkpointing else 2
-    # Attention and feed-forward each sum over the ranks once forward (all-reduce, or reduce-scatter and all-gather)
-    # and once backward; embedding and head the same together.
-    tensor = problem.accumulate * 2 * (tp_size - 1) * activation * (2 * passes * problem.depth + 2) // tp_size
-    weights = _parameters_of_a_rank(problem, variant, tp_size) * ITEM_BYTES[problem.stored_dtype]
-    rounds = 2  # an all-reduce of gradients, or their reduce-scatter and an all-gather of parameters
-    if variant not in ("ddp", "autotp"):
-        rounds = 2 * problem.accumulate + 1  # parameters are gathered for each forward and each backward pass
-    return tensor + rounds * (dp_size - 1) * weights // dp_size
+    """Bytes that a rank sends in a step: all collectives on activations, logits and parameters, each as a ring.
+
+    Under autocast the residual stream is in the parameters' dtype, what leaves a product in the computation's.
+    """
+    numbers = _autotp_numbers(problem) if variant == "autotp" else _sequence_parallel_numbers(problem)
+    tensor = problem.accumulate * problem.tokens * numbers * (tp_size - 1) // tp_size
+    return tensor + _replicas_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
+
+
+def _autotp_numbers(problem: TrainStep) -> int:
+    """Bytes of a token's activations times how often they cross the wire whole: an all-reduce is twice that."""
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    embedding = problem.tied and problem.vocab_parallel  # else each rank has all its rows
+    head = problem.vocab_parallel or not problem.tied
+    # Sums behind o and down, once more where they are computed again (the last is not needed then); in the backward
+    # pass one for each of q, k, v, gate and up.
+    forward = problem.depth * (3 if problem.activation_checkpointing else 2)
+    numbers = 2 * problem.hidden_size * (forward * compute + (5 * problem.depth + head + embedding) * stored)
+    gathered = not problem.vocab_parallel and not problem.tied
+    return numbers + (problem.vocab * compute if gathered else 0)
+
+
+def _sequence_parallel_numbers(problem: TrainStep) -> int:
+    """The same of gathers before and scatters behind attention, feed-forward and, of one each, embedding and head."""
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    normed, summed = 4 * problem.depth + 4, 4 * problem.depth
+    if problem.activation_checkpointing:  # both gathers of a layer again, and the first of its scatters
+        normed, summed = normed + 2 * problem.depth, summed + problem.depth
+    numbers = problem.hidden_size * (normed * stored + summed * compute)
+    return numbers + (0 if problem.vocab_parallel else problem.vocab * compute)
+
+
+def _replicas_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Bytes of what replicas all-gather or reduce-scatter; an all-reduce is both."""
+    stored = ITEM_BYTES[problem.stored_dtype]
+    held = _parameters_of_a_rank(problem, variant, tp_size)
+    if variant == "ddp" or (variant == "autotp" and not problem.zero_stage):
+        return 2 * held * stored
+    if variant == "autotp":  # ZeRO all-reduces gradients, stage 2 those of each micro-batch, and gathers parameters
+        looked_up = 0 if problem.tied else vocab_parameters(problem)
+        gradients = looked_up * stored + (held - looked_up) * ITEM_BYTES[problem.dtype]  # of products in their dtype
+        return 2 * gradients * (problem.accumulate if problem.zero_stage == 2 else 1) + held * stored
+    # Gathered for each forward and each backward pass; what is used last and first again is kept between them.
+    kept = problem.hidden_size + vocab_parameters(problem) // tp_size
+    return ((2 * problem.accumulate + 1) * held - problem.accumulate * kept) * stored
