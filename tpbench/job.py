@@ -93,7 +93,8 @@ def field_names(workload: Workload | None = None) -> set[str]:
     """The flat names that a command line may set: of one workload's jobs, or of any."""
     problems = [each.problem for each in ([workload] if workload else workloads().values())]
     names = {each.name for cls in (Job, Measure, Conduct, *problems) for each in fields(cls)}
-    return names - {"problem"} | {RANKS}
+    unused = {each.name for each in fields(Measure)} if workload and workload.scheduled else set()
+    return names - {"problem"} - unused | {RANKS}
 
 
 def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Mapping[str, str] | None = None) -> Job:

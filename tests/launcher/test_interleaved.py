@@ -106,6 +106,16 @@ def test_the_same_problem(tmp_path: Path) -> None:
         assert one != problem_of(cell(3, tmp_path, **other).job)
 
 
+def test_cells_whose_iterations_are_counted_are_measured_in_one_go(tmp_path: Path) -> None:
+    folder = tmp_path / "outputs"
+    done = tpbench("-m", "variant=fsdp,ddp", "shape=tiny_train_dp2", "steps=2", "warmup_steps=0", "phase_steps=0",
+                   "order=interleaved", "reuse=true", "device=cpu", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = package.load(folder)
+    assert list(rows["status"]) == ["ok", "ok"] and rows["interleaved"].isna().all()
+    assert set(rows["not_interleaved"]) == {"each of its iterations goes on from the last"}
+
+
 class FakeJob:
     """A cell that wants so many rounds and can give so many, or dies in one; by hand instead of by processes."""
 

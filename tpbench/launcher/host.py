@@ -129,7 +129,7 @@ class Host:
             return [[cell] for cell in cells]
         problems: dict[object, list[Cell]] = defaultdict(list)
         for cell in cells:
-            problems[problem_of(cell.job)].append(cell)
+            problems[cell.index if cell.job.workload.scheduled else problem_of(cell.job)].append(cell)
         return list(problems.values())
 
     def _start(self, unit: Sequence[Cell], begin: Begin, lease: Lease, display: Display) -> Work:
@@ -141,7 +141,11 @@ class Host:
             )
         attempt = self._begin(unit[0], begin, lease, display)
         if self.interleaved:
-            attempt.row.known["not_interleaved"] = "no other cell of its problem is to run"
+            attempt.row.known["not_interleaved"] = (
+                "each of its iterations goes on from the last"
+                if attempt.cell.job.workload.scheduled
+                else "no other cell of its problem is to run"
+            )
         return Single(self._submit(attempt, 0, lease) if self.reuse else ColdJob(attempt, lease))
 
     def _begin(self, cell: Cell, begin: Begin, lease: Lease, display: Display) -> Attempt:

@@ -125,6 +125,9 @@ class Workload:
     """Those of its columns that a report can make a table of: 1 where more is better, -1 where less is, 0: neither."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
     """A row as a JSON document with the name of its file, in a form that this workload's users know, or None."""
+    scheduled: bool = False
+    """Its problem says how many iterations are run, and each goes on from the last: nothing else decides when to stop,
+    no graph replays one, and cells cannot take turns. Its sessions have a `Schedule`."""
     forgets: bool = False
     """Its own variants keep nothing in the process once their session is gone: a warm process may have the next job."""
     variants: dict[str, Variant] = field(default_factory=dict)

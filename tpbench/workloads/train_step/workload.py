@@ -51,8 +51,6 @@ def needed(job: Any) -> str:
 def hindrance(job: Any) -> str | None:
     """What needs a GPU, or a package that only some options want."""
     problem: TrainStep = job.problem
-    if job.measure.graph:
-        return "graph=true replays one iteration: steps of training differ"
     if job.device == "cpu" and problem.compile:
         return "compile=true needs a CUDA GPU"
     if problem.attention == "flash_attention_2":
@@ -68,6 +66,7 @@ WORKLOAD = Workload(
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
     headline=("model", "num_layers", "batch_size", "seq_length"),
+    scheduled=True,
     resolve=resolve,
     beforehand=beforehand,
     needed=needed,
