@@ -63,6 +63,7 @@ class TrainStepSession:
 
     def check(self) -> Verdict:
         """Compare the first steps with the oracle's."""
+        self.progress.tell(len(self.losses), self.losses)
         losses, norms = self._trajectories()
         errors = oracle.compare(self.right, losses, norms)
         columns = {

@@ -66,12 +66,15 @@ class Progress:
         self.context, self.interval = context, problem.log_interval if context.rank == 0 else 0
         self.last = problem.warmup_steps + problem.steps
         self.tokens = problem.tokens * problem.accumulate * context.dp_size
+        self.told = 0
         self.since = time.perf_counter()
 
     def tell(self, done: int, losses: Sequence[torch.Tensor]) -> None:
-        """`done` steps are done, and left these losses (this replica's, on the device)."""
-        if not self.interval or not done or done % self.interval:
+        """`done` steps are done, and left these losses (this replica's, on the device). Of those that only time phases
+        it says nothing."""
+        if not self.interval or done % self.interval or not self.told < done <= self.last:
             return
+        self.told = done
         loss, now = float(losses[-1]), time.perf_counter()
         rate = self.interval * self.tokens / (now - self.since)
         self.since = now
