@@ -71,6 +71,7 @@ def test_progress_goes_to_the_rank_s_log_and_a_trace_beside_it(rows: list[dict[s
     folder = folder if folder.is_absolute() else swept[0] / "outputs" / folder
     said = "".join(log.read_text() for log in folder.glob("**/0/stderr.log"))
     assert "step 4/8: loss 6." in said and "tokens/s" in said
+    assert said.count("step 8/8:") == 1 and "step 10/8:" not in said  # steps that time phases are no progress
     assert len(list(folder.glob("trace_rank*.json.gz"))) == 2
 
 
@@ -136,6 +137,9 @@ def test_trajectories_that_part_are_told(rows: list[dict[str, Any]], swept: Any)
         (["variant=autotp", "shape=tiny_train_tp2", "zero_stage=3"], ["zero_stage=3 does not exist (valid: 0, 1, 2)"]),
         (["variant=autotp", "shape=tiny_train_tp2", "graph=true"], ["no field of train_step is called graph"]),
         (["variant=autotp", "shape=tiny_train_tp2", "measure=quick"], ["no field of train_step is called measure"]),
+        (["variant=fsdp_dtensor_async", "shape=tiny_train_tp2", "compile=false"], ["compile=false is fsdp_dtensor"]),
+        (["variant=autotp", "shape=tiny_train_tp2", "tp_size=1", "overlap=true"], ["overlap=true has no meaning"]),
+        (["variant=fsdp_dtensor", "shape=tiny_train_dp2", "vocab_parallel=false"], ["vocab_parallel=false has no mean"]),
         (["variant=fsdp", "shape=tiny_train_dp2", "model=no/such/folder"], ["no/such/folder/config.json cannot be"]),
     ],
 )  # fmt: skip
@@ -167,6 +171,7 @@ def test_names_on_the_line() -> None:
     shared = job("variant=autotp", "shape=qwen3_8b_tp4", "tp_size=auto", "world_size=8", "dp_size=2")
     assert (shared.tp_size, shared.dp_size) == (4, 2)
     assert shared.key == job("variant=autotp", "shape=qwen3_8b_tp4", "dp_size=2").key
+    assert job("variant=fsdp_dtensor_async", "shape=qwen3_8b_tp4").problem.compile  # as its rows then say
 
 
 def test_every_choice_of_the_experiment_makes_a_job_that_something_can_run() -> None:

@@ -209,6 +209,7 @@ def test_a_folder_that_does_not_is_refused(content: str | None, said: str, tmp_p
         ({"seq_length": 15}, 2, "tp_size=2 must divide seq_length=15"),
         ({"heads": 3, "kv_heads": 2}, 1, "kv_heads=2 must divide heads=3"),
         ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 layers of tiny"),
+        ({"max_grad_norm": 0.0}, 1, "max_grad_norm=0 would leave no gradient: null is for no clipping"),
         ({"dtype": "float16"}, 1, "dtype=float16 needs autocast=true"),
         ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16 or float16"),
         ({"attention": "flash_attention_2"}, 1, "has no float32"),

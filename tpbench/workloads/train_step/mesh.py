@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -76,7 +75,7 @@ def fsdp_dtensor_async(problem: TrainStep, place: Place) -> TorchTrainer:
 
     torch._inductor.config._micro_pipeline_tp = True
     enabled(place.context.tp_group)
-    return fsdp_dtensor(replace(problem, compile=True), place)
+    return fsdp_dtensor(problem, place)
 
 
 def mesh(context: Context) -> DeviceMesh:

@@ -89,6 +89,8 @@ class TrainStep:
             complaints.append(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
         if self.depth > self.layers:
             complaints.append(f"num_layers={self.num_layers} is more than the {self.layers} layers of {self.model}")
+        if self.max_grad_norm == 0:
+            complaints.append("max_grad_norm=0 would leave no gradient: null is for no clipping")
         if self.dtype == "float16" and not self.autocast:
             complaints.append("dtype=float16 needs autocast=true: parameters in fp32 and a scaled loss")
         if self.dtype == "float32" and self.autocast:

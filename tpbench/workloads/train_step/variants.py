@@ -16,14 +16,25 @@ def _no_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
     return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
 
 
-def _only_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
+def _nothing_for_one(problem: TrainStep, tp_size: int) -> str | None:
+    """Options of what only several tensor-parallel ranks do."""
+    if tp_size > 1:
+        return None
+    if not problem.vocab_parallel:
+        return "with tp_size=1 the vocabulary is not sharded: vocab_parallel=false has no meaning"
+    return "with tp_size=1 there are no all-reduces to overlap: overlap=true has no meaning" if problem.overlap else None
+
+
+def _only_compiled_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
+    if not problem.compile:
+        return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
     return "with tp_size=1 there is nothing to overlap: it would be fsdp" if tp_size == 1 else None
 
 
-def _no_scaled_loss(problem: TrainStep, tp_size: int) -> str | None:
-    if problem.dtype != "float16":
-        return None
-    return "DeepSpeed's scaled autocast does not train under ZeRO as one process does: it has no dtype=float16"
+def _beyond_autotp(problem: TrainStep, tp_size: int) -> str | None:
+    if problem.dtype == "float16":
+        return "DeepSpeed's scaled autocast does not train under ZeRO as one process does: it has no dtype=float16"
+    return _nothing_for_one(problem, tp_size)
 
 
 @WORKLOAD.variant(
@@ -31,7 +42,7 @@ def _no_scaled_loss(problem: TrainStep, tp_size: int) -> str | None:
     takes=ALL | TENSOR_PARALLEL | {"zero_stage", "overlap"},
     needs=("transformers", "deepspeed"),
     uses_triton=_uses_triton,
-    refuses=_no_scaled_loss,
+    refuses=_beyond_autotp,
 )
 def autotp(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step.autotp import prepare
@@ -44,6 +55,7 @@ def autotp(problem: TrainStep, place: Any) -> Any:
     takes=ALL | TENSOR_PARALLEL,
     needs=("transformers",),
     uses_triton=_uses_triton,
+    refuses=_nothing_for_one,
 )
 def fsdp_dtensor(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step import mesh
@@ -52,12 +64,12 @@ def fsdp_dtensor(problem: TrainStep, place: Any) -> Any:
 
 
 @WORKLOAD.variant(
-    "fsdp_dtensor with async-TP: products in pieces beside their collectives (compile=true)",
+    "fsdp_dtensor through torch.compile with async-TP: products in pieces beside their collectives",
     takes=ALL | TENSOR_PARALLEL,
     needs=("transformers",),
     needs_cuda=True,
     uses_triton=_uses_triton,
-    refuses=_only_tensor_parallelism,
+    refuses=_only_compiled_tensor_parallelism,
 )
 def fsdp_dtensor_async(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step import mesh
