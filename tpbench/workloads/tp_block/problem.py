@@ -27,7 +27,9 @@ class TpBlock:
     seed: int = setting(0, help="seed of activations and weights", low=0, high=2**31 - 1)
     save_gathered: bool = setting(True, help="keep gathered inputs for the backward pass; false: gather them again")
     signals: Literal["stream", "kernel"] = setting("stream", help="block_copy_engine: how ranks tell of their copies")
-    trace_dir: str = setting("", help="folder where each rank leaves the profiler's trace of a step; empty: nowhere")
+    trace_dir: str = setting(
+        "", help="folder for the profiler's traces of a step, in it one for each cell; empty: no traces"
+    )
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """What is wrong with the fields taken together."""

@@ -42,7 +42,7 @@ class Interval:
     """Stream or thread, numbered in the order of appearance."""
 
 
-def of_step(step: Callable[[], None], context: Context, folder: str) -> dict[str, Any]:
+def of_step(step: Callable[[], None], context: Context, folder: Path | None) -> dict[str, Any]:
     """The columns about one traced step on rank 0, and each rank's trace in the folder, if any. Collective."""
     on_gpu = context.device.type == "cuda"
 
@@ -61,8 +61,8 @@ def of_step(step: Callable[[], None], context: Context, folder: str) -> dict[str
         if on_gpu:
             torch.cuda.synchronize(context.device)
     if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(Path(folder) / f"rank{context.rank}.json"))
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / f"rank{context.rank}.json"))
     found = intervals(_events(profiler, on_gpu), on_gpu)
     columns: dict[str, Any] = {
         "timeline_start_ms": [each.start for each in found],
