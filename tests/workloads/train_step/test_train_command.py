@@ -139,7 +139,7 @@ def test_trajectories_that_part_are_told(rows: list[dict[str, Any]], swept: Any)
         (["variant=autotp", "shape=tiny_train_tp2", "measure=quick"], ["no field of train_step is called measure"]),
         (["variant=fsdp_dtensor_async", "shape=tiny_train_tp2", "compile=false"], ["compile=false is fsdp_dtensor"]),
         (["variant=autotp", "shape=tiny_train_tp2", "tp_size=1", "overlap=true"], ["overlap=true has no meaning"]),
-        (["variant=fsdp_dtensor", "shape=tiny_train_dp2", "vocab_parallel=false"], ["vocab_parallel=false has no mean"]),
+        (["variant=fsdp_dtensor", "shape=tiny_train_dp2", "vocab_parallel=false"], ["vocab_parallel=false has no"]),
         (["variant=fsdp", "shape=tiny_train_dp2", "model=no/such/folder"], ["no/such/folder/config.json cannot be"]),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tpbench.workloads.train_step import TrainStep, sizes
 from tpbench.workloads.train_step.batches import micro_batch
 from tpbench.workloads.train_step.local import resolve
 from tpbench.workloads.train_step.losses import torch_loss
-from tpbench.workloads.train_step.models import build, materialise
+from tpbench.workloads.train_step.models import UnknownArchitecture, build, materialise
 from tpbench.workloads.train_step.trainer import model_inputs
 
 CPU = torch.device("cpu")
@@ -173,32 +174,58 @@ def test_memory_of_parameters_by_variant() -> None:
     assert sizes.memory(cell, "autotp", 2, 1).model == pytest.approx(2 * (embedding + (count - embedding) / 2), abs=2)
 
 
-def test_a_local_folder_describes_a_model(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
+def described(**changes: Any) -> str:
+    """A config.json of a small model."""
     content = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "tie_word_embeddings": False,
         "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "architectures": ["LlamaForCausalLM"],
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(content))
+    return json.dumps(content | changes)
+
+
+def test_a_local_folder_describes_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(described())
     cell = resolve(problem(model_dir=str(folder), num_layers=2))
     assert (cell.model, cell.architecture, cell.head_dim, cell.layers, cell.num_layers) == ("mine", "llama", 16, 3, 2)
     assert resolve(cell) == cell
     model = build(cell)
     assert len(model.model.layers) == 2
     assert sum(each.numel() for each in model.parameters()) == sizes.parameters(cell)
+    (folder / "config.json").write_text(
+        described(tie_word_embeddings=None).replace('"tie_word_embeddings": null, ', "")
+    )
+    assert sum(each.numel() for each in build(resolve(cell)).parameters()) == sizes.parameters(cell)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "cannot be read"), ("{", "cannot be read"), ("[]", "lacks"), ("{}", "lacks model_type")],
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "lacks"),
+        ("{}", "lacks model_type"),
+        (described(hidden_size="wide", head_dim=None), "describes no decoder: invalid literal"),
+        (described(num_attention_heads=0), "describes no decoder: integer division"),
+        (described(rope_scaling="yes"), "describes no decoder: 'str' object"),
+        (described(intermediate_size=-96), "ffn_size=-96 must be at least 1"),
+        (described(vocab_size=12.5), "vocab=12.5 must be a whole number"),
+        (described(num_local_experts=8), "a mixture of experts (num_local_experts)"),
+    ],
 )
 def test_a_folder_that_does_not_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(JobError, match=said):
+    with pytest.raises(JobError, match=re.escape(said)):
         resolve(problem(model_dir=str(tmp_path)))
+
+
+def test_a_model_that_is_not_what_its_sizes_say_is_refused() -> None:
+    """Its FLOPs, and with them MFU, would be another model's."""
+    with pytest.raises(UnknownArchitecture, match=r"tiny \(qwen3_moe\) has \d+ weights in matrices where a dense"):
+        build(problem(architecture="qwen3_moe"))
 
 
 @pytest.mark.parametrize(

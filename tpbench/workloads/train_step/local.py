@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tpbench.fields import JobError
+from tpbench.fields import JobError, parse
 from tpbench.workloads.train_step.problem import TrainStep
 
 _NAMES = {
@@ -23,12 +23,14 @@ _NAMES = {
 def resolve(problem: TrainStep) -> TrainStep:
     """The problem with the fields that its folder describes, if it names one, and its depth as a number."""
     if problem.model_dir:
-        problem = replace(problem, **described(Path(problem.model_dir)))
+        folder = Path(problem.model_dir)
+        problem = parse(TrainStep, asdict(problem) | described(folder))
     return replace(problem, num_layers=problem.depth)
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """The architecture's fields. Raises JobError for a folder that does not describe a decoder."""
+    """The architecture's fields, of whatever type the file gives them. Raises JobError for a folder that does not
+    describe a dense decoder."""
     file = folder / "config.json"
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -37,16 +39,24 @@ def described(folder: Path) -> dict[str, Any]:
     missing = [name for name in _NAMES.values() if name not in content] if isinstance(content, dict) else ["an object"]
     if missing:
         raise JobError(f"model_dir={folder}: {file} lacks {', '.join(missing)}")
-    heads = content["num_attention_heads"]
+    if experts := [name for name, value in content.items() if "expert" in name and value]:
+        raise JobError(f"model_dir={folder}: a mixture of experts ({experts[0]}), whose sizes are not counted")
+    hidden, heads = content["hidden_size"], content["num_attention_heads"]
     rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    try:
+        head_dim = content.get("head_dim") or int(hidden) // int(heads)
+        theta = float(rope.get("rope_theta") or content.get("rope_theta", 10000.0))
+        factor = float(rope.get("factor", 1.0))
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise JobError(f"model_dir={folder}: {file} describes no decoder: {error}") from None
     return {
         **{field: content[name] for field, name in _NAMES.items()},
         "model": folder.resolve().name,
         "model_dir": str(folder.resolve()),
         "kv_heads": content.get("num_key_value_heads") or heads,
-        "head_dim": content.get("head_dim") or content["hidden_size"] // heads,
-        "tied": bool(content.get("tie_word_embeddings", True)),
-        "rope_theta": float(rope.get("rope_theta") or content.get("rope_theta", 10000.0)),
-        "rope_factor": float(rope.get("factor", 1.0)),
-        "norm_eps": float(content.get("rms_norm_eps", 1e-6)),
+        "head_dim": head_dim,
+        "tied": bool(content.get("tie_word_embeddings", False)),
+        "rope_theta": theta,
+        "rope_factor": factor,
+        "norm_eps": content.get("rms_norm_eps", 1e-6),
     }

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from tpbench.context import Context
 from tpbench.workloads.arena import enabled
 from tpbench.workloads.train_step import losses, models
+from tpbench.workloads.train_step.models import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.tensor_parallel import (
     ColumnLinear,
@@ -29,10 +30,6 @@ from tpbench.workloads.train_step.tensor_parallel import (
 )
 from tpbench.workloads.train_step.trainer import Place, TorchTrainer
 from tpbench.workloads.train_step.weights import fill
-
-
-class UnknownArchitecture(TypeError):
-    """A parameter that the plan does not name."""
 
 
 def fsdp_dtensor(problem: TrainStep, place: Place) -> TorchTrainer:

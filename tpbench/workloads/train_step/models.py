@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.weights import fill
 
@@ -46,6 +47,10 @@ def configuration(problem: TrainStep) -> Any:
     )
 
 
+class UnknownArchitecture(TypeError):
+    """A model that is not what its problem's sizes say, or that a variant has no plan for."""
+
+
 class FusedNorm(nn.Module):
     """RMS norm as one operation, in place of the model's own of six: the same in every variant, so that they differ
     in nothing but how they share out the work."""
@@ -71,6 +76,15 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration(problem), dtype=getattr(torch, problem.stored_dtype))
+    counted, there = (
+        sizes.matrix_parameters(problem),
+        sum(each.numel() for each in model.parameters() if each.dim() > 1),
+    )
+    if there != counted:
+        raise UnknownArchitecture(
+            f"{problem.model} ({problem.architecture}) has {there} weights in matrices where a dense decoder of its sizes "
+            f"has {counted}: operations and memory would be counted wrong"
+        )
     for parent in list(model.modules()) if fused_norms else ():
         for name, child in list(parent.named_children()):
             if hasattr(child, "variance_epsilon"):

@@ -18,11 +18,15 @@ def vocab_parameters(problem: TrainStep) -> int:
     return problem.vocab * problem.hidden_size
 
 
+def matrix_parameters(problem: TrainStep) -> int:
+    """All weights of the model as trained but norms and biases."""
+    return vocab_parameters(problem) * (1 if problem.tied else 2) + problem.depth * layer_matmul_parameters(problem)
+
+
 def parameters(problem: TrainStep) -> int:
     """All weights of the model as trained, biases not counted."""
     norms = 2 * problem.hidden_size + (2 * problem.head_dim if problem.architecture.startswith("qwen3") else 0)
-    vocab = vocab_parameters(problem) * (1 if problem.tied else 2)
-    return vocab + problem.depth * (layer_matmul_parameters(problem) + norms) + problem.hidden_size
+    return matrix_parameters(problem) + problem.depth * norms + problem.hidden_size
 
 
 def flops_per_token(problem: TrainStep) -> int:

@@ -22,7 +22,9 @@ def _nothing_for_one(problem: TrainStep, tp_size: int) -> str | None:
         return None
     if not problem.vocab_parallel:
         return "with tp_size=1 the vocabulary is not sharded: vocab_parallel=false has no meaning"
-    return "with tp_size=1 there are no all-reduces to overlap: overlap=true has no meaning" if problem.overlap else None
+    return (
+        "with tp_size=1 there are no all-reduces to overlap: overlap=true has no meaning" if problem.overlap else None
+    )
 
 
 def _only_compiled_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
