@@ -10,8 +10,8 @@ import pytest
 
 from tests.ranks import Rank, enough_gpus, run_on_ranks
 from tests.workloads.tp_block.cells import context, place, problem
+from tpbench.workloads.timeline import COMMUNICATION, OTHER, PRODUCT, Interval, intervals, kind_of
 from tpbench.workloads.tp_block import WORKLOAD, trace
-from tpbench.workloads.tp_block.trace import COMMUNICATION, OTHER, PRODUCT, Interval, intervals, kind_of
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.ranks import Rank, enough_gpus, run_on_ranks
 from tests.workloads.train_step.cells import context, prepared, problem, replica
+from tpbench.workloads.timeline import intervals
 from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.document import document
 from tpbench.workloads.train_step.gradients import LossScale, clip, total_norm
@@ -31,15 +32,23 @@ CPU = torch.device("cpu")
     ("kernels", "share"),
     [
         ([], 0.0),
-        ([("gemm", 0, 10)], 0.0),
-        ([("ncclDevKernel_AllReduce", 0, 10)], 1.0),
-        ([("gemm", 0, 6), ("ncclDevKernel_AllGather", 4, 10)], 0.4),
-        ([("ncclKernel", 2, 4), ("gemm", 0, 10)], 0.0),
-        ([("gemm", 0, 2), ("ncclKernel", 1, 5), ("Memcpy PtoP (Device -> Device)", 4, 6), ("add", 8, 10)], 0.4),
+        ([("gemm", 0, 10, 7)], 0.0),
+        ([("ncclDevKernel_AllReduce", 0, 10, 7)], 1.0),
+        ([("gemm", 0, 6, 7), ("ncclDevKernel_AllGather", 4, 6, 8)], 0.4),
+        ([("ncclKernel", 2, 2, 8), ("gemm", 0, 10, 7)], 0.0),
+        (
+            [("gemm", 0, 2, 7), ("ncclKernel", 1, 4, 8), ("Memcpy PtoP (Device -> Device)", 4, 2, 9), ("add", 8, 2, 7)],
+            0.4,
+        ),
+        # async-TP: a stream that only copies reads peers' memory, by whatever name; ranges are no work.
+        ([("gemm", 0, 6, 7), ("Memcpy DtoD (Device -> Device)", 4, 6, 9)], 0.4),
+        ([("gemm", 0, 6, 7), ("Memcpy DtoD (Device -> Device)", 6, 4, 7)], 0.0),
+        ([("gemm", 0, 6, 7), ("void c10d::symmetric_memory::barrier_kernel(unsigned int**)", 6, 4, 7)], 0.4),
+        ([("FSDP::all_gather", 0, 99, 7), ("nccl:_all_gather_base", 0, 99, 8), ("gemm", 0, 6, 7)], 0.0),
     ],
 )
-def test_the_share_of_communication_that_shows(kernels: list[tuple[str, float, float]], share: float) -> None:
-    assert exposed_share(kernels) == pytest.approx(share)
+def test_the_share_of_communication_that_shows(kernels: list[tuple[str, int, int, int]], share: float) -> None:
+    assert exposed_share(intervals(kernels, on_gpu=True)) == pytest.approx(share)
 
 
 def test_the_norm_and_clipping_of_plain_gradients() -> None:

@@ -82,8 +82,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     )
     if there != counted:
         raise UnknownArchitecture(
-            f"{problem.model} ({problem.architecture}) has {there} weights in matrices where a dense decoder of its sizes "
-            f"has {counted}: operations and memory would be counted wrong"
+            f"{problem.model} ({problem.architecture}) has {there} weights in matrices where a dense decoder of its "
+            f"sizes has {counted}: operations and memory would be counted wrong"
         )
     for parent in list(model.modules()) if fused_norms else ():
         for name, child in list(parent.named_children()):

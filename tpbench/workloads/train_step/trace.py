@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from tpbench.context import Context
-
-COMMUNICATION = ("nccl", "symm_mem", "symmetric_memory", "Memcpy PtoP", "barrier_kernel")
-"""What the names of kernels and copies between GPUs contain."""
-ANNOTATIONS = ("nccl:", "FSDP::", "## ", "ProfilerStep")
-"""How the names of annotated ranges begin, which the device's timeline shows too."""
-
-Interval = tuple[float, float]
+from tpbench.workloads.timeline import COMMUNICATION, Interval, covered, events, intervals
 
 
 def profiled(train: Callable[[], None], restore: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:
@@ -34,36 +27,15 @@ def profiled(train: Callable[[], None], restore: Callable[[], None], context: Co
         profiler.export_chrome_trace(str(context.folder / f"trace_rank{context.rank}.json.gz"))
     if not cuda:
         return {}
-    kernels = [
-        (event.name, event.time_range.start, event.time_range.end)
-        for event in profiler.events() or ()
-        if event.device_type == DeviceType.CUDA
-        and event.time_range.end > event.time_range.start
-        and not (event.is_user_annotation or event.name.startswith(ANNOTATIONS))
-    ]
-    share = torch.tensor(exposed_share(kernels), dtype=torch.float64)
+    share = torch.tensor(exposed_share(intervals(events(profiler, on_gpu=True), on_gpu=True)), dtype=torch.float64)
     dist.all_reduce(share, dist.ReduceOp.MAX)
     return {"exposed_share": float(share)}
 
 
-def exposed_share(kernels: Iterable[tuple[str, float, float]]) -> float:
-    """The share of the time from the first kernel's begin to the last one's end in which communication runs and nothing
-    else does. Kernels as (name, begin, end)."""
-    talking: list[Interval] = []
-    computing: list[Interval] = []
-    for name, begin, end in kernels:
-        (talking if any(word in name for word in COMMUNICATION) else computing).append((begin, end))
-    everything = talking + computing
-    if not everything:
+def exposed_share(found: Sequence[Interval]) -> float:
+    """The share of the time from the first one's begin to the last one's end in which communication runs and nothing
+    else does."""
+    if not found:
         return 0.0
-    whole = max(end for _, end in everything) - min(begin for begin, _ in everything)
-    return float((_covered(everything) - _covered(computing)) / whole)
-
-
-def _covered(intervals: Iterable[Interval]) -> float:
-    """The length of their union."""
-    covered, reached = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        covered += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return covered
+    whole = max(each.start + each.length for each in found) - min(each.start for each in found)
+    return (covered(found) - covered(each for each in found if each.kind != COMMUNICATION)) / whole
