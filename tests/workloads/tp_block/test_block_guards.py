@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.ranks import Rank, enough_gpus, run_on_ranks
 from tests.workloads.tp_block.cells import context, place, problem
 from tests.workloads.tp_block.test_block_variants import differences, passed
 from tpbench.job import JobError, parse_job, refusal
 from tpbench.workloads.tp_block import WORKLOAD, auto, bench, counts, oracle
+from tpbench.workloads.tp_block.exposure import Collectives
 from tpbench.workloads.tp_block.prepared import prepare
+from tpbench.workloads.tp_block.ring import Ring
 from tpbench.workloads.tp_block.schedule import Sequential, Silent
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -91,6 +97,71 @@ def sent(here: Rank, part: str, keep: bool) -> tuple[int, int]:
 def test_what_is_sent_is_what_is_counted(part: str, keep: bool) -> None:
     for handed_over, counted in run_on_ranks(2, sent, part, keep):
         assert handed_over == counted
+
+
+def alone(here: Rank, part: str, keep: bool) -> tuple[list[str], int]:
+    """The collectives of a step that are timed alone, and the bytes that the step sends."""
+    cell = problem(part=part, save_gathered=keep)
+    timed = Collectives(place(here, cell).inputs)
+    names: list[str] = []
+    with (
+        mock.patch.object(timed, "gather", lambda: names.append("matrix")),
+        mock.patch.object(timed, "scatter", lambda: names.append("matrix")),
+        mock.patch.object(dist, "all_reduce", lambda *_, **__: names.append("norm")),
+    ):
+        timed.run()
+    return names, counts.bytes_sent(cell, here.world_size, 8)
+
+
+@needs_ranks
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("part", ["block", "column", "row"])
+def test_what_is_timed_as_communication_is_what_is_counted(part: str, keep: bool) -> None:
+    cell = problem()
+    each = {"matrix": cell.tokens * cell.hidden * 8 // 2, "norm": 2 * cell.hidden * 8 // 2}
+    for names, counted in run_on_ranks(2, alone, part, keep):
+        assert sum(each[name] for name in names) == counted
+
+
+def order_of_events(here: Rank) -> tuple[list[str], list[str]]:
+    """What a ring does in a gather and in a scatter, in order."""
+    ring, said = Ring(here.group), []
+
+    def told(name: str, of: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            said.append(name)
+            made = of(*args, **options)
+            return [Work(each) for each in made] if isinstance(made, list) else Work(made) if name == "reduce" else made
+
+        return call
+
+    class Work:
+        def __init__(self, work: Any) -> None:
+            self.work = work
+
+        def wait(self) -> None:
+            said.append("wait")
+            self.work.wait()
+
+    rows, matrix = torch.ones(4, 3, device=here.device), torch.ones(3, 2, device=here.device)
+    patched = {(dist, "batch_isend_irecv"): "send", (dist, "reduce"): "reduce", (torch, "mm"): "product"}
+    with contextlib.ExitStack() as stack:
+        for (module, name), word in patched.items():
+            stack.enter_context(mock.patch.object(module, name, told(word, getattr(module, name))))
+        ring.gather_matmul(rows, matrix)
+        gathered, said[:] = list(said), []
+        finish = ring.matmul_scatter(rows, matrix)
+        before = list(said)
+        finish()
+    return gathered, before
+
+
+@needs_ranks
+def test_the_ring_sends_before_each_product_and_waits_after_it() -> None:
+    """Results would be the same without any overlap."""
+    for gathered, scattered in run_on_ranks(2, order_of_events):
+        assert [name for name, _ in itertools.groupby(gathered)] == ["send", "product", "wait", "product"]
+        assert scattered == ["product", "reduce"] * 4  # nobody waits before the last one is on its way
 
 
 def verdicts(here: Rank) -> list[tuple[str | None, float]]:

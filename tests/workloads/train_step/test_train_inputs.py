@@ -22,7 +22,7 @@ from tpbench.workloads.train_step import TrainStep, sizes
 from tpbench.workloads.train_step.batches import micro_batch
 from tpbench.workloads.train_step.local import resolve
 from tpbench.workloads.train_step.losses import torch_loss
-from tpbench.workloads.train_step.models import UnknownArchitecture, build, materialise
+from tpbench.workloads.train_step.models import UnknownArchitecture, build, configuration, materialise
 from tpbench.workloads.train_step.trainer import model_inputs
 
 CPU = torch.device("cpu")
@@ -220,6 +220,15 @@ def test_a_folder_that_does_not_is_refused(content: str | None, said: str, tmp_p
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(JobError, match=re.escape(said)):
         resolve(problem(model_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "theta", "factor"),
+    [("qwen3_8b", "default", 1e6, None), ("llama3_1b", "llama3", 5e5, 32.0), ("llama3_70b", "llama3", 5e5, 8.0)],
+)
+def test_rotary_embeddings_are_the_published_ones(name: str, kind: str, theta: float, factor: float | None) -> None:
+    rope = configuration(TrainStep(**MODELS[name])).rope_parameters
+    assert (rope["rope_type"], rope["rope_theta"], rope.get("factor")) == (kind, theta, factor)
 
 
 def test_a_model_that_is_not_what_its_sizes_say_is_refused() -> None:

@@ -18,9 +18,11 @@ from tpbench.workloads.train_step.bench import TrainStepSession
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
 
-def measured(here: Rank, name: str, fields: dict[str, Any], spoil: str = "") -> tuple[str | None, dict[str, Any], int]:
+def measured(
+    here: Rank, name: str, fields: dict[str, Any], spoil: str = "", tp_size: int = 2
+) -> tuple[str | None, dict[str, Any], int]:
     """A whole cell, with an implementation that `spoil` makes wrong: verdict, columns, updates that were made."""
-    cell, place = problem(**{"steps": 4, "warmup_steps": 1, "log_interval": 0, **fields}), context(here, 2)
+    cell, place = problem(**{"steps": 4, "warmup_steps": 1, "log_interval": 0, **fields}), context(here, tp_size)
     forget_groups(here)
     session = TrainStepSession(cell, WORKLOAD.variants[name], place)
     trainer: Any = session.trainer
@@ -56,6 +58,11 @@ def test_a_cell_trains_exactly_its_steps_and_then_its_phases() -> None:
         assert 0.2 < (columns["forward_ms"] + columns["backward_ms"] + columns["optimizer_ms"]) / columns["time_ms"] < 5
         assert ("exposed_share" in columns) == cuda
         assert cuda or "mfu" not in columns
+
+
+def test_replicas_train_on_batches_of_their_own_and_their_losses_mean_is_told() -> None:
+    for wrong, columns, _ in run_on_ranks(2, measured, "fsdp", {"phase_steps": 0, "accumulate": 2}, "", 1):
+        assert wrong is None and columns["loss_error"] < 1e-5 and columns["grad_error"] < 1e-4
 
 
 @pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -19,11 +20,13 @@ from tests.ranks import Rank, enough_gpus, run_on_ranks
 from tests.workloads.train_step.cells import context, prepared, problem, replica
 from tpbench.workloads.timeline import intervals
 from tpbench.workloads.train_step import sizes
+from tpbench.workloads.train_step.autotp import engine_configuration
 from tpbench.workloads.train_step.document import document
 from tpbench.workloads.train_step.gradients import LossScale, clip, total_norm
 from tpbench.workloads.train_step.phases import Stopwatch
 from tpbench.workloads.train_step.speed import peak_tflops
 from tpbench.workloads.train_step.trace import exposed_share
+from tpbench.workloads.train_step.trainer import adamw
 
 CPU = torch.device("cpu")
 
@@ -62,6 +65,44 @@ def test_the_norm_and_clipping_of_plain_gradients() -> None:
     assert float(total_norm(parameters, CPU)) == pytest.approx(1.0, rel=1e-5)
     clip(parameters, total_norm(parameters, CPU) / 4, None, scale=4.0)
     assert float(total_norm(parameters, CPU)) == pytest.approx(0.25, rel=1e-5)
+
+
+def test_weights_decay_all_alike() -> None:
+    weights = [torch.full((3,), 2.0, requires_grad=True), torch.full((2, 2), 2.0, requires_grad=True)]
+    for each in weights:
+        each.grad = torch.zeros_like(each)
+    adamw(weights, problem(learning_rate=0.1, weight_decay=0.5), CPU).step()
+    assert all(torch.allclose(each, torch.tensor(2.0 * (1 - 0.1 * 0.5))) for each in weights)
+
+
+def losses_used(here: Rank, name: str, fields: dict[str, Any]) -> int:
+    """How often tpbench's loss is computed in a step."""
+    from tpbench.kernels import EntropyLoss
+
+    cell, place = problem(train_loss="tpbench", **fields), context(here, 2)
+    forward = EntropyLoss.forward
+    with mock.patch.object(EntropyLoss, "forward", autospec=True, side_effect=forward) as spied:
+        prepared(name, cell, place).accumulate(replica(cell, place, 0))
+    return spied.call_count
+
+
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+@pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
+@pytest.mark.parametrize("fields", [{"accumulate": 2}, {"accumulate": 2, "vocab_parallel": False}], ids=str)
+def test_tpbenchs_loss_is_used_where_it_is_asked_for(name: str, fields: dict[str, Any]) -> None:
+    """Both losses are right: no result would tell."""
+    assert run_on_ranks(2, losses_used, name, fields) == [2, 2]
+
+
+def engine(here: Rank, fields: dict[str, Any]) -> dict[str, Any]:
+    return engine_configuration(problem(**fields), context(here, 2))
+
+
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+def test_deepspeed_is_told_of_the_overlap() -> None:
+    for overlap in (False, True):
+        (made, _) = run_on_ranks(2, engine, {"overlap": overlap})
+        assert made["tensor_parallel"]["tp_overlap_comm"] is overlap
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_when_calm() -> None:
@@ -171,6 +212,9 @@ def test_only_measured_rows_make_documents() -> None:
     name, content = made
     assert name == "results_autotp_tp2_dp2"
     assert [step["loss"] for step in content["steps"]] == [8.0, 7.0]  # warm-up is not among them
-    assert content["summary"]["tokens_per_second"] == 2 * 8 * 3 * 2 / 0.1
+    summary = content["summary"]
+    assert summary["tokens_per_second"] == 2 * 8 * 3 * 2 / 0.1 == 8 * summary["samples_per_second"]
+    assert (summary["avg_step_ms"], summary["avg_loss"], summary["final_loss"]) == (100.0, 7.5, 7.0)
+    assert summary["std_step_ms"] == pytest.approx(50 * math.sqrt(2)) and summary["peak_memory_gib"] == 1.5
     assert "forward_pct" not in content["summary"]
     assert document({**row, "status": "oom"}) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,19 @@ def test_a_variant_is_one_process(ranks: int, name: str, tp_size: int, fields: d
         assert found["norm"] < NORM, found
         assert found["gradient"][0] < TENSOR, found
         assert found["weight"][0] < TENSOR, found
+
+
+@pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
+def test_biases_and_a_padding_token_too(name: str, tmp_path: Path) -> None:
+    """Of a row-parallel linear each rank adds the bias to its rows and has their share of its gradient."""
+    content = {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "attention_bias": True, "mlp_bias": True,
+        "pad_token_id": 3,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    folder = {"model_dir": str(tmp_path), "architecture": "llama"}
+    test_a_variant_is_one_process(2, name, 2, folder)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compile=true needs a GPU")
