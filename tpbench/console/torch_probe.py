@@ -11,6 +11,8 @@ import os
 import sys
 from typing import Any
 
+from tpbench.launcher.torchrun import NO_MULTICAST
+
 
 def look() -> dict[str, Any]:
     """Versions, and which GPUs reach which directly."""
@@ -74,9 +76,7 @@ def main() -> None:
     if "--ranks" not in sys.argv:
         print(json.dumps(look()), flush=True)
         return
-    # Multicast stays off, as in the kernels.
-    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    os.environ.update(NO_MULTICAST)
     found = together()
     if os.environ["RANK"] == "0":
         print(json.dumps(found), flush=True)
