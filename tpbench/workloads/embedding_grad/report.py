@@ -1,8 +1,7 @@
 """`python -m tpbench.workloads.embedding_grad.report outputs`: speed-ups over dense by density, and where they end.
 
 Rows of one table, world size, machine and distribution belong together; among them only how many rows are touched
-differs. Device times where
-there are any. Interpreted rows are no measurement and left out.
+differs. Device times where there are any. Interpreted rows are no measurement and left out.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> Memo
     """Estimated beforehand, as the backward pass begins; buffers of collectives and fragmentation are not in it.
 
     Parameters and what belongs to them by how the variant shards them; activations by the tensors that one layer keeps
-    for its backward pass. On H200s, Qwen3 of 0.6B to 8B, peaks were 0.93 to 1.10 times this; 1.19
-    times of AutoTP at 8B with few tokens, for another moment needed more.
+    for its backward pass. On H200s, Qwen3 of 0.6B to 8B, peaks were 0.93 to 1.10 times this, of AutoTP at 8B with few
+    tokens 1.19 times, for another moment needed more.
     """
     stored = ITEM_BYTES[problem.stored_dtype]
     held = _parameters_of_a_rank(problem, variant, tp_size)
