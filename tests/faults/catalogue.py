@@ -7,7 +7,9 @@ from collections import Counter
 SMALL = ("variant=pytorch_tp_manual", "tokens=16", "vocab=64", "tp_size=2", "measure=quick", "min_iterations=3",
          "max_iterations=3", "device=cpu")  # fmt: skip
 SLOW = ("variant=triton_tp", "tokens=2048", "vocab=16384", "tp_size=2", "measure=quick", "device=cpu")
-"""Some ten seconds in the interpreter: long enough to be disturbed."""
+"""Some seconds in the interpreter: long enough to be disturbed, and done soon where it may end."""
+ENDLESS = (*SLOW, "min_iterations=10000", "max_iterations=10000")
+"""As soon at work, and there for an hour on the fastest of processors: it does not end before it is disturbed."""
 
 AT_RANDOM_MOMENTS = (
     "kill -9 of a rank",

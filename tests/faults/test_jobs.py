@@ -11,7 +11,7 @@ import pytest
 
 import tpbench as package
 from tests.command import ROOT, Running, gone, tpbench
-from tests.faults.catalogue import SLOW, Tried
+from tests.faults.catalogue import ENDLESS, SLOW, Tried
 
 
 def only_row(folder: Path) -> dict[str, object]:
@@ -20,7 +20,7 @@ def only_row(folder: Path) -> dict[str, object]:
 
 
 def test_killed_rank(tmp_path: Path, tried: Tried) -> None:
-    running = Running(*SLOW, cwd=tmp_path)
+    running = Running(*ENDLESS, cwd=tmp_path)
     rank = running.wait_for("first pass", rank=1)
     family = running.family()
     rank.kill()
@@ -35,13 +35,13 @@ def test_killed_rank(tmp_path: Path, tried: Tried) -> None:
 
 
 def test_hung_rank(tmp_path: Path, tried: Tried) -> None:
-    running = Running(*SLOW, "timeout_s=30", cwd=tmp_path)
+    running = Running(*ENDLESS, "timeout_s=20", cwd=tmp_path)
     running.wait_for("first pass", rank=0).send_signal(signal.SIGSTOP)
     family = running.family()
     code, _ = running.end()
     row = only_row(tmp_path)
     assert (row["status"], code) == ("timeout", 1)
-    assert "still running after 30 s" in str(row["reason"])
+    assert "still running after 20 s" in str(row["reason"])
     assert "rank 0: first pass" in str(row["reason"])
     assert row["time_ms"] != row["time_ms"]
     assert gone(family)
@@ -99,21 +99,19 @@ def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path, tried: Tried)
 
 
 SPIN = """
-import os, signal
+import signal
 def spin(*_):
     while True:
         pass
-if os.environ.get("RANK") == "1":
-    signal.signal(signal.SIGALRM, spin)
-    signal.setitimer(signal.ITIMER_REAL, 6)
+signal.signal(signal.SIGUSR2, spin)
 """
 
 
 def test_a_rank_that_spins(tmp_path: Path, tried: Tried) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPIN)
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    running = Running(*SLOW, "timeout_s=14", cwd=tmp_path, env=env)
-    running.wait_for("first pass", rank=1)
+    running = Running(*ENDLESS, "timeout_s=14", cwd=tmp_path, env=env)
+    running.wait_for("first pass", rank=1).send_signal(signal.SIGUSR2)
     family = running.family()
     code, output = running.end()
     assert code == 1, output

@@ -14,7 +14,7 @@ import psutil
 
 import tpbench as package
 from tests.command import Running, gone, tpbench
-from tests.faults.catalogue import AT_RANDOM_MOMENTS, SLOW, SMALL, Tried
+from tests.faults.catalogue import AT_RANDOM_MOMENTS, ENDLESS, SMALL, Tried
 from tpbench.launcher.resume import FINISHED
 
 
@@ -102,8 +102,7 @@ def test_at_random_moments(tmp_path: Path, tried: Tried) -> None:
 
 
 def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path, tried: Tried) -> None:
-    """In a job that would go on for minutes."""
-    running = Running(*SLOW, "tokens=65536", cwd=tmp_path)
+    running = Running(*ENDLESS, cwd=tmp_path)
     running.wait_for("first pass", rank=1)
     family = running.family()
     assert len(running.workers()) == 2
