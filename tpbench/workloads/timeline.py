@@ -9,6 +9,8 @@ from typing import Any
 
 from torch._C._autograd import DeviceType
 
+from tpbench.context import Context
+
 Span = tuple[float, float]
 """From when to when."""
 
@@ -35,6 +37,11 @@ class Interval:
     kind: int
     lane: int
     """Stream or thread, numbered in the order of appearance."""
+
+
+def keep_trace(profiler: Any, context: Context) -> None:
+    """Write this rank's Chrome trace beside the job's logs: `trace_rank0.json.gz`."""
+    profiler.export_chrome_trace(str(context.folder / f"trace_rank{context.rank}.json.gz"))
 
 
 def events(profiler: Any, on_gpu: bool) -> list[tuple[str, int, int, int]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +67,23 @@ def test_a_stream_of_copies_alone_is_communication() -> None:
     assert [each.kind for each in intervals(events, on_gpu=True)] == [PRODUCT, COMMUNICATION, OTHER, COMMUNICATION]
 
 
-def traced(here: Rank, folder: Path | None) -> dict[str, Any]:
+def traced(here: Rank, folder: Path, keep: bool) -> dict[str, Any]:
     cell = problem(part="mlp")
     prepared = WORKLOAD.variants["block_tp"].prepare(cell, place(here, cell))
-    return trace.of_step(lambda: prepared.run(prepared.x).backward(prepared.grad), context(here), folder)
+    place_of = replace(context(here), folder=folder)
+    return trace.of_step(lambda: prepared.run(prepared.x).backward(prepared.grad), place_of, keep=keep)
 
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 def test_a_step_is_traced_and_kept(tmp_path: Path) -> None:
-    first, second = run_on_ranks(2, traced, tmp_path / "kept")
+    first, second = run_on_ranks(2, traced, tmp_path, True)
     kinds = first["timeline_kind"]
     assert kinds.count(PRODUCT) >= 6 and kinds.count(COMMUNICATION) >= 4
     assert len({len(values) for name, values in first.items() if name.startswith("timeline")}) == 1
     assert first["timeline_start_ms"] == sorted(first["timeline_start_ms"]) and min(first["timeline_ms"]) >= 0
-    assert [file.name for file in sorted((tmp_path / "kept").iterdir())] == ["rank0.json", "rank1.json"]
-    assert json.loads((tmp_path / "kept/rank1.json").read_text())["traceEvents"]
-    first, second = run_on_ranks(2, traced, None)
+    kept = sorted(tmp_path.iterdir())
+    assert [file.name for file in kept] == ["trace_rank0.json.gz", "trace_rank1.json.gz"]
+    with gzip.open(kept[1]) as file:
+        assert json.load(file)["traceEvents"]
+    first, second = run_on_ranks(2, traced, tmp_path / "nowhere", False)
     assert first and not second

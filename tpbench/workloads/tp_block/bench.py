@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +22,7 @@ class TpBlockSession:
     """A variant on this rank's part of the block."""
 
     def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
-        self.problem, self.context, self.name = problem, context, variant.name
+        self.problem, self.context = problem, context
         self.inputs = Inputs(problem, context)
         self.stopwatch = Stopwatch(context)
         self.rates = rates.measure(self.inputs, self.stopwatch)
@@ -81,16 +80,9 @@ class TpBlockSession:
         found["gemm_share"] = found["tflops"] / self.rates.gemm_tflops
         self.release()
         found |= exposure.measure(self.inputs, self.prepared, self.stopwatch, self.step, self.release)
-        found |= trace.of_step(self.step, self.context, self._trace_folder())
+        found |= trace.of_step(self.step, self.context, keep=self.problem.profile)
         self.release()
         return found
-
-    def _trace_folder(self) -> Path | None:
-        """The cell's own, as its logs have: several cells of a sweep, and of many, have the same trace_dir."""
-        if not self.problem.trace_dir:
-            return None
-        logs = self.context.folder
-        return Path(self.problem.trace_dir) / f"{self.name}_{logs.parent.name}_{logs.name}"
 
     def _forward_anew(self) -> None:
         self.release()

@@ -27,9 +27,7 @@ class TpBlock:
     seed: int = setting(0, help="seed of activations and weights", low=0, high=2**31 - 1)
     save_gathered: bool = setting(True, help="keep gathered inputs for the backward pass; false: gather them again")
     signals: Literal["stream", "kernel"] = setting("stream", help="block_copy_engine: how ranks tell of their copies")
-    trace_dir: str = setting(
-        "", help="folder for the profiler's traces of a step, in it one for each cell; empty: no traces"
-    )
+    profile: bool = setting(False, help="keep each rank's profiler trace of one step")
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """What is wrong with the fields taken together."""
@@ -81,7 +79,7 @@ WORKLOAD = Workload(
         "seed": "seed of activations and weights",
         "save_gathered": "whether gathered inputs are kept for the backward pass",
         "signals": "how ranks tell of their copies (block_copy_engine)",
-        "trace_dir": "folder of the profiler's traces",
+        "profile": "whether the profiler's traces of a step were kept",
         "output_error": "largest ||row - right|| / ||right|| of the output against the float64 oracle",
         "grad_norm": "norm of all weights' gradients, each rank's part once",
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
@@ -107,7 +105,7 @@ WORKLOAD = Workload(
     options=(
         Option("save_gathered", neutral=True, drop=True),
         Option("signals", neutral="stream", drop=True),
-        Option("trace_dir", neutral=""),
+        Option("profile", neutral=False),
     ),
     pivot=Pivot(rows=("hidden", "ffn", "tokens", "tp_size"), sections=("dtype", "part")),
     metrics={

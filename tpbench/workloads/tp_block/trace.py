@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tpbench.context import Context
-from tpbench.workloads.timeline import COMMUNICATION, PRODUCT, Interval, events, intervals, spans
+from tpbench.workloads.timeline import COMMUNICATION, PRODUCT, Interval, events, intervals, keep_trace, spans
 
 SLEEP_CYCLES = 200_000_000
 """Some 0.1 s."""
 
 
-def of_step(step: Callable[[], None], context: Context, folder: Path | None) -> dict[str, Any]:
-    """The columns about one traced step on rank 0, and each rank's trace in the folder, if any. Collective."""
+def of_step(step: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:
+    """The columns about one traced step on rank 0; with `keep` each rank's trace beside the job's logs. Collective."""
     on_gpu = context.device.type == "cuda"
 
     def queued() -> None:
@@ -26,7 +25,7 @@ def of_step(step: Callable[[], None], context: Context, folder: Path | None) -> 
         step()
 
     step()
-    if context.rank and not folder:
+    if context.rank and not keep:
         queued()
         return {}
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
@@ -34,9 +33,8 @@ def of_step(step: Callable[[], None], context: Context, folder: Path | None) -> 
         queued()
         if on_gpu:
             torch.cuda.synchronize(context.device)
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(folder / f"rank{context.rank}.json"))
+    if keep:
+        keep_trace(profiler, context)
     found = intervals(events(profiler, on_gpu), on_gpu)
     columns: dict[str, Any] = {
         "timeline_start_ms": [each.start for each in found],

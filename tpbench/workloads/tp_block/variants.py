@@ -6,7 +6,7 @@ from typing import Any
 
 from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock
 
-_KEEPS = {"save_gathered", "trace_dir"}
+_KEEPS = {"save_gathered", "profile"}
 
 
 def _no_peers(problem: TpBlock, tp_size: int) -> str | None:
@@ -19,7 +19,7 @@ def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
     return _no_peers(problem, tp_size)
 
 
-@WORKLOAD.variant("the whole block on every rank, each for itself: the reference", takes={"trace_dir"})
+@WORKLOAD.variant("the whole block on every rank, each for itself: the reference", takes={"profile"})
 def block_no_tp(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
     from tpbench.workloads.tp_block.schedule import Alone
@@ -63,7 +63,7 @@ def block_symm_mem(problem: TpBlock, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "torch.compile with micro-pipelined tensor parallelism",
-    takes={"trace_dir"},
+    takes={"profile"},
     needs_cuda=True,
     refuses=_no_peers,
 )

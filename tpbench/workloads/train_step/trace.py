@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from tpbench.context import Context
-from tpbench.workloads.timeline import COMMUNICATION, Interval, covered, events, intervals
+from tpbench.workloads.timeline import COMMUNICATION, Interval, covered, events, intervals, keep_trace
 
 
 def profiled(train: Callable[[], None], restore: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def profiled(train: Callable[[], None], restore: Callable[[], None], context: Co
         if cuda:
             torch.cuda.synchronize(context.device)
     if keep:
-        profiler.export_chrome_trace(str(context.folder / f"trace_rank{context.rank}.json.gz"))
+        keep_trace(profiler, context)
     if not cuda:
         return {}
     share = torch.tensor(exposed_share(intervals(events(profiler, on_gpu=True), on_gpu=True)), dtype=torch.float64)
