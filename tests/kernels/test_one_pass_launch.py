@@ -56,7 +56,7 @@ def prepared(x: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None, **
     given: dict[str, Any] = {
         "loss": "cross_entropy", "valid": COLUMNS, "vocab_start": 0, "vocab_size": COLUMNS, "ignore_index": -100,
         "reduce": True, "count": True, "z_loss": False, "label_smoothing": False, "accumulate": False,
-        "block_cap": "auto", "share": COLUMNS, "rank": 0, "world_size": 1, **changes,
+        "block_cap": "auto", "share": COLUMNS, "widest": None, "rank": 0, "world_size": 1, **changes,
     }  # fmt: skip
     return prepare(form(x), form(target), None if out is None else form(out), 0, **given)
 
@@ -119,7 +119,8 @@ def formed(rows: int, columns: int, loss: str, world_size: int = 1, stride: int 
     given: dict[str, Any] = {
         "loss": loss, "valid": columns, "vocab_start": 0, "vocab_size": columns * world_size, "ignore_index": -100,
         "reduce": True, "count": loss == "cross_entropy", "z_loss": False, "label_smoothing": False,
-        "accumulate": False, "block_cap": "auto", "share": columns, "rank": 0, "world_size": world_size, **changes,
+        "accumulate": False, "block_cap": "auto", "share": columns, "widest": None, "rank": 0,
+        "world_size": world_size, **changes,
     }  # fmt: skip
     found = prepare(x, target, x, 0, **given)
     assert isinstance(found, Prepared), found
@@ -230,6 +231,7 @@ def test_what_one_pass_cannot_do() -> None:
     assert "targets of the logits' dtype" in str(prepared(logits(), logits().float(), None, loss="reverse_kl"))
     long = ROOM[: 2 * 8192].view(2, 8192)
     assert "too long with block_cap=16" in str(prepared(long, LABELS, None, block_cap=16, share=8192))
+    assert "too uneven" in str(prepared(logits(), LABELS, None, world_size=2, share=COLUMNS // 2, widest=COLUMNS * 9))
 
 
 def test_an_old_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

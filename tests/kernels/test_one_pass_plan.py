@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpbench.kernels.one_pass import MAX_WORDS, RESERVED_BYTES, Machine, tiling
+from tpbench.kernels.one_pass import MAX_WORDS, RESERVED_BYTES, Machine, Tiling, tiling
 
 H200 = Machine(132, 232448)
 SHARED_BYTES_OF_A_MULTIPROCESSOR = 228 * 1024
@@ -15,7 +15,7 @@ SHARED_BYTES_OF_A_MULTIPROCESSOR = 228 * 1024
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_all_programs_fit_at_once(loss: str, share: int, world: int) -> None:
     plan = tiling(4096, share, share, world, 2, loss, "auto", True, H200)
-    assert plan is not None
+    assert isinstance(plan, Tiling)
     numbers = 1 if loss == "cross_entropy" else 2
     places = plan.tiles - 1 if plan.whole else 2 * plan.tiles - 1
     tiles = places * plan.rows * plan.columns * 2 * numbers
@@ -34,7 +34,7 @@ def test_all_programs_fit_at_once(loss: str, share: int, world: int) -> None:
 def test_rows_of_any_length_have_a_tiling_or_none(loss: str, world: int, cap: int | str) -> None:
     for share in (1, 100, 8192, 50257, 131072, 262144):
         plan = tiling(4096, share, share, world, 2, loss, cap, True, H200)
-        if plan is not None:
+        if not isinstance(plan, str):
             assert plan.parts <= H200.processors * plan.programs_per_sm and plan.ahead <= plan.tiles - 1
 
 
@@ -42,9 +42,9 @@ def test_rows_of_any_length_have_a_tiling_or_none(loss: str, world: int, cap: in
 def test_a_row_that_fits_a_multiprocessor_is_one_programs(loss: str, longest: int) -> None:
     for share in range(4096, longest + 1, 4096):
         plan = tiling(4096, share, share, 1, 2, loss, "auto", True, H200)
-        assert plan is not None and plan.parts == 1 and plan.slots == 0
+        assert isinstance(plan, Tiling) and plan.parts == 1 and plan.slots == 0
     longer = tiling(4096, longest + 8, longest + 8, 1, 2, loss, "auto", True, H200)
-    assert longer is not None and longer.parts > 1 and not longer.whole
+    assert isinstance(longer, Tiling) and longer.parts > 1 and not longer.whole
 
 
 @pytest.mark.parametrize(("loss", "columns"), [("cross_entropy", 131072 + 8), ("reverse_kl", 65536 + 8)])
@@ -54,7 +54,7 @@ def test_padding_on_one_rank_is_room_that_a_row_needs(loss: str, columns: int) -
         for vocab_size in (columns - 8, columns // 2, 5):
             plan = tiling(4096, held, min(held, vocab_size), 1, 2, loss, "auto", True, H200)
             assert plan == tiling(4096, held, held, 1, 2, loss, "auto", True, H200)
-            assert plan is not None and not (plan.whole and plan.slots)
+            assert isinstance(plan, Tiling) and not (plan.whole and plan.slots)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
@@ -65,7 +65,8 @@ def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, ca
     for share in (8, 1000, 8192, 32768, 50264, 65536, 100000, 131072, 262144):
         for world in (1, 2, 3, 16):
             plan = tiling(4096, share, share, world, itemsize, loss, cap, True, on)
-            if plan is None:
+            if isinstance(plan, str):
+                assert plan == f"its rows are too long with block_cap={cap}"
                 continue
             places = plan.tiles - 1 if plan.whole else 2 * plan.tiles - 1
             numbers = 1 if loss == "cross_entropy" else 2
@@ -84,6 +85,21 @@ def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, ca
 def test_a_shard_of_twice_the_average_is_the_widest() -> None:
     even = tiling(4096, 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)
     wide = tiling(4096, 2 * 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)
-    assert even is not None and wide is not None and even.slots == wide.slots == 2 * even.parts == wide.parts
+    assert (
+        isinstance(even, Tiling)
+        and isinstance(wide, Tiling)
+        and even.slots == wide.slots == 2 * even.parts == wide.parts
+    )
     with pytest.raises(ValueError, match="too uneven for exchange='symmetric', use exchange='nccl'"):
         tiling(4096, 3 * 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)
+
+
+def test_ranks_that_know_the_widest_shard_refuse_it_together() -> None:
+    """The rank that holds it, and the one that holds little."""
+    for held in (3 * 32768, 32768 // 2):
+        plan = tiling(4096, held, 32768, 2, 2, "cross_entropy", "auto", True, H200, 3 * 32768)
+        assert plan == "its logits have 98304 columns on a rank of 32768 on the average: too uneven"
+        plan = tiling(4096, held, 32768, 2, 2, "cross_entropy", 16, True, H200, 3 * 32768)
+        assert plan == "its rows are too long with block_cap=16"
+    wide = tiling(4096, 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200, 2 * 32768)
+    assert wide == tiling(4096, 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)

@@ -109,8 +109,9 @@ def entropy_loss(
             other streams may run at the same time, as with FSDP's: the symmetric kernel takes the whole GPU until all
             ranks have answered, and a collective that began on one rank only would keep that rank from it. Where no
             kernel of one pass fits (label_smoothing, a grad to accumulate into, targets of another dtype, very long
-            rows) two do it, whatever is asked for. On one rank nothing is exchanged: "nccl" is the fused organisation
-            there, the others one_pass where it fits.
+            rows, a rank with far more than its share) two do it, whatever is asked for; with vocab_start and vocab_size
+            given ranks do not know each other's columns, and one with too many raises. On one rank nothing is
+            exchanged: "nccl" is the fused organisation there, the others one_pass where it fits.
         organisation: of the kernels. "fused": one launch, whose programs go over their row twice, for its statistics
             and for its gradient; on one rank only. "cached": two, the first of which stores each row's statistics, so
             that the second reads the logits once. "one_pass": one persistent kernel that reads each logit once in all;
@@ -145,7 +146,7 @@ def entropy_loss(
         target = target.contiguous()
     rows, columns = logits.shape
     device = logits.device
-    start, size = _layout(columns, group, world_size, rank, vocab_start, vocab_size, device)
+    start, size, widest = _layout(columns, group, world_size, rank, vocab_start, vocab_size, device)
     share = -(-size // world_size)
     out = _output(logits, grad)
     row_loss = torch.empty(rows, dtype=torch.float32, device=device)
@@ -163,7 +164,8 @@ def entropy_loss(
             form(logits), form(target), None if out is None else form(out), device.index, loss=loss, valid=valid,
             vocab_start=start, vocab_size=size, ignore_index=ignore_index, reduce=reduction != "none",
             count=labels_mean, z_loss=z_loss > 0, label_smoothing=label_smoothing > 0,
-            accumulate=isinstance(grad, Tensor), block_cap=block_cap, share=share, rank=rank, world_size=world_size,
+            accumulate=isinstance(grad, Tensor), block_cap=block_cap, share=share, widest=widest,
+            rank=rank, world_size=world_size,
         )  # fmt: skip
         if isinstance(prepared, one_pass.Prepared):
             total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
@@ -252,16 +254,16 @@ def _output(logits: Tensor, grad: str | Tensor) -> Tensor | None:
 def _layout(
     columns: int, group: dist.ProcessGroup | None, world_size: int, rank: int, vocab_start: int | None,
     vocab_size: int | None, device: torch.device,
-) -> tuple[int, int]:  # fmt: skip
-    """The first column here and the columns of the whole vocabulary."""
+) -> tuple[int, int, int | None]:  # fmt: skip
+    """The first column here, the columns of the whole vocabulary, and the most that a rank holds, if that is known."""
     if group is not None and world_size > 1:
         if vocab_start is not None and vocab_size is not None:
-            return vocab_start, vocab_size
+            return vocab_start, vocab_size, None
         # Not remembered by local size: that may change on some ranks only, and those would gather alone.
         sizes = all_gather(torch.tensor([columns], device=device), group, world_size).flatten().tolist()
-        start, total = sum(sizes[:rank]), sum(sizes)
+        start, total, widest = sum(sizes[:rank]), sum(sizes), max(sizes)
     else:
-        start, total = 0, columns
+        start, total, widest = 0, columns, columns
         if vocab_start not in (None, 0):
             raise ValueError(
                 f"vocab_start must be 0 or None without a group of ranks that hold the rest, got {vocab_start}"
@@ -270,4 +272,5 @@ def _layout(
         raise ValueError("logits must have a column, here or on another rank of the group")
     if vocab_size is not None and vocab_size > total:
         raise ValueError(f"vocab_size must be at most the {total} columns held in all, got {vocab_size}")
-    return (start if vocab_start is None else vocab_start), (total if vocab_size is None else vocab_size)
+    start = start if vocab_start is None else vocab_start
+    return start, (total if vocab_size is None else vocab_size), widest

@@ -92,12 +92,13 @@ def _next_power_of_2(value: int) -> int:
 @functools.lru_cache(maxsize=256)
 def tiling(
     rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
-    whole_vectors: bool, on: Machine,
-) -> Tiling | None:  # fmt: skip
-    """The tiling for (rows, columns) logits, or None where their rows are too long.
+    whole_vectors: bool, on: Machine, widest: int | None = None,
+) -> Tiling | str:  # fmt: skip
+    """The tiling for (rows, columns) logits, or why there is none.
 
     share: columns that a rank holds if the vocabulary is split evenly: what is equal on all ranks, so that they agree
     on everything that they must agree on. One rank alone goes by its columns, of which some may be padding.
+    widest: the most columns that a rank holds, where ranks know. Where not, a rank with too many raises ValueError.
     """
     share = columns if world_size == 1 else share
     column_bytes = itemsize * (1 if loss == "cross_entropy" else 2)
@@ -136,13 +137,15 @@ def tiling(
     slots = 0 if parts == 1 else _next_power_of_2(parts)
     if world_size > 1:
         slots = _next_power_of_2(2 * -(-share // part))  # for shards of up to twice the even share
-    if ranks * slots > MAX_WORDS or max(parts, slots) > on.processors * per_sm:  # all parts of a row run at once
-        return None
-    if parts > max(1, slots):
-        raise ValueError(
-            f"logits have {columns} columns on this rank of {share} on the average: too uneven for "
-            "exchange='symmetric', use exchange='nccl'"
+    if ranks * slots > MAX_WORDS or slots > on.processors * per_sm:  # all parts of a row run at once
+        return f"its rows are too long with block_cap={block_cap}"
+    if world_size > 1 and (widest or columns) > slots * part:
+        uneven = (
+            f"{widest or columns} columns on {'a' if widest else 'this'} rank of {share} on the average: too uneven"
         )
+        if widest:
+            return f"its logits have {uneven}"
+        raise ValueError(f"logits have {uneven} for exchange='symmetric', use exchange='nccl'")
     walkers = on.processors * per_sm // max(1, -(-share // part))
     # The most rows a tile that cost no idle programs at the end.
     tile_rows = min(
@@ -263,7 +266,7 @@ class Prepared:
 def prepare(
     logits: Form, target: Form, out: Form | None, device: int, *, loss: str, valid: int, vocab_start: int,
     vocab_size: int, ignore_index: int, reduce: bool, count: bool, z_loss: bool, label_smoothing: bool,
-    accumulate: bool, block_cap: int | str, share: int, rank: int, world_size: int,
+    accumulate: bool, block_cap: int | str, share: int, widest: int | None, rank: int, world_size: int,
 ) -> Prepared | str:  # fmt: skip
     """How the kernel does what is asked, or why it cannot: over several ranks by what is equal on all of them.
 
@@ -280,9 +283,9 @@ def prepare(
         return "its rows must be contiguous and made of whole 16-byte vectors"
     on = machine(device)
     rows, columns = logits.shape
-    plan = tiling(rows, columns, share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on)
-    if plan is None:
-        return f"its rows are too long with block_cap={block_cap}"
+    plan = tiling(rows, columns, share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on, widest)
+    if isinstance(plan, str):
+        return plan
     unit = plan.vector
     width = 3 if loss == "cross_entropy" else 5  # numbers of a row's state
     slots = _next_power_of_2(world_size) * plan.slots
