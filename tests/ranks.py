@@ -45,6 +45,11 @@ class Rank:
 class RankError(AssertionError):
     """A rank raised, died or did not answer."""
 
+    def __init__(self, message: str, answers: dict[int, Any] | None = None) -> None:
+        super().__init__(message)
+        self.answers = answers or {}
+        """What the other ranks had, by rank."""
+
 
 def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> list[Any]:
     """The results of `function(Rank, *args)` on each rank: over gloo on a CPU, NCCL where there are GPUs."""
@@ -105,7 +110,8 @@ class _Pool:
             if failures:
                 deadline = min(deadline, time.monotonic() + GRACE_S)
         if failures:
-            raise RankError("\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures)))
+            said = "\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures))
+            raise RankError(said, answers)
         return [answers[rank] for rank in range(len(self.pipes))]
 
     def _receive(self, rank: int) -> tuple[bool, Any]:

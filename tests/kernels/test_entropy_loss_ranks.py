@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
+import signal
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from tests.kernels.reference import DTYPES, LOSSES, TOLERANCE, assert_right, make, reference
-from tests.ranks import Rank, enough_gpus, run_on_ranks
+from tests.ranks import Rank, RankError, enough_gpus, run_on_ranks
 from tpbench.kernels import entropy_loss, one_pass
 from tpbench.kernels.symmetric import why_not
 
@@ -128,6 +132,74 @@ def test_after_a_wait_in_vain_every_call_raises() -> None:
         workspace.failed.zero_()
 
 
+def _left_alone(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple[bool, float, str]:
+    """The first rank's second call, whose peer is dead: whether its loss is NaN, after how long, and the third call's
+    error."""
+    one_pass.WAIT_LIMIT_S = 2.0
+    start, stop = _bounds(rank, logits.shape[1])
+    local, labels = logits[:, start:stop].to(rank.device), labels.to(rank.device)
+    shard = {"group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1], "exchange": "symmetric"}
+    assert entropy_loss(local, labels, **shard).loss.isfinite()
+    torch.cuda.synchronize()
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    loss = entropy_loss(local, labels, **shard).loss.item()
+    took = time.monotonic() - began
+    try:
+        entropy_loss(local, labels, **shard)
+    except RuntimeError as error:
+        return math.isnan(loss), took, str(error)
+    return math.isnan(loss), took, ""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_a_rank_whose_peer_is_killed_ends_with_an_error() -> None:
+    with pytest.raises(RankError, match=r"rank 1: died \(exit code -9\)") as raised:
+        run_on_ranks(2, _left_alone, *make("cross_entropy", vocab=101), timeout_s=60.0)
+    assert raised.value.answers[0] is not None
+    nan, took, error = raised.value.answers[0]
+    assert nan and 1.5 < took < 30.0 and "in vain for the statistics of another rank" in error
+
+
+def _captured(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any, grad: str) -> list[Any]:
+    """Loss and gradient of a graph's replays, of logits that change in between, and of a call without a graph."""
+    start, stop = _bounds(rank, logits.shape[1])
+    local = logits[:, start:stop].to(rank.device)
+    target = (target if loss == "cross_entropy" else target[:, start:stop]).to(rank.device)
+    shard: dict[str, Any] = {
+        "group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1], "loss": loss, "exchange": "symmetric",
+    }  # fmt: skip
+    held = local.clone()
+    for _ in range(2):
+        entropy_loss(held.copy_(local), target, grad=grad, **shard)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = entropy_loss(held, target, grad=grad, **shard)
+    found = []
+    for scale in (1.0, 0.5, 1.0, 2.0):
+        held.copy_(local * scale)
+        graph.replay()
+        plain = entropy_loss(local * scale, target, **shard)
+        assert result.grad is not None and plain.grad is not None
+        found.append((result.loss.clone(), plain.loss, torch.equal(result.grad, plain.grad)))
+    torch.cuda.synchronize()
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("rows", "vocab"), [(7, 101), (300, 65536)])
+def test_a_graph_over_ranks_may_be_replayed_between_other_calls(loss: Any, rows: int, vocab: int) -> None:
+    for grad in ("new", "in_place"):
+        by_rank = run_on_ranks(2, _captured, *make(loss, rows=rows, vocab=vocab, dtype=torch.bfloat16), loss, grad)
+        for replayed, plain, same_grad in itertools.chain(*by_rank):
+            assert torch.equal(replayed, plain) and same_grad
+        assert [each[0] for each in by_rank[0]] == [each[0] for each in by_rank[1]]
+        assert len({each[0].item() for each in by_rank[0]}) == 3
+
+
 def _refused(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[str]:
     start, stop = _bounds(rank, logits.shape[1])
     local, labels = logits[:, start:stop].to(rank.device), labels.to(rank.device)
@@ -173,6 +245,28 @@ def test_a_rank_without_columns(loss: Any) -> None:
     first, second = run_on_ranks(2, _empty_shard, logits, target, loss)
     assert torch.equal(first, second)
     torch.testing.assert_close(first.double(), reference(logits, target, loss=loss)[1], rtol=1e-5, atol=1e-5)
+
+
+def _uneven(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -> tuple[torch.Tensor, str]:
+    """The last rank holds one column of a vocabulary whose share would be thousands."""
+    held = logits.shape[1] - (rank.world_size - 1)
+    columns = slice(0, held) if rank.rank == 0 else slice(held + rank.rank - 1, held + rank.rank)
+    target = target if loss == "cross_entropy" else target[:, columns]
+    result = entropy_loss(logits[:, columns].to(rank.device), target.to(rank.device), loss=loss, group=rank.group)
+    return result.row_loss, result.how.organisation
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_one_rank_may_hold_nearly_all_columns(loss: Any, world_size: int) -> None:
+    """More than places are kept for where shares are even: by two kernels then, on all ranks."""
+    if not enough_gpus(world_size):
+        pytest.skip(f"needs {world_size} GPUs")
+    logits, target = make(loss, rows=3, vocab=40000)
+    found = run_on_ranks(world_size, _uneven, logits, target, loss)
+    assert {organisation for _, organisation in found} == {"cached"}
+    assert all(torch.equal(losses, found[0][0]) for losses, _ in found)
+    torch.testing.assert_close(found[0][0].double(), reference(logits, target, loss=loss)[1], rtol=1e-5, atol=1e-5)
 
 
 def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[Any]:
