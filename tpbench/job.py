@@ -113,7 +113,7 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
             f"variant={variant.name} is of the workload {workload.name}, the shape is of {shape_of} "
             f"(shapes that fit: {', '.join(fitting) or 'none'})"
         )
-    values = _with_ranks(values)
+    values, chosen = _with_ranks(values), tuple(chosen)
     complaints = [
         unknown(f"field of {workload.name}", each, field_names(workload))
         for each in chosen
@@ -129,7 +129,7 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
-    problem = workload.resolve(_without_dropped_options(workload, variant, parts["problem"]))
+    problem = workload.resolve(_without_dropped_options(workload, variant, parts["problem"]), frozenset(chosen))
     job: Job = replace(parts["job"], measure=parts["measure"], problem=problem)
     if complaints := job.problem.check(job.tp_size, job.dp_size):
         raise JobError("\n".join(complaints))

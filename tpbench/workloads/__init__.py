@@ -111,8 +111,9 @@ class Workload:
     pivot: Pivot = Pivot()
     studies: Mapping[str, Study] = field(default_factory=dict)
     """By name, as `report.py --study` takes it."""
-    resolve: Callable[[Any], Any] = lambda problem: problem
-    """The problem with whatever its fields leave to be found elsewhere, such as in a file. Raises JobError."""
+    resolve: Callable[[Any, frozenset[str]], Any] = lambda problem, chosen: problem
+    """The problem with whatever its fields leave to be found elsewhere, such as in a file, given the names of those
+    that a person set on the command line. Raises JobError."""
     beforehand: Callable[[Any], Mapping[str, Any]] = lambda job: {}
     """Columns that follow from the job alone: every row has them, whatever becomes of its cell."""
     needed: Callable[[Any], str] = lambda job: ""

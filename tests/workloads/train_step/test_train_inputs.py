@@ -223,6 +223,36 @@ def test_a_folder_that_does_not_is_refused(content: str | None, said: str, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("quen3", "no architecture is called quen3, did you mean qwen3? (valid: the model types of causal"),
+        ("qwen3_moe", "weights in matrices where a dense decoder of its sizes has"),
+        ("bert", "bert"),
+    ],
+)
+def test_an_architecture_that_is_not_there_is_refused_before_a_launch(
+    architecture: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(JobError, match=re.escape(said)):
+        resolve(problem(architecture=architecture))
+    (tmp_path / "config.json").write_text(described(model_type=architecture))
+    with pytest.raises(JobError, match=re.escape(said)):
+        resolve(problem(model_dir=str(tmp_path)))
+
+
+def test_another_dense_decoder_is_taken() -> None:
+    assert resolve(problem(architecture="mistral")).architecture == "mistral"
+
+
+def test_a_model_that_was_changed_on_the_line_is_called_so(tmp_path: Path) -> None:
+    cell = problem(vocab=96, heads=8)
+    assert resolve(cell).model == resolve(cell, frozenset({"num_layers", "seq_length"})).model == "tiny"
+    assert resolve(cell, frozenset({"vocab", "heads", "model"})).model == "tiny[heads=8,vocab=96]"
+    with pytest.raises(JobError, match="says what the model is: not vocab too"):
+        resolve(problem(model_dir=str(tmp_path)), frozenset({"vocab"}))
+
+
+@pytest.mark.parametrize(
     ("name", "kind", "theta", "factor"),
     [("qwen3_8b", "default", 1e6, None), ("llama3_1b", "llama3", 5e5, 32.0), ("llama3_70b", "llama3", 5e5, 8.0)],
 )

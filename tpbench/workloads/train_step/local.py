@@ -1,14 +1,16 @@
-"""A model described by a local folder: the config.json of the transformers package, read without it."""
+"""The model that is meant: of a file of conf/model, or of a local folder with the config.json of the transformers
+package, read without it; and whether that package has it."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tpbench.fields import JobError, parse
-from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 
 _NAMES = {
     "architecture": "model_type",
@@ -18,13 +20,30 @@ _NAMES = {
     "heads": "num_attention_heads",
     "vocab": "vocab_size",
 }
+_USUAL = ("llama", "qwen3")
+"""Architectures that need no look at the transformers package, which takes seconds to import."""
 
 
-def resolve(problem: TrainStep) -> TrainStep:
-    """The problem with the fields that its folder describes, if it names one, and its depth as a number."""
+def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainStep:
+    """The problem with the fields that its folder describes, if it names one, its depth as a number, and a name that
+    says which fields of the model were set on the command line (`chosen`). Raises JobError for a folder that describes
+    no dense decoder, fields set beside a folder, and models that the transformers package makes otherwise or not."""
+    changed = [name for name in ARCHITECTURE if name in chosen]
     if problem.model_dir:
+        if changed:
+            raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
         folder = Path(problem.model_dir)
         problem = parse(TrainStep, asdict(problem) | described(folder))
+    elif changed:
+        values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
+        problem = replace(problem, model=f"{problem.model}[{values}]")
+    if problem.architecture not in _USUAL and importlib.util.find_spec("transformers"):
+        from tpbench.workloads.train_step.models import build
+
+        try:
+            build(replace(problem, num_layers=1))
+        except (TypeError, ValueError) as error:
+            raise JobError(str(error)) from None
     return replace(problem, num_layers=problem.depth)
 
 

@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from tpbench.fields import nearest
 from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.weights import fill
@@ -17,8 +20,18 @@ LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_po
 """https://github.com/meta-llama/llama-models: the same in all of Llama 3.1 to 3.3; only the factor differs."""
 
 
+class UnknownArchitecture(TypeError):
+    """A model that is not what its problem's sizes say, that transformers has not, or a variant has no plan for."""
+
+
 def configuration(problem: TrainStep) -> Any:
     """The transformers configuration of a problem."""
+    if problem.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = nearest(problem.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+        raise UnknownArchitecture(
+            f"no architecture is called {problem.architecture}{near} (valid: the model types of causal language models "
+            f"in transformers {transformers.__version__})"
+        )
     common = {"use_cache": False, "attn_implementation": problem.attention}
     if problem.model_dir:
         found = AutoConfig.from_pretrained(problem.model_dir, local_files_only=True, **common)
@@ -45,10 +58,6 @@ def configuration(problem: TrainStep) -> Any:
         max_position_embeddings=max(problem.seq_length, LLAMA3_ROPE["original_max_position_embeddings"]),
         **common,
     )
-
-
-class UnknownArchitecture(TypeError):
-    """A model that is not what its problem's sizes say, or that a variant has no plan for."""
 
 
 class FusedNorm(nn.Module):

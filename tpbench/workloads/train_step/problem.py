@@ -13,6 +13,11 @@ NORM_GROWTH = 2.0
 """How many times further apart the gradient norms of equal problems may be with each step: Adam's first updates move
 every weight by a whole learning rate, and what rounding made different grows. In bf16 right variants of Qwen3 were
 0.2% apart at step 1, up to 3% at step 3 and a quarter at step 4."""
+ARCHITECTURE = (
+    "architecture", "hidden_size", "ffn_size", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied", "rope_theta",
+    "rope_factor", "norm_eps",
+)  # fmt: skip
+"""Fields that a model's name stands for."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.document import document
 from tpbench.workloads.train_step.local import resolve
-from tpbench.workloads.train_step.problem import NORM_GROWTH, TrainStep
+from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 
 ALL = frozenset(
     {"attention", "activation_checkpointing", "compile", "train_loss", "phase_steps", "profile", "log_interval"}
@@ -17,12 +17,6 @@ ALL = frozenset(
 """Options that every variant honours."""
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
 """Those that only shards of the model give a meaning."""
-
-ARCHITECTURE = (
-    "architecture", "hidden_size", "ffn_size", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied", "rope_theta",
-    "rope_factor", "norm_eps", "model_dir",
-)  # fmt: skip
-"""Fields that a model's name stands for."""
 
 
 def beforehand(job: Any) -> dict[str, Any]:
@@ -132,7 +126,7 @@ WORKLOAD = Workload(
     pivot=Pivot(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),
-        implied=ARCHITECTURE,
+        implied=(*ARCHITECTURE, "model_dir"),
         trajectories={"losses": 1.0, "grad_norms": NORM_GROWTH},
         loss_tolerance={"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-3},
     ),
