@@ -418,6 +418,16 @@ LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.c
         (ValueError, "logits must not overlap", {"logits": LOGITS[:1].expand(4, 8), "grad": "in_place"}),
         (ValueError, "grad must be one of new, in_place, none", {"grad": [1.0]}),
         (ValueError, "grad must not share", {"logits": ROOM[:4], "grad": ROOM[1:]}),
+        (
+            ValueError,
+            "target must not share memory with logits",
+            {"logits": ROOM[:4], "target": ROOM[1:], "loss": "forward_kl", "grad": "in_place"},
+        ),
+        (
+            ValueError,
+            "target must not share memory with grad",
+            {"target": ROOM[:4], "grad": ROOM[1:], "loss": "forward_kl"},
+        ),
         (TypeError, "logits must be a dense tensor", {"logits": LOGITS.to_sparse()}),
         (
             ValueError,

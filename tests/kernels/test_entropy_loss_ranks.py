@@ -275,12 +275,15 @@ def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[An
     labels = labels.to(rank.device)
     shard = {"group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1]}
     first, second = (entropy_loss(local, labels, **each) for each in (shard, {"group": rank.group}))
+    known = entropy_loss(local, labels, group=rank.group, vocab_start=start)
+    assert known.grad is not None and second.grad is not None and torch.equal(known.grad, second.grad)
     none = entropy_loss(local[:0], labels[:0], **shard)
     errors = []
-    try:
-        entropy_loss(local, labels, group=rank.group, vocab_size=102)
-    except ValueError as error:
-        errors.append(str(error))
+    for wrong in ({"vocab_size": 102}, {"vocab_start": 0}, {"vocab_start": start + rank.rank}):
+        try:
+            entropy_loss(local, labels, group=rank.group, **wrong)
+        except ValueError as error:
+            errors.append(str(error))
     return [first.loss, first.grad, second.loss, second.grad, none.loss, errors]
 
 
@@ -291,7 +294,8 @@ def test_explicit_bounds_and_no_tokens() -> None:
         2, _explicit, *make("cross_entropy", vocab=101)
     ):
         assert torch.equal(first, second) and torch.equal(first_grad, second_grad) and none == 0
-        assert [error.split()[0] for error in errors] == ["vocab_size"]
+        assert [error.split()[0] for error in errors] == ["vocab_size", "vocab_start", "vocab_start"]
+        assert errors[1].endswith(": 52 on rank 1, got 0") and errors[2].endswith(": 52 on rank 1, got 53")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -107,8 +107,9 @@ def _meet(one: Tensor, other: Tensor) -> bool:
     return first < second + other.numel() * other.itemsize and second < first + one.numel() * one.itemsize
 
 
-def gradient(grad: Any, logits: Tensor) -> None:
-    """One of the words, or a tensor like the logits to accumulate into."""
+def gradient(grad: Any, logits: Tensor, target: Tensor) -> None:
+    """One of the words, or a tensor like the logits to accumulate into. What is written over may be the target itself,
+    of which each element is read first, but no shifted view of it."""
     if isinstance(grad, Tensor):
         matrix("grad", grad)
         like("grad", grad, logits)
@@ -119,6 +120,11 @@ def gradient(grad: Any, logits: Tensor) -> None:
         raise ValueError(f"grad must be one of {', '.join(GRADS)}, or a tensor to accumulate into; got {grad!r}")
     elif grad == "in_place":
         writable("logits", logits)
+    written = grad if isinstance(grad, Tensor) else logits if grad == "in_place" else None
+    if written is not None and _meet(written, target):
+        if (written.data_ptr(), written.stride(), written.dtype) != (target.data_ptr(), target.stride(), target.dtype):
+            name = "grad" if isinstance(grad, Tensor) else "logits"
+            raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")
 
 
 def block_cap(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -202,7 +203,7 @@ def _check(
     _checks.choice("reduction", reduction, _checks.REDUCTIONS)
     _checks.choice("exchange", exchange, _checks.EXCHANGES)
     _checks.target(target, logits, loss)
-    _checks.gradient(grad, logits)
+    _checks.gradient(grad, logits, target)
     _checks.group(group)
     _checks.whole("ignore_index", ignore_index)
     _checks.block_cap(block_cap)
@@ -260,8 +261,15 @@ def _layout(
         if vocab_start is not None and vocab_size is not None:
             return vocab_start, vocab_size, None
         # Not remembered by local size: that may change on some ranks only, and those would gather alone.
-        sizes = all_gather(torch.tensor([columns], device=device), group, world_size).flatten().tolist()
-        start, total, widest = sum(sizes[:rank]), sum(sizes), max(sizes)
+        mine = torch.tensor([columns, -1 if vocab_start is None else vocab_start], device=device)
+        sizes, given = all_gather(mine, group, world_size).T.tolist()
+        starts = [0, *itertools.accumulate(sizes)]
+        if wrong := [each for each, told in enumerate(given) if told not in (-1, starts[each])]:  # on all ranks alike
+            raise ValueError(
+                "vocab_start must be where the columns of the ranks before end: "
+                + ", ".join(f"{starts[each]} on rank {each}, got {given[each]}" for each in wrong)
+            )
+        start, total, widest = starts[rank], starts[-1], max(sizes)
     else:
         start, total, widest = 0, columns, columns
         if vocab_start not in (None, 0):
@@ -272,5 +280,4 @@ def _layout(
         raise ValueError("logits must have a column, here or on another rank of the group")
     if vocab_size is not None and vocab_size > total:
         raise ValueError(f"vocab_size must be at most the {total} columns held in all, got {vocab_size}")
-    start = start if vocab_start is None else vocab_start
     return start, (total if vocab_size is None else vocab_size), widest

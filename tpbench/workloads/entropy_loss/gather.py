@@ -6,10 +6,10 @@ import functools
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpbench.workloads.collectives import all_gather
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard, shard_bounds
 from tpbench.workloads.entropy_loss.output import Output, Step
@@ -74,8 +74,6 @@ def _whole(local: Tensor, shard: Shard) -> Tensor:
     if local.shape[1] < widest:
         local = F.pad(local, (0, widest - local.shape[1]))
     gathered = local.new_empty(shard.tp_size * shard.tokens, widest)
-    # Renamed in torch 2.13, which warns of the old name.
-    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(gathered, local.contiguous(), group=shard.group)
+    all_gather(gathered, local.contiguous(), group=shard.group)
     parts = gathered.view(shard.tp_size, shard.tokens, widest)
     return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, bounds, strict=True)], dim=1)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.workloads.collectives import all_gather
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
@@ -38,9 +38,7 @@ def _all_gather(local: Tensor, shard: Shard) -> Tensor:
     if shard.group is None:
         return local[None]
     gathered = local.new_empty(shard.tp_size * local.shape[0], local.shape[1])
-    # Renamed in torch 2.13, which warns of the old name.
-    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(gathered, local, group=shard.group)
+    all_gather(gathered, local, group=shard.group)
     return gathered.view(shard.tp_size, *local.shape)
 
 
