@@ -73,8 +73,11 @@ def entropy_loss(
       arXiv:1512.00567, section 7, as in torch.nn.functional.cross_entropy);
       gradient by x: p - (1 - e) * onehot(label) - e / V
     - soft_cross_entropy: -sum(q log p), gradient p - q (Hinton et al. 2015, arXiv:1503.02531, equation 2)
-    - forward_kl: KL(q || p) = sum(q (log q - log p)), gradient p - q
-    - reverse_kl: KL(p || q) = sum(p (log p - log q)), gradient p * (log p - log q - KL(p || q))
+    - forward_kl: KL(q || p) = sum(q (log q - log p)), gradient p - q (Kullback and Leibler 1951,
+      doi:10.1214/aoms/1177729694, equation 2.4; the same gradient as soft_cross_entropy, whose loss is larger by q's
+      entropy)
+    - reverse_kl: KL(p || q) = sum(p (log p - log q)), gradient p * (log p - log q - KL(p || q)) (for language models
+      Gu et al. 2023, arXiv:2306.08543, equation 1)
 
     plus z_loss * log(sum(exp(x)))^2 with gradient 2 * z_loss * log(sum(exp(x))) * p (PaLM, arXiv:2204.02311, section
     5). The softmax over tiles and ranks is the online one (Milakov and Gimelshein 2018, arXiv:1805.02867). The gradient

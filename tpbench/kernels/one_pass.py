@@ -153,7 +153,7 @@ def tiling(
         key=lambda many: (many * block > most or many * ranks * slots > MAX_WORDS, many * -(-rows // (many * walkers))),
     )
     row_warps = min(warps, tile_rows)
-    ahead = _ahead(tiles, loss, halves, block * column_bytes == TILE_BYTES) if slots else 0
+    ahead = _ahead(tiles, loss, halves, world_size > 1 and block * column_bytes == TILE_BYTES) if slots else 0
     lanes = 32 * warps // row_warps
     repeats = max(1, block // (lanes * vector))
     tile_columns = -(-columns // (parts * tiles * vector)) * vector
@@ -165,7 +165,7 @@ def tiling(
 
 def _ahead(tiles: int, loss: str, halves: bool, widest: bool) -> int:
     """Tiles reduced before the wait: all, but where the other program fills it, and where it was slower (`README.md`)
-    in tiles of TILE_BYTES."""
+    over ranks in tiles of TILE_BYTES."""
     if loss == "cross_entropy" and halves:
         return tiles - 2
     return 1 if loss == "soft_cross_entropy" and widest else tiles - 1
