@@ -54,6 +54,26 @@ def test_cells_that_differ_in_their_seed_have_lines_that_do(
     assert [line.count("seed=2") for line in lines] == [0, 1, 0, 0, 1, 1, 0, 1]
 
 
+def test_a_running_cell_shows_what_its_rank_0_said_last(tmp_path: Path) -> None:
+    shown = display.Display(2, tmp_path)
+    shown.live = SimpleNamespace(update=lambda *_, **__: None)  # type: ignore[assignment]
+    one, two = told_apart([cell(0, tmp_path, seed=1), cell(1, tmp_path, seed=2)])
+    attempts: list[Any] = [SimpleNamespace(cell=each, folder=tmp_path / str(each.index)) for each in (one, two)]
+    for rank, words in ((0, "step 4/8: loss 6.2, [bold]900[/] tokens/s"), (1, "setting up")):
+        log = tmp_path / f"0/torchrun/attempt_0/{rank}/stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(f"[3.1 s] rank {rank}: first pass\n[12.5 s] rank {rank}: {words}\nsome library warns\n")
+    shown.start(one)
+    shown.start(two, "job 7: pending")
+    shown.saying(attempts)
+    results = list(shown._table().columns[2].cells)
+    assert [str(each).replace("\\", "") for each in results] == [
+        "running: step 4/8: loss 6.2, [bold]900[/] tokens/s", "job 7: pending",
+    ]  # fmt: skip
+    shown.start(one)  # again: what the earlier try said is gone
+    assert next(iter(shown._table().columns[2].cells)) == "running"
+
+
 def test_jobs_are_collected_from_the_sweeps_that_they_are_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a job that left no row died of, read from what it left behind."""
+"""What a job is doing, and what one that left no row died of, read from its logs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ EXIT_CROWDED = 72
 
 _FAILED_RANK = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+)")
 """torchrun's summary of the failed ranks: it has no form made for programs."""
+
+_SAID = re.compile(r"^\[[\d.]+ s\] rank \d+: (.+)$", re.MULTILINE)
+"""What a rank begins, as the worker says it on stderr."""
 
 _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
 """How C++ says it: a thread of gloo or NCCL ends the process before Python could catch anything."""
@@ -41,6 +44,12 @@ def is_consequence(agent_log: Path) -> bool:
     """Whether all ranks of this node that failed only lost their peers: another node knows why."""
     codes = [int(code) for _, _, code in _FAILED_RANK.findall(_text(agent_log))]
     return bool(codes) and all(code in (-signal.SIGTERM, EXIT_PEER_LOST) for code in codes)
+
+
+def doing(folder: Path) -> str:
+    """What rank 0 of a job at work, whose folder this is, said last that it begins; nothing before its first word."""
+    logs = sorted(folder.rglob("attempt_0/0/stderr.log"))
+    return next(reversed(_SAID.findall(_text(logs[-1]))), "") if logs else ""
 
 
 def last_words(folder: Path) -> str:

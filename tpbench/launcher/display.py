@@ -15,14 +15,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tpbench.launcher.autopsy import doing
 from tpbench.launcher.plan import Cell
 from tpbench.report.escape import plain
 
 if TYPE_CHECKING:
-    from tpbench.launcher.attempt import Outcome
+    from tpbench.launcher.attempt import Attempt, Outcome
 
 SHOWN = 12
 """Finished cells in the live table: more would push it off the screen."""
+
+LOOK_S = 0.5
+"""Between two looks at what running cells say."""
 
 STYLES = {"ok": "green", "oom": "yellow", "skipped": "dim", "wrong": "red", "error": "red", "timeout": "red"}
 
@@ -36,10 +40,13 @@ class Display:
         self.total = total
         self.done: list[tuple[Outcome, float]] = []
         self.running: dict[int, tuple[Cell, str, float]] = {}
-        """By index: the cell, what it is doing, since when."""
+        """By index: the cell, where it is, since when."""
+        self.words: dict[int, str] = {}
+        """By index: what a running cell says that it is doing."""
         self.explained: set[int] = set()
         """Cells that need no line of their own when they are done."""
         self.told_blocked = False
+        self.looked = -LOOK_S
         self.progress = Progress(
             TextColumn("cells"),
             BarColumn(),
@@ -62,12 +69,20 @@ class Display:
     def start(self, cell: Cell, doing: str = "running") -> None:
         """A cell begins."""
         self.running[cell.index] = cell, doing, time.monotonic()
+        self.words[cell.index] = ""
         self.tick()
 
     def doing(self, cell: Cell, what: str) -> None:
-        """What a cell that began is doing now."""
+        """Where a cell that began is now."""
         if cell.index in self.running:
             self.running[cell.index] = cell, what, self.running[cell.index][2]
+
+    def saying(self, attempts: Iterable[Attempt]) -> None:
+        """Look up what tries at work say that they are doing, where there is a terminal to show it on."""
+        if self.live and time.monotonic() - self.looked > LOOK_S:
+            self.looked = time.monotonic()
+            shown = list(self.running)[:SHOWN]
+            self.words |= {each.cell.index: doing(each.folder) for each in attempts if each.cell.index in shown}
 
     def blocked(self, cell: Cell) -> None:
         """Nothing of the sweep can run, for others have the devices: said once."""
@@ -160,8 +175,9 @@ class Display:
             style = STYLES.get(outcome.status, "")
             result = f"[{style}]{escape(_result(outcome))}[/]"
             table.add_row(str(outcome.cell.index), escape(str(outcome.cell)), result, f"{seconds:.0f}")
-        for cell, doing, began in list(self.running.values())[:shown]:
-            table.add_row(str(cell.index), escape(str(cell)), doing, f"{time.monotonic() - began:.0f}")
+        for cell, where, began in list(self.running.values())[:shown]:
+            at = ": ".join(each for each in (where, plain(self.words.get(cell.index, ""))) if each)
+            table.add_row(str(cell.index), escape(str(cell)), escape(at), f"{time.monotonic() - began:.0f}")
         return table
 
 

@@ -113,6 +113,7 @@ class Host:
                         self.lanes.remove(lane)
                         self.devices.give_back(lane.lease)
                     yield from outcomes
+                display.saying(each for lane in self.lanes for each in lane.work.attempts)
                 display.tick()
                 time.sleep(POLL_S)
         finally:

@@ -152,5 +152,6 @@ class Slurm:
                     waiting.remove(each)
                     self.tried[each.attempt.cell.index] = each.job_id
                     yield outcome
+            display.saying(each.attempt for each in waiting)
             display.tick()
             time.sleep(0.2)
