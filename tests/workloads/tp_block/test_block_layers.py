@@ -14,7 +14,7 @@ from tests.ranks import Rank, enough_gpus, run_on_ranks
 from tests.workloads.tp_block.cells import context, forward, problem
 from tpbench.workloads.tp_block.block import build
 from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RowParallelLinear, drawn, plan_for
+from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear, drawn, plan_for
 from tpbench.workloads.tp_block.linears import Linear
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
@@ -77,13 +77,41 @@ def test_layers_take_a_batch_of_sequences(use_overlap: bool) -> None:
     torch.testing.assert_close(found, expected)
 
 
+def gradients_by_default(here: Rank) -> list[Tensor]:
+    """Of down(relu(up(norm(x)))) in layers that were given no group: by x's own rows, and by each weight's own part."""
+    options: dict[str, Any] = {"dtype": torch.float64, "device": here.device}
+    norm = RMSNorm(scale().to(here.device))
+    up, down = ColumnParallelLinear(6, 12, seed=1, **options), RowParallelLinear(12, 6, seed=2, **options)
+    x = sequence().chunk(here.world_size)[here.rank].to(here.device).requires_grad_()
+    down(torch.relu(up(norm(x)))).square().sum().backward()
+    return [each.grad for each in (x, norm.weight, up.weight, down.weight) if each.grad is not None]
+
+
+def scale() -> Tensor:
+    return torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
+
+
+def test_layers_that_are_given_no_group_are_of_the_world() -> None:
+    linears = Linear("up", "column", 6, (12,)), Linear("down", "row", 12, (6,))
+    up, down = (drawn(each, seed, torch.float64).requires_grad_() for seed, each in enumerate(linears, 1))
+    x, weight = sequence().requires_grad_(), scale().requires_grad_()
+    y = torch.relu(nn.functional.rms_norm(x, (6,), weight, 1e-5) @ up.T) @ down.T
+    y.square().sum().backward()
+    assert x.grad is not None and up.grad is not None and down.grad is not None
+    for rank, (mine, of_norm, *of_weights) in enumerate(run_on_ranks(2, gradients_by_default)):
+        torch.testing.assert_close(mine, x.grad.chunk(2)[rank])
+        torch.testing.assert_close(of_norm, weight.grad)
+        for linear, found, whole in zip(linears, of_weights, (up.grad, down.grad), strict=True):
+            torch.testing.assert_close(found, linear.local(whole, rank, 2))
+
+
 def trained(here: Rank, use_overlap: bool) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step of plain gradient descent on a mean squared error."""
     cell = problem()
     inputs = Inputs(cell, context(here))
     rank, size = here.rank, here.world_size
     plan = plan_for(here.group, use_overlap)
-    block = build(cell, inputs.weights, lambda linear: plan, here.group)
+    block = build(cell, inputs.weights, lambda linear: plan)
     x, target = inputs.x(rank, size), inputs.grad(rank, size)
     found = []
     for _ in range(STEPS):
@@ -183,5 +211,6 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
 
 
 def test_without_a_group_layers_say_so() -> None:
-    with pytest.raises(ValueError, match="init_process_group first"):
-        ColumnParallelLinear(4, 4)
+    for layer in (lambda: ColumnParallelLinear(4, 4), lambda: RMSNorm(torch.ones(4))):
+        with pytest.raises(ValueError, match="init_process_group first"):
+            layer()

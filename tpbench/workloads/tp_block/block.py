@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -55,12 +54,10 @@ class TransformerBlock(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def build(
-    problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner, group: dist.ProcessGroup | None = None
-) -> nn.Module:
+def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.Module:
     """The problem's part of a block on this rank's weights, by the names of the linears and norms.
 
-    `group`: over which the norms' gradients are summed; None: they are not.
+    The norms' gradients are summed over the group of the first linear's schedule, and not where that sends nothing.
     """
 
     def layer(linear: Linear) -> nn.Module:
@@ -78,7 +75,8 @@ def build(
     mlp = Mlp(layers["up"], layers["down"])
     if problem.part == "mlp":
         return mlp
-    norms = [RMSNorm(weights[name], group) for name in problem.norms]
+    group = plan(problem.linears[0]).forward.group
+    norms = [RMSNorm(weights[name], group, summed=group is not None) for name in problem.norms]
     return TransformerBlock(norms[0], Attention(layers["qkv"], layers["out"], problem.head_dim), norms[1], mlp)
 
 

@@ -95,11 +95,14 @@ class RowParallelLinear(nn.Module):
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight on this rank's rows. The weight is whole on every rank, and so is its gradient: the sum over
-    the group of what each rank's rows contribute."""
+    the group (None: the world) of what each rank's rows contribute."""
 
-    def __init__(self, weight: Tensor, group: dist.ProcessGroup | None = None, eps: float = 1e-5) -> None:
+    def __init__(
+        self, weight: Tensor, group: dist.ProcessGroup | None = None, eps: float = 1e-5, *, summed: bool = True
+    ) -> None:
+        """`summed`: false where nothing is sent, so that the gradient is that of the own rows."""
         super().__init__()
-        self.weight, self.group, self.eps = nn.Parameter(weight), group, eps
+        self.weight, self.group, self.eps = nn.Parameter(weight), group_of(group) if summed else None, eps
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.group is None else _SumGradient.apply(self.weight, self.group)
@@ -108,10 +111,16 @@ class RMSNorm(nn.Module):
 
 def plan_for(group: dist.ProcessGroup | None, use_overlap: bool) -> Plan:
     """The plain plan of a group (None: of the world), or the one that overlaps by hand."""
+    group = group_of(group)
+    return Plan.always(Ring(group) if use_overlap else Sequential(group))
+
+
+def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or that of the world. ValueError where there is none."""
     group = group or dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group first")
-    return Plan.always(Ring(group) if use_overlap else Sequential(group))
+    return group
 
 
 def drawn(linear: Linear, seed: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -63,7 +63,7 @@ def prepare(
     rank, size = schedule.rank, schedule.size
     inputs = place.inputs
     weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
-    module = build(place.problem, weights, planner, schedule.group)
+    module = build(place.problem, weights, planner)
     bare = build(place.problem, weights, _always(Silent(rank, size))) if size > 1 else None
     return Prepared(
         module=module,
