@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -183,21 +184,26 @@ def test_gathering_again_keeps_only_the_own_rows() -> None:
     assert run_on_ranks(4, saved_bytes, False) == [10 * 6 * 4] * 4
 
 
-def refused(here: Rank) -> list[str]:
+def complaints(attempts: list[Callable[[], Any]]) -> list[str]:
+    """What is said of those that are refused."""
     said = []
-    attempts = [
-        lambda: ColumnParallelLinear(6, (8, 5), here.group),
-        lambda: RowParallelLinear(7, 4, here.group),
-        lambda: RowParallelLinear(8, 4, here.group)(torch.zeros(3, 4)),
-        lambda: RowParallelLinear(8, 4, here.group, use_overlap=True)(torch.zeros(6, 4)),
-        lambda: ColumnParallelLinear(6, 8, here.group, weight=torch.zeros(8, 6)),
-    ]
     for attempt in attempts:
         try:
             attempt()
         except ValueError as error:
             said.append(str(error))
     return said
+
+
+def refused(here: Rank) -> list[str]:
+    attempts: list[Callable[[], Any]] = [
+        lambda: ColumnParallelLinear(6, (8, 5), here.group),
+        lambda: RowParallelLinear(7, 4, here.group),
+        lambda: RowParallelLinear(8, 4, here.group)(torch.zeros(3, 4)),
+        lambda: RowParallelLinear(8, 4, here.group, use_overlap=True)(torch.zeros(6, 4)),
+        lambda: ColumnParallelLinear(6, 8, here.group, weight=torch.zeros(8, 6)),
+    ]
+    return complaints(attempts)
 
 
 def test_sizes_that_do_not_divide_are_refused() -> None:
@@ -207,6 +213,40 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
         "3 rows cannot be shared equally by 2 ranks",
         "6 rows must divide by 4, the square of the ranks, to overlap",
         "a rank's weight must be (4, 6), it is (8, 6)",
+    ]
+
+
+def given(here: Rank) -> list[Any]:
+    """What becomes of a weight that is given, and of options beside what they would be in place of."""
+    plan = plan_for(here.group, False)
+    column, row = torch.ones(6, 6, dtype=torch.float32), torch.ones(6, 6, dtype=torch.float32)
+    made = [
+        ColumnParallelLinear(6, 12, weight=column, dtype=torch.float64, device=torch.device("meta")).weight,
+        RowParallelLinear(12, 6, weight=row, dtype=torch.float64, device=torch.device("meta")).weight,
+        ColumnParallelLinear(6, 12, weight=column).weight,
+    ]
+    found: list[Any] = [(each.dtype, each.device.type) for each in made]
+    attempts: list[Callable[[], Any]] = [
+        lambda: ColumnParallelLinear(6, 12, weight=column, seed=0),
+        lambda: ColumnParallelLinear(6, 12, plan=plan, use_overlap=True),
+        lambda: ColumnParallelLinear(6, 12, here.group, plan=plan),
+        lambda: RowParallelLinear(12, 6, weight=row, seed=0),
+        lambda: RowParallelLinear(12, 6, plan=plan, use_overlap=True),
+        lambda: RowParallelLinear(12, 6, here.group, plan=plan),
+        lambda: RMSNorm(torch.ones(6), here.group, summed=False),
+    ]
+    return found + [said.partition(":")[0] for said in complaints(attempts)]
+
+
+def test_no_option_is_taken_and_ignored() -> None:
+    refused = ["seed and weight", "use_overlap and plan", "group and plan"]
+    assert run_on_ranks(2, given)[0] == [
+        (torch.float64, "meta"),
+        (torch.float64, "meta"),
+        (torch.float32, "cpu"),
+        *refused,
+        *refused,
+        "group and summed=False",
     ]
 
 

@@ -36,7 +36,7 @@ class ColumnParallelLinear(nn.Module):
         *,
         use_overlap: bool = False,
         save_gathered: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         weight: Tensor | None = None,
         plan: Plan | None = None,
         device: torch.device | None = None,
@@ -44,11 +44,12 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         """`use_overlap`: ring all-gather and reductions in pieces in place of whole collectives (rows then divide by
         p^2). `save_gathered`: keep the gathered x for the backward pass, in place of gathering it again. `weight`: this
-        rank's part, in place of a draw from `seed`. `plan`: other schedules. ValueError where sizes do not divide."""
+        rank's part, in place of a draw from `seed` (0). `plan`: other schedules, in place of `group` and `use_overlap`.
+        ValueError where sizes do not divide, or what is in place of another is given beside it."""
         super().__init__()
         parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
         self.plan, self.save_gathered, self.single = (
-            plan or plan_for(group, use_overlap),
+            _plan(plan, group, use_overlap),
             save_gathered,
             len(parts) == 1,
         )
@@ -73,7 +74,7 @@ class RowParallelLinear(nn.Module):
         group: dist.ProcessGroup | None = None,
         *,
         use_overlap: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         weight: Tensor | None = None,
         plan: Plan | None = None,
         device: torch.device | None = None,
@@ -81,7 +82,7 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         """As of ColumnParallelLinear."""
         super().__init__()
-        self.plan = plan or plan_for(group, use_overlap)
+        self.plan = _plan(plan, group, use_overlap)
         self.linear = Linear("row", "row", in_features, (out_features,))
         self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
 
@@ -100,8 +101,10 @@ class RMSNorm(nn.Module):
     def __init__(
         self, weight: Tensor, group: dist.ProcessGroup | None = None, eps: float = 1e-5, *, summed: bool = True
     ) -> None:
-        """`summed`: false where nothing is sent, so that the gradient is that of the own rows."""
+        """`summed`: false where nothing is sent, so that the gradient is of the own rows. ValueError with a group."""
         super().__init__()
+        if group is not None and not summed:
+            raise ValueError("group and summed=False: what is not summed needs no group")
         self.weight, self.group, self.eps = nn.Parameter(weight), group_of(group) if summed else None, eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,6 +116,16 @@ def plan_for(group: dist.ProcessGroup | None, use_overlap: bool) -> Plan:
     """The plain plan of a group (None: of the world), or the one that overlaps by hand."""
     group = group_of(group)
     return Plan.always(Ring(group) if use_overlap else Sequential(group))
+
+
+def _plan(plan: Plan | None, group: dist.ProcessGroup | None, use_overlap: bool) -> Plan:
+    if plan is None:
+        return plan_for(group, use_overlap)
+    if use_overlap:
+        raise ValueError("use_overlap and plan: a plan says itself what overlaps")
+    if group is not None:
+        raise ValueError("group and plan: a plan's schedules have a group")
+    return plan
 
 
 def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -131,15 +144,22 @@ def drawn(linear: Linear, seed: int, dtype: torch.dtype | None = None) -> Tensor
 
 
 def _parameter(
-    linear: Linear, plan: Plan, weight: Tensor | None, seed: int, device: torch.device | None, dtype: torch.dtype | None
+    linear: Linear,
+    plan: Plan,
+    weight: Tensor | None,
+    seed: int | None,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
 ) -> nn.Parameter:
     rank, size = plan.forward.rank, plan.forward.size
     shape = linear.local_shape(size)
     if weight is None:
-        weight = linear.local(drawn(linear, seed, dtype), rank, size).to(device)
+        weight = linear.local(drawn(linear, seed or 0, dtype), rank, size)
+    elif seed is not None:
+        raise ValueError("seed and weight: a weight that is given is not drawn")
     if weight.shape != shape:
         raise ValueError(f"a rank's weight must be {shape}, it is {tuple(weight.shape)}")
-    return nn.Parameter(weight)
+    return nn.Parameter(weight.to(device=device, dtype=dtype))
 
 
 class _Column(torch.autograd.Function):
