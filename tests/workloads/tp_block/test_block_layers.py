@@ -201,6 +201,7 @@ def refused(here: Rank) -> list[str]:
         lambda: RowParallelLinear(7, 4, here.group),
         lambda: RowParallelLinear(8, 4, here.group)(torch.zeros(3, 4)),
         lambda: RowParallelLinear(8, 4, here.group, use_overlap=True)(torch.zeros(6, 4)),
+        lambda: ColumnParallelLinear(6, 8, here.group, use_overlap=True)(torch.zeros(3, 6)),
         lambda: ColumnParallelLinear(6, 8, here.group, weight=torch.zeros(8, 6)),
     ]
     return complaints(attempts)
@@ -212,6 +213,7 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
         "7 features cannot be shared equally by 2 ranks",
         "3 rows cannot be shared equally by 2 ranks",
         "6 rows must divide by 4, the square of the ranks, to overlap",
+        "6 gathered rows must divide by 4 to overlap in the backward pass",
         "a rank's weight must be (4, 6), it is (8, 6)",
     ]
 
@@ -248,6 +250,20 @@ def test_no_option_is_taken_and_ignored() -> None:
         *refused,
         "group and summed=False",
     ]
+
+
+def few_rows(here: Rank) -> list[int]:
+    """One row of each of two sequences on a rank: p^2 divides the gathered rows of both, not those of one."""
+    layer = ColumnParallelLinear(6, 8, here.group, use_overlap=True, device=here.device)
+    x = torch.ones(1, 2, 6, device=here.device, requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    assert x.grad is not None and x.grad.count_nonzero()
+    return list(y.shape)
+
+
+def test_rows_of_a_batch_are_counted_together() -> None:
+    assert run_on_ranks(2, few_rows) == [[2, 2, 4]] * 2
 
 
 def test_without_a_group_layers_say_so() -> None:

@@ -43,6 +43,7 @@ class CopyEngine:
     def __init__(self, arena: Arena, *, merged: bool = False) -> None:
         self.arena, self.signals = arena, arena.signals
         self.rank, self.size, self.group = arena.rank, arena.size, arena.group
+        self.divisor = self.size
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         self.copies = arena.copies
         self.runs = peer_runs(self.rank, self.size, merged)

@@ -58,8 +58,13 @@ class ColumnParallelLinear(nn.Module):
         self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
 
     def forward(self, x: Tensor) -> Any:
-        """x (rows / p, ..., in) to y (rows, ..., out / p), or a tuple of these where there are several parts."""
-        product = _Column.apply(x.reshape(-1, x.shape[-1]), self.weight, self.plan, self.save_gathered)
+        """x (rows / p, ..., in) to y (rows, ..., out / p), or a tuple of these where there are several parts.
+        ValueError where the backward pass cannot scatter the rows."""
+        shard, schedule = x.reshape(-1, x.shape[-1]), self.plan.backward
+        rows = schedule.size * len(shard)
+        if rows % schedule.divisor:
+            raise ValueError(f"{rows} gathered rows must divide by {schedule.divisor} to overlap in the backward pass")
+        product = _Column.apply(shard, self.weight, self.plan, self.save_gathered)
         y = product.view(-1, *x.shape[1:-1], product.shape[-1])
         return y if self.single else y.split(self.local_parts, dim=-1)
 

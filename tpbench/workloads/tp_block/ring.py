@@ -20,6 +20,7 @@ class Ring(Sequential):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
+        self.divisor = self.size**2
         self.side: torch.cuda.Stream | None = None
         # P2P and reduce name ranks of the world, whatever the group.
         self.world_rank = [dist.get_global_rank(group, rank) for rank in range(self.size)]
@@ -49,8 +50,8 @@ class Ring(Sequential):
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         """Pieces go to their owners by `reduce`, in the same order on all ranks (as collectives must); the owners take
         turns, so that no rank receives twice in a row. What is sent is kept until it has been."""
-        if len(whole) % self.size**2:
-            raise ValueError(f"{len(whole)} rows must divide by {self.size**2}, the square of the ranks, to overlap")
+        if len(whole) % self.divisor:
+            raise ValueError(f"{len(whole)} rows must divide by {self.divisor}, the square of the ranks, to overlap")
         mine = whole.new_empty(len(whole) // self.size, matrix.shape[1])
         chunks, pieces = whole.chunk(self.size), mine.chunk(self.size)
         sent: list[tuple[Any, Tensor]] = []

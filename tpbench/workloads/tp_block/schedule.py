@@ -35,6 +35,10 @@ class Schedule(Protocol):
     def group(self) -> dist.ProcessGroup | None:
         """None: there is no communication."""
 
+    @property
+    def divisor(self) -> int:
+        """Of the rows of a product that is scattered."""
+
     def gather(self, shard: Tensor) -> Pending:
         """(size * rows, columns) from everybody's (rows, columns). Good until the next gather of any kind."""
 
@@ -61,7 +65,7 @@ class Plan:
 class Alone:
     """One process: nothing to send."""
 
-    rank, size, group = 0, 1, None
+    rank, size, group, divisor = 0, 1, None, 1
 
     def gather(self, shard: Tensor) -> Pending:
         return lambda: shard
@@ -79,6 +83,7 @@ class Sequential:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.divisor = self.size
 
     def gather(self, shard: Tensor) -> Pending:
         whole = shard.new_empty(self.size * len(shard), shard.shape[1])
@@ -109,7 +114,7 @@ class Silent:
     group = None
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.divisor = rank, size, size
         self.made_up: dict[torch.Size, Tensor] = {}
 
     def gather(self, shard: Tensor) -> Pending:
