@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -18,7 +20,9 @@ from tests.workloads.tp_block.cells import context, place, problem
 from tests.workloads.tp_block.test_block_variants import differences, passed
 from tpbench.job import JobError, parse_job, refusal
 from tpbench.workloads.tp_block import WORKLOAD, auto, bench, counts, oracle
+from tpbench.workloads.tp_block.copy_engine import CopyEngine
 from tpbench.workloads.tp_block.exposure import Collectives
+from tpbench.workloads.tp_block.fused import Fused, Workspace
 from tpbench.workloads.tp_block.prepared import prepare
 from tpbench.workloads.tp_block.ring import Ring
 from tpbench.workloads.tp_block.schedule import Sequential, Silent
@@ -240,7 +244,7 @@ class Pretended:
         if iterations is None:
             best = self.names.index(self.of_operation(len(self.tried)))
         else:
-            best = [*sorted(("plain", "ring")), "mixed"].index(self.of_step)
+            best = len(timed) - 1 if self.of_step == "mixed" else ["plain", "ring"].index(self.of_step)
         self.tried.append(len(timed))
         return [[0.5 if at == best else 1.0] * 3 for at in range(len(timed))]
 
@@ -272,3 +276,65 @@ def test_each_operation_has_a_schedule_of_its_own_unless_one_for_all_is_faster(b
         mixed = plain | ring
         assert names == (mixed if best_step == "mixed" else dict.fromkeys(mixed, best_step))
         assert error <= oracle.TOLERANCE["float64"]
+
+
+class FakeArena:
+    gib = 0.1875
+
+
+class FakeFused(Fused):
+    """Plain collectives, and torch's memory."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        Sequential.__init__(self, group)
+        self.memory = Workspace(group.group_name)
+
+    gather_matmul, matmul_scatter = Sequential.gather_matmul, Sequential.matmul_scatter
+
+
+class FakeEngine(Sequential):
+    """Plain collectives, and an arena's memory."""
+
+    memory: Any = CopyEngine.memory
+
+    def __init__(self, group: dist.ProcessGroup, arena: FakeArena) -> None:
+        super().__init__(group)
+        self.arena = arena
+
+
+def held(here: Rank, best: list[str]) -> tuple[float | None, bool]:
+    """The memory that a mixture of schedules reports, and whether the arena is still there."""
+    cell = problem()
+    where = place(here, cell)
+    arena = FakeArena()
+    schedules = {
+        "plain": Sequential(here.group),
+        "symm_mem": FakeFused(here.group),
+        "copy_engine": FakeEngine(here.group, arena),
+        "copy_engine_merged": FakeEngine(here.group, arena),
+    }
+    there = weakref.ref(arena)
+    stopwatch: Any = Pretended(lambda turn: best[turn % len(best)], "mixed", list(schedules))
+    chooser = auto.Chooser(type(where)(cell, where.inputs, stopwatch), schedules)
+    del arena, schedules
+    library: Any = importlib.import_module("torch.distributed._symmetric_memory")
+    workspace = torch.zeros(2**20, dtype=torch.uint8).expand(64, -1)  # nbytes as of 64 MiB
+    with mock.patch.dict(library._group_name_to_workspace_tensor, {here.group.group_name: workspace}):
+        chooser.settle()
+        assert set(chooser.chosen.values()) == set(best)
+        passed(cell, prepare(where, chooser.plan))
+        return chooser.facts().get("workspace_gib"), there() is not None
+
+
+@needs_ranks
+@pytest.mark.parametrize(
+    ("best", "gib", "arena"),
+    [
+        (["plain"], 0.0625, False),
+        (["symm_mem"], 0.0625, False),
+        (["copy_engine", "copy_engine_merged"], 0.25, True),
+        (["symm_mem", "copy_engine"], 0.25, True),
+    ],
+)
+def test_memory_of_what_was_tried_goes_or_is_reported(best: list[str], gib: float, arena: bool) -> None:
+    assert run_on_ranks(2, held, best) == [(gib, arena)] * 2

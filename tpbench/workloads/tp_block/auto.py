@@ -42,9 +42,24 @@ class Chooser:
         return Plan(self._fastest("forward", linear, forward), self._fastest("backward", linear, backward))
 
     def settle(self) -> None:
-        """Try the whole step, and leave the mixture for one schedule where that is faster. Collective."""
+        """Choose, and let go of what was not chosen. Collective."""
         for linear in self.place.problem.linears:
             self.plan(linear)
+        self._try_steps()
+        # An arena's memory goes with the last schedule that has it; what stays is kept to be counted.
+        chosen = set(self.chosen.values())
+        self.schedules = {
+            name: each for name, each in self.schedules.items() if name in chosen or getattr(each, "lasting", False)
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What was chosen, as a column, and all memory that is still there, each once."""
+        said = ", ".join(f"{operation}: {name}" for operation, name in self.chosen.items())
+        gib = sum(each.gib for each in {it.memory for it in self.schedules.values() if hasattr(it, "memory")})
+        return {"chosen": said, **({"workspace_gib": gib} if gib else {})}
+
+    def _try_steps(self) -> None:
+        """Try the whole step, and leave the mixture for one schedule where that is faster."""
         names = sorted({PLAIN, *self.chosen.values()})
         if names == [PLAIN]:
             return
@@ -54,13 +69,6 @@ class Chooser:
         best = self._best({name: partial(_step, way) for name, way in ways.items()}, STEPS)
         if best != MIXED:
             self.chosen = dict.fromkeys(self.chosen, best)
-
-    def facts(self) -> dict[str, Any]:
-        """What was chosen, as a column."""
-        kept = {name: self.schedules[name] for name in set(self.chosen.values())}
-        owned = [each.facts().get("workspace_gib", 0.0) for each in kept.values() if hasattr(each, "facts")]
-        said = ", ".join(f"{operation}: {name}" for operation, name in self.chosen.items())
-        return {"chosen": said, **({"workspace_gib": max(owned)} if owned else {})}
 
     def _fastest(self, name: str, linear: Linear, made: Callable[..., Operation]) -> Schedule:
         key = f"{linear.name} {name}"

@@ -49,9 +49,14 @@ class CopyEngine:
         self.runs = peer_runs(self.rank, self.size, merged)
         self.peers = [peer for run in peer_runs(self.rank, self.size, merged=False) for peer in run]
 
+    @property
+    def memory(self) -> Arena:
+        """What it shares with peers; others may have it too."""
+        return self.arena
+
     def facts(self) -> dict[str, Any]:
         """Columns about its memory."""
-        return {"workspace_gib": self.arena.gib}
+        return {"workspace_gib": self.memory.gib}
 
     def gather(self, shard: Tensor) -> Pending:
         whole, arrived = self._pull(shard, keep=False)

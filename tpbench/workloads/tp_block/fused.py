@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,19 +14,35 @@ from tpbench.workloads.arena import enabled
 from tpbench.workloads.tp_block.schedule import Pending, Sequential
 
 
+@dataclass(frozen=True)
+class Workspace:
+    """torch's memory for the fused operations of a group, by its name."""
+
+    name: str
+
+    @property
+    def gib(self) -> float:
+        """What this rank holds; 0 before the first operation."""
+        library: Any = importlib.import_module("torch.distributed._symmetric_memory")
+        memory = getattr(library, "_group_name_to_workspace_tensor", {}).get(self.name)
+        return 0.0 if memory is None else memory.nbytes / 2**30
+
+
 class Fused(Sequential):
     """torch.ops.symm_mem.fused_all_gather_matmul and fused_matmul_reduce_scatter, without NVLink multicast."""
+
+    lasting = True
+    """torch keeps its memory for good, whoever lets go of this."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self.name = enabled(group)
+        self.memory = Workspace(self.name)
         self.operations: Any = torch.ops.symm_mem
 
     def facts(self) -> dict[str, Any]:
         """Columns about its memory."""
-        library: Any = importlib.import_module("torch.distributed._symmetric_memory")
-        workspace = getattr(library, "_group_name_to_workspace_tensor", {}).get(self.name)
-        return {} if workspace is None else {"workspace_gib": workspace.nbytes / 2**30}
+        return {"workspace_gib": self.memory.gib} if self.memory.gib else {}
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole, products = self.operations.fused_all_gather_matmul(shard, [matrix], 0, self.name)
