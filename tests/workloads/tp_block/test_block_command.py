@@ -32,9 +32,10 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     for name in ("loss_value", "grad_norm"):
         assert right[name].tolist() == pytest.approx([float(right[name].iloc[0])] * 3, rel=1e-5)
     assert right["grad_norm"].min() > 1
-    assert (right[["forward_ms", "backward_ms", "gemm_tflops", "tflops", "gemm_share", "floor_ms"]] > 0).all(axis=None)
+    assert right[["forward_ms", "backward_ms"]].notna().all(axis=None)
     overlap, alone = right.loc["block_tp_overlap"], right.loc["block_no_tp"]
-    assert overlap["exposed_ms"] + overlap["compute_ms"] == pytest.approx(overlap["time_ms"], rel=2)  # timed again
+    assert overlap["tflops"] == pytest.approx(overlap["flops"] / overlap["time_ms"] / 1e9)
+    assert overlap["gemm_share"] == pytest.approx(overlap["tflops"] / overlap["gemm_tflops"])
     assert overlap["hidden_share"] == pytest.approx(1 - overlap["exposed_ms"] / overlap["communication_ms"])
     assert overlap["flops"] * 2 == alone["flops"] and alone["bytes_communicated"] == 0
     assert overlap["floor_ms"] >= overlap["flops"] / overlap["gemm_tflops"] / 1e9 * 0.999

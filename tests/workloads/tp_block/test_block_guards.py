@@ -221,9 +221,6 @@ def test_details_are_of_what_the_part_communicates(name: str, part: str, directi
     exposure = {"compute_ms", "communication_ms", "exposed_ms", "hidden_share"}
     always = {"forward_ms", "backward_ms", "gemm_share", "timeline_ms", "timeline_start_ms"}
     assert found.keys() == always | (set() if directions is None else exposure | directions)
-    if directions is not None:
-        assert found["exposed_ms"] + found["compute_ms"] > 0  # the step, timed again
-        assert min(found["compute_ms"], found["communication_ms"], found["forward_ms"], found["backward_ms"]) > 0
 
 
 def test_the_plain_schedule_is_kept_unless_another_is_clearly_faster() -> None:
