@@ -76,7 +76,6 @@ def sends_itself(here: Rank) -> None:
     wire.all_to_all(torch.empty(2, 3), torch.zeros(2, 3), [1, 1], [1, 1])
 
 
-@needs_ranks
 def after_a_hiccup(here: Rank) -> tuple[Links, float]:
     """The links, where the first series of the stopwatch takes ten times as long as it should; the right latency."""
     inputs = Inputs(problem(), context(here))
@@ -119,6 +118,7 @@ def test_the_crossover_is_predicted_from_the_rows_own_links() -> None:
         assert 0 < said[1][1] < said[0][1] < 1
 
 
+@needs_ranks
 def test_own_rows_cannot_be_sent() -> None:
     with pytest.raises(RankError, match="would send itself 1 rows"):
         run_on_ranks(2, sends_itself)
