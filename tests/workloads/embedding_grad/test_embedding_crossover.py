@@ -74,6 +74,7 @@ def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:
         "time_ms": 9 * ms, "device_ms": ms, "gpu_name": "H200", "cpu_model": "x", "dtype": "bfloat16", "dp_size": 4,
         "table_rows": 251_520, "width": 768, "overlap_ms": 0.0, "transfers": "early", "merge": "triton", "pinned": True,
         "distribution": "fixed", "predicted_crossover": 0.63, "started_at": pd.Timestamp("2026-11-20", tz="UTC"),
+        "graph": False, "driver_version": "580.1", "nccl_version": "2.28.9", "torch_version": "2.11.0+cu130",
         **more,
     }  # fmt: skip
 
@@ -152,6 +153,53 @@ def test_dense_rows_of_the_same_density_come_first(frame: pd.DataFrame) -> None:
     found = report.speedups(pd.concat([frame, pd.DataFrame(more)])).set_index(["head", "density"])["dense_ms"]
     assert found["sparse_all_to_all", 0.5] == 0.7 and found["sparse_all_to_all", 0.1] == 0.94
     assert found["sparse_all_to_all", 0.9] == 0.94  # of 0.7, 0.94, 1.3
+
+
+def test_a_replayed_dense_row_is_no_baseline(frame: pd.DataFrame) -> None:
+    """No sparse exchange can be replayed."""
+    later = pd.Timestamp("2026-11-21", tz="UTC")
+    names = ("dense_reduce_scatter", "dense_all_reduce")
+    replayed = [row(name, 0.1, 0.47, graph=True, started_at=later) for name in names]
+    old = row("sparse_all_to_all", 0.7, 1.08, graph=None)  # from before there was such a column
+    found = report.speedups(pd.concat([frame, pd.DataFrame([*replayed, old])])).set_index(["head", "density"])
+    alone = report.speedups(frame).set_index(["head", "density"])
+    pd.testing.assert_frame_equal(found.loc[alone.index], alone)
+    assert len(found) == len(alone) + 3
+    assert found.loc[("dense_reduce_scatter graph=true", 0.1), "speedup"] == pytest.approx(2)
+    assert found.loc[("dense_all_reduce graph=true", 0.1), "dense_ms"] == 0.94
+
+
+@pytest.mark.parametrize("name", ["driver_version", "nccl_version", "torch_version"])
+def test_software_is_not_mixed_but_days_are(frame: pd.DataFrame, name: str) -> None:
+    """Neither speed-ups nor a line between densities are of two versions."""
+    later = frame["started_at"] + pd.Timedelta(days=1)
+    newer = frame.assign(**{name: "99", "device_ms": 2 * frame["device_ms"], "started_at": later})
+    both = report.speedups(pd.concat([frame, newer]))
+    assert len(both) == 2 * len(report.speedups(frame))
+    assert sorted(both["dense_ms"].unique()) == [0.94, 1.88]
+    text = report.markdown(pd.concat([frame, newer]))
+    assert text.count("| 10% | 0.50x | 3.92x | - | - |") == 2
+    was, called = str(frame[name].iloc[0]), report.SOFTWARE[name]
+    assert text.count(f"{called} {was}") == text.count(f"{called} 99") == 2  # a heading and a crossover each
+    assert "| sparse_all_to_all, width 768, 4 ranks, fixed | 60%" in report.markdown(frame)  # where nothing differs
+    another_day = row("sparse_all_to_all", 0.7, 1.08, started_at=later.iloc[0])
+    assert report.speedups(pd.concat([frame, pd.DataFrame([another_day])])).groupby(report.TOGETHER).ngroups == 1
+
+
+def test_what_has_no_dense_row_is_said_and_no_empty_table(frame: pd.DataFrame) -> None:
+    lone = [
+        row(name, density, 0.5, distribution="zipf")
+        for name in ("sparse_auto", "sparse_symmetric")
+        for density in (0.1, 0.3)
+    ]
+    text = report.markdown(pd.concat([frame, pd.DataFrame(lone)]))
+    heading, sentence, following = text[text.index("distribution zipf") :].split("\n\n")[:3]
+    assert heading == "distribution zipf"
+    assert sentence.startswith("No row of dense_reduce_scatter was measured there: there is nothing to compare")
+    assert sentence.endswith("compare sparse_auto, sparse_symmetric with.")
+    assert following == "density at which dense_reduce_scatter becomes faster"
+    assert "| density |\n" not in text and text.count("| density |") == 1
+    assert report.markdown(pd.DataFrame(lone)).count("\n") == 3  # nothing but that
 
 
 def test_both_as_tables_and_as_a_picture(frame: pd.DataFrame) -> None:

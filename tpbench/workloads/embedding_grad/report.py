@@ -1,7 +1,9 @@
 """`python -m tpbench.workloads.embedding_grad.report outputs`: speed-ups over dense by density, and where they end.
 
-Rows of one table, world size, machine and distribution belong together; among them only how many rows are touched
-differs. Device times where there are any. Interpreted rows are no measurement and left out.
+Rows of one table, world size, distribution and kind of machine, under one driver, NCCL and torch, belong together;
+among them only how many rows are touched differs. Dates, hosts and tpbench's own versions may differ: the newest row of
+a cell stands for it. Rows of other versions of what moves the bytes are a comparison of their own, whose heading names
+them. Device times where there are any. Interpreted rows are no measurement and left out.
 """
 
 from __future__ import annotations
@@ -24,9 +26,21 @@ if TYPE_CHECKING:
 DENSE = "dense_reduce_scatter"
 PREDICTED = "sparse_all_to_all"
 """What the formula of the crossover is about: a gather, all-to-alls and a merge."""
-TOGETHER = ["hardware", "dtype", "table_rows", "width", "dp_size", "distribution", "overlap_ms", "transfers"]
+SOFTWARE = {"driver_version": "driver", "nccl_version": "NCCL", "torch_version": "torch"}
+"""Whose versions a time may depend on, with what they are called; torch's says which CUDA it was built with."""
+TOGETHER = [
+    "hardware",
+    "software",
+    "dtype",
+    "table_rows",
+    "width",
+    "dp_size",
+    "distribution",
+    "overlap_ms",
+    "transfers",
+]
 """What must be the same for times to be compared over densities; of skewed rows the busiest rank has more."""
-OPTIONS = {"merge": "triton", "pinned": True}
+OPTIONS = {"merge": "triton", "pinned": True, "graph": False}
 """Options that make another column of a variant, with what is not mentioned."""
 
 
@@ -34,13 +48,14 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
     """A line for each right row that is not the dense reduce-scatter: density, ms, dense_ms and their ratio `speedup`.
 
     dense_ms is of the newest dense row of the same density; where there is none, the median over those of any: it sends
-    the whole table.
+    the whole table. Never of one with graph=true, as no sparse exchange can be captured: replayed dense rows are lines
+    too.
     """
     rows = _usable(frame)
     if rows.empty:
         return pd.DataFrame(columns=[*TOGETHER, "head", "density", "ms", "dense_ms", "speedup", "predicted_crossover"])
-    dense = rows[rows["variant"] == DENSE]
-    others = rows[rows["variant"] != DENSE]
+    dense = rows[rows["head"] == DENSE]
+    others = rows[rows["head"] != DENSE]
     exactly = [*TOGETHER, "density"]
     same = dense.groupby(exactly)["ms"].last().rename("same_ms").reset_index()
     any_ = dense.groupby(TOGETHER)["ms"].median().rename("any_ms").reset_index()
@@ -89,6 +104,11 @@ def _usable(frame: pd.DataFrame) -> pd.DataFrame:
     rows["ms"] = rows["device_ms"].fillna(rows["time_ms"]).astype(float)
     rows["hardware"] = rows["gpu_name"].fillna(rows["cpu_model"]).fillna("unknown")
     rows["density"] = rows["density"].astype(float).round(4)
+    rows["graph"] = rows["graph"].fillna(False).astype(bool)
+    rows["software"] = [
+        " ".join(f"{label} {row[name]}" for name, label in SOFTWARE.items() if not pd.isna(row[name]))
+        for row in rows.to_dict("records")
+    ]
     named = [
         [row["variant"], *(f"{name}={row[name]}".lower() for name, plain in OPTIONS.items() if row[name] != plain)]
         for row in rows.to_dict("records")
@@ -98,20 +118,26 @@ def _usable(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """Both as Markdown: a table of speed-ups for each machine and table, then the crossovers."""
+    """Both as Markdown: a table of speed-ups for each machine and table, or what is missing for one; then the
+    crossovers."""
     found = speedups(frame)
     parts = []
     for key, group in found.groupby(TOGETHER):
         facts = zip(TOGETHER, key, strict=True)
-        parts.append(", ".join(f"{name} {value}" for name, value in facts if value not in (0.0, "early")))
+        parts.append(", ".join(f"{name} {value}" for name, value in facts if value not in (0.0, "early", "")))
+        if group["dense_ms"].isna().all():
+            lone = ", ".join(sorted(set(group["head"])))
+            parts.append(f"No row of {DENSE} was measured there: there is nothing to compare {lone} with.")
+            continue
         grid = group.pivot_table(index="density", columns="head", values="speedup")
         times = grid.map(lambda ratio: "-" if pd.isna(ratio) else f"{ratio:.2f}x")
         parts.append(_table([f"{100 * at:.3g}%" for at in grid.index], "density", times))
     ends = crossovers(found)
     if len(ends):
         parts.append(f"density at which {DENSE} becomes faster")
+        several = found["software"].nunique() > 1
         heads = [
-            "{head}, width {width}, {dp_size} ranks, {distribution}".format(**end) + _beside(end)
+            "{head}, width {width}, {dp_size} ranks, {distribution}".format(**end) + _besides(end, several)
             for end in ({str(name): value for name, value in each.items()} for each in ends.to_dict("records"))
         ]
         table = ends[["measured", "predicted", "off"]].astype(float).map(lambda share: f"{100 * share:.3g}%")
@@ -120,9 +146,10 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _beside(facts: Mapping[str, Any]) -> str:
-    """What the exchange had beside it, as the end of a name."""
-    return ", overlap_ms={overlap_ms:g}, transfers={transfers}".format(**facts) if facts["overlap_ms"] else ""
+def _besides(facts: Mapping[str, Any], several: bool) -> str:
+    """What the exchange had beside it, as the end of a name; and the software, where there are several."""
+    beside = ", overlap_ms={overlap_ms:g}, transfers={transfers}".format(**facts) if facts["overlap_ms"] else ""
+    return beside + (f", {facts['software'] or 'unknown software'}" if several else "")
 
 
 def _table(names: Sequence[str], title: str, grid: pd.DataFrame) -> str:
@@ -144,6 +171,7 @@ def draw(frame: pd.DataFrame) -> Figure | None:
     if (found["overlap_ms"] == 0).any():
         found = found[found["overlap_ms"] == 0]
     ends = crossovers(found)
+    several = found["software"].nunique() > 1
     groups = [each for each in found.groupby(TOGETHER) if each[1]["density"].nunique() > 1] or list(
         found.groupby(TOGETHER)
     )
@@ -165,7 +193,7 @@ def draw(frame: pd.DataFrame) -> Figure | None:
         named = dict(zip(TOGETHER, key, strict=True))
         axes.axhline(1, color=style.ink(), linewidth=1)
         size = f"{named['table_rows']} x {named['width']}, {named['dp_size']} ranks, {named['distribution']}"
-        axes.set_title(size + _beside(named))
+        axes.set_title(size + _besides(named, several))
         axes.set_xlabel("rows touched (%)")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
