@@ -174,6 +174,31 @@ def test_names_on_the_line() -> None:
     assert job("variant=fsdp_dtensor_async", "shape=qwen3_8b_tp4").problem.compile  # as its rows then say
 
 
+def test_what_a_folder_says_is_part_of_the_key(tmp_path: Path) -> None:
+    """Else a resumed sweep takes the row of another model."""
+    config, cell_file = tmp_path / "config.json", tmp_path / "cell.json"
+    content = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+
+    def made(**more: Any) -> Job:
+        config.write_text(json.dumps(content | more))
+        return job("variant=fsdp_dtensor", "shape=tiny_train_tp2", f"model={tmp_path}")
+
+    first = made()
+    assert made(transformers_version="5.0.0", torch_dtype="float16").key == first.key
+    others = [made(attention_bias=True), made(hidden_act="gelu"), made(rope_scaling={"rope_type": "dynamic"})]
+    assert len({each.key for each in (first, *others)}) == 4
+    row = CellRow.begin(first, log_dir=str(tmp_path))
+    assert row.known["config_hash"] == first.problem.config_hash
+    row.save(cell_file)
+    assert CellRow.load(cell_file).job.key == first.key  # though the folder says something else by now
+    config.unlink()
+    assert CellRow.load(cell_file).job.key == first.key
+    assert CellRow.begin(job("variant=fsdp", "shape=tiny_train_dp2")).known["config_hash"] is None
+
+
 def test_every_choice_of_the_experiment_makes_a_job_that_something_can_run() -> None:
     content = yaml.safe_load((ROOT / "conf/experiment/train_step.yaml").read_text())
     swept = {name: str(values).split(",") for name, values in content["hydra"]["sweeper"]["params"].items()}

@@ -197,7 +197,43 @@ def test_a_local_folder_describes_a_model(tmp_path: Path) -> None:
     (folder / "config.json").write_text(
         described(tie_word_embeddings=None).replace('"tie_word_embeddings": null, ', "")
     )
-    assert sum(each.numel() for each in build(resolve(cell)).parameters()) == sizes.parameters(cell)
+    silent = resolve(problem(model_dir=str(folder), num_layers=2))
+    assert not silent.tied
+    assert sum(each.numel() for each in build(silent).parameters()) == sizes.parameters(silent)
+
+
+def written(folder: Path, **changes: Any) -> TrainStep:
+    """The problem of a folder with that config.json; what is None is not in there."""
+    content = {name: value for name, value in json.loads(described(**changes)).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(content))
+    return problem(model_dir=str(folder))
+
+
+def test_the_default_of_the_type_holds_where_a_folder_does_not_say_whether_it_is_tied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for architecture, tied in (("gemma", True), ("mistral", False)):
+        cell = resolve(written(tmp_path, model_type=architecture, tie_word_embeddings=None, head_dim=16))
+        assert cell.tied is tied
+        assert sum(each.numel() for each in build(cell).parameters()) == sizes.parameters(cell)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(JobError, match=re.escape("lacks tie_word_embeddings, for which only the transformers package")):
+        resolve(written(tmp_path, model_type="gemma", tie_word_embeddings=None))
+    assert resolve(written(tmp_path, model_type="gemma", tie_word_embeddings=True)).tied
+    assert not resolve(written(tmp_path, tie_word_embeddings=None)).tied
+
+
+def test_a_folder_that_was_changed_since_is_not_trained(tmp_path: Path) -> None:
+    cell = resolve(written(tmp_path, attention_bias=False))
+    assert cell.config_hash and resolve(problem()).config_hash is None
+    written(tmp_path, attention_bias=True)
+    assert resolve(cell) == cell  # as a launcher wrote it
+    with pytest.raises(UnknownArchitecture, match="was changed after this job had been made from it"):
+        build(cell)
+    written(tmp_path, attention_bias=False, torch_dtype="float32", transformers_version="4.57.1")
+    build(cell)
+    with pytest.raises(JobError, match="config_hash is of what the model's folder says"):
+        resolve(problem(), frozenset({"config_hash"}))
 
 
 @pytest.mark.parametrize(
@@ -213,6 +249,9 @@ def test_a_local_folder_describes_a_model(tmp_path: Path) -> None:
         (described(intermediate_size=-96), "ffn_size=-96 must be at least 1"),
         (described(vocab_size=12.5), "vocab=12.5 must be a whole number"),
         (described(num_local_experts=8), "a mixture of experts (num_local_experts)"),
+        (described(tie_word_embeddings="false"), 'tie_word_embeddings="false" must be true or false'),
+        (described(tie_word_embeddings=None), "tie_word_embeddings=null must be true or false"),
+        (described(model_type="mistral", hidden_act=5), "transformers cannot take its config.json"),
     ],
 )
 def test_a_folder_that_does_not_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
@@ -274,6 +313,7 @@ def test_a_model_that_is_not_what_its_sizes_say_is_refused() -> None:
         ({"ffn_size": 63}, 2, "tp_size=2 must divide ffn_size=63"),
         ({"seq_length": 15}, 2, "tp_size=2 must divide seq_length=15"),
         ({"heads": 3, "kv_heads": 2}, 1, "kv_heads=2 must divide heads=3"),
+        ({"head_dim": 7}, 1, "head_dim=7 must be even"),
         ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 layers of tiny"),
         ({"max_grad_norm": 0.0}, 1, "max_grad_norm=0 would leave no gradient: null is for no clipping"),
         ({"dtype": "float16"}, 1, "dtype=float16 needs autocast=true"),

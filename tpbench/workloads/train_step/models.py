@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tpbench.fields import nearest
-from tpbench.workloads.train_step import sizes
+from tpbench.workloads.train_step import folder, sizes
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.weights import fill
 
@@ -26,20 +27,45 @@ class UnknownArchitecture(TypeError):
 
 def configuration(problem: TrainStep) -> Any:
     """The transformers configuration of a problem."""
-    if problem.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        near = nearest(problem.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    _must_exist(problem.architecture)
+    common = {"use_cache": False, "attn_implementation": problem.attention}
+    return _of_folder(problem, common) if problem.model_dir else _of_sizes(problem, common)
+
+
+def tied_by_default(architecture: str) -> bool:
+    """Whether models of that type have one weight for embedding and head where their file does not say."""
+    _must_exist(architecture)
+    return bool(getattr(AutoConfig.for_model(architecture), "tie_word_embeddings", False))
+
+
+def _must_exist(architecture: str) -> None:
+    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = nearest(architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
         raise UnknownArchitecture(
-            f"no architecture is called {problem.architecture}{near} (valid: the model types of causal language models "
+            f"no architecture is called {architecture}{near} (valid: the model types of causal language models "
             f"in transformers {transformers.__version__})"
         )
-    common = {"use_cache": False, "attn_implementation": problem.attention}
-    if problem.model_dir:
-        found = AutoConfig.from_pretrained(problem.model_dir, local_files_only=True, **common)
-        kinds = getattr(found, "layer_types", None)
-        found.num_hidden_layers = problem.depth
-        if kinds is not None:
-            found.layer_types = kinds[: problem.depth]
-        return found
+
+
+def _of_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
+    """As the folder's config.json has it, but for the depth."""
+    where = str(problem.model_dir)
+    if problem.config_hash and folder.fingerprint(folder.read(Path(where))) != problem.config_hash:
+        raise UnknownArchitecture(
+            f"model_dir={where}: its config.json was changed after this job had been made from it"
+        )
+    try:
+        found = AutoConfig.from_pretrained(where, local_files_only=True, **common)
+    except Exception as error:  # its validators' errors have no common base but this
+        raise UnknownArchitecture(f"model_dir={where}: transformers cannot take its config.json: {error}") from error
+    kinds = getattr(found, "layer_types", None)
+    found.num_hidden_layers = problem.depth
+    if kinds is not None:
+        found.layer_types = kinds[: problem.depth]
+    return found
+
+
+def _of_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": problem.rope_theta}
     if problem.rope_factor != 1.0:
         rope |= {"rope_type": "llama3", "factor": problem.rope_factor, **LLAMA3_ROPE}

@@ -38,6 +38,7 @@ class TrainStep:
     rope_factor: float = setting(1.0, help="Llama 3's scaling of the rotary embedding; 1: none", low=1.0)
     norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0)
     model_dir: str | None = setting(None, help="folder with a config.json that describes the model instead")
+    config_hash: str | None = setting(None, help="hash of what that config.json says: found, not set")
     num_layers: int | None = setting(None, help="decoder layers; null: all that the model has", low=1)
 
     batch_size: int = setting(1, help="sequences of a replica in one micro-batch", low=1)
@@ -92,6 +93,8 @@ class TrainStep:
                 complaints.append(f"tp_size={tp_size} must divide {name}={size}")
         if self.heads % self.kv_heads:
             complaints.append(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
+        if self.head_dim % 2:
+            complaints.append(f"head_dim={self.head_dim} must be even: rotary embeddings turn pairs")
         if self.depth > self.layers:
             complaints.append(f"num_layers={self.num_layers} is more than the {self.layers} layers of {self.model}")
         if self.max_grad_norm == 0:

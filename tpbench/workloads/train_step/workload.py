@@ -68,6 +68,7 @@ WORKLOAD = Workload(
     document=document,
     columns={
         "model": "name of the model",
+        "config_hash": "hash of what the config.json of the model's folder says; empty: a model of conf/model",
         "num_layers": "decoder layers that were trained",
         "batch_size": "sequences of a replica in one micro-batch",
         "seq_length": "tokens of a sequence",

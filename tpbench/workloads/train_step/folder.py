@@ -1,0 +1,70 @@
+"""A local folder with the config.json of the transformers package, read without that package."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tpbench.fields import JobError
+
+_NAMES = {
+    "architecture": "model_type",
+    "hidden_size": "hidden_size",
+    "ffn_size": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocab": "vocab_size",
+}
+_OF_THE_FILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
+"""What a config.json says of how it was saved: the problem says which dtype is trained."""
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What its config.json says. Raises JobError where that is nothing."""
+    file = folder / "config.json"
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise JobError(f"model_dir={folder}: {file} cannot be read: {error}") from None
+    missing = [name for name in _NAMES.values() if name not in content] if isinstance(content, dict) else ["an object"]
+    if missing:
+        raise JobError(f"model_dir={folder}: {file} lacks {', '.join(missing)}")
+    return content
+
+
+def fingerprint(content: dict[str, Any]) -> str:
+    """A short hash of all that it says of the model: activations, biases and scalings are in no other field."""
+    said = {name: value for name, value in content.items() if name not in _OF_THE_FILE}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def described(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The problem's fields that it sets, of whatever type the file gives them; `tied` only where the file says. Raises
+    JobError for what is no dense decoder."""
+    if experts := [name for name, value in content.items() if "expert" in name and value]:
+        raise JobError(f"model_dir={folder}: a mixture of experts ({experts[0]}), whose sizes are not counted")
+    tied = content.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):  # "false" would be true
+        raise JobError(f"model_dir={folder}: tie_word_embeddings={json.dumps(tied)} must be true or false")
+    hidden, heads = content["hidden_size"], content["num_attention_heads"]
+    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    try:
+        head_dim = content.get("head_dim") or int(hidden) // int(heads)
+        theta = float(rope.get("rope_theta") or content.get("rope_theta", 10000.0))
+        factor = float(rope.get("factor", 1.0))
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise JobError(f"model_dir={folder}: its config.json describes no decoder: {error}") from None
+    return {
+        **{field: content[name] for field, name in _NAMES.items()},
+        "model": folder.resolve().name,
+        "model_dir": str(folder.resolve()),
+        "config_hash": fingerprint(content),
+        "kv_heads": content.get("num_key_value_heads") or heads,
+        "head_dim": head_dim,
+        **({"tied": tied} if "tie_word_embeddings" in content else {}),
+        "rope_theta": theta,
+        "rope_factor": factor,
+        "norm_eps": content.get("rms_norm_eps", 1e-6),
+    }
