@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.masking_utils import create_sliding_window_causal_mask
 
 from tests.command import ROOT
 from tests.ranks import Rank, enough_gpus, run_on_ranks
@@ -221,6 +223,54 @@ def test_the_default_of_the_type_holds_where_a_folder_does_not_say_whether_it_is
         resolve(written(tmp_path, model_type="gemma", tie_word_embeddings=None))
     assert resolve(written(tmp_path, model_type="gemma", tie_word_embeddings=True)).tied
     assert not resolve(written(tmp_path, tie_word_embeddings=None)).tied
+
+
+QWEN2 = {"model_type": "qwen2", "sliding_window": 8}
+SLIDES = {**QWEN2, "use_sliding_window": True}
+KINDS = ["full_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("content", "width"),
+    [
+        ({"model_type": "mistral", "sliding_window": 8}, 8),
+        ({"model_type": "mistral", "sliding_window": 15}, 15),  # longer than a shard of the sequence
+        ({"model_type": "mistral", "sliding_window": 16}, None),
+        ({"model_type": "mistral"}, None),  # 4096
+        ({"sliding_window": 8}, None),  # Llama has none, whatever is written there
+        (QWEN2, None),
+        ({**SLIDES, "max_window_layers": 3}, None),
+        ({**SLIDES, "max_window_layers": 2}, 8),
+        ({**SLIDES, "layer_types": KINDS}, 8),
+        ({**SLIDES, "model_type": "qwen3", "head_dim": 16, "layer_types": KINDS}, 8),
+        ({"model_type": "ministral", "head_dim": 16, "sliding_window": 8, "layer_types": KINDS}, 8),
+    ],
+    ids=str,
+)
+def test_a_sliding_window_is_refused_where_it_is_one(
+    content: dict[str, Any], width: int | None, tmp_path: Path
+) -> None:
+    """Of a shard's length it would be another window, and fewer operations are needed than are counted."""
+    cell = written(tmp_path, **content)
+    if width is None:
+        assert resolve(cell).seq_length == 16
+        return
+    with pytest.raises(JobError, match=rf"sliding window of {width} tokens, .* seq_length=16 must be at most that"):
+        resolve(cell)
+    assert resolve(replace(cell, seq_length=width)).seq_length == width
+
+
+def test_a_window_in_layers_that_are_left_out_is_none(tmp_path: Path) -> None:
+    cell = written(tmp_path, **SLIDES, max_window_layers=2)
+    assert resolve(replace(cell, num_layers=2)).num_layers == 2
+
+
+def test_a_window_that_blocks_nothing_takes_no_mask(tmp_path: Path) -> None:
+    """Transformers makes one for a window of just the sequence's length; a file of conf/model names no window."""
+    exact = resolve(written(tmp_path, model_type="mistral", sliding_window=16))
+    for cell in (exact, resolve(problem(architecture="mistral", seq_length=5000))):
+        embedded = torch.zeros(1, cell.seq_length, 2, device="meta")
+        assert create_sliding_window_causal_mask(configuration(cell), embedded, None, past_key_values=None) is None
 
 
 def test_a_folder_that_was_changed_since_is_not_trained(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     if problem.config_hash:
         return problem
     changed = [name for name in ARCHITECTURE if name in chosen]
+    looked_at = problem.architecture not in _USUAL
     if problem.model_dir:
         if changed:
             raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
@@ -38,13 +39,15 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
         if "tied" not in found:
             found["tied"] = _tied_unsaid(problem.model_dir, found["architecture"])
         problem = parse(TrainStep, asdict(problem) | found)
+        looked_at = problem.architecture not in _USUAL or bool(content.get("use_sliding_window"))
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
-    if problem.architecture not in _USUAL and importlib.util.find_spec("transformers"):
-        from tpbench.workloads.train_step.models import build
+    if looked_at and importlib.util.find_spec("transformers"):
+        from tpbench.workloads.train_step.models import build, configuration
 
         try:
+            configuration(problem)  # of all layers
             build(replace(problem, num_layers=1))
         except (TypeError, ValueError) as error:
             raise JobError(str(error)) from None

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tpbench.fields import nearest
-from tpbench.workloads.train_step import folder, sizes
+from tpbench.workloads.train_step import folder, sizes, windows
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.weights import fill
 
@@ -26,10 +26,12 @@ class UnknownArchitecture(TypeError):
 
 
 def configuration(problem: TrainStep) -> Any:
-    """The transformers configuration of a problem."""
+    """The transformers configuration of a problem, with full attention in every layer."""
     _must_exist(problem.architecture)
     common = {"use_cache": False, "attn_implementation": problem.attention}
-    return _of_folder(problem, common) if problem.model_dir else _of_sizes(problem, common)
+    found = _of_folder(problem, common) if problem.model_dir else _of_sizes(problem, common)
+    windows.widen(found, problem.seq_length)
+    return found
 
 
 def tied_by_default(architecture: str) -> bool:
@@ -62,6 +64,12 @@ def _of_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
     found.num_hidden_layers = problem.depth
     if kinds is not None:
         found.layer_types = kinds[: problem.depth]
+    width = windows.window(found)
+    if width is not None and width < problem.seq_length:
+        raise UnknownArchitecture(
+            f"model_dir={where}: attention is limited to a sliding window of {width} tokens, for which no variant has "
+            f"masks and no operations are counted: seq_length={problem.seq_length} must be at most that"
+        )
     return found
 
 
