@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
+import transformers.modeling_utils  # what every model needs: here once, else anew in each job that is forked
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
