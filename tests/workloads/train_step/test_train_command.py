@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,33 +124,44 @@ def test_trajectories_that_part_are_told(rows: list[dict[str, Any]], swept: Any)
     assert any("grad_norms part at step 4: autotp" in each and "fsdp_dtensor" in each for each in warnings)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "messages"),
-    [
-        (["variant=autotp"], ["the shape is of entropy_loss", "qwen3_0p6b_tp2", "tiny_train_dp2_tp2"]),
-        (["variant=autotp", "shape=tiny_train_tp2", "model=qwen3_9b"], ["no model is called qwen3_9b", "llama3_70b"]),
-        (["variant=autotp", "shape=tiny_train_tp2", "tp_size=4"], ["must divide the 2 key-value heads of tiny_qwen3"]),
-        (["variant=autotp", "shape=tiny_train_tp2", "world_size=4"], ["dp_size=1 x tp_size=2 does not make world"]),
-        (["variant=autotp", "shape=tiny_train_tp2", "tp_size=auto"], ["tp_size=auto needs world_size"]),
-        (["variant=ddp", "shape=tiny_train_tp2"], ["it has no tensor parallelism: tp_size must be 1, got 2"]),
-        (["variant=autotp", "shape=tiny_train_tp2", "dtype=float16"], ["dtype=float16 needs autocast=true"]),
-        (["variant=fsdp_dtensor", "shape=tiny_train_tp2", "zero_stage=2"], ["does not take zero_stage=2 (taken by: a"]),
-        (["variant=autotp", "shape=tiny_train_tp2", "zero_stage=3"], ["zero_stage=3 does not exist (valid: 0, 1, 2)"]),
-        (["variant=autotp", "shape=tiny_train_tp2", "graph=true"], ["no field of train_step is called graph"]),
-        (["variant=autotp", "shape=tiny_train_tp2", "measure=quick"], ["no field of train_step is called measure"]),
-        (["variant=fsdp_dtensor_async", "shape=tiny_train_tp2", "compile=false"], ["compile=false is fsdp_dtensor"]),
-        (["variant=autotp", "shape=tiny_train_tp2", "tp_size=1", "overlap=true"], ["overlap=true has no meaning"]),
-        (["variant=fsdp_dtensor", "shape=tiny_train_dp2", "vocab_parallel=false"], ["vocab_parallel=false has no"]),
-        (["variant=fsdp", "shape=tiny_train_dp2", "model=no/such/folder"], ["no/such/folder/config.json cannot be"]),
-    ],
-)  # fmt: skip
-def test_wrong_input_gets_one_message(arguments: list[str], messages: list[str], tmp_path: Path) -> None:
-    done = tpbench(*arguments, cwd=tmp_path, timeout=60)
+REFUSED: list[tuple[list[str], list[str]]] = [
+    (["variant=autotp"], ["the shape is of entropy_loss", "qwen3_0p6b_tp2", "tiny_train_dp2_tp2"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "model=qwen3_9b"], ["no model is called qwen3_9b", "llama3_70b"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "tp_size=4"], ["must divide the 2 key-value heads of tiny_qwen3"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "world_size=4"], ["dp_size=1 x tp_size=2 does not make world"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "tp_size=auto"], ["tp_size=auto needs world_size"]),
+    (["variant=ddp", "shape=tiny_train_tp2"], ["it has no tensor parallelism: tp_size must be 1, got 2"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "dtype=float16"], ["dtype=float16 needs autocast=true"]),
+    (["variant=fsdp_dtensor", "shape=tiny_train_tp2", "zero_stage=2"], ["does not take zero_stage=2 (taken by: a"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "zero_stage=3"], ["zero_stage=3 does not exist (valid: 0, 1, 2)"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "graph=true"], ["no field of train_step is called graph"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "measure=quick"], ["no field of train_step is called measure"]),
+    (["variant=fsdp_dtensor_async", "shape=tiny_train_tp2", "compile=false"], ["compile=false is fsdp_dtensor"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "tp_size=1", "overlap=true"], ["overlap=true has no meaning"]),
+    (["variant=fsdp_dtensor", "shape=tiny_train_dp2", "vocab_parallel=false"], ["vocab_parallel=false has no"]),
+    (["variant=fsdp", "shape=tiny_train_dp2", "model=no/such/folder"], ["no/such/folder/config.json cannot be"]),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, subprocess.CompletedProcess[str]]]:
+    """Where each of these lines was run and what it said. Two at a time: most of a second is imports, on one core."""
+    folders = [tmp_path_factory.mktemp("refused") for _ in REFUSED]
+    with ThreadPoolExecutor(2) as pool:
+        said = pool.map(lambda line, folder: tpbench(*line[0], cwd=folder, timeout=60), REFUSED, folders)
+        return list(zip(folders, said, strict=True))
+
+
+@pytest.mark.parametrize("index", range(len(REFUSED)), ids=[" ".join(arguments) for arguments, _ in REFUSED])
+def test_wrong_input_gets_one_message(
+    index: int, refusals: list[tuple[Path, subprocess.CompletedProcess[str]]]
+) -> None:
+    folder, done = refusals[index]
     assert done.returncode == 1
-    for message in messages:
+    for message in REFUSED[index][1]:
         assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.rglob("*.parquet"))
+    assert not list(folder.rglob("*.parquet"))
 
 
 @pytest.fixture(scope="module", autouse=True)
