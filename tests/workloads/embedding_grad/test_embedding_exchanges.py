@@ -4,6 +4,7 @@ own."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,7 +48,10 @@ def cells(name: str) -> list[EmbeddingGrad]:
         problem(tokens=5, accumulate=accumulate, pinned=pinned) for accumulate in (1, 3) for pinned in (True, False)
     ]
     found.append(problem(distribution="fixed", tokens=101, accumulate=1))  # every row of every rank
-    return [cell for cell in found if WORKLOAD.variants[name].refuses(cell, 1) is None]
+    variant = WORKLOAD.variants[name]
+    unused = {each.name: each.neutral for each in WORKLOAD.options if each.name not in variant.takes}
+    different = dict.fromkeys(replace(cell, **unused) for cell in found)
+    return [cell for cell in different if variant.refuses(cell, 1) is None]
 
 
 def everything_right(here: Rank, name: str) -> int:
