@@ -83,7 +83,7 @@ class Host:
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
         """End what a dead sweep may have left of these cells."""
-        end_orphans()
+        end_orphans(cell.job.output_dir for cell in cells)
         return {}
 
     def run(self, cells: Sequence[Cell], begin: Begin, display: Display) -> Iterator[Outcome]:

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from tpbench.launcher.torchrun import LAUNCHER, MARKER
+from tpbench.launcher.torchrun import LAUNCHER, MARKER, OUTPUT_DIR
 
 _PR_SET_PDEATHSIG = 1
 
@@ -59,6 +59,14 @@ def _identity(pid: int) -> str | None:
         return str(pid) if psutil.pid_exists(pid) else None
 
 
+def _namespace() -> str:
+    """What a container has of its own and processes are numbered in: outside it, its numbers are those of others."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
 class ProcessTree:
     """A started command and every process that descends from it.
 
@@ -88,7 +96,7 @@ class ProcessTree:
         with log.open("wb") as output:
             self.agent = subprocess.Popen(
                 command,
-                env={**env, LAUNCHER: str(_identity(launcher))},
+                env={**env, LAUNCHER: f"{_identity(launcher)}@{_namespace()}"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -127,18 +135,21 @@ class ProcessTree:
                 yield process
 
 
-def end_orphans() -> None:
-    """End what is left of jobs whose launcher is dead: they are about to end by themselves, but might write a row
-    before they do."""
-    while orphans := [process for process, environ in _marked() if _is_orphan(environ)]:
+def end_orphans(output_dirs: Iterable[str]) -> None:
+    """End what is left of jobs with these output folders whose launcher is dead: they are about to end by themselves,
+    but might write a row before they do. Whether a launcher in another container lives cannot be told from here."""
+    here = {os.path.realpath(each) for each in output_dirs}
+    while orphans := [process for process, environ in _marked() if _is_orphan(environ, here)]:
         for process in orphans:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(orphans, timeout=1.0)
 
 
-def _is_orphan(environ: Mapping[str, str]) -> bool:
-    launcher = environ.get(LAUNCHER, "0")
+def _is_orphan(environ: Mapping[str, str], output_dirs: Set[str]) -> bool:
+    launcher, _, namespace = environ.get(LAUNCHER, "").partition("@")
+    if namespace != _namespace() or environ.get(OUTPUT_DIR) not in output_dirs:
+        return False
     return _identity(int(launcher.partition(":")[0])) != launcher
 
 

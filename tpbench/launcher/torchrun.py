@@ -22,6 +22,9 @@ MARKER = "TPBENCH_ROW_ID"
 LAUNCHER = "TPBENCH_LAUNCHER"
 """Likewise: which process started the job, so that it is known for a stray when that one is dead."""
 
+OUTPUT_DIR = "TPBENCH_OUTPUT_DIR"
+"""Likewise: where its row goes, for a sweep ends strays only where it resumes."""
+
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Of NVLink, for all jobs on GPUs. `tpbench.kernels.symmetric` says why; alone it would come too late for communicators
@@ -89,6 +92,7 @@ def environment(
     """
     env = dict(inherited)
     env[MARKER] = row_id
+    env[OUTPUT_DIR] = os.path.realpath(job.output_dir)
     if not INSTALLED:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
     loopback = "lo0" if sys.platform == "darwin" else "lo"
