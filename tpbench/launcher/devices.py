@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from tpbench.launcher import gpus
 
 FOLDER = Path("/tmp/tpbench-devices")
 """Shared by all users of the host, so it does not follow a user's TMPDIR."""
+
+MOST_SETS = 20_000
+"""Sets of devices that are compared: those of sixteen GPUs, in less than a second."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,29 @@ def choose(free: Sequence[Device], count: int, links: Mapping[frozenset[str], fl
     """The `count` devices with the most bandwidth among themselves; of equals those that come first, and that leave
     the best connected ones to the next."""
 
+    weights = {links.get(frozenset((a.name, b.name)), 0.0) for a, b in itertools.combinations(free, 2)}
+    if len(weights) < 2:  # cores, or GPUs on one switch
+        return tuple(free[:count])
+
     def bandwidth(devices: Sequence[Device]) -> float:
         return sum(links.get(frozenset((a.name, b.name)), 0.0) for a, b in itertools.combinations(devices, 2))
 
     def rank(chosen: tuple[Device, ...]) -> tuple[float, float]:
         return bandwidth(chosen), bandwidth([each for each in free if each not in chosen])
 
-    return max(itertools.combinations(free, count), key=rank)
+    if math.comb(len(free), count) <= MOST_SETS:
+        return max(itertools.combinations(free, count), key=rank)
+
+    def grown(first: Device) -> tuple[Device, ...]:
+        """With that one, the others one by one, each the best connected to those before it."""
+        chosen = [first]
+        while len(chosen) < count:
+            chosen.append(
+                max((each for each in free if each not in chosen), key=lambda each: bandwidth([*chosen, each]))
+            )
+        return tuple(each for each in free if each in chosen)
+
+    return max(map(grown, free), key=rank)
 
 
 def _lock(device: Device) -> int | None:
