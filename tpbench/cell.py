@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tpbench.job import Job, parse_job
+from tpbench.fields import JobError
+from tpbench.job import Job, stored_job
 from tpbench.results.schema import common_columns
 from tpbench.results.write import write_row
 
@@ -56,9 +57,12 @@ class CellRow:
 
     @classmethod
     def load(cls, file: Path) -> CellRow:
-        """Read what `save` wrote."""
+        """Read what `save` wrote. Raises ValueError for what is cut off, JobError for what another version wrote."""
         content = json.loads(file.read_text())
-        return cls(parse_job(content["job"]), content["row_id"], content["known"])
+        try:
+            return cls(stored_job(content["job"]), content["row_id"], content["known"])
+        except JobError as error:
+            raise JobError(f"{file} cannot be understood: {error}") from None
 
     @property
     def sharers(self) -> int:

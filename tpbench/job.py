@@ -113,12 +113,35 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
             f"variant={variant.name} is of the workload {workload.name}, the shape is of {shape_of} "
             f"(shapes that fit: {', '.join(fitting) or 'none'})"
         )
-    values, chosen = _with_ranks(values), tuple(chosen)
-    complaints = [
-        unknown(f"field of {workload.name}", each, field_names(workload))
-        for each in chosen
-        if each not in field_names(workload)
-    ]
+    chosen = tuple(chosen)
+    job = _parsed(
+        _with_ranks(values),
+        workload,
+        [
+            unknown(f"field of {workload.name}", each, field_names(workload))
+            for each in chosen
+            if each not in field_names(workload)
+        ],
+    )
+    problem = workload.resolve(_without_dropped_options(workload, variant, job.problem), frozenset(chosen))
+    job = replace(job, problem=problem)
+    if complaints := job.problem.check(job.tp_size, job.dp_size):
+        raise JobError("\n".join(complaints))
+    return job
+
+
+def stored_job(flat: Mapping[str, Any]) -> Job:
+    """The job whose `flat` this was. What that was resolved from (a model's folder) may be gone by now, or another: it
+    is not looked at. Raises JobError where this version of tpbench has no such job."""
+    if (name := flat.get("variant")) not in variants():
+        raise JobError(unknown("variant", name, variants()))
+    return _parsed(flat, variants()[str(name)][0])
+
+
+def _parsed(values: Mapping[str, Any], workload: Workload, complaints: Iterable[str] = ()) -> Job:
+    """The job that these values say as they stand. Raises JobError with the complaints there are already, and one for
+    each value that cannot be."""
+    complaints = list(complaints)
     parts: dict[str, Any] = {}
     for part, cls in (("measure", Measure), ("problem", workload.problem), ("job", Job)):
         try:
@@ -129,10 +152,7 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
-    problem = workload.resolve(_without_dropped_options(workload, variant, parts["problem"]), frozenset(chosen))
-    job: Job = replace(parts["job"], measure=parts["measure"], problem=problem)
-    if complaints := job.problem.check(job.tp_size, job.dp_size):
-        raise JobError("\n".join(complaints))
+    job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"])
     return job
 
 

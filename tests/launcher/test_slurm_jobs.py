@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, discard, forget, give_up
 from tpbench.launcher.overrides import check_overrides
+from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster, collect
 from tpbench.launcher.slurm.arrays import Part, parts
 from tpbench.launcher.slurm.cluster import Cluster, states
@@ -378,6 +381,46 @@ def test_what_is_for_one_host_is_refused(how: Conduct, said: str) -> None:
         Slurm(SlurmSettings(), how)
 
 
+def test_cells_of_a_model_whose_folder_is_gone_are_collected_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their jobs were resolved when they were submitted."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODEL))
+    with initialize_config_dir(str(CONF), version_base=None):
+        line = ["variant=fsdp", "shape=tiny_train_dp2", f"++model_dir={model}", f"output_dir={tmp_path}", "device=cpu"]
+        values: Any = OmegaConf.to_container(compose("config", line))
+    train = Cell(0, parse_job(values), None)
+    shutil.rmtree(model)
+    attempt = _begun(tmp_path, train)
+    (attempt.folder.parent / "slurm").mkdir()
+    record(attempt.folder, "7_0")
+    assert [each.attempt.cell.job for each in left_behind([str(tmp_path)], {train.job.key})] == [train.job]
+    attempt.close("error", "it broke")
+    assert collect.main([str(attempt.folder.parent)]) == 1
+    assert "model=model" in capsys.readouterr().out
+
+
+def test_a_cell_that_cannot_be_understood_is_not_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only one that was cut off is, which never ran."""
+    attempt = _begun(tmp_path)
+    sweep = attempt.folder.parent
+    (sweep / "slurm").mkdir()
+    text = attempt.cell_file.read_text()
+    attempt.cell_file.write_text(text[:100])
+    with pytest.raises(SystemExit):
+        collect.main([str(sweep)])
+    assert "it holds no cells" in capsys.readouterr().err
+    attempt.cell_file.write_text(text.replace('"triton_tp"', '"of_another_time"'))
+    with pytest.raises(SystemExit):
+        collect.main([str(sweep)])
+    assert re.search(r"0/cell\.json cannot be understood: no variant is called of_another", capsys.readouterr().err)
+    assert list(left_behind([str(tmp_path)], {"of another job"})) == []
+
+
 def test_a_sweep_is_collected_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,10 +436,16 @@ def test_a_sweep_is_collected_from_any_folder(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def _begun(output_dir: Path) -> Attempt:
+MODEL = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 128,
+}  # fmt: skip
+
+
+def _begun(output_dir: Path, of: Cell | None = None) -> Attempt:
     sweep = output_dir / "sweeps" / "S"
     sweep.mkdir(parents=True)
-    attempt = Attempt.begin(cell(0, output_dir), sweep, {}, tries=1)
+    attempt = Attempt.begin(of or cell(0, output_dir), sweep, {}, tries=1)
     attempt.folder.mkdir()
     attempt.row.save(attempt.cell_file)
     return attempt

@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("sweep", type=Path, help="a sweep's folder: OUTPUT_DIR/sweeps/SWEEP_ID")
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
-    if not (attempts := attempts_of(sweep)):
-        parser.error(f"{sweep} is no sweep's folder: it holds no cells")
     try:
+        if not (attempts := attempts_of(sweep)):
+            parser.error(f"{sweep} is no sweep's folder: it holds no cells")
         return _collect(attempts)
     except JobError as error:
         parser.error(str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Set
@@ -84,20 +84,25 @@ def record(folder: Path, job_id: str) -> bool:
     return True
 
 
-def attempts_of(sweep: Path) -> list[Attempt]:
-    """The last attempt at each cell of a sweep, in order."""
+def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
+    """The last attempt at each cell of a sweep, in order; only of jobs with these keys, if any are given. Raises
+    JobError for one that cannot be understood."""
     found = []
     for file in sweep.glob("*/cell.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # cut off as it was written: nothing ran
+        try:
+            key = json.loads(file.read_text())["known"]["key"]
+        except (json.JSONDecodeError, FileNotFoundError):  # cut off as it was written: nothing ran; or swept away
+            continue
+        if keys is None or key in keys:
             found.append(Attempt.load(file.parent))
     # One that was begun anew without its companions has the number of the first beginning, and a longer name.
     found.sort(key=lambda each: (each.cell.index, each.row.known["tries"], each.folder.name))
     return list({each.cell.index: each for each in found}.values())
 
 
-def unfinished(sweep: Path) -> Iterator[Submitted]:
+def unfinished(sweep: Path, keys: Set[str] | None = None) -> Iterator[Submitted]:
     """The attempts of a sweep that have no row yet."""
-    return (Submitted.find(attempt) for attempt in attempts_of(sweep) if not attempt.has_row)
+    return (Submitted.find(attempt) for attempt in attempts_of(sweep, keys) if not attempt.has_row)
 
 
 def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Submitted]:
@@ -105,9 +110,7 @@ def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Submitte
     that were given up."""
     for output_dir in output_dirs:
         for submitit in Path(output_dir, "sweeps").absolute().glob(f"*/{SUBMITIT}"):
-            for each in unfinished(submitit.parent):
-                if each.attempt.cell.job.key not in keys:
-                    continue
+            for each in unfinished(submitit.parent, keys):
                 if not each.job_id:
                     record(each.attempt.folder, NOBODY)  # unless a job comes first
                     each = Submitted.find(each.attempt)
