@@ -9,7 +9,7 @@ from pathlib import Path
 import tpbench as package
 from tests.command import Running
 from tests.faults.catalogue import SMALL, Tried
-from tpbench.launcher.resume import FINISHED
+from tpbench.results.cells import MEASURED
 
 
 def test_two_sweeps_at_once(tmp_path: Path, tried: Tried) -> None:
@@ -30,6 +30,6 @@ def test_two_launchers_in_one_folder_of_which_one_dies(tmp_path: Path, tried: Tr
     both[0].process.kill()
     ends = [each.end() for each in both]
     assert [code for code, _ in ends] == [-signal.SIGKILL, 0], ends
-    rows = package.load(tmp_path / "outputs", status=list(FINISHED))
+    rows = package.load(tmp_path / "outputs", status=list(MEASURED))
     assert sorted(json.loads(job)["seed"] for job in rows["job"]) == [1, 2]
     tried["two launchers, one killed"] += 1

@@ -15,12 +15,12 @@ import psutil
 import tpbench as package
 from tests.command import Running, gone, tpbench
 from tests.faults.catalogue import AT_RANDOM_MOMENTS, ENDLESS, SMALL, Tried
-from tpbench.launcher.resume import FINISHED
+from tpbench.results.cells import MEASURED
 
 
 def finished(outputs: Path) -> pd.DataFrame:
     rows = package.load(outputs)
-    return rows[rows["status"].isin(FINISHED)]
+    return rows[rows["status"].isin(MEASURED)]
 
 
 def nothing_locked(outputs: Path) -> bool:

@@ -12,11 +12,13 @@ import pytest
 
 import tpbench as package
 from tests.command import ROOT, Running, environment, gone, tpbench
+from tests.launcher.held import Held
 from tests.launcher.rows import FACTS, cell, measured
 from tpbench.launcher.attempt import discard
 from tpbench.launcher.claims import Claims
 from tpbench.launcher.resume import verdicts
 from tpbench.launcher.slurm import collect
+from tpbench.results.cells import newest
 
 CELLS = ("-m", "variant=pytorch_tp_manual", "seed=1,2,3,4", "tokens=16", "vocab=64", "tp_size=1", "measure=quick",
          "min_iterations=3", "max_iterations=3", "device=cpu")  # fmt: skip
@@ -85,14 +87,49 @@ def test_failures_that_a_row_replaces_are_those_before_it_made_as_it_was(tmp_pat
     measured(one, "error", "before")
     measured(one, "timeout", "its job never began", gpu_name=None, driver_version=None)
     measured(cell(1, tmp_path, seed=5), "error", "another cell")
+    measured(one, "skipped", "too few GPUs then")
+    alike = ["before", "its job never began", "too few GPUs then"]
     verdict = verdicts([one], FACTS)[0]
-    assert [row["reason"] for row in verdict.failures] == ["before", "its job never began"]
+    assert [row["reason"] for row in verdict.failures] == alike
     assert verdict.row is None
     measured(one)
-    measured(one, "error", "after")
+    measured(one, "timeout", "after")
+    measured(one, "error", "with other kernels", kernels_version="xyz")
     verdict = verdicts([one], FACTS)[0]
     assert (verdict.why, verdict.row is None) == ("measured before", False)
-    assert [row["reason"] for row in verdict.failures] == ["before", "its job never began"]
+    assert [row["reason"] for row in verdict.failures] == [*alike, "after"]
+
+
+def test_a_report_shows_what_a_resumed_sweep_takes_for_done(tmp_path: Path) -> None:
+    one = cell(0, tmp_path)
+
+    def shown() -> list[str]:
+        return [str(each) for each in newest(package.load(tmp_path))["status"]]
+
+    measured(one)
+    measured(one, "timeout", "with timeout_s=2")
+    measured(one, "skipped", "too few GPUs")
+    assert (verdicts([one], FACTS)[0].why, shown()) == ("measured before", ["ok"])
+    now = {**FACTS, "kernels_version": "xyz"}
+    measured(one, "error", "it broke", **now)
+    assert (verdicts([one], now)[0].why, shown()) == ("failed: error, it broke", ["error"])
+    measured(one, **now)
+    assert (verdicts([one], now)[0].why, shown()) == ("measured before", ["ok"])
+
+
+def test_a_later_failure_goes_and_its_sweep_is_collected_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = (*CELLS[:2], "seed=1", *CELLS[3:])
+    assert tpbench(*sweep, cwd=tmp_path).returncode == 0
+    assert Running(*sweep, "timeout_s=1", cwd=tmp_path, env=Held(tmp_path).env).end()[0] == 1
+    ok, timeout = package.load(tmp_path / "outputs").to_dict("records")
+    assert (ok["status"], timeout["status"]) == ("ok", "timeout")
+    resumed = tpbench(*sweep, "resume=true", cwd=tmp_path)
+    assert "measured before" in resumed.stdout and resumed.returncode == 0
+    assert list(package.load(tmp_path / "outputs")["status"]) == ["ok"]
+    assert collect.main([str(tmp_path / "outputs/sweeps" / timeout["sweep_id"])]) == 0
+    assert f"ok (sweep {ok['sweep_id']})" in capsys.readouterr().out
 
 
 def test_a_failed_row_that_cannot_be_given_up_stays(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Which row of a cell is the newest."""
 
+import pytest
+
 from tpbench.results.cells import hardware, newest
 from tpbench.results.read import load
 from tpbench.results.write import write_row
@@ -33,6 +35,33 @@ def test_a_later_end_counts_not_a_later_start(tmp_path, row):
 def test_a_skipped_cell_is_replaced_by_its_run(tmp_path, row):
     skipped = row(1, status="skipped", device=None, gpu_name=None)
     assert kept(tmp_path, skipped, row(2)) == ["r1"]
+
+
+VERSIONS = {"kernels_version": "a", "torch_version": "2", "triton_version": "3", "driver_version": "5"}
+
+
+@pytest.mark.parametrize("status", ["error", "timeout", "skipped"])
+@pytest.mark.parametrize(
+    ("changed", "which"),
+    [
+        ({}, ["r0"]),
+        ({"gpu_name": None, "driver_version": None}, ["r0"]),  # its job never began
+        ({"kernels_version": "b"}, ["r1"]),
+        ({"torch_version": None}, ["r1"]),
+        ({"driver_version": "6"}, ["r1"]),
+        ({"gpu_name": "NVIDIA H100"}, ["r0", "r1"]),
+        ({"key": "other"}, ["r0", "r1"]),
+    ],
+)
+def test_a_measurement_stands_until_something_has_changed(tmp_path, row, status, changed, which):
+    assert kept(tmp_path, row(1, **VERSIONS), row(2, status=status, **(VERSIONS | changed))) == which
+
+
+def test_a_measurement_stands_until_there_is_another(tmp_path, row):
+    failed = [row(at, status="error", **VERSIONS) for at in (1, 3, 6)]
+    oom, wrong = row(2, status="oom", **VERSIONS), row(4, status="wrong", **VERSIONS)
+    assert kept(tmp_path, *failed, oom, wrong) == ["r4"]
+    assert kept(tmp_path / "none", *failed) == ["r2"]
 
 
 def test_a_skipped_cell_belongs_to_nobody_where_hardware_differs(tmp_path, row):

@@ -8,19 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.launcher.attempt import RETRIED
 from tpbench.launcher.plan import Cell
+from tpbench.results.cells import MEASURED, changes, yields
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 
-FINISHED = ("ok", "oom", "wrong", "skipped")
-
-SOFTWARE = {"kernels_version": "tpbench's kernels", "torch_version": "torch", "triton_version": "triton"}
-HARDWARE = {
-    "cuda": {"gpu_name": "GPU", "driver_version": "driver"},
-    "cpu": {"cpu_model": "CPU"},
-}
-"""By device. With the software and the resolved job (its key) this is what makes an old row stand for a cell."""
+WORDS = {
+    "kernels_version": "tpbench's kernels", "torch_version": "torch", "triton_version": "triton", "gpu_name": "GPU",
+    "driver_version": "driver", "cpu_model": "CPU",
+}  # fmt: skip
+"""What a person is told has changed."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Verdict:
     row: pd.DataFrame | None = None
     """The row that makes running it superfluous."""
     failures: Sequence[Mapping[str, Any]] = ()
-    """Rows of failed tries, in whose place that row is or the one to come will be."""
+    """Rows of failed and skipped tries, in whose place that row is or the one to come will be."""
 
 
 def verdicts(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, Verdict]:
@@ -48,36 +45,25 @@ def verdicts(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, Verdi
 def _verdict(cell: Cell, rows: pd.DataFrame | None, facts: Mapping[str, Any]) -> Verdict:
     if rows is None:
         return Verdict("missing: has no row yet")
-    same = [(index, row) for index, row in enumerate(plain_rows(rows)) if not _changes(cell, row, facts)]
+    same = [(index, row) for index, row in enumerate(plain_rows(rows)) if not changes(row, facts)]
     if not same:
         newest = plain_rows(rows.tail(1))[0]
-        return Verdict(f"stale: {', '.join(_changes(cell, newest, facts))}")
-    failures = [row for _, row in same if row["status"] in RETRIED]
-    finished = [(index, row) for index, row in same if row["status"] in FINISHED]
-    if not finished:
-        return Verdict(f"failed: {failures[-1]['status']}, {_first_line(failures[-1])}", failures=failures)
-    index, row = finished[-1]
-    if row["status"] == "skipped" and not cell.obstacle:
-        return Verdict(f"skipped before: {_first_line(row)}", failures=failures)
-    return Verdict("measured before", rows.iloc[[index]], superseded(cell, row, rows))
+        return Verdict(f"stale: {', '.join(_said(newest, name, facts) for name in changes(newest, facts))}")
+    measured = [(index, row) for index, row in same if row["status"] in MEASURED]
+    index, row = (measured or same)[-1]
+    if measured or (row["status"] == "skipped" and cell.obstacle):
+        return Verdict("measured before", rows.iloc[[index]], superseded(row, rows))
+    why = "skipped before:" if row["status"] == "skipped" else f"failed: {row['status']},"
+    return Verdict(f"{why} {_first_line(row)}", failures=[each for _, each in same])
 
 
-def superseded(cell: Cell, row: Mapping[str, Any], rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Of these rows the cell's failures before that row of it, made as it was made."""
-    facts = {name: row[name] for name in (*SOFTWARE, *HARDWARE[cell.job.device]) if row[name] is not None}
-    before = (rows["key"] == cell.job.key) & (rows["finished_at"] < row["finished_at"])
-    failures = plain_rows(rows[before & rows["status"].isin(RETRIED)])
-    return [each for each in failures if not _changes(cell, each, facts)]
+def superseded(row: Mapping[str, Any], rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Of these rows those of failed and skipped tries at the cell, in whose place that row is."""
+    return [each for each in plain_rows(rows[rows["key"] == row["key"]]) if yields(each, row)]
 
 
-def _changes(cell: Cell, row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """What is not as it was for that row. It knows no hardware if its job never got as far."""
-    hardware = {name: label for name, label in HARDWARE[cell.job.device].items() if row[name] is not None}
-    return [
-        f"{label} was {row[name] or 'none'}, is {facts[name] or 'none'}"
-        for name, label in {**SOFTWARE, **hardware}.items()
-        if name in facts and row[name] != facts[name]
-    ]
+def _said(row: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> str:
+    return f"{WORDS[name]} was {row[name] or 'none'}, is {facts[name] or 'none'}"
 
 
 def _first_line(row: Mapping[str, Any]) -> str:

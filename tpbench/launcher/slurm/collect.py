@@ -19,6 +19,7 @@ from tpbench.launcher.resume import superseded
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of
 from tpbench.report.escape import plain
+from tpbench.results.cells import MEASURED, changes, newest
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 
@@ -52,10 +53,12 @@ def _collect(attempts: Sequence[Attempt]) -> int:
     failed = busy = 0
     cells = told_apart([each.cell for each in attempts])
     for each, outcome, cell in zip(submitted, outcomes, cells, strict=True):
-        later = None if outcome or each.wanted else _later(each.attempt, stored)
-        if row := outcome.row if outcome else later:
+        others = None if outcome or each.wanted else _of_another(each.attempt, stored)
+        if row := outcome.row if outcome else others:
             reason = str(row["reason"] or "").partition("\n")[0]
-            result = " ".join(filter(None, (str(row["status"]), reason, f"(sweep {row['sweep_id']})" if later else "")))
+            result = " ".join(
+                filter(None, (str(row["status"]), reason, f"(sweep {row['sweep_id']})" if others else ""))
+            )
             failed += row["status"] in FAILURES
         else:
             state = states.get(each.job_id, "UNKNOWN").lower()
@@ -71,7 +74,7 @@ def _tidy(outcomes: Sequence[Outcome], stored: Mapping[str, pd.DataFrame]) -> No
     claims = Claims(stored)
     for each in outcomes:
         output_dir = each.cell.job.output_dir
-        failures = superseded(each.cell, each.row, stored[output_dir]) if output_dir in stored else []
+        failures = superseded(each.row, stored[output_dir]) if output_dir in stored else []
         if failures and claims.take(each.cell):
             for failure in failures:
                 with contextlib.suppress(OSError):  # of another user, say: both stay
@@ -79,11 +82,17 @@ def _tidy(outcomes: Sequence[Outcome], stored: Mapping[str, pd.DataFrame]) -> No
     claims.close()
 
 
-def _later(attempt: Attempt, stored: Mapping[str, pd.DataFrame]) -> dict[str, Any] | None:
-    """The row that a later sweep has of a cell of whose try here none is wanted."""
+def _of_another(attempt: Attempt, stored: Mapping[str, pd.DataFrame]) -> dict[str, Any] | None:
+    """The row that another sweep has of a cell of whose try here none is wanted: of a later one, or a measurement that
+    made the try superfluous."""
     rows = stored.get(attempt.cell.job.output_dir)
     if rows is None:
         return None
     begun = datetime.fromisoformat(attempt.row.known["started_at"])
-    found = rows[(rows["key"] == attempt.cell.job.key) & (rows["started_at"] > begun)]
-    return plain_rows(found.sort_values("finished_at").tail(1))[0] if len(found) else None
+    rows = rows[rows["key"] == attempt.cell.job.key]
+    stands = [
+        row["started_at"] > begun or (row["status"] in MEASURED and not changes(row, attempt.row.known))
+        for row in plain_rows(rows)
+    ]
+    found = plain_rows(newest(rows.loc[stands]).sort_values("finished_at").tail(1))
+    return found[0] if found else None
