@@ -168,9 +168,38 @@ def test_what_slurm_refuses_is_said_in_one_line() -> None:
 
 
 def test_a_replica_that_no_node_holds_is_an_obstacle() -> None:
-    nodes = Cluster(gpus_per_node=8, cores_per_node=64)
+    nodes = Cluster(gpus_per_node=8, cores_per_node=64, nodes=100)
     assert nodes.obstacle(job(tp_size=8, dp_size=100)) is None
     assert nodes.obstacle(job(tp_size=16)) == "needs 16 GPUs of one node, a node has 8"
+
+
+def test_more_nodes_than_there_are_is_an_obstacle() -> None:
+    two = Cluster(gpus_per_node=8, cores_per_node=64, nodes=2)
+    assert two.obstacle(job(tp_size=4, dp_size=4)) is None
+    assert two.obstacle(job(tp_size=4, dp_size=5)) == "needs 5 nodes, the partition has 2"
+    assert two.obstacle(job(tp_size=4, dp_size=32, device="cpu")) is None
+    assert two.obstacle(job(tp_size=4, dp_size=33, device="cpu")) == "needs 3 nodes, the partition has 2"
+
+
+@pytest.mark.parametrize(("partition", "nodes"), [(None, 12), ("gpu", 10)])
+def test_a_partition_is_as_sinfo_has_it(partition: str | None, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        said = "gpu|8|64|gpu:h100:8(S:0-1),gpu:mig:2\ngpu|2|32+|(null)\n"
+        return subprocess.CompletedProcess(line, 0, said if partition else f"{said}cpu*|12|16|(null)\n", "")
+
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
+    monkeypatch.setattr(cluster.machine, "version", lambda name: "2.13.0")
+    assert Cluster.find(SlurmSettings(partition=partition)) == Cluster(10, 64, nodes)
+
+
+def test_a_person_is_told_why_a_job_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "7_0|PENDING|ReqNodeNotAvail, UnavailableNodes:a\n7_1|RUNNING|None\n7_2|PENDING|None\n"
+    monkeypatch.setattr(cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, said, ""))
+    found = states(["7_0", "7_1", "7_2"])
+    assert found == {"7_0": "PENDING", "7_1": "RUNNING", "7_2": "PENDING"}
+    words = ["pending (ReqNodeNotAvail, UnavailableNodes:a)", "running", "pending"]
+    assert [each.words for each in found.values()] == words
 
 
 def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:

@@ -355,7 +355,19 @@ def test_what_the_cluster_does_not_have_is_said_beforehand(tmp_path: Path) -> No
     assert "Slurm does not take the jobs" in done.stderr
     assert "Invalid feature" in done.stderr
     done = tpbench(*SLURM, *TINY, "tp_size=9", cwd=tmp_path)
-    assert [row["reason"] for row in rows(tmp_path)] == ["needs 9 ranks of one node, a node has 8"]
+    done = tpbench(*SLURM, *TINY, "tp_size=4", "dp_size=5", cwd=tmp_path)  # which Slurm would take, and keep for ever
+    reasons = ["needs 9 ranks of one node, a node has 8", "needs 5 nodes, the partition has 2"]
+    assert sorted(row["reason"] for row in rows(tmp_path)) == sorted(reasons)
+
+
+def test_of_a_job_that_waits_it_is_said_for_what(tmp_path: Path) -> None:
+    done = tpbench(*SLURM, *TINY, "+hydra.launcher.sbatch.begin=now+1hour", "wait=false", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (sweep,) = tmp_path.glob("outputs/sweeps/*")
+    try:
+        assert f"job {job_of(tmp_path)}, pending (BeginTime)" in collect(sweep, tmp_path).stdout
+    finally:
+        subprocess.run(["scancel", job_of(tmp_path)], check=True)
 
 
 def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdue_once: Path) -> None:

@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tpbench.fields import JobError
 from tpbench.job import Job
+from tpbench.launcher.slurm.layout import layout
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.measure import machine
 
@@ -30,10 +32,12 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Cluster:
-    """A node of the partition: the place that cells are planned for."""
+    """A partition, by its biggest node: the place that cells are planned for."""
 
     gpus_per_node: int
     cores_per_node: int
+    nodes: int
+    """In it, those too that are down now; without a partition of the person's choice, in the largest."""
 
     @classmethod
     def find(cls, settings: SlurmSettings) -> Cluster:
@@ -43,20 +47,23 @@ class Cluster:
         line = [
             "sinfo",
             "--noheader",
-            "--format=%c|%G",
+            "--format=%P|%D|%c|%G",
             *([f"--partition={settings.partition}"] * bool(settings.partition)),
         ]
         answer = subprocess.run(line, capture_output=True, text=True)
         if answer.returncode:
             raise JobError(f"sinfo failed: {answer.stderr.strip()}")
-        kinds = [each.partition("|") for each in answer.stdout.splitlines()]
+        kinds = [each.split("|", 3) for each in answer.stdout.splitlines()]
         if not kinds:
             raise JobError(f"Slurm has no nodes in partition={settings.partition}")
-        cores = max(int(re.sub(r"\D", "", each) or 1) for each, _, _ in kinds)
-        gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", each))) for _, _, each in kinds)
+        nodes: Counter[str] = Counter()
+        for partition, number, _, _ in kinds:
+            nodes[partition] += int(number)
+        cores = max(int(re.sub(r"\D", "", each) or 1) for _, _, each, _ in kinds)
+        gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", each))) for _, _, _, each in kinds)
         # What sinfo counts as a GPU is no use to a torch that was built without CUDA.
         usable = gpus if not str(machine.version("torch")).endswith("+cpu") else 0
-        return cls(settings.gpus_per_node or usable, settings.gpus_per_node or cores)
+        return cls(settings.gpus_per_node or usable, settings.gpus_per_node or cores, max(nodes.values()))
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
@@ -73,25 +80,51 @@ class Cluster:
         if job.tp_size > (most := self.ranks_per_node(job)):
             what = "GPUs" if job.device == "cuda" else "ranks"
             return f"needs {job.tp_size} {what} of one node, a node has {most}"
+        if (nodes := layout(job, most).nodes) > self.nodes:
+            return f"needs {nodes} nodes, the partition has {self.nodes}"
         return None
 
 
-def states(job_ids: Iterable[str]) -> dict[str, str]:
+class State(str):
+    """What Slurm calls the state of a job."""
+
+    reason = ""
+    """Why a job that is pending does not run, in Slurm's words."""
+
+    @classmethod
+    def read(cls, text: str) -> State:
+        """From `PENDING|Resources`, or `CANCELLED by 0`."""
+        name, _, reason = text.partition("|")
+        state = cls(name.partition(" ")[0])
+        state.reason = reason if state == "PENDING" and reason != "None" else ""
+        return state
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        return f"{self.lower()} ({self.reason})" if self.reason else self.lower()
+
+
+UNKNOWN = State("UNKNOWN")
+"""Of a job of which nobody can say anything now."""
+
+
+def states(job_ids: Iterable[str]) -> dict[str, State]:
     """The state of each job as `squeue` has it or, once that has forgotten, `sacct`. Jobs of which nobody can say
     anything now are left out; those that nobody knows are GONE. Raises JobError where there is no Slurm."""
     if not (asked := set(job_ids)):
         return {}
-    answers = _ask(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T"], asked)
+    answers = _ask(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"], asked)
     if answers is None:
         return {}
-    found = {job_id: state for job_id, state in answers.items() if job_id in asked}
+    found = {job_id: State.read(state) for job_id, state in answers.items() if job_id in asked}
     if missing := asked - found.keys():
         accounted = _ask(["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"], missing) or {}
-        found |= {job_id: accounted.get(job_id, "GONE").partition(" ")[0] for job_id in missing}
+        found |= {job_id: State.read(accounted.get(job_id, "GONE")) for job_id in missing}
     return found
 
 
-def settled(job_ids: Iterable[str]) -> dict[str, str]:
+def settled(job_ids: Iterable[str]) -> dict[str, State]:
     """Their states, once none of them is being ended: what becomes of such a one is not known before."""
     asked = set(job_ids)
     while "COMPLETING" in (found := states(asked)).values():

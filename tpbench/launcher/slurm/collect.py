@@ -61,8 +61,8 @@ def _collect(attempts: Sequence[Attempt]) -> int:
             )
             failed += row["status"] in FAILURES
         else:
-            state = states.get(each.job_id, "UNKNOWN").lower()
-            result = f"job {each.job_id}, {state}" if each.wanted else NO_JOB
+            state = states.get(each.job_id, cluster.UNKNOWN)
+            result = f"job {each.job_id}, {state.words}" if each.wanted else NO_JOB
             busy += 1
         print(plain(f"{each.attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")

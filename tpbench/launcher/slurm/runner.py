@@ -18,7 +18,7 @@ from tpbench.launcher.display import Display
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.arrays import parts
-from tpbench.launcher.slurm.cluster import ENDED, Cluster
+from tpbench.launcher.slurm.cluster import ENDED, Cluster, State
 from tpbench.launcher.slurm.layout import Layout, layout
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.launcher.slurm.submitted import SUBMITIT, Submitted, left_behind, record
@@ -130,7 +130,7 @@ class Slurm:
     def _collect(self, waiting: list[Submitted], display: Display) -> Iterator[Outcome]:
         """Takes each job out of `waiting` once it has its outcome."""
         looked = float("-inf")
-        states: dict[str, str] = {}
+        states: dict[str, State] = {}
         ended: dict[str, float] = {}
         while waiting:
             now = time.monotonic()
@@ -143,11 +143,11 @@ class Slurm:
                     else:
                         ended.pop(job_id, None)  # requeued
             for each in list(waiting):
-                state = states.get(each.job_id, "PENDING")
+                state = states.get(each.job_id, State("PENDING"))
                 settled = now - ended.get(each.job_id, now) > (
                     SETTLE_S if state == "COMPLETED" else self.settings.poll_s
                 )
-                display.doing(each.attempt.cell, f"job {each.job_id}: {state.lower()}")
+                display.doing(each.attempt.cell, f"job {each.job_id}: {state.words}")
                 if (each.attempt.has_row or settled) and (outcome := each.outcome(state)):
                     waiting.remove(each)
                     self.tried[each.attempt.cell.index] = each.job_id
