@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.command import tpbench
 from tpbench.fields import JobError
 from tpbench.launcher.overrides import check_overrides, chosen_fields, flat_names, force_fields, quote_numbers
 
@@ -77,6 +80,8 @@ def test_fields_of_some_workloads_are_forced(argument: str, forced: str) -> None
 @pytest.mark.parametrize(
     ("argument", "flat"),
     [
+        ("model=./one,/models/two", "model_dir=./one,/models/two"),
+        ("model='./a,b'", "model_dir='./a,b'"),
         ("train.loss=tpbench", "train_loss=tpbench"),
         ("model=./models/mine", "model_dir=./models/mine"),
         ("model=qwen3_8b,llama3_8b", "model=qwen3_8b,llama3_8b"),
@@ -87,6 +92,18 @@ def test_fields_of_some_workloads_are_forced(argument: str, forced: str) -> None
 )
 def test_dotted_names_and_folders(argument: str, flat: str) -> None:
     assert flat_names([argument]) == [flat]
+
+
+def test_models_of_names_and_of_folders_are_swept_together(tmp_path: Path) -> None:
+    assert flat_names(["model=a,./b,c,/d"]) == ["model=a,c", "model_dir=null,./b,/d"]
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 128, **sizes}))
+    line = ("-m", "variant=fsdp", "shape=tiny_train_dp2", f"model=tiny_qwen3,{folder}", "device=cpu", "dry_run=true")
+    done = tpbench(*line, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [re.findall(r"model=(\w+)", each) for each in done.stdout.splitlines()[1:3]] == [["tiny_qwen3"], ["mine"]]
 
 
 def test_chosen_fields_are_those_that_are_no_groups() -> None:

@@ -23,6 +23,8 @@ GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contende
 
 
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
+_NESTED = re.compile(r"""[()\[\]{}'"\\]""")
+"""In a value that is more than a list of words."""
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 
 
@@ -32,13 +34,22 @@ def quote_numbers(arguments: Sequence[str]) -> list[str]:
 
 
 def flat_names(arguments: Sequence[str]) -> list[str]:
-    """`train.loss=tpbench` as `train_loss=tpbench`, and `model=path/to/folder` as `model_dir=path/to/folder`."""
+    """`train.loss=tpbench` as `train_loss=tpbench`, and `model=path/to/folder` as `model_dir=path/to/folder`.
+
+    `model=NAME,path/to/folder` becomes `model=NAME model_dir=null,path/to/folder`. Each of several names meets each
+    folder so, which makes equal jobs: they run once.
+    """
     made = []
     for each in arguments:
         name, equals, value = each.partition("=")
         if name.replace(".", "_") in field_names():
             name = name.replace(".", "_")
-        made.append(f"{'model_dir' if name == 'model' and '/' in value else name}{equals}{value}")
+        if name == "model" and "/" in value:
+            choices = [value] if _NESTED.search(value) else value.split(",")
+            if names := [choice for choice in choices if "/" not in choice]:
+                made.append(f"model={','.join(names)}")
+            name, value = "model_dir", ",".join(["null"] * bool(names) + [each for each in choices if "/" in each])
+        made.append(f"{name}{equals}{value}")
     return made
 
 
