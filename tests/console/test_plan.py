@@ -14,6 +14,12 @@ def job(variant="triton_tp", **values):
     return parse_job({"variant": variant, **plain, **values})
 
 
+MODEL = {
+    "architecture": "llama", "hidden_size": 64, "ffn_size": 96, "layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 16,
+    "vocab": 128,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     made = [{**row, "wall_s": 40.0} for row in synthetic.cells()]
@@ -69,6 +75,21 @@ def test_expected_times(rows):
     assert known.seconds(job("triton_tp", vocab=32768, tp_size=1)) == 12.0
     assert known.seconds(job(tp_size=4)) == 40.0
     assert known.seconds(job(tp_size=16)) == 31.0
+
+
+def test_nobody_knows_how_long_a_train_step_takes_that_did_not_run_before():
+    train = parse_job({**MODEL, "variant": "fsdp", "model": "large", "tp_size": 1, "dp_size": 4, "device": "cpu"})
+    said = describe([Cell(0, train, None)]).splitlines()
+    assert "  unknown" in said[1] and said[-1] == "1 cell, 1 to run, of unknown length. Nothing was run."
+    mixed = describe([Cell(0, train, None), Cell(1, job(), None)]).splitlines()[-1]
+    assert "about 0.5 minutes one after the other, and 1 of unknown length. Nothing" in mixed
+    known = Expectations(None)
+    known.wall_s[train.key] = 120.0
+    assert known.seconds(train) == 120.0
+
+
+def test_what_is_known_of_gpus_is_not_expected_of_a_cpu(rows):
+    assert Expectations(rows).seconds(job(tp_size=4, device="cpu", vocab=1000)) != 40.0
 
 
 def test_expected_shortage(rows):

@@ -61,13 +61,14 @@ def describe(cells: Sequence[Cell], rows: pd.DataFrame | None = None, gpu_memory
     """
     known = Expectations(rows)
     grid = [["cell", "job", "device", "expected", ""]]
-    total = 0.0
+    total, unknown = 0.0, 0
     for cell in cells:
         remark, seconds = _expect(cell, known, gpu_memory_gib)
-        total += seconds
+        total += seconds or 0.0
+        unknown += seconds is None
         ranks = cell.job.world_size
         device = f"{ranks} GPU{'s' * (ranks > 1)}" if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
-        time = "-" if not seconds else f"{seconds / 60:.1f} min"
+        time = "unknown" if seconds is None else f"{seconds / 60:.1f} min" if seconds else "-"
         grid.append([str(cell.index), str(cell), device, time, remark])
     widths = [max(len(line[column]) for line in grid) for column in range(len(grid[0]))]
     lines = ["  ".join(item.ljust(width) for item, width in zip(line, widths, strict=True)).rstrip() for line in grid]
@@ -75,15 +76,15 @@ def describe(cells: Sequence[Cell], rows: pd.DataFrame | None = None, gpu_memory
     most = max((cell.job.world_size for cell in cells if cell.job.device == "cuda" and not cell.obstacle), default=0)
     gpus = f", at most {most} GPU{'s' * (most > 1)} for one" if most else ""
     lines.append("")
-    lines.append(
-        f"{len(cells)} cell{'s' * (len(cells) != 1)}, {running} to run{gpus}, about {total / 60:.1f} minutes one after "
-        "the other. Nothing was run."
-    )
+    about = f"about {total / 60:.1f} minutes one after the other"
+    if unknown:
+        about = "of unknown length" if unknown == running else f"{about}, and {unknown} of unknown length"
+    lines.append(f"{len(cells)} cell{'s' * (len(cells) != 1)}, {running} to run{gpus}, {about}. Nothing was run.")
     return "\n".join(lines) + "\n"
 
 
-def _expect(cell: Cell, known: Expectations, gpu_memory_gib: float | None) -> tuple[str, float]:
-    """What to say of a cell, and its seconds."""
+def _expect(cell: Cell, known: Expectations, gpu_memory_gib: float | None) -> tuple[str, float | None]:
+    """What to say of a cell, and its seconds, None where they are unknown."""
     if cell.obstacle:
         return f"skipped: {cell.obstacle}", 0.0
     if cell.same_as is not None:
@@ -96,19 +97,22 @@ class Expectations:
 
     def __init__(self, rows: pd.DataFrame | None) -> None:
         self.wall_s: dict[str, float] = {}
-        self.typical_s: dict[tuple[str, int], float] = {}
+        self.typical_s: dict[tuple[str, int, str], float] = {}
         self.models: Mapping[str, VariantModel] = {}
         if rows is None or rows.empty:
             return
         done = rows[rows["wall_s"].notna() & (rows["status"] == "ok")]
         self.wall_s = dict(done.groupby("key")["wall_s"].last())
-        self.typical_s = dict(done.groupby(["workload", "world_size"])["wall_s"].median())
+        self.typical_s = dict(done.groupby(["workload", "world_size", "device"])["wall_s"].median())
         with contextlib.suppress(JobError):  # nothing was measured on a GPU: then nothing is foretold
             self.models = models(measured(rows))
 
-    def seconds(self, job: Job) -> float:
-        """What a job took before, or what its like took, or the budget of its clocks and a start."""
-        typical = self.typical_s.get((job.workload.name, job.world_size))
+    def seconds(self, job: Job) -> float | None:
+        """What a job took before, or what its like took, or the budget of its clocks and a start. None of one whose
+        problem says how many iterations it has, if it did not run before: others say nothing of how long they take."""
+        if job.workload.scheduled:
+            return self.wall_s.get(job.key)
+        typical = self.typical_s.get((job.workload.name, job.world_size, job.device))
         guess = START_S + (2 if job.device == "cuda" else 1) * job.measure.time_budget_s
         return float(self.wall_s.get(job.key) or typical or guess + _interpreting(job))
 
