@@ -9,6 +9,7 @@ from pathlib import Path
 import tpbench as package
 from tests.command import Running
 from tests.faults.catalogue import SMALL, Tried
+from tests.launcher.held import Held, wait_for_claims
 from tpbench.results.cells import MEASURED
 
 
@@ -25,10 +26,12 @@ def test_two_sweeps_at_once(tmp_path: Path, tried: Tried) -> None:
 
 def test_two_launchers_in_one_folder_of_which_one_dies(tmp_path: Path, tried: Tried) -> None:
     sweep = ("-m", *SMALL, "seed=1,2", "resume=true")
-    both = [Running(*sweep, cwd=tmp_path) for _ in range(2)]
-    both[0].wait_for_workers()
-    both[0].process.kill()
-    ends = [each.end() for each in both]
+    first = Running(*sweep, cwd=tmp_path, env=Held(tmp_path).env)
+    first.wait_for_workers()  # it has the cells
+    second = Running(*sweep, cwd=tmp_path)
+    wait_for_claims(second)
+    first.process.kill()
+    ends = [each.end() for each in (first, second)]
     assert [code for code, _ in ends] == [-signal.SIGKILL, 0], ends
     rows = package.load(tmp_path / "outputs", status=list(MEASURED))
     assert sorted(json.loads(job)["seed"] for job in rows["job"]) == [1, 2]

@@ -6,7 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from tests.command import ROOT
+import psutil
+
+from tests.command import ROOT, Running
 
 HOOK = """
 import os, sys, time
@@ -40,3 +42,11 @@ class Held:
     def release(self) -> None:
         """Let them go on, and those to come."""
         self.hold.unlink()
+
+
+def wait_for_claims(running: Running, timeout: float = 90) -> None:
+    """Until that command asks which cells another sweep has."""
+    deadline = time.monotonic() + timeout
+    while not any(each.path.endswith("/.claims") for each in psutil.Process(running.process.pid).open_files()):
+        assert time.monotonic() < deadline, "waited too long for the claims"
+        time.sleep(0.02)

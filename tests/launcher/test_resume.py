@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import tpbench as package
 from tests.command import ROOT, Running, environment, gone, tpbench
-from tests.launcher.held import Held
+from tests.launcher.held import Held, wait_for_claims
 from tests.launcher.rows import FACTS, cell, measured
 from tpbench.launcher.attempt import discard
 from tpbench.launcher.claims import Claims
@@ -150,8 +149,10 @@ def test_a_failed_row_that_cannot_be_given_up_stays(tmp_path: Path) -> None:
 
 def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = (*CELLS[:2], "seed=1,2", *CELLS[3:])
-    running = Running(*sweep, cwd=tmp_path)
+    held = Held(tmp_path)
+    running = Running(*sweep, cwd=tmp_path, env=held.env)
     running.wait_for("importing torch", rank=0).kill()
+    held.release()
     assert running.end()[0] == 1
     failed, other = package.load(tmp_path / "outputs").to_dict("records")
     assert (failed["status"], other["status"]) == ("error", "ok")
@@ -199,9 +200,11 @@ def test_claims_keep_others_out_and_die_with_their_owner(tmp_path: Path) -> None
 
 
 def test_a_failed_cell_is_tried_again_and_has_one_row(tmp_path: Path) -> None:
-    running = Running(*CELLS[:2], "seed=1", *CELLS[3:], "retries=2", cwd=tmp_path)
+    held = Held(tmp_path)
+    running = Running(*CELLS[:2], "seed=1", *CELLS[3:], "retries=2", cwd=tmp_path, env=held.env)
     for tries in ("0", "0.2"):
         running.wait_for("importing torch", rank=0, cell=tries).kill()
+    held.release()
     code, output = running.end()
     (row,) = package.load(tmp_path / "outputs").to_dict("records")
     assert (row["status"], row["tries"], code) == ("ok", 3, 0)
@@ -217,10 +220,10 @@ def test_two_sweeps_that_resume_in_one_folder_share_the_cells(tmp_path: Path) ->
 
 
 def test_when_the_sweep_that_had_the_cells_dies_the_other_runs_them(tmp_path: Path) -> None:
-    first = Running(*CELLS[:2], "seed=1,2", *CELLS[3:], "resume=true", cwd=tmp_path)
+    first = Running(*CELLS[:2], "seed=1,2", *CELLS[3:], "resume=true", cwd=tmp_path, env=Held(tmp_path).env)
     family = first.wait_for("importing torch", rank=0) and first.family()
     second = Running(*CELLS[:2], "seed=1,2", *CELLS[3:], "resume=true", cwd=tmp_path)
-    time.sleep(2)
+    wait_for_claims(second)
     first.process.kill()
     first.end()
     code, output = second.end()

@@ -55,9 +55,11 @@ def test_processes_that_stay_make_the_rows_of_fresh_ones(tmp_path: Path) -> None
 
 
 def test_who_stays_makes_room_for_other_groups(tmp_path: Path) -> None:
+    """On two cores: on more both cells of two ranks would run at once."""
+    two = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2]); {STAYING}"
     small = [each for each in SMALL if not each.startswith("tp_size")]
     sweep = ("-m", "variant=pytorch_gather", *small, "reuse=true", "parallel=auto", "tp_size=2,1", "seed=1,2")
-    done = tpbench(*sweep, cwd=tmp_path, program=("-c", STAYING))
+    done = tpbench(*sweep, cwd=tmp_path, program=("-c", two))
     assert done.returncode == 0, done.stderr
     rows = package.load(tmp_path / "outputs").sort_values("cell")
     assert set(rows["status"]) == {"ok"}
@@ -93,8 +95,8 @@ def test_who_changed_a_setting_does_not_stay_and_says_which(tmp_path: Path) -> N
 
 
 def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) -> None:
-    sweep = ("-m", "variant=pytorch_tp_manual", "seed=1,2,3", *SMALL, "tokens=2048", "reuse=true")
-    running = Running(*sweep, cwd=tmp_path)
+    sweep = ("-m", "variant=pytorch_tp_manual", *SMALL[:-2], "min_iterations=3,1000000,4", "max_iterations=1000000")
+    running = Running(*sweep, "reuse=true", cwd=tmp_path)  # of which the second does not end by itself
     rank = running.wait_for("setting up", rank=1, cell=1)
     family = running.family()
     rank.kill()
@@ -108,7 +110,8 @@ def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) 
 
 
 def test_killed_with_its_groups_a_sweep_leaves_nothing(tmp_path: Path) -> None:
-    running = Running("-m", "variant=pytorch_tp_manual", "seed=1,2", *SMALL, "reuse=true", cwd=tmp_path)
+    endless = (*SMALL[:-2], "min_iterations=1000000", "max_iterations=1000000")
+    running = Running("-m", "variant=pytorch_tp_manual", "seed=1,2", *endless, "reuse=true", cwd=tmp_path)
     running.wait_for("setting up", rank=0)
     family = running.family()
     running.process.kill()
