@@ -39,13 +39,13 @@ def test_killed_rank(tmp_path: Path, tried: Tried) -> None:
 
 
 def test_hung_rank(tmp_path: Path, tried: Tried) -> None:
-    running = Running(*ENDLESS, "timeout_s=30", cwd=tmp_path)
+    running = Running(*ENDLESS, "timeout_s=20", cwd=tmp_path)
     running.wait_for("first pass", rank=0).send_signal(signal.SIGSTOP)
     family = running.family()
     code, _ = running.end()
     row = only_row(tmp_path)
     assert (row["status"], code) == ("timeout", 1)
-    assert "still running after 30 s" in str(row["reason"])
+    assert "still running after 20 s" in str(row["reason"])
     assert "rank 0: first pass" in str(row["reason"])
     assert row["time_ms"] != row["time_ms"]
     assert gone(family)
@@ -118,7 +118,7 @@ signal.signal(signal.SIGUSR2, spin)
 def test_a_rank_that_spins(tmp_path: Path, tried: Tried) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPIN)
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    running = Running(*ENDLESS, "timeout_s=30", cwd=tmp_path, env=env)
+    running = Running(*ENDLESS, "timeout_s=20", cwd=tmp_path, env=env)
     running.wait_for("first pass", rank=1).send_signal(signal.SIGUSR2)
     family = running.family()
     code, output = running.end()

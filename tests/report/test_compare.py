@@ -43,6 +43,13 @@ def test_the_same_code_twice(compare):
     assert code == 0 and {line["verdict"] for line in lines.values()} == {"same"} and len(lines) == 6
 
 
+@pytest.mark.parametrize(("version", "verdict"), [("this", "same"), ("another", "fails now")])
+def test_a_failure_hides_a_measurement_of_other_versions_only(compare, version, verdict):
+    later = synthetic.cell("triton_tp", 32768, 4, run="later", status="timeout", kernels_version=version)
+    code, lines, _ = compare(some(), [*some(run="again", kernels_version="this"), later])
+    assert lines["triton_tp vocab=32768"]["verdict"] == verdict and code == (verdict != "same")
+
+
 def test_slower_and_faster(compare):
     after = some(run="again")
     after[0] = synthetic.cell("triton_tp", 32768, 4, factor=2.5, run="again")

@@ -143,9 +143,7 @@ class _Sweep:
         if outcome.frame is not None:
             # Only now: killed before, the sweep leaves both rows, and the next one that resumes takes the failure's.
             for each in self.failures.pop(outcome.cell.index, ()):
-                with contextlib.suppress(
-                    OSError
-                ):  # of another user, say: both stay, and reports show what was measured
+                with contextlib.suppress(OSError):  # of another user, say: both stay, and reports show the measurement
                     discard(outcome.cell.job.output_dir, each)
         self.claims.release(outcome.cell)
         self.display.finish(outcome)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from tpbench.report.records import Record, fields, identity, label, say
-from tpbench.results.cells import hardware
+from tpbench.results.cells import hardware, yielding
 from tpbench.results.plain import plain_rows
 from tpbench.workloads import workloads
 
@@ -60,7 +60,8 @@ def pair(before: pd.DataFrame, after: pd.DataFrame) -> list[Pair]:
 
 
 def _by_identity(frame: pd.DataFrame) -> dict[Identity, dict[Any, Record]]:
-    """Cell, then hardware, to the newest row."""
+    """Cell, then hardware, to the newest row, but for failures beside a measurement (`results.cells`)."""
+    frame = frame.drop(yielding(frame))
     frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
     frame = frame.sort_values("when", kind="stable", na_position="first")
     cells: dict[Identity, dict[Any, Record]] = defaultdict(dict)
