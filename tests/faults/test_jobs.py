@@ -38,18 +38,36 @@ def test_killed_rank(tmp_path: Path, tried: Tried) -> None:
     tried["kill -9 of a rank at work"] += 1
 
 
-def test_hung_rank(tmp_path: Path, tried: Tried) -> None:
-    running = Running(*ENDLESS, "timeout_s=20", cwd=tmp_path)
-    running.wait_for("first pass", rank=0).send_signal(signal.SIGSTOP)
-    family = running.family()
-    code, _ = running.end()
-    row = only_row(tmp_path)
-    assert (row["status"], code) == ("timeout", 1)
-    assert "still running after 20 s" in str(row["reason"])
-    assert "rank 0: first pass" in str(row["reason"])
-    assert row["time_ms"] != row["time_ms"]
-    assert gone(family)
+SPIN = """
+import signal
+def spin(*_):
+    while True:
+        pass
+signal.signal(signal.SIGUSR2, spin)
+"""
+
+
+def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path, tried: Tried) -> None:
+    """Two sweeps at the same time, as both wait for their time to be over."""
+    (tmp_path / "sitecustomize.py").write_text(SPIN)
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    stopped, spinning = tmp_path / "stopped", tmp_path / "spinning"
+    begun = []
+    for folder, number, rank in ((stopped, signal.SIGSTOP, 0), (spinning, signal.SIGUSR2, 1)):
+        folder.mkdir()
+        running = Running(*ENDLESS, "timeout_s=20", cwd=folder, env=env)
+        running.wait_for("first pass", rank=rank).send_signal(number)
+        begun.append((folder, running, running.family()))
+    for folder, running, family in begun:
+        code, output = running.end()
+        row = only_row(folder)
+        assert (row["status"], code) == ("timeout", 1), output
+        assert "still running after 20 s" in str(row["reason"])
+        assert row["time_ms"] != row["time_ms"]
+        assert gone(family)
+    assert "rank 0: first pass" in str(only_row(stopped)["reason"])
     tried["a rank that is stopped"] += 1
+    tried["a rank that spins"] += 1
 
 
 def test_out_of_memory_on_one_rank_only(tmp_path: Path, tried: Tried) -> None:
@@ -104,26 +122,3 @@ def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path, tried: Tried)
     assert list(rows["variant"]) == ["pytorch_tp_manual", "triton_tp"]
     assert set(rows["status"]) == {"ok"}
     tried["SIGINT of a sweep half done"] += 1
-
-
-SPIN = """
-import signal
-def spin(*_):
-    while True:
-        pass
-signal.signal(signal.SIGUSR2, spin)
-"""
-
-
-def test_a_rank_that_spins(tmp_path: Path, tried: Tried) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SPIN)
-    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    running = Running(*ENDLESS, "timeout_s=20", cwd=tmp_path, env=env)
-    running.wait_for("first pass", rank=1).send_signal(signal.SIGUSR2)
-    family = running.family()
-    code, output = running.end()
-    assert code == 1, output
-    (row,) = package.load(tmp_path / "outputs").to_dict("records")
-    assert row["status"] == "timeout"
-    assert gone(family)
-    tried["a rank that spins"] += 1
