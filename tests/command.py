@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -29,6 +30,22 @@ def tpbench(
     """Run `python -m tpbench ARGUMENTS`, or another program of Python's, to its end."""
     line = [sys.executable, *program, *arguments]
     return subprocess.run(line, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout)
+
+
+def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) -> None:
+    """Each of these lines ends at once with its messages and no traceback, and launches nothing. Two at a time: most
+    of their second is imports, on one core."""
+
+    def run(index: int) -> subprocess.CompletedProcess[str]:
+        (folder / str(index)).mkdir()
+        return tpbench(*cases[index][0], cwd=folder / str(index), timeout=60)
+
+    with ThreadPoolExecutor(2) as pool:
+        for (arguments, messages), done in zip(cases, pool.map(run, range(len(cases))), strict=True):
+            assert done.returncode == 1, arguments
+            assert [each for each in messages if each not in done.stderr] == [], done.stderr
+            assert "Traceback" not in done.stderr
+    assert not [*folder.rglob("*.parquet"), *folder.rglob("cell.json")]
 
 
 class Running:

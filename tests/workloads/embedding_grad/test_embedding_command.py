@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hydra
@@ -14,7 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import tpbench as package
-from tests.command import ROOT, environment, tpbench
+from tests.command import ROOT, environment, refused, tpbench
 from tpbench.job import Job, parse_job, refusal
 from tpbench.launcher.plan import ThisHost, obstacle
 
@@ -66,25 +65,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, subprocess.CompletedProcess[str]]]:
-    """Where each of these lines was run and what it said. Two at a time: most of a second is imports, on one core."""
-    folders = [tmp_path_factory.mktemp("refused") for _ in REFUSED]
-    with ThreadPoolExecutor(2) as pool:
-        said = pool.map(lambda line, folder: tpbench(*line[0], cwd=folder, timeout=60), REFUSED, folders)
-        return list(zip(folders, said, strict=True))
-
-
-@pytest.mark.parametrize("index", range(len(REFUSED)), ids=[" ".join(arguments) for arguments, _ in REFUSED])
-def test_wrong_input_gets_one_message(
-    index: int, refusals: list[tuple[Path, subprocess.CompletedProcess[str]]]
-) -> None:
-    folder, done = refusals[index]
-    assert done.returncode == 1
-    for message in REFUSED[index][1]:
-        assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list(folder.rglob("*.parquet"))
+def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
+    refused(REFUSED, tmp_path)
 
 
 @pytest.fixture(scope="module", autouse=True)

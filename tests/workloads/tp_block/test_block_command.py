@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import tpbench as package
-from tests.command import ROOT, tpbench
+from tests.command import ROOT, refused, tpbench
 from tpbench.job import Job, parse_job, refusal
 from tpbench.launcher.plan import ThisHost, obstacle
 from tpbench.workloads.tp_block import WORKLOAD
@@ -45,21 +45,16 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     assert len(kept) == 3  # each cell its own
 
 
-@pytest.mark.parametrize(
-    ("arguments", "messages"),
-    [
-        (["variant=block_tp"], ["the shape is of entropy_loss", "llama8b_block_tp4", "tiny_block_tp2"]),
-        (["variant=block_tp", "shape=tiny_block_tp2", "tp_size=3"], ["tokens=64 must divide by tp_size=3"]),
-        (["variant=block_tp_overlap", "shape=tiny_block_tp4", "tokens=8"], ["tokens=8 must divide by tp_size^2=16"]),
-        (["variant=block_tp", "shape=tiny_block_tp2", "part=attention"], ["part=attention does not exist", "mlp"]),
-    ],
-)
-def test_wrong_input_gets_one_message(arguments: list[str], messages: list[str], tmp_path: Path) -> None:
-    done = tpbench(*arguments, cwd=tmp_path, timeout=60)
-    assert done.returncode == 1
-    for message in messages:
-        assert message in done.stderr
-    assert "Traceback" not in done.stderr and not (tmp_path / "outputs/rows").exists()
+REFUSED: list[tuple[list[str], list[str]]] = [
+    (["variant=block_tp"], ["the shape is of entropy_loss", "llama8b_block_tp4", "tiny_block_tp2"]),
+    (["variant=block_tp", "shape=tiny_block_tp2", "tp_size=3"], ["tokens=64 must divide by tp_size=3"]),
+    (["variant=block_tp_overlap", "shape=tiny_block_tp4", "tokens=8"], ["tokens=8 must divide by tp_size^2=16"]),
+    (["variant=block_tp", "shape=tiny_block_tp2", "part=attention"], ["part=attention does not exist", "mlp"]),
+]
+
+
+def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
+    refused(REFUSED, tmp_path)
 
 
 @pytest.fixture(scope="module", autouse=True)
