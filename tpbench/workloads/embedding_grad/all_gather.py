@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from tpbench.workloads.embedding_grad import traffic
-from tpbench.workloads.embedding_grad.sparse import MergingExchange
+from tpbench.workloads.embedding_grad.sparse import MergingExchange, gather
 
 
 class SparseAllGather(MergingExchange):
@@ -35,7 +33,7 @@ class SparseAllGather(MergingExchange):
         assert self.found is not None
         grad = self.inputs.grad
         self.mine = grad.new_empty(self.most, grad.shape[1])
-        torch.index_select(grad, 0, self.found.rows, out=self.mine[: len(self.found.rows)])
+        gather(grad, self.found.rows, self.mine[: len(self.found.rows)])
 
     def exchange_values(self) -> None:
         assert self.mine is not None

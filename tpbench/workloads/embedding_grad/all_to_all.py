@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tpbench.workloads.embedding_grad import traffic
 from tpbench.workloads.embedding_grad.index import Found
-from tpbench.workloads.embedding_grad.sparse import MergingExchange
+from tpbench.workloads.embedding_grad.sparse import MergingExchange, gather
 
 
 class SparseAllToAll(MergingExchange):
@@ -39,7 +39,9 @@ class SparseAllToAll(MergingExchange):
         self.wire.all_to_all(self.ids, leaving, self.received, self.sent)
 
     def gather(self) -> None:
-        self.mine = self.inputs.grad.index_select(0, self._leaving)
+        grad, leaving = self.inputs.grad, self._leaving
+        self.mine = grad.new_empty(len(leaving), grad.shape[1])
+        gather(grad, leaving, self.mine)
 
     def exchange_values(self) -> None:
         assert self.mine is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad.exchange import Phase
@@ -30,6 +31,16 @@ class SparseExchange:
 
     def known_rows(self) -> Tensor | None:
         return None if self.found is None else self.found.rows
+
+
+def gather(table: Tensor, rows: Tensor, output: Tensor) -> None:
+    """`output[i] = table[rows[i]]`."""
+    if not table.is_cuda:
+        torch.index_select(table, 0, rows, out=output)
+        return
+    from tpbench.workloads.embedding_grad.gather_kernel import gather_rows
+
+    gather_rows(table, rows, output)
 
 
 class MergingExchange(SparseExchange, ABC):
