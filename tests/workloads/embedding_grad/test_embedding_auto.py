@@ -14,8 +14,9 @@ from tpbench.workloads.embedding_grad import auto, traffic
 from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
 from tpbench.workloads.embedding_grad.auto import calibrate, pays
 from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
-from tpbench.workloads.embedding_grad.index import CpuIndex
+from tpbench.workloads.embedding_grad.index import CpuIndex, EvenlySpread
 from tpbench.workloads.embedding_grad.merge import IndexAddMerge
+from tpbench.workloads.embedding_grad.owners import Owners
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
@@ -97,6 +98,14 @@ def calibrated(here: Rank) -> tuple[float, bool]:
 
     limit = calibrate(inputs, dense, sparse, Pretended(place))
     return limit, torch.equal(inputs.grad, before) and sparse.index is index
+
+
+def test_a_calibration_copies_row_numbers_as_a_step_does() -> None:
+    """At a width of 192 what this copy takes was a tenth of the exchange."""
+    spread = EvenlySpread(Owners(100, 2), 1, torch.device("cpu"), 20)
+    first, second = spread.find(), spread.find()
+    assert first.counts == [10, 10] and first.rows.tolist() == [*range(0, 50, 5), *range(50, 100, 5)]
+    assert torch.equal(first.rows, second.rows) and first.rows.data_ptr() != second.rows.data_ptr()
 
 
 @needs_ranks

@@ -12,7 +12,7 @@ from tpbench.workloads.embedding_grad import crossover, traffic
 from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
 from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
 from tpbench.workloads.embedding_grad.exchange import Phase, sequence
-from tpbench.workloads.embedding_grad.index import Found, evenly_spread
+from tpbench.workloads.embedding_grad.index import EvenlySpread
 from tpbench.workloads.embedding_grad.inputs import Inputs
 from tpbench.workloads.embedding_grad.wire import Wire
 
@@ -87,17 +87,6 @@ def pays(counts: list[list[int]], table_rows: int, limit: float) -> bool:
     return traffic.busiest(counts) * ranks / (ranks - 1) <= limit * table_rows
 
 
-class Spread:
-    """An index of a density of its own."""
-
-    def __init__(self, inputs: Inputs, density: float) -> None:
-        rows = max(1, round(density * inputs.problem.table_rows))
-        self.found = evenly_spread(inputs.owners, inputs.rank, inputs.device, rows)
-
-    def find(self) -> Found:
-        return self.found
-
-
 def calibrate(inputs: Inputs, dense: DenseReduceScatter, sparse: SparseAllToAll, stopwatch: Stopwatch) -> float:
     """The density at which both take equal time on this machine. Collective; the same on every rank.
 
@@ -107,7 +96,8 @@ def calibrate(inputs: Inputs, dense: DenseReduceScatter, sparse: SparseAllToAll,
     index = sparse.index
     points = []
     for density in CALIBRATED_AT:
-        sparse.index = Spread(inputs, density)
+        rows = max(1, round(density * inputs.problem.table_rows))
+        sparse.index = EvenlySpread(inputs.owners, inputs.rank, inputs.device, rows)
         points.append((density, stopwatch.ms(sequence(sparse.phases))))
     dense_ms = stopwatch.ms(dense.reduce)
     sparse.index = index

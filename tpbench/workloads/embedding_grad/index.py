@@ -109,9 +109,17 @@ class DeviceIndex:
         return Found(counts, lambda: torch.cat([rows[:start], rows[stop:], rows[start:stop]]))
 
 
-def evenly_spread(owners: Owners, rank: int, device: torch.device, rows: int) -> Found:
-    """So many rows, the same distance apart: for calibration."""
-    every = np.arange(rows, dtype=np.intp) * owners.table_rows // rows
-    cuts = np.searchsorted(every, np.array(owners.bounds))
-    moved = int32(own_last(every, cuts, rank)).to(device)
-    return Found(np.diff(cuts).tolist(), lambda: moved)
+class EvenlySpread:
+    """So many rows, the same distance apart, copied to the device each time anew as those of a step are: for
+    calibration."""
+
+    def __init__(self, owners: Owners, rank: int, device: torch.device, rows: int) -> None:
+        every = np.arange(rows, dtype=np.intp) * owners.table_rows // rows
+        cuts = np.searchsorted(every, np.array(owners.bounds))
+        self.counts = np.diff(cuts).tolist()
+        numbers = int32(own_last(every, cuts, rank))
+        self.numbers = numbers.pin_memory() if device.type == "cuda" else numbers
+        self.device = device
+
+    def find(self) -> Found:
+        return Found(self.counts, lambda: self.numbers.to(self.device, non_blocking=True, copy=True))
