@@ -46,7 +46,7 @@ def test_the_prediction_is_where_both_take_equally_long() -> None:
     rows, row_bytes, ranks = 251_520, 1536, 4
     rho = crossover.predicted(rows, row_bytes, ranks, **H200)
     wire = rho * rows * row_bytes * 3 / 4
-    sparse_ns = wire * (1 + 4 / 1536) / 380 + 5 * wire / 4230 + 3 * 0.012e6
+    sparse_ns = wire * (1 + 4 / 1536) / 380 + 5 * wire / 4230 + 5 * 0.012e6
     assert sparse_ns == pytest.approx(rows * row_bytes * 3 / 4 / 304)
     assert 0.7 < rho < 0.9
     assert crossover.predicted(rows, row_bytes, ranks, **{**H200, "latency_ms": 10.0}) == 0.0
