@@ -117,6 +117,45 @@ def test_why_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert residence.jobs == 3
 
 
+class Gpu:
+    """Memory of one, in MiB: how much is free each time that somebody asks, the last for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
+        self.free = list(free)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", self.info)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+
+    def info(self, device: object) -> tuple[int, int]:
+        return (self.free.pop(0) if len(self.free) > 1 else self.free[0]) * 2**20, 80_000 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("ranks", "free", "why"),
+    [
+        (1, [9000, 8800], ""),
+        (1, [9000, 8700], "its jobs took 300 MiB of the GPU that they did not give back"),
+        (4, [9000, 8100], ""),  # NCCL has channels to three peers
+        (4, [9000, 7900], "its jobs took 1100 MiB of the GPU that they did not give back"),
+        (4, [9000, 7900, 7900, 8900], ""),  # peers had it mapped a moment longer
+    ],
+)
+def test_how_much_of_a_gpu_jobs_may_keep(
+    ranks: int, free: list[int], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tpbench.residence.PATIENCE_S", 0.05)
+    residence, here = Residence(), torch.device("cuda:0")
+    Gpu(monkeypatch, *free)
+    residence.welcome = True
+    row = cell(0, tmp_path)
+    residence.enter(dataclasses.replace(row, job=dataclasses.replace(row.job, tp_size=ranks)))
+    residence.settled()
+    assert residence.ends_because(here) == ""
+    assert residence.ends_because(here) == why
+
+
 @pytest.mark.parametrize(
     ("variant", "stays"),
     [("triton_tp", True), ("pytorch_gather", True), ("sparse_symmetric", True), ("liger", False), ("autotp", False)],
