@@ -101,7 +101,7 @@ def foretold(here: Rank) -> list[tuple[dict[str, Any], float]]:
     found = []
     for slower in (1, 2):
         session = EmbeddingGradSession(problem(), WORKLOAD.variants["sparse_all_to_all"], context(here))
-        session.links = Links(90.0 / slower, 50.0 + 10 * slower, 1e-6 * slower)
+        session.links = Links(90.0 / slower, 50.0 + 10 * slower, 1e-6 * slower, 40.0 / slower)
         session.step()
         columns = {**session.check().columns, "copy_gb_per_s": 300.0 + 100 * slower, "time_ms": 1.0}
         found.append((columns, session.details(columns)["predicted_crossover"]))
@@ -113,7 +113,8 @@ def test_the_crossover_is_predicted_from_the_rows_own_links() -> None:
     for said in run_on_ranks(2, foretold):
         for row, predicted in said:
             byte = (1 + 4 / 24) / row["all_to_all_gb_per_s"] + 5 / row["copy_gb_per_s"]
-            waiting = 3 * row["latency_ms"] * 1e6 / (101 * 24 / 2)
+            byte += 4 / 24 * 2 / row["upload_gb_per_s"]
+            waiting = 5 * row["latency_ms"] * 1e6 / (101 * 24 / 2)
             assert predicted == pytest.approx((1 / row["reduce_scatter_gb_per_s"] - waiting) / byte)
         assert 0 < said[1][1] < said[0][1] < 1
 

@@ -24,14 +24,19 @@ def predicted(
     reduce_scatter_gb_per_s: float,
     copy_gb_per_s: float,
     latency_ms: float,
+    upload_gb_per_s: float | None,
 ) -> float:
     """The density rho at which both take equal time, at most 1 and at least 0:
 
-    rho [(1 + 4 / (d b)) / B_a2a + 5 / B_hbm] + 5 alpha / (N d b (W - 1) / W) = 1 / B_rs
+    rho [(1 + 4 / (d b)) / B_a2a + 5 / B_hbm + 4 / (d b) W / (W - 1) / B_up] + 5 alpha / (N d b (W - 1) / W) = 1 / B_rs
+
+    The upload is of the numbers of all touched rows, this rank's own too; None: they need none.
     """
     dense_bytes = table_rows * row_bytes * (world_size - 1) / world_size
     waiting = STEPS * latency_ms * 1e6 / dense_bytes  # as the bandwidths: ns a byte
     byte = (1 + ID_BYTES / row_bytes) / all_to_all_gb_per_s + HBM_PASSES / copy_gb_per_s
+    if upload_gb_per_s is not None:
+        byte += ID_BYTES / row_bytes * world_size / (world_size - 1) / upload_gb_per_s
     return min(1.0, max(0.0, (1 / reduce_scatter_gb_per_s - waiting) / byte))
 
 

@@ -107,6 +107,7 @@ WORKLOAD = Workload(
         "all_to_all_gb_per_s": "bandwidth of a large all-to-all on this machine, bytes that a rank sends",
         "reduce_scatter_gb_per_s": "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",
         "latency_ms": "time of an all-to-all of one row a peer on this machine",
+        "upload_gb_per_s": "bandwidth of a copy of row numbers from pinned memory to the GPU (null on a CPU)",
         "crossover_density": "density above which the variant goes dense, as calibrated (sparse_auto)",
         "predicted_crossover": "density at which sparse and dense should take equal time, by the formula",
         "exchange_gb_per_s": "bytes that the busiest rank sent over the time of an iteration",
