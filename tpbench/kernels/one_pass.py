@@ -153,7 +153,8 @@ def tiling(
         key=lambda many: (many * block > most or many * ranks * slots > MAX_WORDS, many * -(-rows // (many * walkers))),
     )
     row_warps = min(warps, tile_rows)
-    ahead = _ahead(tiles, loss, halves, world_size > 1 and block * column_bytes == TILE_BYTES) if slots else 0
+    # Reduced before the wait: all but the last, and one less where the other program fills it.
+    ahead = tiles - (2 if loss == "cross_entropy" and halves else 1) if slots else 0
     lanes = 32 * warps // row_warps
     repeats = max(1, block // (lanes * vector))
     tile_columns = -(-columns // (parts * tiles * vector)) * vector
@@ -161,14 +162,6 @@ def tiling(
         tile_rows, repeats, lanes, vector, row_warps, warps, tiles, per_sm, parts, tile_columns * tiles, slots, whole,
         ahead,
     )  # fmt: skip
-
-
-def _ahead(tiles: int, loss: str, halves: bool, widest: bool) -> int:
-    """Tiles reduced before the wait: all, but where the other program fills it, and where it was slower (`README.md`)
-    over ranks in tiles of TILE_BYTES."""
-    if loss == "cross_entropy" and halves:
-        return tiles - 2
-    return 1 if loss == "soft_cross_entropy" and widest else tiles - 1
 
 
 class Workspace:
