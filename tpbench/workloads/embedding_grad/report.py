@@ -40,6 +40,8 @@ TOGETHER = [
     "transfers",
 ]
 """What must be the same for times to be compared over densities; of skewed rows the busiest rank has more."""
+PANELS = 3
+"""Side by side in a picture; further ones go below."""
 OPTIONS = {"merge": "triton", "pinned": True, "graph": False}
 """Options that make another column of a variant, with what is not mentioned."""
 
@@ -177,9 +179,14 @@ def draw(frame: pd.DataFrame) -> Figure | None:
     )
     found = pd.concat(group for _, group in groups)
     heads = sorted(set(found["head"]))
-    figure = style.new_figure(max(5.2, 3.6 * len(groups)), 3.4 + 0.2 * -(-len(heads) // 3))
-    grid = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-    for axes, (key, group) in zip(grid, groups, strict=True):
+    across = min(PANELS, len(groups))
+    down = -(-len(groups) // across)
+    figure = style.new_figure(max(5.2, 3.6 * across), 3.4 * down + 0.2 * -(-len(heads) // 3))
+    panels = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
+    for axes in panels[len(groups) :]:
+        axes.remove()
+    panels = panels[: len(groups)]
+    for axes, (key, group) in zip(panels, groups, strict=True):
         for head, line in group.groupby("head"):
             index = heads.index(str(head))
             look: dict[str, Any] = {"color": style.colour(index), "marker": style.marker(index)}
@@ -197,8 +204,9 @@ def draw(frame: pd.DataFrame) -> Figure | None:
         axes.set_xlabel("rows touched (%)")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-    grid[0].set_ylabel(f"speed-up over {DENSE}")
-    handles = {text: handle for axes in grid for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    for axes in panels[::across]:
+        axes.set_ylabel(f"speed-up over {DENSE}")
+    handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(
         handles.values(),
         handles.keys(),
