@@ -104,9 +104,7 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
     (a mere default of another workload's is not). `shapes`: known shape names to their workloads, for the message.
     Raises JobError with every complaint, a line each.
     """
-    if (name := values.get("variant")) not in variants():
-        raise JobError(unknown("variant", name, variants()))
-    workload, variant = variants()[str(name)]
+    workload, variant = _variant(values)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
         fitting = sorted(shape for shape, owner in (shapes or {}).items() if owner == workload.name)
         raise JobError(
@@ -133,9 +131,14 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
 def stored_job(flat: Mapping[str, Any]) -> Job:
     """The job whose `flat` this was. What that was resolved from (a model's folder) may be gone by now, or another: it
     is not looked at. Raises JobError where this version of tpbench has no such job."""
-    if (name := flat.get("variant")) not in variants():
+    workload, _ = _variant(flat)
+    return _parsed(flat, workload)
+
+
+def _variant(values: Mapping[str, Any]) -> tuple[Workload, Variant]:
+    if (name := values.get("variant")) not in variants():
         raise JobError(unknown("variant", name, variants()))
-    return _parsed(flat, variants()[str(name)][0])
+    return variants()[str(name)]
 
 
 def _parsed(values: Mapping[str, Any], workload: Workload, complaints: Iterable[str] = ()) -> Job:

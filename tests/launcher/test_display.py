@@ -32,7 +32,9 @@ def test_time_left_is_never_said_to_be_none(
     shown = display.Display(total, tmp_path)
     ended: Any = SimpleNamespace(status="ok")
     shown.done = [(ended, seconds) for seconds in done]
-    shown.running = {at: (cell(at, tmp_path), "running", 1000.0 - seconds) for at, seconds in enumerate(running)}
+    shown.running = {
+        at: display.Running(cell(at, tmp_path), "running", 1000.0 - seconds) for at, seconds in enumerate(running)
+    }
     assert shown._time_left() == said
 
 

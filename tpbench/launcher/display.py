@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,17 @@ LOOK_S = 0.5
 STYLES = {"ok": "green", "oom": "yellow", "skipped": "dim", "wrong": "red", "error": "red", "timeout": "red"}
 
 
+@dataclass
+class Running:
+    """A cell that has begun."""
+
+    cell: Cell
+    where: str
+    began: float
+    saying: str = ""
+    """What it is doing, by its rank 0."""
+
+
 class Display:
     """Progress of one sweep. On a terminal it redraws when told to (`tick`): no thread, because the launcher forks."""
 
@@ -39,10 +51,8 @@ class Display:
         self.folder = folder
         self.total = total
         self.done: list[tuple[Outcome, float]] = []
-        self.running: dict[int, tuple[Cell, str, float]] = {}
-        """By index: the cell, where it is, since when."""
-        self.words: dict[int, str] = {}
-        """By index: what a running cell says that it is doing."""
+        self.running: dict[int, Running] = {}
+        """By index."""
         self.explained: set[int] = set()
         """Cells that need no line of their own when they are done."""
         self.told_blocked = False
@@ -68,21 +78,22 @@ class Display:
 
     def start(self, cell: Cell, doing: str = "running") -> None:
         """A cell begins."""
-        self.running[cell.index] = cell, doing, time.monotonic()
-        self.words[cell.index] = ""
+        self.running[cell.index] = Running(cell, doing, time.monotonic())
         self.tick()
 
     def doing(self, cell: Cell, what: str) -> None:
         """Where a cell that began is now."""
         if cell.index in self.running:
-            self.running[cell.index] = cell, what, self.running[cell.index][2]
+            self.running[cell.index].where = what
 
     def saying(self, attempts: Iterable[Attempt]) -> None:
         """Look up what tries at work say that they are doing, where there is a terminal to show it on."""
         if self.live and time.monotonic() - self.looked > LOOK_S:
             self.looked = time.monotonic()
-            shown = list(self.running)[:SHOWN]
-            self.words |= {each.cell.index: doing(each.folder) for each in attempts if each.cell.index in shown}
+            shown = dict(list(self.running.items())[:SHOWN])
+            for each in attempts:
+                if each.cell.index in shown:
+                    shown[each.cell.index].saying = doing(each.folder)
 
     def blocked(self, cell: Cell) -> None:
         """Nothing of the sweep can run, for others have the devices: said once."""
@@ -112,8 +123,8 @@ class Display:
 
     def finish(self, outcome: Outcome) -> None:
         """A cell has its row."""
-        _, _, began = self.running.pop(outcome.cell.index, (None, "", time.monotonic()))
-        seconds = time.monotonic() - began
+        it = self.running.pop(outcome.cell.index, None)
+        seconds = time.monotonic() - it.began if it else 0.0
         self.done.append((outcome, seconds))
         if not self.live and outcome.cell.index not in self.explained:
             print(f"[{len(self.done)}/{self.total}] {outcome.cell}: {_result(outcome)} ({seconds:.0f} s)", flush=True)
@@ -157,7 +168,7 @@ class Display:
         if not ran:
             return ""
         usual = sum(ran) / len(ran)
-        running = [usual - (time.monotonic() - began) for _, _, began in self.running.values()]
+        running = [usual - (time.monotonic() - it.began) for it in self.running.values()]
         waiting = self.total - len(self.done) - len(running)
         left = (waiting * usual + sum(max(each, 0) for each in running)) / max(1, len(running))
         if left < 1:
@@ -175,9 +186,9 @@ class Display:
             style = STYLES.get(outcome.status, "")
             result = f"[{style}]{escape(_result(outcome))}[/]"
             table.add_row(str(outcome.cell.index), escape(str(outcome.cell)), result, f"{seconds:.0f}")
-        for cell, where, began in list(self.running.values())[:shown]:
-            at = ": ".join(each for each in (where, plain(self.words.get(cell.index, ""))) if each)
-            table.add_row(str(cell.index), escape(str(cell)), escape(at), f"{time.monotonic() - began:.0f}")
+        for it in list(self.running.values())[:shown]:
+            at = ": ".join(each for each in (it.where, plain(it.saying)) if each)
+            table.add_row(str(it.cell.index), escape(str(it.cell)), escape(at), f"{time.monotonic() - it.began:.0f}")
         return table
 
 

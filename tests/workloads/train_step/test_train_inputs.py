@@ -277,7 +277,6 @@ def test_a_folder_that_was_changed_since_is_not_trained(tmp_path: Path) -> None:
     cell = resolve(written(tmp_path, attention_bias=False))
     assert cell.config_hash and resolve(problem()).config_hash is None
     written(tmp_path, attention_bias=True)
-    assert resolve(cell) == cell  # as a launcher wrote it
     with pytest.raises(UnknownArchitecture, match="was changed after this job had been made from it"):
         build(cell)
     written(tmp_path, attention_bias=False, torch_dtype="float32", transformers_version="4.57.1")

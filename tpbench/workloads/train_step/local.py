@@ -21,14 +21,9 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     """The problem with the fields that its folder describes, if it names one, its depth as a number, and a name that
     says which fields of the model were set on the command line (`chosen`). Raises JobError for a folder that describes
     no dense decoder, fields set beside a folder, and models that the transformers package makes otherwise or not.
-
-    A problem that has been resolved, as a launcher wrote it, stays as it is, whatever its folder says by now: the model
-    is not made then.
     """
     if "config_hash" in chosen:
         raise JobError("config_hash is of what the model's folder says: it cannot be set")
-    if problem.config_hash:
-        return problem
     changed = [name for name in ARCHITECTURE if name in chosen]
     looked_at = problem.architecture not in _USUAL
     if problem.model_dir:
