@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 WORDS_BYTES = 16 * 2**20
 """Of a GPU's memory that may stay taken: flags and counters of kernels and libraries, not tensors of a problem."""
 GROWTH_BYTES = 2**28
-"""By how much a GPU's free memory may shrink over the jobs of a process, for each rank of up to eight: communicators
-(NCCL's channels to each peer; four ranks' were seen to take 450 MiB) and modules, each once."""
+"""By how much a GPU's free memory may shrink over the jobs of a process, for what comes once and stays: so much for
+modules, and as much for each rank of up to eight, to which NCCL has channels (about 450 MiB over four)."""
 PATIENCE_S = 2.0
 """Memory that peers map is free only when the last of them has let go of it."""
 
@@ -86,7 +86,7 @@ class Residence:
         if held > WORDS_BYTES:
             return f"tensors of {held / 2**20:.1f} MiB are left"
         assert self.first is not None, "enter comes before the job"
-        most = GROWTH_BYTES * min(self.first.job.world_size, 8)
+        most = GROWTH_BYTES * (1 + min(self.first.job.world_size, 8))
         taken = self._taken(device)
         patience = time.monotonic() + PATIENCE_S
         while taken > most and time.monotonic() < patience:

@@ -135,11 +135,11 @@ class Gpu:
 @pytest.mark.parametrize(
     ("ranks", "free", "why"),
     [
-        (1, [9000, 8800], ""),
-        (1, [9000, 8700], "its jobs took 300 MiB of the GPU that they did not give back"),
+        (1, [9000, 8500], ""),
+        (1, [9000, 8400], "its jobs took 600 MiB of the GPU that they did not give back"),
         (4, [9000, 8100], ""),  # NCCL has channels to three peers
-        (4, [9000, 7900], "its jobs took 1100 MiB of the GPU that they did not give back"),
-        (4, [9000, 7900, 7900, 8900], ""),  # peers had it mapped a moment longer
+        (4, [9000, 7600], "its jobs took 1400 MiB of the GPU that they did not give back"),
+        (4, [9000, 7600, 7600, 8900], ""),  # peers had it mapped a moment longer
     ],
 )
 def test_how_much_of_a_gpu_jobs_may_keep(
