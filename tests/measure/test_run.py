@@ -178,8 +178,8 @@ def test_a_schedule_is_run_once_and_each_step_timed_once() -> None:
         assert calls == ["restore", "step"] * 5 + ["check"]
         assert columns["iterations"] == len(columns["samples_ms"]) == 3
         assert columns["warmed_up"] is True
-        # Steps 3, 4 and 5 on the slower rank, in order.
-        assert [round(ms / 20) for ms in columns["samples_ms"]] == [3, 4, 5]
+        # Steps 3, 4 and 5 on the slower rank, in order: others took less. A busy machine is late.
+        assert all(ms >= 20 * step for ms, step in zip(columns["samples_ms"], (3, 4, 5), strict=True))
         assert columns["peak_gib"] > 0.01  # above nothing: all that the process holds
 
 
