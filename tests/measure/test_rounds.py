@@ -43,7 +43,9 @@ def test_rounds_of_all_ranks_until_the_median_is_known() -> None:
     assert wanted == [Wants.MORE] * 12 + [Wants.ENOUGH] * 4
     assert len(columns["round_ms"]) == 15 and "device_round_ms" not in columns
     assert len(columns["samples_ms"]) == columns["iterations"] >= 15
-    assert min(columns["samples_ms"]) <= min(columns["round_ms"]) <= max(columns["round_ms"]) < 20
+    assert (
+        min(columns["samples_ms"]) <= min(columns["round_ms"]) <= max(columns["round_ms"]) <= max(columns["samples_ms"])
+    )
     assert columns["time_ms"] >= 2  # the slowest rank's
 
 

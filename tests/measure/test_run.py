@@ -55,8 +55,8 @@ def test_the_slowest_rank_is_the_time_and_all_ranks_agree() -> None:
     settings = Measure(time_budget_s=1.0, min_iterations=5, max_iterations=40, precision=0.001)
     results = run_on_ranks(2, measured, 0.005, settings)
     columns = results[0][0]
-    assert 10 <= columns["time_ms"] < 20
-    assert 4 < columns["skew_ms"] < 15
+    assert 10 <= columns["time_ms"] <= max(columns["samples_ms"])
+    assert 1 < columns["skew_ms"] < columns["time_ms"]  # rank 0 sleeps half as long
     assert columns["iterations"] == len(columns["samples_ms"])
     assert columns["floor_ms"] == pytest.approx(0.5)
     assert columns["fraction_of_floor"] == pytest.approx(0.5 / columns["time_ms"])
