@@ -225,6 +225,14 @@ def test_the_default_of_the_type_holds_where_a_folder_does_not_say_whether_it_is
     assert not resolve(written(tmp_path, tie_word_embeddings=None)).tied
 
 
+def test_the_default_of_the_type_holds_where_a_folder_does_not_say_how_wide_heads_are(tmp_path: Path) -> None:
+    qwen3 = {"model_type": "qwen3", "num_attention_heads": 32, "num_key_value_heads": None}
+    for changes, sizes_of_heads in (({}, (2, 16)), (qwen3, (32, 128)), (qwen3 | {"head_dim": 8}, (32, 8))):
+        cell = resolve(written(tmp_path, **changes))
+        assert (cell.kv_heads, cell.head_dim) == sizes_of_heads
+        assert sum(each.numel() for each in build(cell).parameters()) == sizes.parameters(cell)
+
+
 QWEN2 = {"model_type": "qwen2", "sliding_window": 8}
 SLIDES = {**QWEN2, "use_sliding_window": True}
 KINDS = ["full_attention", "sliding_attention", "full_attention"]

@@ -17,6 +17,8 @@ _NAMES = {
     "heads": "num_attention_heads",
     "vocab": "vocab_size",
 }
+_UNSAID = {"qwen3": {"head_dim": 128, "num_key_value_heads": 32}}
+"""What transformers takes a type to have where its config.json does not say, and the other sizes do not either."""
 _OF_THE_FILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """What a config.json says of how it was saved: the problem says which dtype is trained."""
 
@@ -48,6 +50,8 @@ def described(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     tied = content.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):  # "false" would be true
         raise JobError(f"model_dir={folder}: tie_word_embeddings={json.dumps(tied)} must be true or false")
+    config_hash = fingerprint(content)
+    content = _UNSAID.get(str(content["model_type"]), {}) | content
     hidden, heads = content["hidden_size"], content["num_attention_heads"]
     rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
     try:
@@ -60,7 +64,7 @@ def described(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
         **{field: content[name] for field, name in _NAMES.items()},
         "model": folder.resolve().name,
         "model_dir": str(folder.resolve()),
-        "config_hash": fingerprint(content),
+        "config_hash": config_hash,
         "kv_heads": content.get("num_key_value_heads") or heads,
         "head_dim": head_dim,
         **({"tied": tied} if "tie_word_embeddings" in content else {}),
