@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "tpbench"]
+
+Found = TypeVar("Found")
 
 
 def environment() -> dict[str, str]:
@@ -48,6 +51,16 @@ def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) 
     assert not [*folder.rglob("*.parquet"), *folder.rglob("cell.json")]
 
 
+def until(found: Callable[[], Found | None], what: str, timeout: float = 100) -> Found:
+    """What is found, once it is something; `what`, for the message of a failure, if that takes too long."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if result := found():
+            return result
+        time.sleep(0.05)
+    raise AssertionError(f"waited too long for {what}")
+
+
 class Running:
     """A started `python -m tpbench ARGUMENTS`, whose job can be looked at and disturbed while it runs."""
 
@@ -68,12 +81,18 @@ class Running:
         """The worker of that rank, once it has said that it is in that phase."""
 
         def worker() -> psutil.Process | None:
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended before rank {rank} was {phase}:\n{self.process.communicate()[0]}")
             logs = self.cwd.glob(f"outputs/sweeps/*/{cell}/*/attempt_0/{rank}/stderr.log")
             if not any(f"rank {rank}: {phase}" in log.read_text() for log in logs):
                 return None
             return next((each for each in self.workers() if each.environ().get("RANK") == str(rank)), None)
 
-        return self._until(worker, f"rank {rank} to be {phase}")
+        try:
+            return until(worker, f"rank {rank} to be {phase}", timeout=90)
+        except AssertionError:
+            self.process.kill()
+            raise
 
     def wait_for_workers(self) -> None:
         """Until there is a rank, or the command is over."""
@@ -99,17 +118,6 @@ class Running:
         """Wait for the end: exit code and all that was printed."""
         output, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, output
-
-    def _until(self, found: Callable[[], psutil.Process | None], what: str, timeout: float = 90) -> psutil.Process:
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise AssertionError(f"ended before {what}:\n{self.process.communicate()[0]}")
-            if result := found():
-                return result
-            time.sleep(0.05)
-        self.process.kill()
-        raise AssertionError(f"waited too long for {what}")
 
 
 def gone(processes: list[psutil.Process], within_s: float = 10) -> bool:

@@ -87,13 +87,11 @@ class Residence:
             return f"tensors of {held / 2**20:.1f} MiB are left"
         assert self.first is not None, "enter comes before the job"
         most = GROWTH_BYTES * (1 + min(self.first.job.world_size, 8))
-        taken = self._taken(device)
         patience = time.monotonic() + PATIENCE_S
-        while taken > most and time.monotonic() < patience:
+        while (taken := self._taken(device)) > most:
+            if time.monotonic() > patience:
+                return f"its jobs took {taken / 2**20:.0f} MiB of the GPU that they did not give back"
             time.sleep(0.01)
-            taken = self._taken(device)
-        if taken > most:
-            return f"its jobs took {taken / 2**20:.0f} MiB of the GPU that they did not give back"
         return ""
 
     def _taken(self, device: torch.device) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import psutil
 
-from tests.command import ROOT, Running
+from tests.command import ROOT, Running, until
 
 HOOK = """
 import os, sys, time
@@ -32,21 +31,16 @@ class Held:
         (self.path / "sitecustomize.py").write_text(HOOK.format(waiting=str(self.waiting), hold=str(self.hold)))
         self.env = {"PYTHONPATH": f"{self.path}{os.pathsep}{ROOT}"}
 
-    def wait(self, timeout: float = 90) -> None:
+    def wait(self) -> None:
         """Until a rank waits."""
-        deadline = time.monotonic() + timeout
-        while not self.waiting.exists():
-            assert time.monotonic() < deadline, "waited too long for a rank"
-            time.sleep(0.02)
+        until(self.waiting.exists, "a rank")
 
     def release(self) -> None:
         """Let them go on, and those to come."""
         self.hold.unlink()
 
 
-def wait_for_claims(running: Running, timeout: float = 90) -> None:
+def wait_for_claims(running: Running) -> None:
     """Until that command asks which cells another sweep has."""
-    deadline = time.monotonic() + timeout
-    while not any(each.path.endswith("/.claims") for each in psutil.Process(running.process.pid).open_files()):
-        assert time.monotonic() < deadline, "waited too long for the claims"
-        time.sleep(0.02)
+    process = psutil.Process(running.process.pid)
+    until(lambda: any(each.path.endswith("/.claims") for each in process.open_files()), "the claims")

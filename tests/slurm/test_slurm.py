@@ -9,15 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
 
 import tpbench as package
-from tests.command import ROOT, Running, environment, tpbench
+from tests.command import ROOT, Running, environment, tpbench, until
 from tests.launcher.held import Held
 from tpbench.launcher.torchrun import MARKER
 
@@ -30,17 +29,6 @@ ENDLESS = (*INTERPRETED, "min_iterations=1000000", "max_iterations=1000000")
 """A job that does not end by itself while anybody watches."""
 ENDLESS_AND_BRIEF = (*INTERPRETED, "min_iterations=1000000,3", "max_iterations=1000000")
 """Two jobs, of which the first does not."""
-
-Found = TypeVar("Found")
-
-
-def until(found: Callable[[], Found], what: str, timeout: float = 100) -> Found:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if result := found():
-            return result
-        time.sleep(0.1)
-    raise AssertionError(f"waited too long for {what}")
 
 
 def job_of(folder: Path, cell: int = 0) -> str:

@@ -55,9 +55,7 @@ def test_a_cell_trains_exactly_its_steps_and_then_its_phases() -> None:
         assert columns["loss_value"] == columns["losses"][-1]
         assert columns["oracle"] == "3 steps by one process"
         assert 0 < columns["loss_error"] < 1e-5 and 0 < columns["grad_error"] < 1e-4
-        assert (
-            0.05 < (columns["forward_ms"] + columns["backward_ms"] + columns["optimizer_ms"]) / columns["time_ms"] < 20
-        )
+        assert 0.2 < (columns["forward_ms"] + columns["backward_ms"] + columns["optimizer_ms"]) / columns["time_ms"] < 5
         assert ("exposed_share" in columns) == cuda
         assert cuda or "mfu" not in columns
 
