@@ -81,15 +81,23 @@ class Running:
         """The worker of that rank, once it has said that it is in that phase."""
 
         def worker() -> psutil.Process | None:
-            if self.process.poll() is not None:
-                raise AssertionError(f"ended before rank {rank} was {phase}:\n{self.process.communicate()[0]}")
             logs = self.cwd.glob(f"outputs/sweeps/*/{cell}/*/attempt_0/{rank}/stderr.log")
             if not any(f"rank {rank}: {phase}" in log.read_text() for log in logs):
                 return None
             return next((each for each in self.workers() if each.environ().get("RANK") == str(rank)), None)
 
+        return self.until(worker, f"rank {rank} to be {phase}")
+
+    def until(self, found: Callable[[], Found | None], what: str) -> Found:
+        """What is found while the command runs."""
+
+        def looked() -> Found | None:
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended before {what}:\n{self.process.communicate()[0]}")
+            return found()
+
         try:
-            return until(worker, f"rank {rank} to be {phase}", timeout=90)
+            return until(looked, what, timeout=90)
         except AssertionError:
             self.process.kill()
             raise

@@ -64,7 +64,7 @@ def test_a_rank_killed_in_its_round_costs_its_own_cell_only(tmp_path: Path) -> N
                       "max_iterations=100000", *INTERLEAVED, cwd=tmp_path)  # fmt: skip
     running.wait_for("timing", rank=0, cell=2)
     third = next((tmp_path / "outputs/sweeps").glob("*/2/turns"))
-    running._until(lambda: next(iter(running.workers()), None) if (third / "2.given").exists() else None, "round 2")
+    running.until(lambda: (third / "2.given").exists() and running.workers(), "round 2")
     family = running.family()
     (log,) = third.parent.glob("warm/attempt_0/1")
     rank = next(
