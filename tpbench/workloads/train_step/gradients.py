@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 
+@torch.no_grad()  # in which a DTensor gives its shard at once
 def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     """The 2-norm of all gradients together, fp32 scalar, the same on every rank.
 
@@ -20,13 +21,16 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     """
     held: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     groups: dict[tuple[int, ...], list[Any]] = {}
-    for parameter in parameters:
-        if parameter.grad is None:
+    keys: dict[Any, tuple[int, ...]] = {}  # hundreds of gradients have a few layouts
+    for grad in (each.grad for each in parameters):
+        if grad is None:
             continue
-        over = _sharded_over(parameter.grad)
-        key = tuple(id(each) for each in over)
-        groups[key] = over
-        held[key].append(_local(parameter.grad))
+        layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
+        if layout not in keys:
+            over = _sharded_over(grad)
+            keys[layout] = tuple(id(each) for each in over)
+            groups[keys[layout]] = over
+        held[keys[layout]].append(_local(grad))
     total = torch.zeros((), dtype=torch.float32, device=device)
     for key, grads in held.items():
         squares = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()

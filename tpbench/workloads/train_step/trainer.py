@@ -87,6 +87,7 @@ class TorchTrainer:
             total += local(loss.detach())
         return total
 
+    @torch.no_grad()
     def update(self, mark: Mark = no_mark) -> Tensor:
         mark("optimizer")
         norm = total_norm(self.parameters, self.context.device)
