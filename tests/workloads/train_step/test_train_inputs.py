@@ -274,10 +274,11 @@ def test_a_window_in_layers_that_are_left_out_is_none(tmp_path: Path) -> None:
 
 
 def test_a_window_that_blocks_nothing_takes_no_mask(tmp_path: Path) -> None:
-    """Transformers makes one for a window of just the sequence's length; a file of conf/model names no window."""
+    """Transformers makes one for a window of just the sequence's length, which it takes the share of a micro-batch's
+    tokens for that a rank has; a file of conf/model names no window."""
     exact = resolve(written(tmp_path, model_type="mistral", sliding_window=16))
-    for cell in (exact, resolve(problem(architecture="mistral", seq_length=5000))):
-        embedded = torch.zeros(1, cell.seq_length, 2, device="meta")
+    for cell in (exact, replace(exact, batch_size=1), resolve(problem(architecture="mistral", seq_length=5000))):
+        embedded = torch.zeros(1, cell.tokens, 2, device="meta")
         assert create_sliding_window_causal_mask(configuration(cell), embedded, None, past_key_values=None) is None
 
 

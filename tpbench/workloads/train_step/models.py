@@ -31,7 +31,7 @@ def configuration(problem: TrainStep) -> Any:
     _must_exist(problem.architecture)
     common = {"use_cache": False, "attn_implementation": problem.attention}
     found = _of_folder(problem, common) if problem.model_dir else _of_sizes(problem, common)
-    windows.widen(found, problem.seq_length)
+    windows.widen(found, problem.tokens)
     return found
 
 
@@ -169,7 +169,7 @@ def compile_layers(model: Any) -> None:
 def causal_mask(problem: TrainStep, device: torch.device) -> torch.Tensor | None:
     """(1, 1, S, S), added to eager attention's scores; sdpa and flash know causality without one.
 
-    Made here because a model that is given a shard of the sequence would make one of the shard's length.
+    Made here because a model that is given a share of the tokens would make one of the share's length.
     """
     if problem.attention != "eager":
         return None

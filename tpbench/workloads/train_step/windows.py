@@ -1,7 +1,7 @@
 """Attention within a sliding window, in a configuration of the transformers package.
 
 No variant is given a mask of one: transformers makes it, of the length of what a rank holds, which under sequence
-parallelism is a shard. And fewer operations are needed than are counted.
+parallelism is a share of the micro-batch's tokens. And fewer operations are needed than are counted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def window(configuration: Any) -> int | None:
     return width
 
 
-def widen(configuration: Any, seq_length: int) -> None:
-    """A window that blocks nothing, if there is one: of one as long as the sequence transformers makes a mask, which
-    keeps attention from its fast kernels; types whose layers differ cannot do without any."""
+def widen(configuration: Any, tokens: int) -> None:
+    """A window that blocks nothing, if there is one: of one as long as what it takes for the sequence, which is up to
+    all `tokens` of a micro-batch, transformers makes a mask, which keeps attention from its fast kernels; types whose
+    layers differ cannot do without any."""
     if (width := getattr(configuration, "sliding_window", None)) is not None:
-        configuration.sliding_window = max(width, seq_length + 1)
+        configuration.sliding_window = max(width, tokens + 1)
