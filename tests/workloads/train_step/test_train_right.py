@@ -21,6 +21,9 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 1, {"tied": tied, **more}) for name in ("ddp", "fsdp") for tied, more in ((False, BOTH), (True, {}))),
     *((2, "fsdp_dtensor", 2, each) for each in ({}, {"tied": True, **BOTH}, {"vocab_parallel": False})),
     (2, "fsdp_dtensor", 1, BOTH),
+    # One sequence; and three, of which a rank's share of the tokens has one and a half.
+    (2, "fsdp_dtensor", 2, {"batch_size": 1}),
+    *((2, "fsdp_dtensor", 2, {"batch_size": 3, "tied": tied, "accumulate": 2}) for tied in (False, True)),
     *((2, "autotp", 2, {"zero_stage": stage}) for stage in (0, 1, 2)),
     (2, "autotp", 2, {"tied": True, "zero_stage": 0, **BOTH}),
     (2, "autotp", 2, {"vocab_parallel": False}),
@@ -65,6 +68,17 @@ def test_biases_and_a_padding_token_too(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     folder = {"model_dir": str(tmp_path), "architecture": "llama"}
     test_a_variant_is_one_process(2, name, 2, folder)
+
+
+def test_a_window_as_long_as_the_sequence_hides_nothing_from_a_share_of_more_tokens(tmp_path: Path) -> None:
+    """Transformers takes a rank's share, here of two sequences, for one sequence that is longer than the window."""
+    content = {
+        "model_type": "mistral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "sliding_window": 16,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    folder = {"model_dir": str(tmp_path), "architecture": "mistral", "batch_size": 4}
+    test_a_variant_is_one_process(2, "fsdp_dtensor", 2, folder)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compile=true needs a GPU")

@@ -24,6 +24,7 @@ from tpbench.workloads.train_step.tensor_parallel import (
     ShardedEmbedding,
     ShardedHead,
     ShardNorm,
+    Tokens,
     compute_locally,
     replicated,
     sum_gradients,
@@ -70,6 +71,9 @@ def fsdp_dtensor_async(problem: TrainStep, place: Place) -> TorchTrainer:
     memory (copies between peers, no multicast) beside the products that need them."""
     import torch._inductor.config
 
+    from tpbench.workloads.train_step.round_trips import WithoutRoundTrips
+
+    torch._inductor.config.post_grad_custom_pre_pass = WithoutRoundTrips()
     torch._inductor.config._micro_pipeline_tp = True
     enabled(place.context.tp_group)
     return fsdp_dtensor(problem, place)
@@ -86,7 +90,7 @@ def mesh(context: Context) -> DeviceMesh:
 def shard_tensors(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """Megatron's column and row sharding with sequence parallelism (arXiv:2205.05198), as parameters that are DTensors.
 
-    Between attention and feed-forward each rank holds a shard of the sequence. Raises UnknownArchitecture for a model
+    Between attention and feed-forward each rank holds a share of the tokens. Raises UnknownArchitecture for a model
     whose modules are not named as Llama's and Qwen's are.
     """
     try:
@@ -103,26 +107,27 @@ def shard_tensors(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 
 
 def _replace_parts(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
-    model.model.embed_tokens = ShardedEmbedding(model.model.embed_tokens, tp)
+    tokens = Tokens(tp.get_group(), problem.seq_length)
+    model.model.embed_tokens = ShardedEmbedding(model.model.embed_tokens, tp, tokens)
     model.lm_head = ShardedHead(
         model.lm_head, tp, whole=not problem.vocab_parallel, as_dtensor=problem.train_loss == "torch"
     )
-    model.model.norm = ShardNorm(model.model.norm, tp, gather=True)
+    model.model.norm = ShardNorm(model.model.norm, tp, tokens)
     for layer in model.model.layers:
         attention, feed_forward = layer.self_attn, layer.mlp
-        layer.input_layernorm = ShardNorm(layer.input_layernorm, tp, gather=True)
+        layer.input_layernorm = ShardNorm(layer.input_layernorm, tp, tokens)
         attention.q_proj = ColumnLinear(attention.q_proj, tp)
         attention.k_proj = ColumnLinear(attention.k_proj, tp)
         attention.v_proj = ColumnLinear(attention.v_proj, tp)
-        attention.o_proj = RowLinear(attention.o_proj, tp)
+        attention.o_proj = RowLinear(attention.o_proj, tp, tokens)
         if hasattr(attention, "q_norm"):
             # Of each head's queries and keys: a rank has its heads alone.
-            attention.q_norm = ShardNorm(attention.q_norm, tp, gather=False)
-            attention.k_norm = ShardNorm(attention.k_norm, tp, gather=False)
-        layer.post_attention_layernorm = ShardNorm(layer.post_attention_layernorm, tp, gather=True)
+            attention.q_norm = ShardNorm(attention.q_norm, tp)
+            attention.k_norm = ShardNorm(attention.k_norm, tp)
+        layer.post_attention_layernorm = ShardNorm(layer.post_attention_layernorm, tp, tokens)
         feed_forward.gate_proj = ColumnLinear(feed_forward.gate_proj, tp)
         feed_forward.up_proj = ColumnLinear(feed_forward.up_proj, tp)
-        feed_forward.down_proj = RowLinear(feed_forward.down_proj, tp)
+        feed_forward.down_proj = RowLinear(feed_forward.down_proj, tp, tokens)
 
 
 def _unknown(problem: TrainStep, what: str) -> str:

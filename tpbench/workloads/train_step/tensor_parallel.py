@@ -2,11 +2,16 @@
 
 DTensor's dispatcher costs the host some 50 us for each operation, ten times the operation's own launch: a layer that
 computes on DTensors waits for the host long before the GPU is busy.
+
+Between the products, where each token is by itself, a rank holds its share of the micro-batch's tokens, one sequence
+after the other: (1, batch * sequence / ranks, width). Shares of ranks in a row are the micro-batch as it lies in
+memory, of however many sequences; shards of each sequence would have to be copied into that order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,8 +25,35 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from tpbench.workloads.collectives import all_gather, reduce_scatter
 from tpbench.workloads.train_step.models import rms_norm
 
-SEQUENCE = 1
-"""The dimension of (batch, sequence, width)."""
+
+@dataclass(frozen=True)
+class Tokens:
+    """How the tokens of a micro-batch are shared out over the ranks of a group."""
+
+    group: dist.ProcessGroup
+    seq_length: int
+
+    def gather(self, share: Tensor) -> Tensor:
+        """All sequences, (batch, sequence, width), from each rank's share, (1, batch * sequence / ranks, width).
+        Gradients are summed over the ranks and scattered."""
+        rows = share.flatten(0, 1)
+        whole: Tensor
+        if torch.compiler.is_compiling():
+            whole = all_gather_tensor_autograd(rows, 0, self.group)
+        else:
+            whole = _Gather.apply(rows, self.group)
+        return whole.view(-1, self.seq_length, share.shape[-1])
+
+    def scatter(self, whole: Tensor) -> Tensor:
+        """This rank's share, (1, batch * sequence / ranks, width), of the sum over ranks of (batch, sequence, width).
+        Gradients are gathered."""
+        rows = whole.flatten(0, 1)
+        share: Tensor
+        if torch.compiler.is_compiling():
+            share = reduce_scatter_tensor_autograd(rows, "sum", 0, self.group)
+        else:
+            share = _Scatter.apply(rows, self.group)
+        return share[None]
 
 
 class Sharded(nn.Module):
@@ -44,37 +76,37 @@ class ColumnLinear(Sharded):
 
 
 class RowLinear(Sharded):
-    """Each rank has a shard of the input's columns; the sum over ranks leaves each a shard of the sequence."""
+    """Each rank has a shard of the input's columns; the sum over ranks leaves each its share of the tokens."""
 
-    def __init__(self, linear: nn.Linear, tp: DeviceMesh) -> None:
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh, tokens: Tokens) -> None:
         super().__init__()
         self.weight = _sharded(linear.weight, tp, 1)
         self.bias = None if linear.bias is None else _replicated(linear.bias, tp)
-        self.group = tp.get_group()
+        self.tokens = tokens
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight, *bias = self.here
-        summed = scatter_sequence(F.linear(hidden, weight), self.group)
+        summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
 
 
 class ShardedEmbedding(Sharded):
-    """Each rank has a shard of the vocabulary's rows; the sum over ranks leaves each a shard of the sequence."""
+    """Each rank has a shard of the vocabulary's rows; the sum over ranks leaves each its share of the tokens."""
 
-    def __init__(self, embedding: nn.Embedding, tp: DeviceMesh) -> None:
+    def __init__(self, embedding: nn.Embedding, tp: DeviceMesh, tokens: Tokens) -> None:
         super().__init__()
         self.weight = _sharded(embedding.weight, tp, 0)
         self.first = tp.get_local_rank() * -(-embedding.num_embeddings // tp.size())
         self.padding_idx = None if embedding.padding_idx is None else embedding.padding_idx - self.first
-        self.group = tp.get_group()
+        self.tokens = tokens
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         (weight,) = self.here
-        rows = tokens - self.first
+        rows = ids - self.first
         elsewhere = (rows < 0) | (rows >= len(weight))
         padding = self.padding_idx if self.padding_idx is not None and 0 <= self.padding_idx < len(weight) else None
         found = F.embedding(rows.masked_fill(elsewhere, 0), weight, padding)
-        return scatter_sequence(found.masked_fill(elsewhere[..., None], 0.0), self.group)
+        return self.tokens.scatter(found.masked_fill(elsewhere[..., None], 0.0))
 
 
 class ShardedHead(ColumnLinear):
@@ -95,19 +127,19 @@ class ShardedHead(ColumnLinear):
 
 
 class ShardNorm(Sharded):
-    """RMS norm of what is here, a shard of the sequence or of the heads; `gather`: then of the whole sequence, as the
-    products behind it need it."""
+    """RMS norm of what is here, a share of the tokens or of the heads; of `tokens` then all, as the products behind it
+    need them."""
 
-    def __init__(self, norm: Any, tp: DeviceMesh, *, gather: bool) -> None:
+    def __init__(self, norm: Any, tp: DeviceMesh, tokens: Tokens | None = None) -> None:
         super().__init__()
         self.weight = _replicated(norm.weight, tp)
         self.epsilon: float = norm.variance_epsilon
-        self.group = tp.get_group() if gather else None
+        self.tokens = tokens
 
     def forward(self, hidden: Tensor) -> Tensor:
         (weight,) = self.here
         normed = rms_norm(hidden, weight, self.epsilon)
-        return normed if self.group is None else gather_sequence(normed, self.group)
+        return normed if self.tokens is None else self.tokens.gather(normed)
 
 
 def compute_locally(part: nn.Module) -> None:
@@ -141,24 +173,6 @@ def sum_gradients(parameters: Sequence[Tensor], group: Any) -> None:
     torch._foreach_copy_(shares, [each.view_as(share) for each, share in zip(summed, shares, strict=True)])
 
 
-def gather_sequence(shard: Tensor, group: Any) -> Tensor:
-    """The whole sequence from each rank's shard; gradients are summed over the ranks and scattered."""
-    if torch.compiler.is_compiling():
-        gathered: Tensor = all_gather_tensor_autograd(shard, SEQUENCE, group)
-        return gathered
-    whole: Tensor = _Gather.apply(shard, group)
-    return whole
-
-
-def scatter_sequence(whole: Tensor, group: Any) -> Tensor:
-    """This rank's shard of the sequence, summed over the ranks; gradients are gathered."""
-    if torch.compiler.is_compiling():
-        scattered: Tensor = reduce_scatter_tensor_autograd(whole, "sum", SEQUENCE, group)
-        return scattered
-    shard: Tensor = _Scatter.apply(whole, group)
-    return shard
-
-
 class _Shards(torch.autograd.Function):
     """`to_local` of many: its backward pass takes the host 100 us for each, though gradients are laid out as parameters
     are and nothing has to be worked out."""
@@ -178,9 +192,9 @@ class _Shards(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, share: Tensor, group: Any) -> Tensor:
         ctx.group = group
-        return _gather(shard, group)
+        return _gather(share, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
@@ -198,20 +212,18 @@ class _Scatter(torch.autograd.Function):
         return _gather(gradient, ctx.group), None
 
 
-def _gather(shard: Tensor, group: Any) -> Tensor:
-    batch, length, width = shard.shape
-    parts = shard.new_empty(group.size() * batch, length, width)
-    all_gather(parts, shard.contiguous(), group=group)
-    # Of one sequence a view.
-    return parts.view(-1, batch, length, width).transpose(0, 1).reshape(batch, -1, width)
+def _gather(share: Tensor, group: Any) -> Tensor:
+    rows, width = share.shape
+    whole = share.new_empty(group.size() * rows, width)
+    all_gather(whole, share.contiguous(), group=group)
+    return whole
 
 
 def _scatter(whole: Tensor, group: Any) -> Tensor:
-    batch, length, width = whole.shape
-    parts = whole.view(batch, group.size(), -1, width).transpose(0, 1).contiguous()
-    shard = whole.new_empty(batch, length // group.size(), width)
-    reduce_scatter(shard, parts.flatten(0, 1), group=group)
-    return shard
+    rows, width = whole.shape
+    share = whole.new_empty(rows // group.size(), width)
+    reduce_scatter(share, whole.contiguous(), group=group)
+    return share
 
 
 def _sharded(parameter: Tensor, tp: DeviceMesh, dimension: int) -> nn.Parameter:

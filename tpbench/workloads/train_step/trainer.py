@@ -118,7 +118,7 @@ def autocast(problem: TrainStep, device: torch.device) -> AbstractContextManager
 
 def model_inputs(problem: TrainStep, device: torch.device) -> dict[str, Any]:
     """What a model's forward pass is given beside tokens. Positions are explicit: a rank of a sequence-parallel group
-    sees a shard of the sequence and would count from its own start."""
+    sees a share of the tokens and would count from its own start."""
     positions = torch.arange(problem.seq_length, device=device)[None]
     return {"position_ids": positions, "attention_mask": causal_mask(problem, device), "use_cache": False}
 
