@@ -70,8 +70,8 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Hash of the resolved job without what cannot change a result (where rows go, when to give up)."""
-        resolved = {name: value for name, value in self.flat().items() if name not in ("output_dir", "timeout_s")}
+        """Hash of the resolved job without what cannot change a result."""
+        resolved = {name: value for name, value in self.flat().items() if name not in NO_PART_OF_A_RESULT}
         return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -84,6 +84,8 @@ class Job:
         return f"{self.variant} {sizes} tp_size={self.tp_size}{replicas}{''.join(options)}"
 
 
+NO_PART_OF_A_RESULT = ("output_dir", "timeout_s")
+"""Fields that cannot change one: where rows go, when to give up."""
 _PARTS = {"measure", "problem"}
 RANKS = "world_size"
 """May be set beside a job's fields: how many ranks tp_size and dp_size must make."""

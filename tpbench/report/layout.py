@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from tpbench.job import NO_PART_OF_A_RESULT
 from tpbench.report.records import Record, identity, job_fields, label, order, records, say
 from tpbench.report.table import NEVER_RUN, heading
 from tpbench.results.cells import newest
@@ -169,7 +170,7 @@ def _tell_apart(found: list[Record], keys: list[str], columns: list[Key]) -> lis
     differing: set[str] = set()
     for group in _crowded(found, keys, columns):
         jobs = [job_fields(record) for record in group]
-        names = {name for job in jobs for name in job}
+        names = {name for job in jobs for name in job} - {*NO_PART_OF_A_RESULT}
         differing |= {name for name in names if len({job.get(name) for job in jobs}) > 1}
     if differing:
         added = [f"job {name}" for name in sorted(differing)]
