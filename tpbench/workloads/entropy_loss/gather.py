@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.collectives import all_gather
+from tpbench.workloads.collectives import gather_rows
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard, shard_bounds
 from tpbench.workloads.entropy_loss.output import Output, Step
@@ -73,7 +73,5 @@ def _whole(local: Tensor, shard: Shard) -> Tensor:
     widest = max(stop - start for start, stop in bounds)
     if local.shape[1] < widest:
         local = F.pad(local, (0, widest - local.shape[1]))
-    gathered = local.new_empty(shard.tp_size * shard.tokens, widest)
-    all_gather(gathered, local.contiguous(), group=shard.group)
-    parts = gathered.view(shard.tp_size, shard.tokens, widest)
+    parts = gather_rows(local, shard.group).view(shard.tp_size, shard.tokens, widest)
     return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, bounds, strict=True)], dim=1)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.workloads.collectives import all_gather
+from tpbench.workloads.collectives import gather_rows
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
@@ -37,9 +37,7 @@ def _all_gather(local: Tensor, shard: Shard) -> Tensor:
     """(tp_size, width, tokens), in rank order."""
     if shard.group is None:
         return local[None]
-    gathered = local.new_empty(shard.tp_size * local.shape[0], local.shape[1])
-    all_gather(gathered, local, group=shard.group)
-    return gathered.view(shard.tp_size, *local.shape)
+    return gather_rows(local, shard.group).view(shard.tp_size, *local.shape)
 
 
 def _scaled(logits: Tensor, scale: float) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.workloads import collectives
+from tpbench.workloads.collectives import gather_rows, scatter_rows
 
 Pending: TypeAlias = Callable[[], Tensor]
 """A result that may still be on its way; called once, it is there for the current stream."""
@@ -86,8 +86,7 @@ class Sequential:
         self.divisor = self.size
 
     def gather(self, shard: Tensor) -> Pending:
-        whole = shard.new_empty(self.size * len(shard), shard.shape[1])
-        collectives.all_gather(whole, shard, group=self.group)
+        whole = gather_rows(shard, self.group)
         return lambda: whole
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
@@ -100,9 +99,7 @@ class Sequential:
 
     def scatter(self, parts: Tensor) -> Tensor:
         """This rank's (rows / size, n) of the sum over ranks of everybody's (rows, n)."""
-        mine = parts.new_empty(len(parts) // self.size, parts.shape[1])
-        collectives.reduce_scatter(mine, parts, group=self.group)
-        return mine
+        return scatter_rows(parts, self.group)
 
 
 class Silent:

@@ -19,31 +19,28 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     Each rank sums the squares of what it holds in fp32. A mesh dimension over which a gradient is replicated counts it
     once, one over which it is sharded adds it up: parameters on several meshes, or on none, may be mixed.
     """
-    held: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
-    groups: dict[tuple[int, ...], list[Any]] = {}
-    keys: dict[Any, tuple[int, ...]] = {}  # hundreds of gradients have a few layouts
+    held: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+    groups: dict[Any, tuple[Any, ...]] = {}  # by layout: hundreds of gradients have a few
     for grad in (each.grad for each in parameters):
         if grad is None:
             continue
         layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
-        if layout not in keys:
-            over = _sharded_over(grad)
-            keys[layout] = tuple(id(each) for each in over)
-            groups[keys[layout]] = over
-        held[keys[layout]].append(_local(grad))
+        if layout not in groups:
+            groups[layout] = _sharded_over(grad)
+        held[groups[layout]].append(local(grad))
     total = torch.zeros((), dtype=torch.float32, device=device)
-    for key, grads in held.items():
+    for over, grads in held.items():
         squares = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()
-        for group in groups[key]:
+        for group in over:
             dist.all_reduce(squares, group=group)
         total += squares
     return total.sqrt()
 
 
-def _sharded_over(grad: Tensor) -> list[Any]:
+def _sharded_over(grad: Tensor) -> tuple[Any, ...]:
     """The process groups over which a gradient is sharded."""
     if not isinstance(grad, DTensor):
-        return []
+        return ()
     mesh = grad.device_mesh
     over = []
     for dimension, placement in enumerate(grad.placements):
@@ -51,7 +48,7 @@ def _sharded_over(grad: Tensor) -> list[Any]:
             raise TypeError(f"a gradient that is {placement} has not been reduced")
         if not isinstance(placement, Replicate) and mesh.size(dimension) > 1:
             over.append(mesh.get_group(dimension))
-    return over
+    return tuple(over)
 
 
 @torch.no_grad()
@@ -64,13 +61,14 @@ def clip(parameters: Sequence[Tensor], norm: Tensor, max_norm: float | None, sca
     by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
     for each in parameters:
         if each.grad is not None:
-            by_dtype[each.grad.dtype].append(_local(each.grad))
+            by_dtype[each.grad.dtype].append(local(each.grad))
     for grads in by_dtype.values():
         torch._foreach_mul_(grads, factor / scale)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def local(value: Tensor) -> Tensor:
+    """What this rank holds of a DTensor, or the tensor."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 class LossScale:

@@ -60,7 +60,8 @@ class Memory:
 
 
 def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> Memory:
-    """Estimated beforehand, as the backward pass begins; buffers of collectives and fragmentation are not in it.
+    """Estimated beforehand, as the backward pass begins, or AutoTP's update; buffers of collectives and fragmentation
+    are not in it.
 
     Parameters and what belongs to them by how the variant shards them; activations by the tensors that one layer keeps
     for its backward pass. On H200s, Qwen3 of 0.6B to 32B, peaks were 0.90 to 1.10 times this.
@@ -72,10 +73,8 @@ def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> Memo
     if variant == "autotp":
         if problem.zero_stage:
             states = -(-3 * held * stored // dp_size)  # two moments and a flat copy of the parameters
-        if problem.zero_stage == 2:
-            gradients = -(-gradients // dp_size)
-        if problem.zero_stage:
-            gradients += -(-held * stored // dp_size)  # and the update flattens those that are its rank's
+            updated = -(-held * stored // dp_size)
+            gradients = updated + (updated if problem.zero_stage == 2 else gradients)  # flat for the update, and as is
     elif variant != "ddp":
         model, gradients, states = (-(-each // dp_size) for each in (model, gradients, states))
     kept = variant == "ddp" or problem.accumulate > 1  # ddp's are views of its buckets

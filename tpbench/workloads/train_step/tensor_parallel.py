@@ -22,7 +22,7 @@ from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tpbench.workloads.collectives import all_gather, reduce_scatter
+from tpbench.workloads.collectives import gather_rows, scatter_rows
 from tpbench.workloads.train_step.models import rms_norm
 
 
@@ -194,36 +194,22 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Tensor, group: Any) -> Tensor:
         ctx.group = group
-        return _gather(share, group)
+        return gather_rows(share, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _scatter(gradient, ctx.group), None
+        return scatter_rows(gradient, ctx.group), None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: Any) -> Tensor:
         ctx.group = group
-        return _scatter(whole, group)
+        return scatter_rows(whole, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _gather(gradient, ctx.group), None
-
-
-def _gather(share: Tensor, group: Any) -> Tensor:
-    rows, width = share.shape
-    whole = share.new_empty(group.size() * rows, width)
-    all_gather(whole, share.contiguous(), group=group)
-    return whole
-
-
-def _scatter(whole: Tensor, group: Any) -> Tensor:
-    rows, width = whole.shape
-    share = whole.new_empty(rows // group.size(), width)
-    reduce_scatter(share, whole.contiguous(), group=group)
-    return share
+        return gather_rows(gradient, ctx.group), None
 
 
 def _sharded(parameter: Tensor, tp: DeviceMesh, dimension: int) -> nn.Parameter:

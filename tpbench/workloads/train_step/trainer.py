@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from tpbench.context import Context
 from tpbench.workloads.train_step.batches import Batch
-from tpbench.workloads.train_step.gradients import LossScale, clip, total_norm
+from tpbench.workloads.train_step.gradients import LossScale, clip, local, total_norm
 from tpbench.workloads.train_step.models import causal_mask
 from tpbench.workloads.train_step.problem import TrainStep
 
@@ -121,8 +121,3 @@ def model_inputs(problem: TrainStep, device: torch.device) -> dict[str, Any]:
     sees a share of the tokens and would count from its own start."""
     positions = torch.arange(problem.seq_length, device=device)[None]
     return {"position_ids": positions, "attention_mask": causal_mask(problem, device), "use_cache": False}
-
-
-def local(value: Tensor) -> Tensor:
-    """What this rank holds of a DTensor, or the tensor."""
-    return value.to_local() if isinstance(value, DTensor) else value
