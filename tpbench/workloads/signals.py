@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from tpbench.workloads.driver import cuda
+
 GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic comparison of 32 bits
 WITH_BARRIER = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: what the stream wrote before is visible first
 
@@ -33,7 +35,7 @@ class StreamSignals:
 
     def __init__(self, addresses: list[int], rank: int, driver: Any = None) -> None:
         """`addresses`: where each rank's flags begin, zeros, as mapped here. `driver`: in place of CUDA's."""
-        self.addresses, self.rank, self.driver = addresses, rank, driver or ctypes.CDLL("libcuda.so.1")
+        self.addresses, self.rank, self.driver = addresses, rank, driver or cuda()
         self.sent: Counter[tuple[int, int]] = Counter()
         self.awaited: Counter[tuple[int, int]] = Counter()
 

@@ -6,6 +6,7 @@ operation's reads and writes happen at its end, so that a buffer that is taken t
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tpbench.workloads import arena
+from tpbench.workloads import arena, driver
 from tpbench.workloads.signals import StreamSignals
 
 FLAG_SPACE = 1 << 20
@@ -159,6 +160,14 @@ class Machine(TorchFunctionMode):
         self.current.queue.append(Operation(0.0, ready, done=lambda _: None))
         return 0
 
+    def cuMemcpyBatchAsync_v2(
+        self, into: Any, source: Any, nbytes: Any, copies: Any, attributes: Any, begins: Any, kinds: Any, stream: Any
+    ) -> int:
+        assert copies.value == kinds.value == 1 and begins._obj.value == 0
+        places = into._obj.value, source._obj.value, nbytes._obj.value
+        self.queue("engine", places[2], lambda: ctypes.memmove(*places))
+        return 0
+
     def run(self) -> float:
         """Let all that is queued happen, in the order of its ends. When the last is done."""
         while waiting := [each for each in self.streams if each.queue]:
@@ -215,5 +224,6 @@ def on_streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
         }
         for name, value in fakes.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(driver, "cuda", lambda: machine)
 
     return install

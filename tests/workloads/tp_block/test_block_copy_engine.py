@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.workloads.tp_block.simulated import FLAG_SPACE, Costs, Machine, SharedArena, on_streams
 from tpbench.workloads import arena
+from tpbench.workloads.copies import copy_beside_compute
 from tpbench.workloads.signals import StreamSignals
 from tpbench.workloads.tp_block import copy_engine, operations
 from tpbench.workloads.tp_block.copy_engine import CopyEngine, peer_runs
@@ -50,13 +51,14 @@ SIZES = ((2, 3, 5), (4, 6, 2), (1, 2, 3))
 """Rows of a shard, and a linear's features: changing, so that buffers alternate, are taken again, and grow."""
 
 
-@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize("limit", [None, "PIECE", "LARGE"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_operations_in_a_row_are_right_at_any_speed(
-    ranks: int, in_pieces: bool, streams: Installs, monkeypatch: pytest.MonkeyPatch
+    ranks: int, limit: str | None, streams: Installs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if in_pieces:
-        monkeypatch.setattr(copy_engine, "PIECE", 1)
+    """`limit`: that size is reached by all."""
+    if limit:
+        monkeypatch.setattr(copy_engine, limit, 1)
 
     def work(engine: CopyEngine) -> list[tuple[Tensor, ...]]:
         found = []
@@ -123,12 +125,39 @@ def exposed(streams: Installs, ranks: int, name: str, transfer: float) -> tuple[
     """The operation's time beyond its products, where one product of all rows takes 1 and a shard's transfer so long;
     and the kinds of what rank 0 ran on the stream of its products."""
     shard = ROWS // ranks * OUT
-    costs = {"product": 1 / (ROWS * IN * OUT), "transfer": transfer / shard, "copy": 0.0, "add": 0.0, "signal": 0.0}
-    streams(machine := Machine(lambda kind, amount: costs[kind] * amount))
+    costs = {"product": 1 / (ROWS * IN * OUT), "transfer": transfer / shard, "engine": transfer / shard / 40}
+    streams(machine := Machine(lambda kind, amount: costs.get(kind, 0.0) * amount))
     queued(machine, ranks, OPERATIONS[name])
     products = 2.0 if name.endswith("backward") else 1.0
     took = machine.run() - products
     return took, [kind for stream, kind, _, _ in machine.log if stream is machine.streams[2]]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_large_shard_is_kept_without_a_kernel_before_its_product(
+    ranks: int, streams: Installs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the one that stages it for the peers. The copy hides as the transfers do."""
+    monkeypatch.setattr(copy_engine, "LARGE", 1)
+    took, ran = exposed(streams, ranks, "column forward", transfer=0.5 / ranks)
+    assert took == pytest.approx(0, abs=1e-6)
+    assert ran == ["copy"] + ["product"] * ranks
+
+
+def test_a_driver_without_such_copies_leaves_them_to_kernels(
+    streams: Installs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_engine, "LARGE", 1)
+    monkeypatch.setattr(Machine, "cuMemcpyBatchAsync_v2", None)
+    _, ran = exposed(streams, 2, "column forward", transfer=0.25)
+    assert ran == ["copy", "copy", "product", "product"]
+
+
+def test_a_copy_that_the_driver_refuses_is_an_error(streams: Installs, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(Machine(at_random(0)))
+    monkeypatch.setattr(Machine, "cuMemcpyBatchAsync_v2", lambda *_: 1)
+    with pytest.raises(RuntimeError, match="cuMemcpyBatchAsync_v2 failed with CUDA error 1"):
+        copy_beside_compute(torch.zeros(4), torch.ones(4))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

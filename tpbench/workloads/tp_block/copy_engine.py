@@ -14,8 +14,9 @@ Two buffers alternate for each. A rank copies in order, so that the word that it
 operation says too that it has pulled all that it wanted in the one before: its buffers are free in the next. Around the
 ring that word has come from everybody when a rank has its own sum.
 
-Copies within a GPU take SMs and so would wait for a product's end beside it: they go before it, on its stream. Products
-follow each other on one stream: of two that may run at once the wrong one can be first.
+Copies within a GPU take SMs and so would wait for a product's end beside it: they go before it, on its stream, but for
+a large shard's to where it is kept, which a copy engine makes behind those of the peers'. Products follow each other on
+one stream: of two that may run at once the wrong one can be first.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.arena import Arena
+from tpbench.workloads.copies import copy_beside_compute
 from tpbench.workloads.tp_block.schedule import Pending
 
 STAGED, HANDED = range(2)
@@ -35,6 +37,10 @@ STAGED, HANDED = range(2)
 PIECE = 2**22
 """Elements of a product's piece, at least: tiles of 128 x 256 for each of an H200's SMs. Smaller ones leave SMs idle,
 which costs more than a kernel that adds."""
+
+LARGE = 2**24
+"""Bytes of a shard that a copy engine takes to where it is kept. With half of that the products' stream waits about as
+long for one more event as the kernel takes that is saved."""
 
 
 class CopyEngine:
@@ -76,6 +82,7 @@ class CopyEngine:
         for run in self.runs:
             self._until(arrived[peer] for peer in run)
             torch.mm(_rows(sources, run), matrix, out=_rows(products, run))
+        self._until(arrived.values())
         self._end()
         return whole, product
 
@@ -120,7 +127,8 @@ class CopyEngine:
 
     def _pull(self, shard: Tensor, keep: bool) -> tuple[Tensor, dict[int, torch.cuda.Event]]:
         """Queue the copies of everybody's shard, the own one on the current stream: into memory of its own (`keep`) or
-        to where it is staged, which the next gather but one takes again. By peer, when its shard is there."""
+        to where it is staged, which the next gather but one takes again. By peer, when its shard is there; the own one
+        is there already, or under way too."""
         staged = self._buffer("staged", (self.size, *shard.shape), shard.dtype)
         here = staged[self.rank]
         whole = torch.empty_like(here) if keep else here
@@ -134,7 +142,10 @@ class CopyEngine:
                 self.signals.wait(STAGED, peer)
                 whole[peer].copy_(staged[peer][peer], non_blocking=True)
                 arrived[peer].record()
-        if keep:
+            beside = keep and shard.nbytes >= LARGE and copy_beside_compute(whole[self.rank], shard)
+            if beside:
+                arrived[self.rank] = self.copies.record_event()
+        if keep and not beside:
             whole[self.rank].copy_(shard, non_blocking=True)
         return whole.flatten(0, 1), arrived
 

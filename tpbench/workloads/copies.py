@@ -1,0 +1,50 @@
+"""Copies within a GPU that leave its SMs to others."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from tpbench.workloads import driver
+
+IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _Attributes(ctypes.Structure):
+    """CUmemcpyAttributes."""
+
+    _fields_ = [
+        ("order", ctypes.c_int),
+        ("source", _Location),
+        ("destination", _Location),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
+    """Copy on the current stream, which is none of CUDA's default ones, by a copy engine: an ordinary copy within a GPU
+    is a kernel and waits for SMs. Both contiguous and of one size. False, and nothing is done, where the driver has no
+    such copies (before CUDA 13) or a graph is being captured. RuntimeError where the driver refuses."""
+    copy = getattr(driver.cuda(), "cuMemcpyBatchAsync_v2", None)
+    if copy is None or torch.cuda.is_current_stream_capturing():
+        return False
+    error = copy(
+        ctypes.byref(ctypes.c_uint64(into.data_ptr())),
+        ctypes.byref(ctypes.c_uint64(source.data_ptr())),
+        ctypes.byref(ctypes.c_size_t(into.nbytes)),
+        ctypes.c_size_t(1),  # copies
+        ctypes.byref(_Attributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)),
+        ctypes.byref(ctypes.c_size_t(0)),  # the first copy that these are of
+        ctypes.c_size_t(1),  # attributes
+        ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+    )
+    if error:
+        raise RuntimeError(f"cuMemcpyBatchAsync_v2 failed with CUDA error {error}")
+    return True
