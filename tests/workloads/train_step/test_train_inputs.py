@@ -176,6 +176,18 @@ def test_memory_of_parameters_by_variant() -> None:
     assert sizes.memory(cell, "autotp", 2, 1).model == pytest.approx(2 * (embedding + (count - embedding) / 2), abs=2)
 
 
+def test_autotp_s_buffers_replace_the_logits_where_they_are_larger() -> None:
+    """Two of ZeRO's, which it makes with the first gradient on GPUs, whatever the model's size."""
+    buffers = 2 * 500_000_000 * 2
+    cell = problem(dtype="bfloat16", vocab=96)
+    there, none = (sizes.memory(cell, "autotp", 2, 1, on_gpus=each).activations for each in (True, False))
+    logits = cell.tokens * 96 // 2 * (2 * 2 + 2 * 4)
+    assert there == none - logits + buffers
+    assert sizes.memory(problem(dtype="bfloat16", vocab=96, zero_stage=0), "autotp", 2, 1).activations == none
+    many = problem(dtype="bfloat16", vocab=2**20, seq_length=2**12)
+    assert sizes.memory(many, "autotp", 2, 1) == sizes.memory(many, "autotp", 2, 1, on_gpus=False)
+
+
 def described(**changes: Any) -> str:
     """A config.json of a small model."""
     content = {

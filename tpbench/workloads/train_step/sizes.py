@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 
+BUFFER = 500_000_000
+"""Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients, its default."""
+
 
 def layer_matmul_parameters(problem: TrainStep) -> int:
     """Weights of one decoder layer's matrix products."""
@@ -59,13 +62,13 @@ class Memory:
         return self.model + self.optimizer + passing
 
 
-def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> Memory:
-    """Estimated beforehand, as the backward pass begins, or AutoTP's update; buffers of collectives and fragmentation
-    are not in it.
+def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int, *, on_gpus: bool = True) -> Memory:
+    """Estimated beforehand: as the backward pass begins; AutoTP's, where that is more, with its first gradient or in
+    its update. Fragmentation and other buffers of collectives are not in it.
 
     Parameters and what belongs to them by how the variant shards them; activations by the tensors that one layer keeps
-    for its backward pass. On H200s, Qwen3 of 0.6B to 32B, peaks were 0.90 to 1.11 times this, but AutoTP's of 0.6B and
-    1.7B with 2048 tokens over four up to 1.44 times, 0.6 to 1.5 GiB more.
+    for its backward pass. On H200s, Qwen3 of 0.6B to 32B, peaks were 0.90 to 1.11 times this. On a CPU the memory of
+    AutoTP's buffers that is not written to is none.
     """
     stored = ITEM_BYTES[problem.stored_dtype]
     held = _parameters_of_a_rank(problem, variant, tp_size)
@@ -78,8 +81,12 @@ def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> Memo
             gradients = updated + (updated if problem.zero_stage == 2 else gradients)  # flat for the update, and as is
     elif variant != "ddp":
         model, gradients, states = (-(-each // dp_size) for each in (model, gradients, states))
+    logits = _logits(problem, variant, tp_size)
+    activations = _activations(problem, variant, tp_size) + logits
+    if variant == "autotp" and problem.zero_stage and on_gpus:  # with the first gradient, when the logits are gone
+        activations += max(0, 2 * BUFFER * ITEM_BYTES[problem.dtype] - logits)
     kept = variant == "ddp" or problem.accumulate > 1  # ddp's are views of its buckets
-    return Memory(model, gradients, states, _activations(problem, variant, tp_size), kept)
+    return Memory(model, gradients, states, activations, kept)
 
 
 def _parameters_of_a_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
@@ -89,7 +96,8 @@ def _parameters_of_a_rank(problem: TrainStep, variant: str, tp_size: int) -> int
 
 
 def _activations(problem: TrainStep, variant: str, tp_size: int) -> int:
-    compute, tokens = ITEM_BYTES[problem.dtype], problem.tokens
+    """What the layers keep."""
+    compute = ITEM_BYTES[problem.dtype]
     across = 1 if variant == "autotp" else tp_size  # sequence parallelism shards what lies between the products too
     hidden = problem.hidden_size / across
     queries, keys = problem.heads * problem.head_dim / tp_size, problem.kv_heads * problem.head_dim / tp_size
@@ -105,11 +113,16 @@ def _activations(problem: TrainStep, variant: str, tp_size: int) -> int:
     kept = problem.depth * one_layer
     if problem.activation_checkpointing:
         kept = problem.depth * hidden * compute + one_layer
+    return round(problem.tokens * kept)
+
+
+def _logits(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """The head's, and what the loss makes of them."""
     columns = problem.vocab / (tp_size if problem.vocab_parallel else 1)
-    logits = columns * 2 * compute  # and their gradient
+    logits = columns * 2 * ITEM_BYTES[problem.dtype]  # and their gradient
     if problem.train_loss == "torch":  # in fp32: logarithms of probabilities, their gradient; DTensor's, one more
         logits += columns * (12 if problem.vocab_parallel and variant.startswith("fsdp_dtensor") else 8)
-    return round(tokens * (kept + logits))
+    return round(problem.tokens * logits)
 
 
 def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> int:

@@ -21,7 +21,7 @@ TENSOR_PARALLEL = frozenset({"vocab_parallel"})
 
 def beforehand(job: Any) -> dict[str, Any]:
     """The counts that follow from the job, and the memory that it is expected to need on a rank."""
-    expected = sizes.memory(job.problem, job.variant, job.tp_size, job.dp_size)
+    expected = sizes.memory(job.problem, job.variant, job.tp_size, job.dp_size, on_gpus=job.device != "cpu")
     return {
         "tokens": job.problem.tokens,
         "parameters": sizes.parameters(job.problem),
@@ -104,7 +104,8 @@ WORKLOAD = Workload(
         "expected_model_gib": "parameters of a rank, estimated beforehand, GiB",
         "expected_gradients_gib": "gradients of a rank, estimated beforehand, GiB",
         "expected_optimizer_gib": "what the optimizer holds on a rank, estimated beforehand, GiB",
-        "expected_activations_gib": "activations of a rank as its backward pass begins, estimated beforehand, GiB",
+        "expected_activations_gib": "activations of a rank as its backward pass begins, or fewer and AutoTP's buffers "
+        "with the first gradient, estimated beforehand, GiB",
         "expected_gib": "their sum, but of gradients and activations the larger if these go as those come, GiB",
         "losses": "mean loss of every step, warm-up included",
         "grad_norms": "gradient norm before clipping of every step, warm-up included",
