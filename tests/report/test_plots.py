@@ -1,5 +1,7 @@
 """Single pictures, and what they show."""
 
+import io
+
 import pytest
 
 from tests.report import synthetic
@@ -70,6 +72,16 @@ def test_a_page_has_its_own_colours_and_text(section):
     assert ">131072</text>" in made or "131072" in made
     assert made == plots.inline(section, "time", "s0time")
     assert style.colour(0) == style.LIGHT[0]
+
+
+@pytest.mark.parametrize("name", ["time", "block_cap", "samples"])
+def test_an_svg_is_the_one_that_matplotlib_saves(section, name):
+    draw = plots.PLOTS[name].draw
+    with style.drawing("salt"):
+        saved = io.BytesIO()
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        draw(section).savefig(saved, format="svg", metadata=metadata)
+        assert style.svg(draw(section)) == saved.getvalue()
 
 
 def test_what_varies_runs_along_the_axis(add, frame):

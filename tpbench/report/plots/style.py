@@ -129,9 +129,9 @@ def inline_svg(figure: Figure) -> str:
 
 def svg(figure: Figure) -> bytes:
     """The figure as an SVG file."""
-    out = io.BytesIO()
-    figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return out.getvalue()
+    from tpbench.report.plots.svg import as_svg
+
+    return as_svg(figure).encode()
 
 
 def png(figure: Figure) -> bytes:
