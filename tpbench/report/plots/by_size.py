@@ -44,6 +44,9 @@ def draw(section: Section, name: str, *, floor: bool = False) -> Figure | None:
         axes.set_xlabel(label(section.names[along]))
     for line in grid:
         line[0].set_ylabel(f"{shown.name} ({shown.unit})")
+    grid.flat[0].set_yscale("log")  # all share it, and setting it for one sets it for each
+    grid.flat[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    grid.flat[0].yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     low, high = grid.flat[0].get_ylim()
     grid.flat[0].set_ylim(min(low, high / 4), max(high, low * 4))  # room for a tick or two that has a label
     handles: dict[str, Any] = {}
@@ -109,14 +112,11 @@ def _panel(
                 lowest[place[row.key[axis]]] = min(found)
         if lowest:
             axes.plot(*zip(*sorted(lowest.items()), strict=True), "--", color=style.ink(), marker="_", label="floor")
-    axes.set_yscale("log")
     named = [say(size) for size in sizes]
     axes.set_xticks(range(len(sizes)), named)
     if sum(len(text) + 2 for text in named) > letters:
         axes.tick_params(axis="x", rotation=60)
     axes.set_xlim(-0.3, len(sizes) - 0.7)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     axes.tick_params(axis="y", which="minor", labelsize=6)
 
 

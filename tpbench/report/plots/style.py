@@ -61,6 +61,7 @@ def drawing(name: str, palette: Palette = ON_WHITE) -> Iterator[None]:
         "font.family": "sans-serif",
         "font.size": 9,
         "axes.titlesize": 9,
+        "axes.titley": 1.0,  # where it is anyway, and need not be looked for in each panel
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
