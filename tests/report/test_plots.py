@@ -1,15 +1,18 @@
 """Single pictures, and what they show."""
 
 import io
+import itertools
 
+import numpy as np
 import pytest
 
 from tests.report import synthetic
 from tpbench.report import plots
 from tpbench.report.command import main
 from tpbench.report.layout import lay_out
-from tpbench.report.plots import by_size, style
+from tpbench.report.plots import by_size, speedup, spread, style
 from tpbench.report.plots.block_cap import shares
+from tpbench.report.samples import measured, speedups
 from tpbench.results.read import load
 
 
@@ -82,6 +85,46 @@ def test_an_svg_is_the_one_that_matplotlib_saves(section, name):
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         draw(section).savefig(saved, format="svg", metadata=metadata)
         assert style.svg(draw(section)) == saved.getvalue()
+
+
+@pytest.mark.parametrize(
+    "draw, shown", [(spread.draw, measured), (speedup.draw, lambda each: speedups(each, "samples_ms"))]
+)
+def test_each_line_has_its_name_beside_it(section, draw, shown):
+    with style.drawing("x"):
+        figure = draw(section, "samples_ms")
+        style.svg(figure)  # lays it out
+        (axes,) = figure.axes
+        assert [text.get_position()[1] for text in axes.texts] == list(range(len(list(shown(section)))))
+        boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in axes.texts]
+    assert all(box.x0 >= 0 and box.x1 < axes.bbox.x0 for box in boxes)
+    assert all(upper.y0 > lower.y1 for upper, lower in itertools.pairwise(boxes))
+
+
+def test_spread_shows_percentiles_and_outliers(section):
+    cells = list(measured(section))
+    with style.drawing("x"):
+        (axes,) = spread.draw(section, "samples_ms").axes
+    reach, quartiles = ([segment[:, 0] for segment in lines.get_segments()] for lines in axes.collections[:2])
+    dots = np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "."])
+    for height, cell in enumerate(cells):
+        away = 100 * (cell.record["samples_ms"] / np.median(cell.record["samples_ms"]) - 1)
+        assert reach[height] == pytest.approx(np.percentile(away, [5, 95]))
+        assert quartiles[height] == pytest.approx(np.percentile(away, [25, 75]))
+        assert max(dots[dots[:, 1] == height, 0]) == pytest.approx(max(away))  # two samples of each are 40% slower
+
+
+def test_intervals_of_speedups_stand_about_their_values(section):
+    with style.drawing("x"):
+        (axes,) = speedup.draw(section, "samples_ms").axes
+    found = speedups(section, "samples_ms")
+    drawn = {}
+    for values, _, (bars,) in axes.containers:
+        for (value, height), ends in zip(values.get_xydata(), bars.get_segments(), strict=True):
+            drawn[height] = (ends[0, 0], value, ends[1, 0])
+    assert [drawn[height] for height in range(len(found))] == [
+        pytest.approx((each.ratio.low, each.ratio.value, each.ratio.high)) for each in found
+    ]
 
 
 def test_what_varies_runs_along_the_axis(add, frame):

@@ -19,11 +19,14 @@ def draw(section: Section, clock: str) -> Figure | None:
         return None
     figure = style.new_figure(7.5, 0.9 + 0.21 * len(found))
     axes = figure.subplots()
-    for place, each in enumerate(found):
-        low, high = each.ratio.low or each.ratio.value, each.ratio.high or each.ratio.value
+    for column in sorted({each.other.column for each in found}):
+        heights = [height for height, each in enumerate(found) if each.other.column == column]
+        ratios = [found[height].ratio for height in heights]
+        below = [each.value - (each.low or each.value) for each in ratios]
+        above = [(each.high or each.value) - each.value for each in ratios]
         axes.errorbar(
-            each.ratio.value, place, xerr=[[each.ratio.value - low], [high - each.ratio.value]], capsize=2,
-            fmt=style.marker(each.other.column), color=style.colour(each.other.column),
+            [each.value for each in ratios], heights, xerr=[below, above], capsize=2,
+            fmt=style.marker(column), color=style.colour(column),
         )  # fmt: skip
     axes.axvline(1, color=style.ink(), linewidth=1)
     if axes.get_xlim()[1] > 4:
@@ -31,7 +34,6 @@ def draw(section: Section, clock: str) -> Figure | None:
         axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}x" if f"{value:e}"[0] in "235" else "")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     names = [style.short(f"{each.fastest.head} over {each.other.head}  {each.problem}", 90) for each in found]
-    axes.set_yticks(range(len(found)), names, fontsize=7)
-    axes.set_ylim(len(found) - 0.4, -0.6)
+    style.name_lines(axes, names)
     figure.supxlabel(f"speed-up of the fastest, {CLOCKS[clock]} time (95% interval)", fontsize=8)
     return figure

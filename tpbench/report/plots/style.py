@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tpbench.fields import JobError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LIGHT = ("#1668b8", "#c4420c", "#1b7f4d", "#8b3fb0", "#a8730a", "#c2185b", "#00808a", "#6b5b4b")
@@ -108,6 +109,31 @@ def legend_columns(texts: Sequence[str], inches: float) -> int:
 def ink() -> str:
     """The colour of text, and of what belongs to no series."""
     return _palette.get().ink
+
+
+def name_lines(axes: Axes, names: Sequence[str]) -> None:
+    """Names at the left, one at each height from 0 down, with a line across.
+
+    They look like ticks. Each of those is five artists, and hundreds of them would take most of a picture's time.
+    """
+    from matplotlib import rcParams
+    from matplotlib.markers import TICKLEFT
+
+    heights = range(len(names))
+    axes.set_yticks([])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    across = axes.get_yaxis_transform()
+    axes.hlines(
+        heights, 0, 1, rcParams["grid.color"], linewidth=rcParams["grid.linewidth"], transform=across, zorder=1.5
+    )
+    axes.plot(
+        [0] * len(names), heights, linestyle="", marker=TICKLEFT, markersize=rcParams["ytick.major.size"],
+        markeredgewidth=rcParams["ytick.major.width"], color=ink(), transform=across, clip_on=False, zorder=1.5,
+    )  # fmt: skip
+    away = rcParams["ytick.major.size"] + rcParams["ytick.major.pad"]
+    beside, vertical, horizontal = axes.get_yaxis_text1_transform(away)
+    for height, name in zip(heights, names, strict=True):
+        axes.text(0, height, name, transform=beside, va=vertical, ha=horizontal, fontsize=7)
 
 
 def new_figure(width: float, height: float) -> Figure:
