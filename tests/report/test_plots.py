@@ -62,6 +62,17 @@ def test_the_lines_are_the_rows(rows, section):
     assert "pytorch_gather: out of memory" in [line.get_label() for line in failed.get_lines()]
 
 
+def test_marks_between_decades_have_labels(section):
+    with style.drawing("x"):
+        figure = by_size.draw(section, "time_ms")
+        style.svg(figure)  # makes the ticks
+    first, second = figure.axes[:2]
+    low, high = first.get_ylim()
+    shown = [tick.label1.get_text() for tick in first.yaxis.get_minor_ticks() if low <= tick.get_loc() <= high]
+    assert {text.lstrip("0.")[0] for text in shown} == {"2", "5"}
+    assert not any(tick.tick1line.get_visible() for tick in second.yaxis.get_minor_ticks())
+
+
 def test_shares_by_block_cap(rows, section):
     found = shares(section)
     line = found["triton_tp", "vocab=32768 tp=1 tokens=4096"]

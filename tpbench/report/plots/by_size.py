@@ -42,9 +42,12 @@ def draw(section: Section, name: str, *, floor: bool = False) -> Figure | None:
         _panel(axes, section, along, rows, name, floor, letters)
         axes.set_title(textwrap.fill(title, letters))
         axes.set_xlabel(label(section.names[along]))
-    for line in grid:
-        line[0].set_ylabel(f"{shown.name} ({shown.unit})")
-    grid.flat[0].set_yscale("log")  # all share it, and setting it for one sets it for each
+    for first, *others in grid:
+        first.set_ylabel(f"{shown.name} ({shown.unit})")
+        first.tick_params(axis="y", which="minor", labelsize=6)
+        for axes in others:  # which have no labels: marks without any are not worth their time
+            axes.tick_params(axis="y", which="minor", left=False)
+    grid.flat[0].set_yscale("log", subs=(2, 5))  # all share it, and setting it for one sets it for each
     grid.flat[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     grid.flat[0].yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     low, high = grid.flat[0].get_ylim()
@@ -117,7 +120,6 @@ def _panel(
     if sum(len(text) + 2 for text in named) > letters:
         axes.tick_params(axis="x", rotation=60)
     axes.set_xlim(-0.3, len(sizes) - 0.7)
-    axes.tick_params(axis="y", which="minor", labelsize=6)
 
 
 def _value(record: Record | None, name: str) -> float | None:
