@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ METHOD = (
 )
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+Places: TypeAlias = np.ndarray[Any, np.dtype[np.int_]]
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ def ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> Ratio
     value = float(np.median(top) / np.median(bottom))
     if min(len(top), len(bottom)) < FEWEST:
         return Ratio(value)
-    random = np.random.default_rng(0)  # the same rows make the same report
+    at_top, at_bottom = _medians(len(top), len(bottom))
     with np.errstate(divide="ignore"):
-        draws = _medians(top, random) / _medians(bottom, random)
+        draws = np.sort(top)[at_top] / np.sort(bottom)[at_bottom]
     low, high = np.percentile(draws, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
     return Ratio(value, float(min(low, value)), float(max(high, value)))
 
@@ -51,14 +53,14 @@ def clean(samples: Sequence[float] | None) -> Array:
     return finite
 
 
-def _medians(samples: Array, random: np.random.Generator) -> Array:
-    """Medians of bootstrap resamples, without resampling.
+@functools.lru_cache(maxsize=64)  # most cells of a report have one of a few numbers of samples, and draws take long
+def _medians(*counts: int) -> tuple[Places, ...]:
+    """For sides of so many samples, where among these in order the medians of bootstrap resamples are.
 
     A resample is samples[floor(n U)] for n uniform U, sorted with them, so its median is the sample at the median U,
     which is Beta((n + 1) / 2, (n + 1) / 2). For an odd n this is exact; for an even one the two middle samples, which
     a plain bootstrap averages, are stood for by one between them.
     """
-    count = len(samples)
-    middle = random.beta((count + 1) / 2, (count + 1) / 2, DRAWS)
-    medians: Array = np.sort(samples)[np.minimum((middle * count).astype(int), count - 1)]
-    return medians
+    random = np.random.default_rng(0)  # the same rows make the same report
+    middles = [(count, random.beta((count + 1) / 2, (count + 1) / 2, DRAWS)) for count in counts]
+    return tuple(np.minimum((middle * count).astype(int), count - 1) for count, middle in middles)

@@ -60,6 +60,7 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
     }
 
 
+@functools.cache
 def all_columns() -> dict[str, Column]:
     """Every column that a frame of rows has: the common ones, then each workload's."""
     columns = dict(common_columns())
