@@ -1,7 +1,9 @@
 """Single pictures, and what they show."""
 
+import gc
 import io
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tpbench.report.command import main
 from tpbench.report.layout import lay_out
 from tpbench.report.plots import by_size, speedup, spread, style
 from tpbench.report.plots.block_cap import shares
+from tpbench.report.plots.garbage import swept_at_once
 from tpbench.report.samples import measured, speedups
 from tpbench.results.read import load
 
@@ -136,6 +139,18 @@ def test_intervals_of_speedups_stand_about_their_values(section):
     assert [drawn[height] for height in range(len(found))] == [
         pytest.approx((each.ratio.low, each.ratio.value, each.ratio.high)) for each in found
     ]
+
+
+def test_what_refers_to_itself_goes_when_it_is_done_with():
+    class Knot:
+        pass
+
+    with swept_at_once():
+        knot = Knot()
+        knot.itself = knot
+        there = weakref.ref(knot)
+        del knot
+    assert there() is None and gc.isenabled()
 
 
 def test_what_varies_runs_along_the_axis(add, frame):

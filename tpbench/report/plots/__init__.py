@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from tpbench.fields import JobError, unknown
 from tpbench.report.layout import Layout, Section
 from tpbench.report.plots import block_cap, by_size, speedup, spread, style, timeline
+from tpbench.report.plots.garbage import swept_at_once
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +47,7 @@ NEEDS = (
 """Columns that records need so that every plot can be drawn."""
 
 
+@swept_at_once()
 def inline(section: Section, name: str, salt: str) -> str | None:
     """A plot of a section as an `svg` element for a page."""
     with style.drawing(salt, style.STAND_INS):
