@@ -11,6 +11,7 @@ from tpbench.workloads import driver
 
 IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+COPY = "cuMemcpyBatchAsync_v2"
 
 
 class _Location(ctypes.Structure):
@@ -32,10 +33,10 @@ def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
     """Copy on the current stream, which is none of CUDA's default ones, by a copy engine: an ordinary copy within a GPU
     is a kernel and waits for SMs. Both contiguous and of one size. False, and nothing is done, where the driver has no
     such copies (before CUDA 13) or a graph is being captured. RuntimeError where the driver refuses."""
-    copy = getattr(driver.cuda(), "cuMemcpyBatchAsync_v2", None)
-    if copy is None or torch.cuda.is_current_stream_capturing():
+    if not driver.has(COPY) or torch.cuda.is_current_stream_capturing():
         return False
-    error = copy(
+    driver.call(
+        COPY,
         ctypes.byref(ctypes.c_uint64(into.data_ptr())),
         ctypes.byref(ctypes.c_uint64(source.data_ptr())),
         ctypes.byref(ctypes.c_size_t(into.nbytes)),
@@ -43,8 +44,6 @@ def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
         ctypes.byref(_Attributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)),
         ctypes.byref(ctypes.c_size_t(0)),  # the first copy that these are of
         ctypes.c_size_t(1),  # attributes
-        ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+        driver.current_stream(),
     )
-    if error:
-        raise RuntimeError(f"cuMemcpyBatchAsync_v2 failed with CUDA error {error}")
     return True

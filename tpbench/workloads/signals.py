@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tpbench.workloads.driver import cuda
+from tpbench.workloads import driver
 
 GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic comparison of 32 bits
 WITH_BARRIER = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: what the stream wrote before is visible first
@@ -33,9 +33,9 @@ class StreamSignals:
     that fills the GPU delays none. Flags count up; a captured graph would wait for numbers that have passed, so that
     capturing is refused."""
 
-    def __init__(self, addresses: list[int], rank: int, driver: Any = None) -> None:
-        """`addresses`: where each rank's flags begin, zeros, as mapped here. `driver`: in place of CUDA's."""
-        self.addresses, self.rank, self.driver = addresses, rank, driver or cuda()
+    def __init__(self, addresses: list[int], rank: int) -> None:
+        """`addresses`: where each rank's flags begin, zeros, as mapped here."""
+        self.addresses, self.rank = addresses, rank
         self.sent: Counter[tuple[int, int]] = Counter()
         self.awaited: Counter[tuple[int, int]] = Counter()
 
@@ -56,10 +56,8 @@ class StreamSignals:
     def _call(self, name: str, address: int, value: int, flags: int) -> None:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("signals=stream cannot be captured in a CUDA graph: graph=false or signals=kernel")
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         words = ctypes.c_uint64(address), ctypes.c_uint32(value & 0xFFFFFFFF), ctypes.c_uint(flags)
-        if error := getattr(self.driver, name)(stream, *words):
-            raise RuntimeError(f"{name} failed with CUDA error {error}")
+        driver.call(name, driver.current_stream(), *words)
 
 
 class KernelSignals:

@@ -203,7 +203,7 @@ class SharedArena(arena.Arena):
         self.group, self.device = nobody, torch.device("cpu")
         self.copies: Any = machine.stream()
         self.memory, self.outgrown, self.uses, self.made = {}, [], {}, 0
-        self.signals = StreamSignals([FLAG_SPACE * (1 + each) for each in range(ranks)], rank, machine)
+        self.signals = StreamSignals([FLAG_SPACE * (1 + each) for each in range(ranks)], rank)
 
     def _allocated(self, nbytes: int) -> tuple[Tensor, Any]:
         self.made += 1

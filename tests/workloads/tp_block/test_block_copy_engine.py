@@ -187,7 +187,7 @@ def test_small_sums_are_added_after_the_own_product_which_hides_the_transfer(str
 
 def test_a_signal_that_never_comes_is_an_error_here(streams: Installs) -> None:
     streams(machine := Machine(at_random(0)))
-    signals = StreamSignals([FLAG_SPACE, 2 * FLAG_SPACE], 0, machine)
+    signals = StreamSignals([FLAG_SPACE, 2 * FLAG_SPACE], 0)
     signals.send(3, 1)
     machine.run()
     assert list(machine.flags) == [2 * FLAG_SPACE + 4 * (3 * 2 + 0)]

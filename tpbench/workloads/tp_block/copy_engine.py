@@ -82,7 +82,8 @@ class CopyEngine:
         for run in self.runs:
             self._until(arrived[peer] for peer in run)
             torch.mm(_rows(sources, run), matrix, out=_rows(products, run))
-        self._until(arrived.values())
+        if self.rank in arrived:
+            self._until([arrived[self.rank]])
         self._end()
         return whole, product
 
@@ -142,10 +143,9 @@ class CopyEngine:
                 self.signals.wait(STAGED, peer)
                 whole[peer].copy_(staged[peer][peer], non_blocking=True)
                 arrived[peer].record()
-            beside = keep and shard.nbytes >= LARGE and copy_beside_compute(whole[self.rank], shard)
-            if beside:
+            if keep and shard.nbytes >= LARGE and copy_beside_compute(whole[self.rank], shard):
                 arrived[self.rank] = self.copies.record_event()
-        if keep and not beside:
+        if keep and self.rank not in arrived:
             whole[self.rank].copy_(shard, non_blocking=True)
         return whole.flatten(0, 1), arrived
 

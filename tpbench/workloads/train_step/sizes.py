@@ -74,17 +74,17 @@ def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int, *, on_g
     held = _parameters_of_a_rank(problem, variant, tp_size)
     states = 2 * held * stored
     model, gradients = held * stored, held * stored
+    buffers = 0
     if variant == "autotp":
         if problem.zero_stage:
+            buffers = 2 * BUFFER * ITEM_BYTES[problem.dtype] if on_gpus else 0
             states = -(-3 * held * stored // dp_size)  # two moments and a flat copy of the parameters
             updated = -(-held * stored // dp_size)
             gradients = updated + (updated if problem.zero_stage == 2 else gradients)  # flat for the update, and as is
     elif variant != "ddp":
         model, gradients, states = (-(-each // dp_size) for each in (model, gradients, states))
-    logits = _logits(problem, variant, tp_size)
-    activations = _activations(problem, variant, tp_size) + logits
-    if variant == "autotp" and problem.zero_stage and on_gpus:  # with the first gradient, when the logits are gone
-        activations += max(0, 2 * BUFFER * ITEM_BYTES[problem.dtype] - logits)
+    # The buffers come with the first gradient, when the logits are gone.
+    activations = _activations(problem, variant, tp_size) + max(_logits(problem, variant, tp_size), buffers)
     kept = variant == "ddp" or problem.accumulate > 1  # ddp's are views of its buckets
     return Memory(model, gradients, states, activations, kept)
 
