@@ -26,6 +26,8 @@ import torch
 import torch.distributed as dist
 
 START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 280.0 if torch.cuda.is_available() else 120.0
+"""Where there are GPUs each rank compiles its kernels within it, and pytest's own limit is 300 s."""
 GRACE_S = 5.0
 """How long the other ranks have to answer after one failed: they may wait for it in a collective."""
 
@@ -51,7 +53,9 @@ class RankError(AssertionError):
         """What the other ranks had, by rank."""
 
 
-def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> list[Any]:
+def run_on_ranks(
+    world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = ANSWER_TIMEOUT_S
+) -> list[Any]:
     """The results of `function(Rank, *args)` on each rank: over gloo on a CPU, NCCL where there are GPUs."""
     if world_size not in _pools:
         _pools[world_size] = _Pool(world_size)
