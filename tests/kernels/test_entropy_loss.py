@@ -141,6 +141,14 @@ def test_a_large_common_offset_costs_no_precision(loss: Any, device: torch.devic
         check(logits, (target * 64).round() / 64 - 4096.0, loss=loss, block_cap=32)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("loss", LOSSES[1:])
+@pytest.mark.parametrize(("rows", "vocab"), [(600, 4096), (300, 32768), (140, 65536), (40, 131072)])
+def test_a_large_common_offset_in_long_rows(loss: Any, rows: int, vocab: int) -> None:
+    logits, target = ((each * 64).round() / 64 for each in make(loss, rows=rows, vocab=vocab, device="cuda"))
+    check(logits - 1024.0, target + 4096.0, loss=loss)
+
+
 @pytest.mark.parametrize("grad", ["new", "in_place"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_padding_stays_out_and_gets_zero(loss: Any, grad: Any, device: torch.device) -> None:
@@ -489,6 +497,36 @@ def test_the_module_with_an_upstream_gradient_of_one(device: torch.device) -> No
     EntropyLoss(loss="reverse_kl")(leaf, target).backward()
     expected = entropy_loss(values, target, loss="reverse_kl").grad
     assert leaf.grad is not None and expected is not None and torch.equal(leaf.grad, expected)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_loss_scaler_comes_in_time_for_fp16(loss: Any, in_place: bool, device: torch.device) -> None:
+    """Of a mean over many rows fp16 can hold only the larger gradients, before they are multiplied by 2^16."""
+    values, target = make(loss, rows=1000, vocab=64, dtype=torch.float16, device=device)
+    right = reference(values, target, loss=loss, grad_scale=2.0**16)[2]
+    leaf = values.clone().requires_grad_()
+    (EntropyLoss(loss=loss, in_place=in_place, **default)(leaf * 1.0, target) * 2.0**16).backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad.double().cpu(), right, rtol=2.0**-10, atol=2.0**-14)
+
+
+@pytest.mark.parametrize(("logits_scale", "grad_scale"), [(1.0, 2.0**16), (30.0, -3.0), (1.0, 0.0), (2.0**-20, 1.0)])
+def test_factors_that_lift_a_gradient_in_fp16_leave_it_finite(
+    logits_scale: float, grad_scale: float, device: torch.device
+) -> None:
+    """Also of a mean over one row of many."""
+    for counted in (1, 4000):
+        values, target = make("cross_entropy", rows=4000, vocab=8, dtype=torch.float16, device=device)
+        target[counted:] = -100
+        options = {"logits_scale": logits_scale, "grad_scale": grad_scale / (4000 if counted == 1 else 1)}
+        right = reference(values, target, **options)[2]
+        leaf = values.requires_grad_()
+        EntropyLoss(**options, **default)(leaf, target).backward()
+        assert leaf.grad is not None
+        # A probability of one less one leaves an fp32's rounding, times the factors; and fp16 its smallest number.
+        slack = abs(logits_scale * grad_scale) * 2.0**-23 / counted + 2.0**-24
+        torch.testing.assert_close(leaf.grad.double().cpu(), right, rtol=2.0**-10, atol=slack)
 
 
 def test_the_module_goes_back_once(device: torch.device) -> None:

@@ -92,6 +92,10 @@ def test_edge_cases(world_size: int, exchange: str) -> None:
             (logits, target.clamp(max=29) if loss == "cross_entropy" else target, {"loss": loss, "vocab_size": 30})
         )
         cases.append((*make(loss), {"loss": loss, "grad": "in_place", "reduction": "sum", "grad_scale": 0.3}))
+        logits, target = make(loss, vocab=101)
+        logits = (logits * 64).round() / 64 + 4096.0  # exact
+        target = target if loss == "cross_entropy" else (target * 64).round() / 64 - 4096.0
+        cases.append((logits, target, {"loss": loss, "block_cap": 16}))
     cases.append((*make("cross_entropy", vocab=101), {"label_smoothing": 0.2, "block_cap": 16}))
     logits, target = make("cross_entropy", vocab=101)
     cases.append((logits, target.clamp(max=89), {"label_smoothing": 0.2, "vocab_size": 90}))
@@ -135,12 +139,12 @@ def test_after_a_wait_in_vain_every_call_raises() -> None:
 def _left_alone(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple[bool, float, str]:
     """The first rank's second call, whose peer is dead: whether its loss is NaN, after how long, and the third call's
     error."""
-    one_pass.WAIT_LIMIT_S = 2.0
     start, stop = _bounds(rank, logits.shape[1])
     local, labels = logits[:, start:stop].to(rank.device), labels.to(rank.device)
     shard = {"group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1], "exchange": "symmetric"}
-    assert entropy_loss(local, labels, **shard).loss.isfinite()
+    assert entropy_loss(local, labels, **shard).loss.isfinite()  # whose wait is as long as the peer compiles
     torch.cuda.synchronize()
+    one_pass.WAIT_LIMIT_S = 4.0
     if rank.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
@@ -159,7 +163,7 @@ def test_a_rank_whose_peer_is_killed_ends_with_an_error() -> None:
         run_on_ranks(2, _left_alone, *make("cross_entropy", vocab=101), timeout_s=60.0)
     assert raised.value.answers[0] is not None
     nan, took, error = raised.value.answers[0]
-    assert nan and 1.5 < took < 30.0 and "in vain for the statistics of another rank" in error
+    assert nan and 3.0 < took < 30.0 and "in vain for the statistics of another rank" in error
 
 
 def _captured(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any, grad: str) -> list[Any]:

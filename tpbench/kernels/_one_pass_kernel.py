@@ -502,16 +502,10 @@ def _always(HIDDEN: gl.constexpr = True):
 
 
 @gluon.jit
-def _write(grad, exp_x, kept, weight, second, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row,
-           grad_column, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr, LOSS: gl.constexpr,
-           FULL: gl.constexpr, MASKED: gl.constexpr, ALIGNED: gl.constexpr):  # fmt: skip
-    """Store a tile's gradient: exp_x * weight and, of reverse_kl, * kept or, of the other two-logit losses,
-    + kept * second; weights by thread, (ROWS, LANES)."""
-    g = exp_x * weight[:, None, :, None]
-    if LOSS == "reverse_kl":
-        g = _times(g, kept)
-    elif LOSS != "cross_entropy":
-        g = gl.fma(kept, second[:, None, :, None], g)
+def _write(grad, g, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row, grad_column, vector, place,
+           tile: gl.constexpr, VECTOR: gl.constexpr, FULL: gl.constexpr, MASKED: gl.constexpr,
+           ALIGNED: gl.constexpr):  # fmt: skip
+    """Store a tile's gradient."""
     if MASKED:
         unit: gl.constexpr = VECTOR if ALIGNED else 1
         inside = (vector * VECTOR + place) + gl.zeros_like(g).to(gl.int32) < valid - tile_of_row * tile_columns * unit
@@ -528,16 +522,16 @@ def _write_kept(grad, exp_x, kept, c, ct, reference, reference_t, factor, second
                 extent, valid, tile_of_row, grad_row, grad_column, vector, place, tile: gl.constexpr,
                 VECTOR: gl.constexpr, LOSS: gl.constexpr, FULL: gl.constexpr, MASKED: gl.constexpr,
                 ALIGNED: gl.constexpr):  # fmt: skip
-    """Store the gradient of a tile whose exponentials are in registers, relative to the thread's maxima c and ct."""
-    weight = _exp2(c - reference) * factor
-    weight_t = weight
+    """Store the gradient of a tile whose exponentials are in registers, relative to the thread's maxima c and ct.
+    second, (ROWS, LANES): of reverse_kl the mean difference, of the other two-logit losses the factor of targets."""
+    g = exp_x * (_exp2(c - reference) * factor)[:, None, :, None]
     if LOSS == "reverse_kl":
-        shift = (_reference(c) - reference) - (_reference(ct) - reference_t)
-        kept += shift[:, None, :, None]
+        shift = (_reference(c) - reference) - (_reference(ct) - reference_t) - second
+        g = _times(g, kept + shift[:, None, :, None])
     elif LOSS != "cross_entropy":
-        weight_t = _exp2(ct - reference_t) * second
-    _write(grad, exp_x, kept, weight, weight_t, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row,
-           grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED, ALIGNED)  # fmt: skip
+        g = gl.fma(kept, (_exp2(ct - reference_t) * second)[:, None, :, None], g)
+    _write(grad, g, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row, grad_column, vector, place,
+           tile, VECTOR, FULL, MASKED, ALIGNED)  # fmt: skip
 
 
 @gluon.jit
@@ -545,18 +539,21 @@ def _write_held(grad, x, t, k, k_t, reference, reference_t, factor, second, row,
                 valid, tile_of_row, grad_row, grad_column, vector, place, tile: gl.constexpr, VECTOR: gl.constexpr,
                 LOSS: gl.constexpr, FULL: gl.constexpr, MASKED: gl.constexpr, ALIGNED: gl.constexpr,
                 FEW: gl.constexpr):  # fmt: skip
-    """Store the gradient of a tile of raw logits."""
+    """Store the gradient of a tile of raw logits; second as in `_write_kept`."""
     x = gl.fma(_in_fp32(x, FEW), k, 0.0 - reference[:, None, :, None])
-    exp_x = _exp2(x)
-    kept = exp_x
-    if LOSS != "cross_entropy":
+    g = _exp2(x)
+    if LOSS == "cross_entropy":
+        g *= factor[:, None, :, None]
+    else:
         t = gl.fma(_in_fp32(t, FEW), k_t, 0.0 - reference_t[:, None, :, None])
         if LOSS == "reverse_kl":
-            kept = x - t
+            # The mean joins as a term: subtracted from a large reference it would leave that one's last bits.
+            offset = 0.0 - factor * second
+            g = _times(g, gl.fma(x - t, factor[:, None, :, None], offset[:, None, :, None]))
         else:
-            kept = _exp2(t)
-    _write(grad, exp_x, kept, factor, second, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row,
-           grad_column, vector, place, tile, VECTOR, LOSS, FULL, MASKED, ALIGNED)  # fmt: skip
+            g = gl.fma(_exp2(t), second[:, None, :, None], g * factor[:, None, :, None])
+    _write(grad, g, row, exists, first, tile_columns, extent, valid, tile_of_row, grad_row, grad_column, vector, place,
+           tile, VECTOR, FULL, MASKED, ALIGNED)  # fmt: skip
 
 
 # The exchange's bookkeeping, which the tests also run on plain numbers: a model of ranks that overtake each other.
@@ -1009,13 +1006,12 @@ def one_pass_kernel(
             factor_thread = zero + _row_to_thread(factor, by_thread)
             reference_t = reference_thread
             second = factor_thread
-            if LOSS == "reverse_kl":
-                # The mean of the differences joins what targets are relative to.
+            if not LABELS:
                 reference_t = _row_to_thread(_reference(b), by_thread)
-                reference_t -= _row_to_thread(a / s - z_slope * LOG2_E, by_thread)
-            elif not LABELS:
-                reference_t = _row_to_thread(_reference(b), by_thread)
-                second = zero + _row_to_thread((0.0 - scale) / st, by_thread)
+                if LOSS == "reverse_kl":
+                    second = zero + _row_to_thread(a / s - z_slope * LOG2_E, by_thread)
+                else:
+                    second = zero + _row_to_thread((0.0 - scale) / st, by_thread)
             if not WHOLE:
                 _write_kept(grad, exp_x, kept, c_thread, ct_thread, reference_thread, reference_t, factor_thread,
                             second, row, exists, first, tile_columns, extent, valid, LAST, grad_row, grad_column,

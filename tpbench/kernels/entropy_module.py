@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ class EntropyLoss(torch.nn.Module):
     logits' dtype: an upstream gradient other than a power of two costs a second rounding. grad_scale has none: pass
     known factors there. With an upstream gradient of 1, found on the device, backward touches nothing. It works in
     place, so once: a second backward through the same forward raises RuntimeError.
+
+    The mean's gradient of fp16 logits is kept times a power of two near the number of rows until then. A loss scaler
+    lifts small gradients into fp16's range by the upstream gradient, which comes too late for what division by the rows
+    has made zero (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
@@ -62,7 +67,9 @@ class EntropyLoss(torch.nn.Module):
 class _EntropyLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, grad: Any, settings: dict[str, Any]) -> Tensor:
-        result = entropy_loss(logits, target, grad=grad, **settings)
+        ctx.lift = _lift(logits, settings)
+        scaled = settings if ctx.lift == 1.0 else {**settings, "grad_scale": settings.get("grad_scale", 1.0) * ctx.lift}
+        result = entropy_loss(logits, target, grad=grad, **scaled)
         ctx.grad = result.grad
         return result.loss
 
@@ -72,7 +79,19 @@ class _EntropyLoss(torch.autograd.Function):
         if ctx.grad is None:
             raise RuntimeError("EntropyLoss keeps one gradient and gave it to an earlier backward: run forward again")
         grad, ctx.grad = ctx.grad, None
+        if ctx.lift != 1.0:
+            upstream = upstream / ctx.lift
         return _scale(grad, upstream.contiguous()), None, None, None
+
+
+def _lift(logits: Tensor, settings: dict[str, Any]) -> float:
+    """The power of two that a gradient is kept times. At most 2^14, which a mean over one row of many leaves in fp16's
+    range, too; and less by what other factors lift already."""
+    if logits.dtype != torch.float16 or settings.get("reduction", "mean") != "mean":
+        return 1.0
+    lifted = abs(settings.get("grad_scale", 1.0) * settings.get("logits_scale", 1.0))
+    room = min(len(logits), 2**14) / max(lifted, 1.0)
+    return float(2 ** max(0, math.floor(math.log2(max(room, 1.0)))))
 
 
 def _scale(grad: Tensor, factor: Tensor) -> Tensor:

@@ -93,9 +93,18 @@ def _communicated(here: Rank | None, name: str, cell: EntropyLoss) -> int:
     ],
 )
 def test_what_it_sends(name: str, loss: str, sent: int) -> None:
-    assert _communicated(None, name, problem(loss=loss)) == 0
+    cell = problem(loss=loss, exchange="nccl") if name == "triton_tp" else problem(loss=loss)
+    assert _communicated(None, name, cell) == 0
     if enough_gpus(2):
-        assert run_on_ranks(2, _communicated, name, problem(loss=loss)) == [sent, sent]
+        assert run_on_ranks(2, _communicated, name, cell) == [sent, sent]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize(("loss", "numbers"), [("cross_entropy", 3), ("reverse_kl", 5)])
+def test_what_it_sends_through_symmetric_memory(loss: str, numbers: int) -> None:
+    """A word of 8 bytes a number, for the two parts that a shard of twice the even share would have."""
+    cell = problem(loss=loss, exchange="symmetric")
+    assert run_on_ranks(2, _communicated, "triton_tp", cell) == [13 * numbers * 8 * 2] * 2
 
 
 def test_what_it_must_move() -> None:
@@ -105,12 +114,13 @@ def test_what_it_must_move() -> None:
 
 
 def test_the_columns_of_a_verdict() -> None:
-    session = setup(problem(vocab=9000, tokens=2, block_cap=4096), WORKLOAD.variants["triton_tp"], context())
+    cell = problem(vocab=9000, tokens=2, block_cap=4096, organisation="cached")
+    session = setup(cell, WORKLOAD.variants["triton_tp"], context())
     with pytest.raises(RuntimeError, match="run step"):
         session.check()
     session.step()
     columns: dict[str, Any] = session.check().columns
-    assert columns["block_used"] == 4096
+    assert (columns["block_used"], columns["organisation_used"]) == (4096, "cached")
     assert {"loss_value", "loss_error", "grad_error", "loss_identical"} <= columns.keys()
 
 
