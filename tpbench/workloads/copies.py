@@ -1,4 +1,4 @@
-"""Copies within a GPU that leave its SMs to others."""
+"""Copies within a GPU beside its products."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class _Attributes(ctypes.Structure):
 
 
 def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
-    """Copy on the current stream, which is none of CUDA's default ones, by a copy engine: an ordinary copy within a GPU
-    is a kernel and waits for SMs. Both contiguous and of one size. False, and nothing is done, where the driver has no
-    such copies (before CUDA 13) or a graph is being captured. RuntimeError where the driver refuses."""
+    """Copy on the current stream, which is none of CUDA's default ones, in the way that the driver prefers beside
+    computation. An ordinary copy within a GPU is a kernel and waits for SMs; in traces of H200s (driver 580) so does
+    this one, but from a product's last wave on. Both contiguous and of one size. False, and nothing is done, where the
+    driver has no such copies (before CUDA 13) or a graph is being captured. RuntimeError where the driver refuses."""
     if not driver.has(COPY) or torch.cuda.is_current_stream_capturing():
         return False
     driver.call(

@@ -15,8 +15,8 @@ operation says too that it has pulled all that it wanted in the one before: its 
 ring that word has come from everybody when a rank has its own sum.
 
 Copies within a GPU take SMs and so would wait for a product's end beside it: they go before it, on its stream, but for
-a large shard's to where it is kept, which a copy engine makes behind those of the peers'. Products follow each other on
-one stream: of two that may run at once the wrong one can be first.
+a large shard's to where it is kept, which is queued behind those of the peers' and runs in the last wave of the product
+beside it. Products follow each other on one stream: of two that may run at once the wrong one can be first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PIECE = 2**22
 which costs more than a kernel that adds."""
 
 LARGE = 2**24
-"""Bytes of a shard that a copy engine takes to where it is kept. With half of that the products' stream waits about as
+"""Bytes of a shard that is copied beside a product to where it is kept. With half of that the products' stream waits about as
 long for one more event as the kernel takes that is saved."""
 
 
