@@ -134,12 +134,18 @@ def test_the_flop_count_is_what_torch_counts(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"dtype": "bfloat16"}, {"architecture": "llama"}, {"attention": "eager"}],
+    [
+        {},
+        {"dtype": "bfloat16"},
+        {"architecture": "llama"},
+        {"attention": "eager"},
+        {"architecture": "llama", "dtype": "bfloat16", "autocast": True},
+    ],
     ids=str,
 )
 def test_activations_take_about_what_was_estimated(fields: dict[str, Any]) -> None:
     """On a CPU torch's RMS norm of bf16 keeps fp32 copies, on a GPU it does not."""
-    device = CPU if fields.get("dtype") != "bfloat16" else torch.device("cuda")
+    device = CPU if fields.get("dtype") != "bfloat16" or "autocast" in fields else torch.device("cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     cell = problem(**{"hidden_size": 128, "ffn_size": 384, "head_dim": 32, "layers": 4, "seq_length": 128, **fields})
@@ -155,7 +161,8 @@ def test_activations_take_about_what_was_estimated(fields: dict[str, Any]) -> No
         return tensor
 
     batch = micro_batch(cell, 0, 0, 0, 1, device)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=cell.autocast)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
         loss = torch_loss(model(input_ids=batch.tokens, **model_inputs(cell, device)).logits, batch.labels)
     assert loss.isfinite()  # and has kept everything alive until here
     gradients = cell.tokens * cell.vocab * (4 + sizes.ITEM_BYTES[cell.dtype])  # of the logits, when the loss goes back
@@ -187,6 +194,9 @@ def test_autotp_s_buffers_replace_the_logits_where_they_are_larger() -> None:
     assert sizes.memory(problem(dtype="bfloat16", vocab=96, zero_stage=0), "autotp", 2, 1).activations == none
     many = problem(dtype="bfloat16", vocab=2**20, seq_length=2**12)
     assert sizes.memory(many, "autotp", 2, 1) == sizes.memory(many, "autotp", 2, 1, on_gpus=False)
+    # They are there while the second micro-batch's logits are.
+    twice = problem(dtype="bfloat16", vocab=96, accumulate=2)
+    assert sizes.memory(twice, "autotp", 2, 1).activations == there + logits
 
 
 def described(**changes: Any) -> str:

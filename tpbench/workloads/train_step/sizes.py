@@ -67,7 +67,7 @@ def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int, *, on_g
     its update. Fragmentation and other buffers of collectives are not in it.
 
     Parameters and what belongs to them by how the variant shards them; activations by the tensors that one layer keeps
-    for its backward pass. On H200s, Qwen3 of 0.6B to 32B, peaks were 0.90 to 1.11 times this. On a CPU the memory of
+    for its backward pass. On H200s, Qwen3 of 0.6B to 32B, peaks were 0.89 to 1.12 times this. On a CPU the memory of
     AutoTP's buffers that is not written to is none.
     """
     stored = ITEM_BYTES[problem.stored_dtype]
@@ -83,8 +83,11 @@ def memory(problem: TrainStep, variant: str, tp_size: int, dp_size: int, *, on_g
             gradients = updated + (updated if problem.zero_stage == 2 else gradients)  # flat for the update, and as is
     elif variant != "ddp":
         model, gradients, states = (-(-each // dp_size) for each in (model, gradients, states))
-    # The buffers come with the first gradient, when the logits are gone.
-    activations = _activations(problem, variant, tp_size) + max(_logits(problem, variant, tp_size), buffers)
+    # The buffers come with the first gradient, when the logits are gone, and stay until the update.
+    logits = _logits(problem, variant, tp_size)
+    passing = logits + buffers if problem.accumulate > 1 else max(logits, buffers)
+    copies = held * ITEM_BYTES[problem.dtype] if problem.autocast else 0  # of the parameters, for products
+    activations = _activations(problem, variant, tp_size) + passing + copies
     kept = variant == "ddp" or problem.accumulate > 1  # ddp's are views of its buckets
     return Memory(model, gradients, states, activations, kept)
 
@@ -97,13 +100,13 @@ def _parameters_of_a_rank(problem: TrainStep, variant: str, tp_size: int) -> int
 
 def _activations(problem: TrainStep, variant: str, tp_size: int) -> int:
     """What the layers keep."""
-    compute = ITEM_BYTES[problem.dtype]
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     across = 1 if variant == "autotp" else tp_size  # sequence parallelism shards what lies between the products too
     hidden = problem.hidden_size / across
     queries, keys = problem.heads * problem.head_dim / tp_size, problem.kv_heads * problem.head_dim / tp_size
     # Two norms' inputs, and their outputs as the products' inputs; queries, keys and values with their rotated copies,
     # attention's output; gate, up, their activation and product.
-    norms = 2 * compute * (hidden + problem.hidden_size)
+    norms = 2 * (stored * hidden + compute * problem.hidden_size)
     attention = compute * (4 * queries + 3 * keys)
     if problem.architecture.startswith("qwen3"):
         attention += compute * (queries + keys)
@@ -112,7 +115,7 @@ def _activations(problem: TrainStep, variant: str, tp_size: int) -> int:
     one_layer = norms + attention + compute * 4 * problem.ffn_size / tp_size
     kept = problem.depth * one_layer
     if problem.activation_checkpointing:
-        kept = problem.depth * hidden * compute + one_layer
+        kept = problem.depth * hidden * stored + one_layer
     return round(problem.tokens * kept)
 
 
