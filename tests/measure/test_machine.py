@@ -22,6 +22,33 @@ def test_facts_are_columns() -> None:
     assert 0 < found["memory_gib"] <= psutil.virtual_memory().total / 2**30
 
 
+@pytest.mark.parametrize(
+    ("own", "said"), [("2.11.0+cu130", "2.11.0+cu130"), ("2.11.0", "2.11.0"), ("3.0", "2.11.0"), (None, "2.11.0")]
+)
+def test_a_build_s_local_part_that_the_metadata_leave_out(
+    own: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made_up-2.11.0.dist-info").mkdir()
+    (tmp_path / "made_up-2.11.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: made_up\nVersion: 2.11.0\n"
+    )
+    if own:
+        (tmp_path / "made_up").mkdir()
+        (tmp_path / "made_up/version.py").write_text(
+            f"__all__ = ['__version__']\n__version__ = '{own}'\ndebug = False\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert machine.version("made_up") == said
+    assert machine.version("not_there_at_all") is None
+
+
+def test_torch_is_called_what_it_calls_itself() -> None:
+    """A resumed sweep compares what the launcher finds with what ranks wrote."""
+    import torch
+
+    assert machine.version("torch") == torch.__version__
+
+
 def test_every_triton_kernel_changes_the_kernels_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "tpbench"
     shutil.copytree(Path(tpbench.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "rows"))

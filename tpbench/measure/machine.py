@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -80,9 +81,16 @@ def gpu_count() -> int:
 def version(package: str) -> str | None:
     """The installed version of a package, without importing it. Includes a build's local part, as 2.11.0+cu130."""
     try:
-        return metadata.version(package)
+        found = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         return None
+    # torch's own file says its local part, the metadata of a wheel need not: rows that ranks wrote would look stale.
+    with contextlib.suppress(OSError):
+        text = Path(str(found.locate_file(f"{package}/version.py"))).read_text()
+        said = re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE)
+        if said and said[1].startswith(f"{found.version}+"):
+            return said[1]
+    return found.version
 
 
 @functools.cache
