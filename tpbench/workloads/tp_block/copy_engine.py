@@ -39,8 +39,8 @@ PIECE = 2**22
 which costs more than a kernel that adds."""
 
 LARGE = 2**24
-"""Bytes of a shard that is copied beside a product to where it is kept. With half of that the products' stream waits about as
-long for one more event as the kernel takes that is saved."""
+"""Bytes of a shard that is copied beside a product to where it is kept. With half of that the products' stream waits
+about as long for one more event as the kernel takes that is saved."""
 
 
 class CopyEngine:
