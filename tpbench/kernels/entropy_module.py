@@ -33,9 +33,9 @@ class EntropyLoss(torch.nn.Module):
     known factors there. With an upstream gradient of 1, found on the device, backward touches nothing. It works in
     place, so once: a second backward through the same forward raises RuntimeError.
 
-    The mean's gradient of fp16 logits is kept times a power of two near the number of rows until then. A loss scaler
-    lifts small gradients into fp16's range by the upstream gradient, which comes too late for what division by the rows
-    has made zero (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+    But the mean's gradient of fp16 logits is kept times a power of two near the number of rows until backward, which
+    takes it off again. A loss scaler lifts small gradients into fp16's range by the upstream gradient, which comes too
+    late for what division by the rows has made zero (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
