@@ -67,3 +67,8 @@ def make(
     else:
         target = (torch.randn(rows, vocab, generator=generator) * 2).to(dtype)
     return logits.to(device), target.to(device)
+
+
+def far_away(values: Tensor, by: float) -> Tensor:
+    """Moved by a common offset, after rounding to what a number of that size in fp32 can say too."""
+    return (values * 64).round() / 64 + by

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.kernels.reference import DTYPES, LOSSES, assert_right, make, reference
+from tests.kernels.reference import DTYPES, LOSSES, assert_right, far_away, make, reference
 from tpbench import kernels
 from tpbench.kernels import EntropyLoss, block_for
 
@@ -135,18 +135,17 @@ def test_a_row_without_a_softmax_is_nan_and_harms_no_other(device: torch.device)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_large_common_offset_costs_no_precision(loss: Any, device: torch.device) -> None:
     logits, target = make(loss, device=device)
-    logits = (logits * 64).round() / 64  # so that adding is exact
-    check(logits + 4096.0, target, loss=loss, block_cap=32)
+    check(far_away(logits, 4096.0), target, loss=loss, block_cap=32)
     if loss != "cross_entropy":  # target logits need not be normalised
-        check(logits, (target * 64).round() / 64 - 4096.0, loss=loss, block_cap=32)
+        check(far_away(logits, 0.0), far_away(target, -4096.0), loss=loss, block_cap=32)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("loss", LOSSES[1:])
 @pytest.mark.parametrize(("rows", "vocab"), [(600, 4096), (300, 32768), (140, 65536), (40, 131072)])
 def test_a_large_common_offset_in_long_rows(loss: Any, rows: int, vocab: int) -> None:
-    logits, target = ((each * 64).round() / 64 for each in make(loss, rows=rows, vocab=vocab, device="cuda"))
-    check(logits - 1024.0, target + 4096.0, loss=loss)
+    logits, target = make(loss, rows=rows, vocab=vocab, device="cuda")
+    check(far_away(logits, -1024.0), far_away(target, 4096.0), loss=loss)
 
 
 @pytest.mark.parametrize("grad", ["new", "in_place"])
@@ -527,6 +526,27 @@ def test_factors_that_lift_a_gradient_in_fp16_leave_it_finite(
         # A probability of one less one leaves an fp32's rounding, times the factors; and fp16 its smallest number.
         slack = abs(logits_scale * grad_scale) * 2.0**-23 / counted + 2.0**-24
         torch.testing.assert_close(leaf.grad.double().cpu(), right, rtol=2.0**-10, atol=slack)
+
+
+@pytest.mark.parametrize(
+    ("error", "names", "changes"),
+    [
+        (ValueError, "logits must have shape", {"logits": LOGITS.half()[0, 0]}),
+        (TypeError, "grad_scale must be a number", {"grad_scale": "2"}),
+        (ValueError, "grad_scale must be finite", {"grad_scale": math.nan}),
+        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 10**400}),
+        (ValueError, "logits_scale must be .* greater than 0", {"logits_scale": -1.0}),
+        (ValueError, "reduction must be one of", {"reduction": "avg"}),
+    ],
+)
+def test_the_module_s_errors_name_the_argument_of_fp16_too(
+    error: type[Exception], names: str, changes: dict[str, Any]
+) -> None:
+    """Some of which decide how its gradient is kept."""
+    options = dict(changes)
+    logits = options.pop("logits", LOGITS.half()).clone().requires_grad_()
+    with pytest.raises(error, match=names):
+        EntropyLoss(**options, **default)(logits, LABELS)
 
 
 def test_the_module_goes_back_once(device: torch.device) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpbench.kernels import _entropy_kernels
+from tpbench.kernels import _checks, _entropy_kernels
 from tpbench.kernels.entropy_loss import entropy_loss
 from tpbench.kernels.launches import launch_of
 from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
@@ -89,7 +89,12 @@ def _lift(logits: Tensor, settings: dict[str, Any]) -> float:
     range, too; and less by what other factors lift already."""
     if logits.dtype != torch.float16 or settings.get("reduction", "mean") != "mean":
         return 1.0
-    lifted = abs(settings.get("grad_scale", 1.0) * settings.get("logits_scale", 1.0))
+    _checks.matrix("logits", logits)
+    lifted = 1.0
+    for name in ("grad_scale", "logits_scale"):
+        factor = settings.get(name, 1.0)
+        _checks.number(name, factor, low=-math.inf)
+        lifted *= abs(factor)
     room = min(len(logits), 2**14) / max(lifted, 1.0)
     return float(2 ** max(0, math.floor(math.log2(max(room, 1.0)))))
 
