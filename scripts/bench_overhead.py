@@ -19,7 +19,7 @@ from pathlib import Path
 import _checkout  # finds the package below
 
 import tpbench
-from tpbench.fields import unknown
+from tpbench.settings import unknown
 
 EMPTY = """
 import os, torch, torch.distributed as dist

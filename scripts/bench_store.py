@@ -16,7 +16,7 @@ import _checkout  # noqa: F401  finds the package below
 import pyarrow as pa
 
 import tpbench
-from tpbench.cell import CellRow
+from tpbench.handover.task import CellRow
 from tpbench.job import parse_job
 from tpbench.report.render import pivot_text
 from tpbench.results.compact import compact, publish

@@ -10,8 +10,8 @@ import sys
 
 import _checkout  # noqa: F401  finds the package below
 
-from tpbench.fields import JobError
 from tpbench.report.rows import read_rows
+from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss.winners import choose
 
 

@@ -15,10 +15,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 import tpbench
 from tpbench import console
-from tpbench.fields import JobError
 from tpbench.launcher import plugin
 from tpbench.launcher.overrides import check_overrides, flat_names, force_fields, quote_numbers
 from tpbench.launcher.process import Terminated, raise_on_sigterm
+from tpbench.settings import JobError
 
 CONF = str(Path(__file__).resolve().parent / "conf")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from tpbench.conduct import Conduct
-from tpbench.fields import JobError, parse, setting, unknown
+from tpbench.launcher.options import Conduct
+from tpbench.settings import JobError, parse, setting, unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import tpbench as package
-from tests.command import ROOT, Running, environment, tpbench, until
-from tests.launcher.held import Held
+from tests.support.command import ROOT, Running, environment, tpbench, until
+from tests.support.held import Held
 from tpbench.launcher.torchrun import MARKER
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -52,7 +52,7 @@ def ranks_of(folder: Path, cell: int = 0, phase: str = "first pass") -> list[psu
 def _is_rank(process: psutil.Process, folder: Path, cell: int) -> bool:
     try:
         line, environ = process.cmdline(), process.environ()
-        return "tpbench.worker" in line and "RANK" in environ and MARKER in environ and (
+        return "tpbench.worker.rank" in line and "RANK" in environ and MARKER in environ and (
             f"/{cell}/node" in line[-1] and str(folder) in line[-1]
         )  # fmt: skip
     except psutil.Error:

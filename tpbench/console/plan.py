@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tpbench.console import machine
-from tpbench.fields import JobError
 from tpbench.job import Job
 from tpbench.predict.cells import ITEM_BYTES, WORKLOAD, Size, measured
 from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import VariantModel, models
 from tpbench.predict.oom import predicted_oom
 from tpbench.results.read import load
+from tpbench.settings import JobError
 
 if TYPE_CHECKING:
     from tpbench.launcher.plan import Cell

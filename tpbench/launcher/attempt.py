@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.cell import BESIDE, CellRow
-from tpbench.fields import JobError
-from tpbench.launcher import autopsy
+from tpbench.handover.rescue import rescued
+from tpbench.handover.task import BESIDE, CellRow
+from tpbench.launcher import failure
 from tpbench.launcher.plan import Cell
-from tpbench.rescue import rescued
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 from tpbench.results.write import RowExists, row_exists, row_path
+from tpbench.settings import JobError
 
 FAILURES = ("error", "timeout", "wrong")
 """Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
@@ -102,7 +102,7 @@ class Attempt:
         """The outcome when its torchrun ended with that code, or has to be ended (None) because it takes too long."""
         if self.has_row:
             return self.close("ok", "")
-        status, reason = autopsy.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
+        status, reason = failure.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
         if status == "oom" and self.row.sharers > 1:
             return Outcome(self.cell, None, reason, crowded=True)
         return self.close(status, reason)

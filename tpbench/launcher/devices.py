@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpbench.fields import JobError
 from tpbench.job import Job
 from tpbench.launcher import gpus
+from tpbench.settings import JobError
 
 FOLDER = Path("/tmp/tpbench-devices")
 """Shared by all users of the host, so it does not follow a user's TMPDIR."""

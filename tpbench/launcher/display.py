@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tpbench.launcher.autopsy import doing
+from tpbench.launcher.failure import doing
 from tpbench.launcher.plan import Cell
 from tpbench.report.escape import plain
 

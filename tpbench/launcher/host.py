@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tpbench.conduct import Conduct
-from tpbench.fields import JobError
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Begin, Outcome
 from tpbench.launcher.cold import ColdJob
 from tpbench.launcher.devices import Devices, Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.interleaved import Interleaved, problem_of
+from tpbench.launcher.options import Conduct
 from tpbench.launcher.plan import Cell, ThisHost
 from tpbench.launcher.process import end_orphans
 from tpbench.launcher.warm import WarmGroup, WarmJob
 from tpbench.measure import machine
+from tpbench.settings import JobError
 
 POLL_S = 0.02
 

@@ -17,7 +17,7 @@ from tpbench.job import Job
 from tpbench.launcher.attempt import Attempt, Outcome
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.warm import WarmJob
-from tpbench.turns import FOLDER, TurnGiver, Wants
+from tpbench.measure.interleaving import FOLDER, TurnGiver, Wants
 
 
 def problem_of(job: Job) -> tuple[tuple[str, Any], ...]:

@@ -14,8 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from tpbench.fields import JobError, unknown
 from tpbench.job import field_names
+from tpbench.settings import JobError, unknown
 from tpbench.workloads import workloads
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")

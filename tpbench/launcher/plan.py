@@ -11,10 +11,10 @@ from typing import Any, Literal, Protocol
 
 import yaml
 
-from tpbench.conduct import Conduct
-from tpbench.fields import JobError, parse
 from tpbench.job import Job, parse_job, refusal
+from tpbench.launcher.options import Conduct
 from tpbench.measure import machine
+from tpbench.settings import JobError, parse
 
 
 @dataclass(frozen=True)

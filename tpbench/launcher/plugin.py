@@ -19,13 +19,13 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from tpbench.conduct import Conduct
-from tpbench.fields import JobError
 from tpbench.launcher.attempt import FAILURES, Outcome
 from tpbench.launcher.host import Host
+from tpbench.launcher.options import Conduct
 from tpbench.launcher.overrides import chosen_fields
 from tpbench.launcher.plan import Request, conduct, plan
 from tpbench.launcher.sweep import Runner, run_sweep
+from tpbench.settings import JobError
 
 
 class TorchrunLauncher(Launcher):

@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpbench.conduct import Conduct
-from tpbench.fields import JobError
 from tpbench.launcher import resume
 from tpbench.launcher.attempt import RETRIED, Attempt, Begin, Outcome, discard, forget
-from tpbench.launcher.claims import Claims
 from tpbench.launcher.display import Display
+from tpbench.launcher.locks import Claims
+from tpbench.launcher.options import Conduct
 from tpbench.launcher.plan import Cell, Place
 from tpbench.launcher.process import Terminated
+from tpbench.settings import JobError
 
 
 class Runner(Protocol):

@@ -73,7 +73,7 @@ def command(
         f"--log-dir={log_dir}",
         "--redirects=3",
         "-m",
-        *(("tpbench.serve", str(cell_file.parent)) if serve else ("tpbench.worker", str(cell_file))),
+        *(("tpbench.worker.server", str(cell_file.parent)) if serve else ("tpbench.worker.rank", str(cell_file))),
     ]
 
 

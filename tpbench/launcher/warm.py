@@ -13,7 +13,7 @@ from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Outcome
 from tpbench.launcher.devices import Device, Lease
 from tpbench.launcher.process import ProcessTree
-from tpbench.serve import Order, Spool
+from tpbench.worker.server import Order, Spool
 
 REST_S = 30.0
 """How long ranks may take to let go of their devices."""

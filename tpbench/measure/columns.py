@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpbench.context import Context, Costs, Detailed
 from tpbench.measure.machine import nvml_session
 from tpbench.measure.ranks import of_all
+from tpbench.measure.session import Context, Costs, Detailed
 from tpbench.measure.statistics import summary
 
 Samples = Sequence[np.ndarray[Any, Any]]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tpbench.context import Context
+from tpbench.measure.session import Context
 
 
 def of_all(value: float, context: Context) -> list[float]:

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tpbench.context import Context, Session
 from tpbench.job import Measure
 from tpbench.measure.clock import Clock
+from tpbench.measure.interleaving import TurnTaker, Wants
 from tpbench.measure.ranks import by_rank
+from tpbench.measure.session import Context, Session
 from tpbench.measure.statistics import precise_enough
-from tpbench.turns import TurnTaker, Wants
 
 ROUNDS = 24
 """What a clock's time budget is divided into."""

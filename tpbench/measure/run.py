@@ -10,16 +10,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tpbench.context import Context, Scheduled, Session, Verdict
 from tpbench.job import Measure
 from tpbench.measure import memory
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
+from tpbench.measure.interleaving import TurnTaker
 from tpbench.measure.ranks import of_all
 from tpbench.measure.rounds import Series, take_turns, timed
 from tpbench.measure.scheduled import run_scheduled
+from tpbench.measure.session import Context, Scheduled, Session, Verdict
 from tpbench.measure.statistics import precise_enough
-from tpbench.turns import TurnTaker
 
 WARMUP_ITERATIONS = 3
 FIRST_BLOCK = 5

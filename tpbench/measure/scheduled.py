@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from tpbench.context import Context, Schedule, Session, Verdict
 from tpbench.measure import memory
 from tpbench.measure.clock import WallClock
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
 from tpbench.measure.ranks import by_rank
+from tpbench.measure.session import Context, Schedule, Session, Verdict
 
 
 def run_scheduled(

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from tpbench.context import Context
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, Timed, WallClock
+from tpbench.measure.session import Context
 
 ITERATIONS = {"cuda": 20, "cpu": 5}
 WARMUP = 2

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tpbench.fields import JobError
 from tpbench.report.layout import lay_out
 from tpbench.report.pivot import mark
+from tpbench.settings import JobError
 
 WORKLOAD = "entropy_loss"
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpbench.fields import JobError, unknown
 from tpbench.predict import render
 from tpbench.predict.cells import ITEM_BYTES, Measured, Size, measured
 from tpbench.predict.memory import ASSUMPTION, MODELS, free_gib
 from tpbench.predict.model import VariantModel, models
 from tpbench.report.rows import read_rows
+from tpbench.settings import JobError, unknown
 
 LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
 

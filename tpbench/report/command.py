@@ -12,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from tpbench.fields import JobError, unknown
 from tpbench.report import plots, render
 from tpbench.report.documents import documents
 from tpbench.report.layout import lay_out
@@ -23,6 +22,7 @@ from tpbench.report.rows import read_rows
 from tpbench.report.study import Sheet, columns, sheets, studies
 from tpbench.report.table import Report
 from tpbench.results.schema import all_columns
+from tpbench.settings import JobError, unknown
 
 STUDIES: dict[str, Callable[[Sequence[Sheet]], str]] = {
     "text": lambda found: f"{render.study_text(found).plain}\n",

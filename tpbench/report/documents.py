@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from tpbench.fields import JobError
 from tpbench.results.cells import newest
 from tpbench.results.plain import plain_rows
+from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
 

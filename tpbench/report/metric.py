@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tpbench.fields import JobError, unknown
 from tpbench.results.schema import all_columns
+from tpbench.settings import JobError, unknown
 from tpbench.workloads import workloads
 
 _TIMES = [f"{clock}_{part}ms" for clock in ("time", "device") for part in ("", "p5_", "p95_", "min_")]

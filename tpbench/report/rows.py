@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from tpbench.fields import JobError
 from tpbench.results.read import RowWarning, load
+from tpbench.settings import JobError
 
 
 def read_rows(places: Sequence[str]) -> pd.DataFrame:

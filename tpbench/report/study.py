@@ -6,12 +6,12 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpbench.fields import JobError, unknown
 from tpbench.report.layout import Layout, Section
 from tpbench.report.metric import metric, number, times
 from tpbench.report.pivot import mark
 from tpbench.report.records import Record, label, say
 from tpbench.report.table import MARKS
+from tpbench.settings import JobError, unknown
 from tpbench.workloads import Study, workloads
 
 OF_BEST = "of best"

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tpbench.fields import unknown
 from tpbench.results.columns import FLAG, INT, TEXT
 from tpbench.results.find import Where, row_files
 from tpbench.results.front import kind_of, row_of, table_of
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, all_columns
 from tpbench.results.upgrade import upgrade
+from tpbench.settings import unknown
 
 _THREADS = min(4, os.cpu_count() or 1)
 _LOOKS = 3

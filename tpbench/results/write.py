@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tpbench
-from tpbench.fields import unknown
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.compacted import moved
 from tpbench.results.front import seal, text_of
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, STATUSES, RowError, common_columns, type_of, workload_columns
+from tpbench.settings import unknown
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}

@@ -101,7 +101,7 @@ class Workload:
     name: str
     summary: str
     problem: type
-    """Frozen dataclass: the problem's fields, built with `tpbench.fields.setting`. May have `check(tp_size, dp_size)`
+    """Frozen dataclass: the problem's fields, built with `tpbench.settings.setting`. May have `check(tp_size, dp_size)`
     that returns a list of complaints."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Columns that only this workload's rows have: name to what it is, with its unit."""

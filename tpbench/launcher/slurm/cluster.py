@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tpbench.fields import JobError
 from tpbench.job import Job
 from tpbench.launcher.slurm.layout import layout
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.measure import machine
+from tpbench.settings import JobError
 
 ENDED = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",

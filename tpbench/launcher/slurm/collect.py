@@ -11,9 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.fields import JobError
 from tpbench.launcher.attempt import FAILURES, Attempt, Outcome, discard
-from tpbench.launcher.claims import Claims
+from tpbench.launcher.locks import Claims
 from tpbench.launcher.plan import told_apart
 from tpbench.launcher.resume import superseded
 from tpbench.launcher.slurm import cluster
@@ -22,6 +21,7 @@ from tpbench.report.escape import plain
 from tpbench.results.cells import MEASURED, changes, newest
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
+from tpbench.settings import JobError
 
 NO_JOB = "no job runs it: run the sweep again with resume=true"
 

@@ -10,11 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpbench.conduct import Conduct
-from tpbench.fields import JobError
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Begin, Outcome, give_up
 from tpbench.launcher.display import Display
+from tpbench.launcher.options import Conduct
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.arrays import parts
@@ -23,6 +22,7 @@ from tpbench.launcher.slurm.layout import Layout, layout
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.launcher.slurm.submitted import SUBMITIT, Submitted, left_behind, record
 from tpbench.measure import machine
+from tpbench.settings import JobError
 
 SETTLE_S = 10.0
 """How long after a job's end its row may still become visible: network file systems show new files late."""

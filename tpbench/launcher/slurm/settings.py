@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tpbench.fields import JobError, parse, setting, unknown
+from tpbench.settings import JobError, parse, setting, unknown
 
 
 @dataclass(frozen=True)

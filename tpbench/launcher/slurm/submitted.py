@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpbench.launcher import autopsy
+from tpbench.launcher import failure
 from tpbench.launcher.attempt import Attempt, Outcome
 from tpbench.launcher.slurm.cluster import ENDED
 
@@ -66,7 +66,7 @@ class Submitted:
             return None
         status, how = ENDS.get(state, ("error", "before it could write a row"))
         submitits = self.attempt.folder.parent / SUBMITIT / f"{self.job_id}_0_log.err"
-        words = autopsy.last_words(self.attempt.folder) or autopsy.tail(submitits)
+        words = failure.last_words(self.attempt.folder) or failure.tail(submitits)
         logs = f"; the last lines:\n{words}" if words else ""
         return self.attempt.close(status, f"Slurm job {self.job_id} ended {how} ({state}){logs}")
 

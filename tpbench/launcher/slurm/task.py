@@ -11,7 +11,7 @@ from pathlib import Path
 from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
-from tpbench.launcher import autopsy, torchrun
+from tpbench.launcher import failure, torchrun
 from tpbench.launcher.attempt import GIVEN_UP, Attempt
 from tpbench.launcher.process import ProcessTree
 from tpbench.launcher.slurm import cluster
@@ -82,7 +82,7 @@ def _run(attempt: Attempt, rendezvous: torchrun.Rendezvous) -> None:
     if code:
         _wait_to_be_killed(told)
     deadline = time.monotonic() + OTHERS_SPEAK_S
-    while rendezvous.nodes > 1 and not attempt.has_row and autopsy.is_consequence(attempt.agent_log):
+    while rendezvous.nodes > 1 and not attempt.has_row and failure.is_consequence(attempt.agent_log):
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)

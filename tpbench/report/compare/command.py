@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpbench.fields import JobError, unknown
 from tpbench.report.compare import render
 from tpbench.report.compare.pairs import ACROSS, pair
 from tpbench.report.compare.verdict import CLOCKS, INCOMPARABLE, judge
 from tpbench.report.rows import read_rows
+from tpbench.settings import JobError, unknown
 
 FORMATS = {
     "text": render.text,

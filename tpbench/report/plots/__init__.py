@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from tpbench.fields import JobError, unknown
 from tpbench.report.layout import Layout, Section
 from tpbench.report.plots import block_cap, by_size, speedup, spread, style, timeline
 from tpbench.report.plots.garbage import swept_at_once
+from tpbench.settings import JobError, unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

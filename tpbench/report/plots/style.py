@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpbench.fields import JobError
+from tpbench.settings import JobError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

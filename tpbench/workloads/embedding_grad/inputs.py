@@ -15,7 +15,7 @@ from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.hashing import hash_index, normal
 
 if TYPE_CHECKING:
-    from tpbench.context import Context
+    from tpbench.measure.session import Context
 
 _ROWS, _COLUMNS = 49, 50
 """Streams: independent numbers from one seed."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tpbench.fields import setting
+from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Workload
 
 PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")

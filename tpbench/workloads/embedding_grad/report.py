@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from tpbench.fields import JobError
+from tpbench.settings import JobError
 from tpbench.workloads.embedding_grad import crossover
 from tpbench.workloads.embedding_grad.problem import WORKLOAD
 

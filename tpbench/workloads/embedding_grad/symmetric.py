@@ -18,7 +18,7 @@ from tpbench.workloads.embedding_grad.sparse import SparseExchange
 from tpbench.workloads.embedding_grad.wire import Wire
 
 if TYPE_CHECKING:
-    from tpbench.workloads.arena import Arena
+    from tpbench.comm.symmetric_buffers import Arena
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
     uses_triton=True,
 )
 def sparse_symmetric(problem: EmbeddingGrad, place: Any) -> Any:
-    from tpbench.workloads.arena import Arena
-    from tpbench.workloads.embedding_grad.board import on_one_machine
+    from tpbench.comm.shared_memory_all_gather import on_one_machine
+    from tpbench.comm.symmetric_buffers import Arena
     from tpbench.workloads.embedding_grad.index import CpuIndex
     from tpbench.workloads.embedding_grad.symmetric import SparseSymmetric, inboxes
 

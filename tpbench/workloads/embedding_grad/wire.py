@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.workloads import collectives
-from tpbench.workloads.embedding_grad.board import Board, board
+from tpbench.comm import collectives
+from tpbench.comm.shared_memory_all_gather import Board, board
 from tpbench.workloads.embedding_grad.traffic import COUNT_BYTES
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from tpbench.context import Context, Costs, Verdict
+from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import make_shard

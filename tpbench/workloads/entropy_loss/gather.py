@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.collectives import gather_rows
+from tpbench.comm.collectives import gather_rows
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard, shard_bounds
 from tpbench.workloads.entropy_loss.output import Output, Step

@@ -17,7 +17,7 @@ from tpbench.workloads.hashing import hash_index, normal
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from tpbench.context import Context
+    from tpbench.measure.session import Context
     from tpbench.workloads.entropy_loss import EntropyLoss
 
 IGNORED = -100

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.workloads.collectives import gather_rows
+from tpbench.comm.collectives import gather_rows
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.fields import JobError
+from tpbench.settings import JobError
 
 MACHINE = ("gpu_name", "torch_version", "triton_version", "tokens", "dtype")
 """What the rows must agree on: times of other machines and sizes do not compare."""

@@ -111,7 +111,7 @@ def candidates(problem: TpBlock, place: Place) -> dict[str, Schedule]:
     if problem.tokens % inputs.size**2 == 0:
         found["ring"] = Ring(inputs.group)
     if inputs.device.type == "cuda":
-        from tpbench.workloads.arena import Arena
+        from tpbench.comm.symmetric_buffers import Arena
         from tpbench.workloads.tp_block.copy_engine import CopyEngine
         from tpbench.workloads.tp_block.fused import Fused
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tpbench.context import Context, Costs, Verdict
 from tpbench.measure.gemm import compute_ms
+from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.tp_block import counts, exposure, oracle, rates, trace

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
-from tpbench.workloads.arena import enabled
+from tpbench.comm.symmetric_buffers import enabled
 from tpbench.workloads.tp_block.prepared import Place, Prepared
 from tpbench.workloads.tp_block.prepared import prepare as prepare_plain
 from tpbench.workloads.tp_block.schedule import Pending, Sequential

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.workloads.arena import Arena
-from tpbench.workloads.copies import copy_beside_compute
+from tpbench.comm.peer_copies import copy_beside_compute
+from tpbench.comm.symmetric_buffers import Arena
 from tpbench.workloads.tp_block.schedule import Pending
 
 STAGED, HANDED = range(2)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.workloads.arena import enabled
+from tpbench.comm.symmetric_buffers import enabled
 from tpbench.workloads.tp_block.schedule import Pending, Sequential
 
 

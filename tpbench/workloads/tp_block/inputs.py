@@ -14,7 +14,7 @@ from tpbench.workloads.hashing import hash_index, normal
 from tpbench.workloads.tp_block.problem import TpBlock
 
 if TYPE_CHECKING:
-    from tpbench.context import Context
+    from tpbench.measure.session import Context
     from tpbench.workloads.tp_block.linears import Linear
 
 _X, _GRAD, _NORM, _WEIGHT = 60, 62, 64, 70

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.workloads.collectives import gather_rows, scatter_rows
+from tpbench.comm.collectives import gather_rows, scatter_rows
 
 Pending: TypeAlias = Callable[[], Tensor]
 """A result that may still be on its way; called once, it is there for the current stream."""

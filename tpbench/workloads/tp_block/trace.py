@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tpbench.context import Context
-from tpbench.workloads.timeline import COMMUNICATION, PRODUCT, Interval, events, intervals, keep_trace, spans
+from tpbench.measure.session import Context
+from tpbench.measure.timeline import COMMUNICATION, PRODUCT, Interval, events, intervals, keep_trace, spans
 
 SLEEP_CYCLES = 200_000_000
 """Some 0.1 s."""

@@ -80,7 +80,7 @@ def block_compile_async(problem: TpBlock, place: Any) -> Any:
     refuses=_no_peers,
 )
 def block_copy_engine(problem: TpBlock, place: Any) -> Any:
-    from tpbench.workloads.arena import Arena
+    from tpbench.comm.symmetric_buffers import Arena
     from tpbench.workloads.tp_block.copy_engine import CopyEngine
     from tpbench.workloads.tp_block.prepared import prepare
 

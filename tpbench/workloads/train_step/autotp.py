@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.context import Context
+from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
 from tpbench.workloads.train_step.batches import Batch
 from tpbench.workloads.train_step.problem import TrainStep

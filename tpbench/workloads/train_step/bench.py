@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpbench.context import Context, Costs, Schedule, Verdict
 from tpbench.measure import memory
 from tpbench.measure.gemm import compute_ms, gemm_tflops
+from tpbench.measure.session import Context, Costs, Schedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.train_step import oracle, phases, sizes, speed, trace

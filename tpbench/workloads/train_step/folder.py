@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tpbench.fields import JobError
+from tpbench.settings import JobError
 
 _NAMES = {
     "architecture": "model_type",

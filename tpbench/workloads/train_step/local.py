@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tpbench.fields import JobError, parse
+from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step import folder
 from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 

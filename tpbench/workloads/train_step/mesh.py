@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from tpbench.context import Context
-from tpbench.workloads.arena import enabled
+from tpbench.comm.symmetric_buffers import enabled
+from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
 from tpbench.workloads.train_step.models import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep

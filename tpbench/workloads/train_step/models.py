@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tpbench.fields import nearest
+from tpbench.settings import nearest
 from tpbench.workloads.train_step import folder, sizes, windows
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.weights import fill

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tpbench.context import Context
 from tpbench.measure import memory
+from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models, sizes
 from tpbench.workloads.train_step.batches import Batch, micro_batch
 from tpbench.workloads.train_step.problem import NORM_GROWTH, TrainStep

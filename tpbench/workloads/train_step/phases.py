@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tpbench.context import Context
+from tpbench.measure.session import Context
 from tpbench.workloads.train_step.document import PHASES
 from tpbench.workloads.train_step.trainer import Mark
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tpbench.context import Context
+from tpbench.measure.session import Context
 from tpbench.workloads.train_step.problem import TrainStep
 
 PEAK_TFLOPS = {

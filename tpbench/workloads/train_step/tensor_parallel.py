@@ -22,7 +22,7 @@ from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tpbench.workloads.collectives import gather_rows, scatter_rows
+from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.workloads.train_step.models import rms_norm
 
 

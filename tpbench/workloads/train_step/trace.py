@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from tpbench.context import Context
-from tpbench.workloads.timeline import COMMUNICATION, Interval, covered, events, intervals, keep_trace
+from tpbench.measure.session import Context
+from tpbench.measure.timeline import COMMUNICATION, Interval, covered, events, intervals, keep_trace
 
 
 def profiled(train: Callable[[], None], restore: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:

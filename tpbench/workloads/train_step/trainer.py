@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tpbench.context import Context
+from tpbench.measure.session import Context
 from tpbench.workloads.train_step.batches import Batch
 from tpbench.workloads.train_step.gradients import LossScale, clip, local, total_norm
 from tpbench.workloads.train_step.models import causal_mask

@@ -1,0 +1,64 @@
+"""Outputs that take no more: no measurement is lost, and where nothing could be stored nothing is run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import tpbench as package
+from tests.support.command import Running, tpbench
+from tests.support.fault_catalogue import SLOW, Tried
+
+TINY = ("shape=tiny_tp2", "measure=quick", "device=cpu")
+
+
+def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path, tried: Tried) -> None:
+    (disk / "outputs").mkdir()
+    (tmp_path / "outputs").symlink_to(disk / "outputs")
+    running = Running("-m", "variant=triton_tp,pytorch_tp_manual", *SLOW[1:], cwd=tmp_path)
+    running.wait_for("first pass", rank=0)
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            try:
+                filler.write(b"\0" * 4096)
+            except OSError:
+                break
+    code, output = running.end()
+    assert code != 0
+    assert "takes no more rows; the row just measured is in " in output
+    rescued = Path(output.split("the row just measured is in ")[1].split()[0])
+    row = package.load(rescued).to_dict("records")[0]
+    rescued.unlink()
+    assert (row["status"], row["variant"]) == ("ok", "triton_tp")
+    tried["the disk is full"] += 1
+
+
+def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk: Path, tried: Tried) -> None:
+    (disk / "outputs").mkdir()
+    (tmp_path / "outputs").symlink_to(disk / "outputs")
+    running = Running(*SLOW, cwd=tmp_path)
+    running.wait_for("first pass", rank=0)
+    for each in disk.glob("outputs/sweeps/*/0"):  # what is open for writing forbids it: freeze the rows alone
+        assert each.is_dir()
+    rows = disk / "outputs" / "rows"
+    subprocess.run(["mount", "--bind", str(rows), str(rows)], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(rows)], check=True)
+    try:
+        code, output = running.end()
+    finally:
+        subprocess.run(["umount", "-l", str(rows)], check=True)
+    assert code != 0
+    assert "takes no more rows; the row just measured is in " in output
+    rescued = Path(output.split("the row just measured is in ")[1].split()[0])
+    assert package.load(rescued)["status"].item() == "ok"
+    rescued.unlink()
+    tried["outputs become read-only"] += 1
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path, tried: Tried) -> None:
+    (tmp_path / "outputs").write_text("a file, not a folder")
+    done = tpbench(*TINY, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Not a directory: 'outputs/" in done.stderr
+    assert "Traceback" not in done.stderr
+    tried["outputs that are no folder"] += 1

@@ -1,0 +1,124 @@
+"""What can go wrong with a job, done to real ones: each costs its own row, says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tpbench as package
+from tests.support.command import ROOT, Running, gone, tpbench
+from tests.support.fault_catalogue import ENDLESS, SLOW, Tried
+
+
+def only_row(folder: Path) -> dict[str, object]:
+    (row,) = package.load(folder / "outputs").to_dict("records")
+    return row
+
+
+def test_killed_rank(tmp_path: Path, tried: Tried) -> None:
+    running = Running(*ENDLESS, cwd=tmp_path)
+    rank = running.wait_for("first pass", rank=1)
+    family = running.family()
+    rank.kill()
+    code, output = running.end()
+    row = only_row(tmp_path)
+    assert (row["status"], code) == ("error", 1)
+    assert "rank 1 ended with signal 9 (SIGKILL)" in str(row["reason"])
+    assert "rank 1: first pass" in str(row["reason"])
+    assert "Traceback" not in output
+    assert gone(family)
+    tried["kill -9 of a rank at work"] += 1
+
+
+SPIN = """
+import signal
+def spin(*_):
+    while True:
+        pass
+signal.signal(signal.SIGUSR2, spin)
+"""
+
+
+def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path, tried: Tried) -> None:
+    """Two sweeps at the same time, as both wait for their time to be over."""
+    (tmp_path / "sitecustomize.py").write_text(SPIN)
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    stopped, spinning = tmp_path / "stopped", tmp_path / "spinning"
+    begun = []
+    for folder, number, rank in ((stopped, signal.SIGSTOP, 0), (spinning, signal.SIGUSR2, 1)):
+        folder.mkdir()
+        running = Running(*ENDLESS, "timeout_s=20", cwd=folder, env=env)
+        running.wait_for("first pass", rank=rank).send_signal(number)
+        begun.append((folder, running, running.family()))
+    for folder, running, family in begun:
+        code, output = running.end()
+        row = only_row(folder)
+        assert (row["status"], code) == ("timeout", 1), output
+        assert "still running after 20 s" in str(row["reason"])
+        assert row["time_ms"] != row["time_ms"]
+        assert gone(family)
+    assert "rank 0: first pass" in str(only_row(stopped)["reason"])
+    tried["a rank that is stopped"] += 1
+    tried["a rank that spins"] += 1
+
+
+def test_out_of_memory_on_one_rank_only(tmp_path: Path, tried: Tried) -> None:
+    sizes = ("tokens=4096", "vocab=32768", "tp_size=2", "min_iterations=10000", "max_iterations=10000")
+    running = Running("variant=pytorch_gather", *sizes, "device=cpu", cwd=tmp_path)
+    rank = running.wait_for("setting up", rank=1)
+    family = running.family()
+    least = math.inf
+    with contextlib.suppress(psutil.NoSuchProcess, OSError, StopIteration):
+        while rank.status() != psutil.STATUS_ZOMBIE:  # what it has now may be the most that it ever has
+            status = Path(f"/proc/{rank.pid}/status").read_text().splitlines()
+            least = min(least, next(int(line.split()[1]) * 1024 for line in status if "VmData" in line))
+            resource.prlimit(rank.pid, resource.RLIMIT_DATA, (int(least) + 2**28, int(least) + 2**28))
+            time.sleep(0.02)
+    code, _ = running.end()
+    row = only_row(tmp_path)
+    assert (row["status"], row["oom_rank"], code) == ("oom", 1, 0)
+    assert row["oom_bytes"] > 2**20
+    assert gone(family)
+    tried["out of memory on one rank"] += 1
+
+
+def test_memory_limit(tmp_path: Path, tried: Tried) -> None:
+    done = tpbench(
+        "variant=pytorch_gather", "tokens=4096", "vocab=65536", "memory_limit_gib=0.5", "device=cpu", cwd=tmp_path
+    )
+    row = only_row(tmp_path)
+    assert (row["status"], row["memory_limit_gib"], done.returncode) == ("oom", 0.5, 0)
+    assert row["oom_bytes"] >= 2**27
+    tried["a limit on memory"] += 1
+
+
+def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path, tried: Tried) -> None:
+    sweep = ("-m", "variant=pytorch_tp_manual,triton_tp", *SLOW[1:])
+    running = Running(*sweep, cwd=tmp_path)
+    running.wait_for("first pass", rank=0, cell=1)
+    family = running.family()
+    os.kill(running.process.pid, signal.SIGINT)
+    code, output = running.end()
+    assert code == 130
+    assert "1 of 2 cells have their rows" in output
+    assert "python -m tpbench -m variant=pytorch_tp_manual,triton_tp" in output
+    assert "Traceback" not in output
+    assert gone(family)
+    assert only_row(tmp_path)["variant"] == "pytorch_tp_manual"
+    (tmp_path / "outputs/rows/broken.parquet").write_bytes(b"PAR1 not really")
+    finished = tpbench(*sweep, "resume=true", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "measured before" in finished.stdout
+    with pytest.warns(UserWarning, match=r"broken\.parquet"):
+        rows = package.load(tmp_path / "outputs")
+    assert list(rows["variant"]) == ["pytorch_tp_manual", "triton_tp"]
+    assert set(rows["status"]) == {"ok"}
+    tried["SIGINT of a sweep half done"] += 1

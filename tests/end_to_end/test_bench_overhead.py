@@ -1,0 +1,50 @@
+"""What starting a cell costs, measured with real processes, and what is said to arguments that cannot be."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import ROOT, environment
+
+SCRIPT = [sys.executable, str(ROOT / "scripts" / "bench_overhead.py")]
+
+
+def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SCRIPT, *arguments], capture_output=True, text=True, env=environment(), cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--ways", "foo"), "argument --ways: no way is called foo (valid: basic, cold, warm)"),
+        (
+            ("--ways", "cold,wram"),
+            "argument --ways: no way is called wram, did you mean warm? (valid: basic, cold, warm)",
+        ),
+        (("--rounds", "0"), "argument --rounds: 0 must be a whole number above 0"),
+        (("--cells", "0"), "argument --cells: 0 must be a whole number above 0"),
+        (("--tp-size", "two"), "argument --tp-size: two must be a whole number above 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    done = bench(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"bench_overhead.py: error: {said}"
+
+
+def test_a_sweep_is_told_by_its_cells_and_as_a_whole(tmp_path: Path) -> None:
+    done = bench("--rounds", "1", "--cells", "1", "--tp-size", "1", "--ways", "cold", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    bare, cold = done.stdout.splitlines()
+    assert re.fullmatch(r"bare torchrun, empty worker: [\d.]+ s a cell \(1\.00 x bare torchrun\)", bare)
+    found = re.fullmatch(
+        r"tpbench, cold: ([\d.]+) s a cell \([\d.]+ x bare torchrun\); a whole sweep of 2 cells: ([\d.]+) s a cell",
+        cold,
+    )
+    assert found is not None, cold
+    assert float(found[2]) > float(found[1]) > 0.5  # Python and Hydra start only once, but they do

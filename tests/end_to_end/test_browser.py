@@ -1,0 +1,114 @@
+"""The page in a real browser: it opens from disk without a complaint, sorts, filters, and fits."""
+
+import io
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from tests.support import browser, synthetic
+from tests.unit.report.test_page import HOSTILE
+from tpbench.report.command import main
+from tpbench.results.read import load
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    started = browser.start()
+    yield started
+    started.quit()
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("browser"))
+    hostile = f"<script>window.owned=1</script><img src=x onerror='window.owned=1'> {HOSTILE}"
+    synthetic.write([synthetic.cell(hostile, 32768, 1, status="error", reason=hostile)], folder, "hostile")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(rows):
+    file = rows / "report.html"
+    assert main([str(rows), "--format", "html", "-o", str(file)]) == 0
+    return file
+
+
+def column(chromium, sheet, index):
+    """(text, number) of a column's cells that can be seen, from top to bottom."""
+    return chromium.execute_script(
+        """return Array.from(document.querySelectorAll(".sheet[data-name='" + arguments[0] + "']")[0]
+        .querySelectorAll("tbody tr:not([hidden])"), row => [row.cells[arguments[1]].textContent,
+        "v" in row.cells[arguments[1]].dataset ? Number(row.cells[arguments[1]].dataset.v) : null])""",
+        sheet, index,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width, dark", [(1280, False), (1280, True), (360, False)])
+def test_it_opens_and_fits(chromium, report, width, dark):
+    browser.look(chromium, report, width, dark=dark)
+    assert chromium.get_log("browser") == []
+    assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
+    assert not chromium.execute_script("return window.owned")
+    assert chromium.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert chromium.execute_script("return document.querySelectorAll('figure svg').length") >= 10
+    picture = matplotlib.image.imread(io.BytesIO(chromium.get_screenshot_as_png()))[..., :3]
+    assert (np.median(picture) < 0.3) == dark
+    contrast = picture.max() - picture.min()
+    assert contrast > 0.6
+
+
+def test_lines_of_plots_show_in_both_modes(chromium, report):
+    seen = []
+    for dark in (False, True):
+        browser.look(chromium, report, 1280, dark=dark)
+        seen.append(
+            chromium.execute_script("""
+            const path = document.querySelector("figure svg path[style*='--s0']");
+            const text = document.querySelector("figure svg text");
+            return [getComputedStyle(path).stroke, getComputedStyle(text).fill]""")
+        )
+    assert seen[0][0] != seen[1][0] and seen[0][1] != seen[1][1]
+    assert seen[0] == ["rgb(22, 104, 184)", "rgb(29, 31, 33)"]
+
+
+def test_what_is_seen_are_the_rows_numbers(chromium, report, rows):
+    browser.look(chromium, report, 1280)
+    frame = load(rows)
+    shown = {(vocab[1], tp[1], tokens[1]): cell for vocab, tp, tokens, cell in zip(
+        *(column(chromium, "time_ms", index) for index in (0, 1, 3, 4)), strict=True)}  # fmt: skip
+    wanted = frame[(frame.variant == "triton_tp") & (frame.loss == "cross_entropy") & (frame.block_cap == "auto")]
+    for row in wanted[wanted.status == "ok"].itertuples():
+        text, number = shown[row.vocab, row.tp_size, row.tokens]
+        assert number == row.time_ms and float(text.split()[0]) == pytest.approx(row.time_ms, rel=5e-3)
+        assert text.split()[1] == "ms"
+
+
+def test_sort_and_filter(chromium, report):
+    browser.look(chromium, report, 1280)
+    sheet = chromium.find_element("css selector", ".sheet[data-name=time_ms]")
+    head = sheet.find_elements("css selector", "th button")[4]
+    head.click()
+    numbers = [number for _, number in column(chromium, "time_ms", 4)]
+    known = [number for number in numbers if number is not None]
+    assert known == sorted(known) and len(known) >= 8 and numbers[len(known) :] == [None] * (len(numbers) - len(known))
+    head.click()
+    again = [number for _, number in column(chromium, "time_ms", 4)]
+    assert again[: len(known)] == sorted(known, reverse=True) and again[-1] is None
+    search = sheet.find_element("css selector", "input")
+    search.send_keys("131072 -oom")
+    assert {text for text, _ in column(chromium, "time_ms", 0)} == {"131072"}
+    assert "rows" in sheet.find_element("css selector", "output").text
+    search.clear()
+    search.send_keys("nothing has this")
+    assert column(chromium, "time_ms", 0) == []
+    assert chromium.get_log("browser") == []
+
+
+def test_a_comparison_opens_too(chromium, rows, tmp_path):
+    file = tmp_path / "comparison.html"
+    assert main(["compare", str(rows), str(rows), "--format", "html", "-o", str(file)]) == 0
+    browser.look(chromium, file, 360)
+    assert chromium.get_log("browser") == [] and not chromium.execute_script("return window.owned")
+    assert chromium.execute_script("return document.documentElement.scrollWidth") <= 360
+    assert {text for text, _ in column(chromium, "comparison", 1)} == {"same"}

@@ -1,0 +1,150 @@
+"""`python -m tpbench` as a person meets it: bad input, a whole sweep, one job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import tpbench as package
+from tests.support.command import ROOT, refused, tpbench
+
+REFUSED: list[tuple[list[str], list[str]]] = [
+    (
+        ["-m", "variant=triton_tp,pytorch_gater"],
+        ["no variant is called pytorch_gater, did you mean pytorch_gather"],
+    ),
+    (["shape=v131k_tp9"], ["no shape is called v131k_tp9, did you mean v131k_tp", "tiny_tp2"]),
+    (["loss=hinge"], ["no loss is called hinge", "cross_entropy", "reverse_kl"]),
+    (["tokns=64"], ["no field is called tokns, did you mean tokens"]),
+    (["tokens=0"], ["tokens=0 must be at least 1"]),
+    (["-m", "tokens=64,0,many"], ["tokens=0 must be at least 1", "tokens=many must be a whole number"]),
+    (["dtype=bf16"], ["dtype=bf16 does not exist, did you mean bfloat16", "float32"]),
+    (["block_cap=1000"], ["no block_cap is called 1000", "auto", "32768"]),
+    (["compile=true"], ["triton_tp does not take compile=True (taken by: pytorch_tp_manual, pytorch_gather)"]),
+    (["vocab=1"], ["vocab=1 cannot be sharded over tp_size=2"]),
+    (["tokens"], ["Error parsing override 'tokens'", "NAME=VALUE"]),
+    (["--frobnicate"], ["no such option: --frobnicate"]),
+    (["tp_size=1,2"], ["tp_size=1,2 is a sweep", "-m"]),
+]
+
+
+def test_wrong_input_gets_one_message_and_launches_nothing(tmp_path: Path) -> None:
+    refused(REFUSED, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Three variants, with an uneven vocabulary and a cell that this machine cannot run."""
+    folder = tmp_path_factory.mktemp("sweep")
+    line = ["-m", "variant=triton_tp,pytorch_tp_manual,pytorch_gather", "shape=tiny_tp2", "vocab=1001", "measure=quick"]
+    return folder, tpbench(*line, "device=cpu", "graph=false", "block_cap=auto,4096", cwd=folder)
+
+
+def test_a_sweep_makes_a_right_row_for_every_cell(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = sweep
+    assert done.returncode == 0, done.stderr
+    rows = package.load(folder / "outputs")
+    assert list(zip(rows["variant"], rows["block_cap"], strict=True)) == [
+        ("triton_tp", "auto"),
+        ("triton_tp", "4096"),
+        ("pytorch_tp_manual", "auto"),
+        ("pytorch_gather", "auto"),
+    ]
+    assert set(rows["status"]) == {"ok"}
+    assert rows["reason"].isna().all()
+    assert rows["loss_value"].max() - rows["loss_value"].min() < 1e-9  # the oracle's, of equal logits
+    assert (rows["loss_error"] < 1e-2).all()
+    assert (rows["grad_error"] < 2e-2).all()
+    assert list(rows["interpreted"]) == [True, True, False, False]
+
+
+def test_rows_carry_what_was_measured(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = sweep
+    for row in package.load(folder / "outputs").to_dict("records"):
+        samples = pd.Series(row["samples_ms"])
+        assert len(samples) == row["iterations"] >= 1
+        assert row["time_ms"] == pytest.approx(samples.median())
+        assert row["time_min_ms"] == samples.min()
+        assert 0 < row["floor_ms"] < row["time_ms"]
+        assert row["fraction_of_floor"] == pytest.approx(row["floor_ms"] / row["time_ms"])
+        assert row["gb_per_s"] == pytest.approx(row["bytes_moved"] / row["time_ms"] / 1e6)
+        assert 0 < row["gb_per_s"] < row["copy_gb_per_s"]
+        # A bf16 row of a 501-column shard read once and its gradient written once, and an int64 label.
+        assert row["bytes_moved"] == 64 * (501 * 2 * 2 + 8)
+        assert len(row["rank_peak_gib"]) == row["world_size"] == 2
+        assert row["skew_ms"] >= 0
+        assert row["wall_s"] > 0
+        assert json.loads(row["job"])["vocab"] == row["vocab"] == 1001
+        assert set(json.loads(row["environment"])) <= {
+            "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "TRITON_INTERPRET",
+        }  # fmt: skip
+        for fact in ("host", "torch_version", "python_version", "cpu_model", "kernels_version", "tpbench_version"):
+            assert row[fact]
+
+
+def test_a_sweep_ends_with_its_table_and_where_the_rows_are(
+    sweep: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    _, done = sweep
+    assert "[6/6] pytorch_gather" in done.stdout
+    assert "the same job as cell 4" in done.stdout
+    assert "triton_tp" in done.stdout.split("[6/6]")[1]
+    assert "4 rows in outputs/rows; logs in " in done.stdout
+
+
+def test_the_report_reads_the_sweep(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = sweep
+    line = [sys.executable, str(ROOT / "scripts" / "report.py"), "outputs"]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pytorch_tp_manual" in done.stdout
+    assert "interpreted" in done.stdout
+
+
+def test_one_job_without_a_sweep_and_more_ranks_than_columns_divide(tmp_path: Path) -> None:
+    done = tpbench("variant=pytorch_gather", "tokens=16", "vocab=100", "tp_size=3", "loss=reverse_kl", "dtype=float32",
+                   "seed=7", "measure=quick", "device=cpu", "output_dir=elsewhere", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = package.load(tmp_path / "elsewhere").to_dict("records")
+    assert (row["status"], row["tp_size"], row["seed"], row["dtype"]) == ("ok", 3, 7, "float32")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_replicas_have_tokens_of_their_own(tmp_path: Path) -> None:
+    done = tpbench("-m", "variant=triton_tp", "dp_size=1,2", "tokens=16", "vocab=64", "measure=quick", "device=cpu",
+                   cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = package.load(tmp_path / "outputs")
+    assert list(rows["world_size"]) == [2, 4]
+    assert set(rows["status"]) == {"ok"}
+    assert rows["loss_value"].nunique() == 2
+
+
+def test_what_the_oracle_refuses_is_wrong_and_has_no_time(tmp_path: Path) -> None:
+    # Gradients of some 1e-9 drown in fp16's subnormals: torch's own loss in the logits' dtype loses them.
+    done = tpbench("variant=pytorch_gather", "compute_dtype=logits", "dtype=float16", "loss=forward_kl", "tokens=4096",
+                   "vocab=8192", "tp_size=1", "measure=quick", "device=cpu", cwd=tmp_path)  # fmt: skip
+    (row,) = package.load(tmp_path / "outputs").to_dict("records")
+    assert (row["status"], done.returncode) == ("wrong", 1)
+    assert "grad_error" in row["reason"]
+    assert row["grad_error"] > 0
+    assert pd.isna(row["time_ms"])
+    assert row["samples_ms"] is None
+    assert "tpbench: 1 of 1 cells failed (wrong: 1)" in done.stderr
+
+
+def test_what_this_machine_cannot_run_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    done = tpbench("-m", "graph=true", "tp_size=1,2", "measure=quick", "device=cpu", cwd=tmp_path)
+    rows = package.load(tmp_path / "outputs")
+    assert (list(rows["status"]), done.returncode) == (["skipped", "skipped"], 0)
+    assert set(rows["reason"]) == {"graph=true needs a CUDA GPU"}
+
+
+def test_version_and_help(tmp_path: Path) -> None:
+    assert tpbench("--version", cwd=tmp_path).stdout == f"tpbench {package.__version__}\n"
+    assert "variant" in tpbench("--help", cwd=tmp_path).stdout

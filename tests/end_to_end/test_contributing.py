@@ -1,0 +1,57 @@
+"""The walk through of CONTRIBUTING.md works as written: its blocks are put where it says, and its command is run."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import environment
+from tpbench.results.read import load
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+BLOCKS = re.findall(r"```(python|yaml|bash)\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.mark.timeout(240)
+def test_adding_a_variant(tmp_path):
+    for name in ("tpbench", "conf"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
+    (implementation, name), (configuration,) = (
+        [text for kind, text in BLOCKS if kind == wanted] for wanted in ("python", "yaml")
+    )
+    workload = tmp_path / "tpbench" / "workloads" / "entropy_loss"
+    (workload / "tutorial.py").write_text(implementation)
+    with (workload / "variants.py").open("a") as file:
+        file.write(f"\n\n{name}")
+    (tmp_path / "conf" / "variant" / "tutorial_tp.yaml").write_text(configuration)
+    (line,) = (
+        line
+        for kind, text in BLOCKS
+        if kind == "bash"
+        for line in text.splitlines()
+        if line.startswith("python -m tpbench -m")
+    )
+    env = environment() | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, *shlex.split(line)[1:]]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=220)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = load(tmp_path / "outputs").set_index("variant")
+    assert rows.loc["tutorial_tp", "status"] == "ok" and rows.loc["tutorial_tp", "time_ms"] > 0
+    losses = rows.loss_value
+    assert losses["tutorial_tp"] == pytest.approx(losses["pytorch_gather"], rel=1e-3)
+    for tool in (["ruff", "check", "--config", str(ROOT / "pyproject.toml")], ["ruff", "format", "--check"]):
+        checked = subprocess.run(
+            [sys.executable, "-m", *tool, str(workload / "tutorial.py"), str(workload / "variants.py")],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert checked.returncode == 0, checked.stdout
+
+
+def test_files_that_it_names_exist():
+    for name in re.findall(r"`((?:tpbench|scripts|\.ci|outputs)/[\w./]+)`", PAGE):
+        assert (ROOT / name).exists() or name.endswith("tutorial.py"), name

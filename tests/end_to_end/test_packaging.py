@@ -1,0 +1,54 @@
+"""A wheel made from the source distribution, installed away from the checkout, runs a job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tpbench as package
+from tests.support.command import ROOT, environment
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the contents of the built wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    source = folder / "source"
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    for name in filter(None, names):  # a copy: a build leaves files beside its source
+        if (ROOT / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
+    # The wheel is made from the source distribution, so both are tried.
+    subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(source)], check=True)
+    (wheel,) = folder.glob("tpbench-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
+    return folder / "site"
+
+
+def test_the_wheel_has_the_configuration_and_no_tests(installed: Path) -> None:
+    files = {str(file.relative_to(ROOT / "conf")) for file in (ROOT / "conf").rglob("*.yaml")}
+    assert {str(file.relative_to(installed / "tpbench/conf")) for file in installed.rglob("*.yaml")} == files
+    assert {each.name for each in installed.iterdir() if each.is_dir()} - {"bin"} == {
+        "tpbench",
+        f"tpbench-{package.__version__}.dist-info",
+    }
+
+
+def test_it_runs_a_job_and_reads_its_row(installed: Path, tmp_path: Path) -> None:
+    env = environment() | {"PYTHONPATH": str(installed)}
+    line = [sys.executable, "-m", "tpbench", "variant=pytorch_tp_manual", "measure=quick", "device=cpu"]
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    probe = "import tpbench; print(tpbench.__file__, *tpbench.load('outputs')['status'])"
+    seen = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, env=env, capture_output=True, text=True)
+    file, status = seen.stdout.split()
+    assert Path(file).is_relative_to(os.path.realpath(installed)) or Path(file).is_relative_to(installed)
+    assert status == "ok"

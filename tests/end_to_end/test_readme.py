@@ -1,0 +1,89 @@
+"""The README and its pages are true: commands are understood, files exist, tables come from the rows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import ROOT, tpbench
+from tests.support.tp_block_rows import row as block_row
+from tpbench.launcher.overrides import check_overrides
+from tpbench.results.write import write_row
+from tpbench.workloads import variants
+
+README = (ROOT / "README.md").read_text()
+PAGES = README + "".join(page.read_text() for page in sorted((ROOT / "tpbench/docs").glob("*.md")))
+SHELL = PAGES.replace("\\\n", " ")  # a line that goes on is one line
+CODE = re.findall(r"```bash\n(.*?)```", SHELL, flags=re.DOTALL)
+LINES = [line.split("  #")[0].strip() for block in CODE for line in block.splitlines() if line.strip()]
+TRAINED = {
+    "workload": "train_step", "variant": "ddp", "model": "qwen3_0p6b", "num_layers": 28, "seq_length": 2048,
+    "dp_size": 4, "tp_size": 1, "status": "ok", "time_ms": 100.0, "tokens_per_s_per_gpu": 2e4, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def arguments(start: str) -> list[list[str]]:
+    """The arguments of the README's commands that begin like that."""
+    return [shlex.split(line)[len(shlex.split(start)) :] for line in LINES if f"{line} ".startswith(f"{start} ")]
+
+
+@pytest.mark.parametrize("line", arguments("python -m tpbench"), ids=" ".join)
+def test_commands_are_understood(line: list[str]) -> None:
+    check_overrides(line, ROOT / "conf")
+
+
+@pytest.mark.parametrize("line", arguments("python scripts/report.py"), ids=" ".join)
+def test_report_commands_run(line: list[str], tmp_path: Path) -> None:
+    """On the committed rows, and a row each of the workloads that these have none of."""
+    shutil.copytree(ROOT / "outputs/reference", tmp_path / "outputs")
+    write_row(block_row("block_tp", 1), tmp_path / "outputs/rows", "block")
+    write_row({**TRAINED, "key": "train"}, tmp_path / "outputs/rows", "train")
+    command = [sys.executable, str(ROOT / "scripts/report.py"), *line]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "tpbench/docs").glob("*.md")]:
+        for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_every_script_that_is_named_exists() -> None:
+    for name in set(re.findall(r"scripts/[\w.]+", PAGES)):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_variant_and_choice_is_named() -> None:
+    choices = [
+        file.stem
+        for group in ("shape", "model", "loss", "block_cap", "measure")
+        for file in (ROOT / "conf" / group).glob("*")
+    ]
+    for name in [*variants(), *choices]:
+        assert re.search(rf"\b{name}\b", PAGES), name
+
+
+@pytest.mark.parametrize("command", re.findall(r"<!-- (scripts/report\.py .*?) -->", README))
+def test_tables_come_from_the_committed_rows(command: str) -> None:
+    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tables = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert tables
+    for line in tables:
+        assert line in README
+
+
+def test_the_default_command_ends_in_a_table(tmp_path: Path) -> None:
+    line = next(
+        line for line in (ROOT / "scripts/run").read_text().splitlines() if line.strip().startswith("set -- -m")
+    )
+    done = tpbench(*shlex.split(line)[2:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"vocab +tp +shard +triton_tp", done.stdout)

@@ -1,0 +1,230 @@
+"""`python -m tpbench` with this workload: real processes, rows, and what a person reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+import tpbench as package
+from tests.support.command import ROOT, environment, refused, tpbench
+from tpbench.handover.task import CellRow
+from tpbench.job import Job, parse_job, refusal
+from tpbench.launcher.overrides import flat_names, force_fields
+from tpbench.launcher.plan import ThisHost, obstacle
+from tpbench.report.layout import lay_out
+from tpbench.report.metric import number
+from tpbench.report.pivot import pivot
+from tpbench.report.study import columns, sheets
+from tpbench.results.plain import plain_rows
+from tpbench.workloads.train_step import WORKLOAD
+
+STEPS = ("steps=6", "warmup_steps=2", "phase_steps=2", "log_interval=2")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The line of the README; the workers stay, so that the packages are imported once."""
+    folder = tmp_path_factory.mktemp("train")
+    line = ["-m", "variant=autotp,fsdp_dtensor", "shape=tiny_train_tp2", "train.loss=torch,tpbench"]
+    return folder, tpbench(*line, *STEPS, "device=cpu", "profile=true", "reuse=true", cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def rows(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
+    folder, done = swept
+    assert done.returncode == 0, done.stderr
+    return plain_rows(package.load(folder / "outputs"))
+
+
+def test_the_tiny_shape_trains_anywhere(rows: list[dict[str, Any]]) -> None:
+    assert [(row["variant"], row["train_loss"], row["status"]) for row in rows] == [
+        (variant, loss, "ok") for variant in ("autotp", "fsdp_dtensor") for loss in ("torch", "tpbench")
+    ]
+    assert [row["interpreted"] for row in rows] == [False, True, False, True]
+    for row in rows:
+        assert len(row["samples_ms"]) == row["iterations"] == 6
+        assert len(row["losses"]) == len(row["grad_norms"]) == 8
+        assert row["losses"][-1] < row["losses"][0]
+        assert row["losses"] == pytest.approx(rows[0]["losses"], rel=1e-5)
+        assert row["grad_norms"] == pytest.approx(rows[0]["grad_norms"], rel=1e-3)
+        assert row["oracle"] == "3 steps by one process"
+        assert (row["tokens"], row["parameters"], row["num_layers"]) == (64, 164224, 2)
+        assert row["tokens_per_s"] == pytest.approx(64 / row["time_ms"] * 1e3)
+        assert row["peak_gib"] > 0 and row["steady_gib"] > 0 and row["init_s"] > 0
+        stay = row["expected_model_gib"] + row["expected_optimizer_gib"]
+        passing = [row["expected_gradients_gib"], row["expected_activations_gib"]]
+        assert stay + max(passing) <= row["expected_gib"] * 1.001 <= (stay + sum(passing)) * 1.01
+        assert row["mfu"] is None and row["exposed_share"] is None
+
+
+def test_progress_goes_to_the_rank_s_log_and_a_trace_beside_it(rows: list[dict[str, Any]], swept: Any) -> None:
+    folder = Path(rows[0]["log_dir"])
+    folder = folder if folder.is_absolute() else swept[0] / "outputs" / folder
+    said = "".join(log.read_text() for log in folder.glob("**/0/stderr.log"))
+    assert "step 4/8: loss 6." in said and "tokens/s" in said
+    assert said.count("step 8/8:") == 1 and "step 10/8:" not in said  # steps that time phases are no progress
+    assert len(list(folder.glob("trace_rank*.json.gz"))) == 2
+
+
+def test_it_ends_in_a_table_and_no_warning(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, done = swept
+    assert "tiny_qwen3" in done.stdout.split("time_ms")[-1]
+    assert "train_loss=tpbench" in done.stdout
+    assert "Warning" not in done.stdout
+
+
+def test_the_older_tool_s_documents(rows: list[dict[str, Any]], swept: Any) -> None:
+    line = [sys.executable, str(ROOT / "scripts/report.py"), "outputs", "--format", "json", "-o", "json"]
+    said = subprocess.run(line, cwd=swept[0], env=environment(), capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    files = sorted((swept[0] / "json").glob("*.json"))
+    assert [file.name.split("_2")[0] for file in files] == ["results_autotp_tp2_dp1"] * 2 + [
+        "results_fsdp_dtensor_tp2_dp1"
+    ] * 2
+    content = json.loads(files[0].read_text())
+    assert content["config"]["model"] == "tiny_qwen3" and content["config"]["steps"] == 6
+    assert [step["step"] for step in content["steps"]] == [1, 2, 3, 4, 5, 6]
+    summary = content["summary"]
+    assert sum(summary[f"{phase}_pct"] for phase in ("forward", "backward", "optimizer")) == pytest.approx(100)
+    assert summary["final_loss"] == content["steps"][-1]["loss"]
+    assert summary["avg_step_ms"] == pytest.approx(sum(step["step_ms"] for step in content["steps"]) / 6)
+    assert summary["tokens_per_second"] == pytest.approx(64e3 / summary["avg_step_ms"])
+
+
+def test_the_workload_s_report(rows: list[dict[str, Any]], swept: Any) -> None:
+    frame = package.load(swept[0] / "outputs")
+    (sheet,) = sheets(lay_out(frame, columns("training")), "training")
+    lines = [dict(zip(sheet.heads, line, strict=True)) for line in sheet.lines]
+    assert len(lines) == 4
+    speeds = [float(each) for each in frame["tokens_per_s_per_gpu"]]
+    as_fast = sum(f"{max(speeds) / each:.2f}" == "1.00" for each in speeds)  # as the best, as far as is said
+    assert sum(line["of best"] == "1.00x" for line in lines) == as_fast
+    assert all(line["model"] == "tiny_qwen3" and float(line["expected_gib"]) > 0 for line in lines)
+    by_speed = pivot(frame, "tokens_per_s_per_gpu")
+    assert by_speed.metric.better == 1 and not by_speed.warnings
+
+
+def test_trajectories_that_part_are_told(rows: list[dict[str, Any]], swept: Any) -> None:
+    frame = package.load(swept[0] / "outputs")
+    spoiled = frame.copy()
+    norms = [list(each) for each in spoiled["grad_norms"]]
+    norms[2][3] *= 1.1
+    spoiled["grad_norms"] = norms
+    warnings = pivot(spoiled).warnings
+    assert any("grad_norms part at step 4: autotp" in each and "fsdp_dtensor" in each for each in warnings)
+
+
+REFUSED: list[tuple[list[str], list[str]]] = [
+    (["variant=autotp"], ["the shape is of entropy_loss", "qwen3_0p6b_tp2", "tiny_train_dp2_tp2"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "model=qwen3_9b"], ["no model is called qwen3_9b", "llama3_70b"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "tp_size=4"], ["must divide the 2 key-value heads of tiny_qwen3"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "world_size=4"], ["dp_size=1 x tp_size=2 does not make world"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "tp_size=auto"], ["tp_size=auto needs world_size"]),
+    (["variant=ddp", "shape=tiny_train_tp2"], ["it has no tensor parallelism: tp_size must be 1, got 2"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "dtype=float16"], ["dtype=float16 needs autocast=true"]),
+    (["variant=fsdp_dtensor", "shape=tiny_train_tp2", "zero_stage=2"], ["does not take zero_stage=2 (taken by: a"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "zero_stage=3"], ["zero_stage=3 does not exist (valid: 0, 1, 2)"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "graph=true"], ["no field of train_step is called graph"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "measure=quick"], ["no field of train_step is called measure"]),
+    (["variant=fsdp_dtensor_async", "shape=tiny_train_tp2", "compile=false"], ["compile=false is fsdp_dtensor"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "tp_size=1", "overlap=true"], ["overlap=true has no meaning"]),
+    (["variant=fsdp_dtensor", "shape=tiny_train_dp2", "vocab_parallel=false"], ["vocab_parallel=false has no"]),
+    (["variant=fsdp", "shape=tiny_train_dp2", "model=no/such/folder"], ["no/such/folder/config.json cannot be"]),
+]  # fmt: skip
+
+
+def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
+    refused(REFUSED, tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def composing() -> Iterator[None]:
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        yield
+
+
+def job(*overrides: str) -> Job:
+    composed = hydra.compose("config", overrides=force_fields(flat_names(overrides)))
+    return parse_job({str(name): value for name, value in OmegaConf.to_container(composed).items()})  # type: ignore
+
+
+def test_names_on_the_line() -> None:
+    assert job("variant=fsdp_dtensor", "shape=qwen3_0p6b_tp2").problem.model == "qwen3_0p6b"
+    large = job("variant=autotp", "shape=qwen3_8b_dp2_tp2", "model=llama3_70b", "num_layers=4", "train.loss=tpbench")
+    assert (large.problem.model, large.problem.num_layers, large.problem.layers) == ("llama3_70b", 4, 80)
+    assert (large.dp_size, large.tp_size, large.problem.train_loss) == (2, 2, "tpbench")
+    shared = job("variant=autotp", "shape=qwen3_8b_tp4", "tp_size=auto", "world_size=8", "dp_size=2")
+    assert (shared.tp_size, shared.dp_size) == (4, 2)
+    assert shared.key == job("variant=autotp", "shape=qwen3_8b_tp4", "dp_size=2").key
+    assert job("variant=fsdp_dtensor_async", "shape=qwen3_8b_tp4").problem.compile  # as its rows then say
+
+
+def test_what_a_folder_says_is_part_of_the_key(tmp_path: Path) -> None:
+    """Else a resumed sweep takes the row of another model."""
+    config, cell_file = tmp_path / "config.json", tmp_path / "cell.json"
+    content = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+
+    def made(**more: Any) -> Job:
+        config.write_text(json.dumps(content | more))
+        return job("variant=fsdp_dtensor", "shape=tiny_train_tp2", f"model={tmp_path}")
+
+    first = made()
+    assert made(transformers_version="5.0.0", torch_dtype="float16").key == first.key
+    others = [made(attention_bias=True), made(hidden_act="gelu"), made(rope_scaling={"rope_type": "dynamic"})]
+    assert len({each.key for each in (first, *others)}) == 4
+    row = CellRow.begin(first, log_dir=str(tmp_path))
+    assert row.known["config_hash"] == first.problem.config_hash
+    row.save(cell_file)
+    assert CellRow.load(cell_file).job.key == first.key  # though the folder says something else by now
+    config.unlink()
+    assert CellRow.load(cell_file).job.key == first.key
+    assert CellRow.begin(job("variant=fsdp", "shape=tiny_train_dp2")).known["config_hash"] is None
+
+
+def test_every_choice_of_the_experiment_makes_a_job_that_something_can_run() -> None:
+    content = yaml.safe_load((ROOT / "conf/experiment/train_step.yaml").read_text())
+    swept = {name: str(values).split(",") for name, values in content["hydra"]["sweeper"]["params"].items()}
+    assert set(swept["variant"]) == set(WORKLOAD.variants)
+    for shape in swept["shape"]:
+        jobs = [
+            job(f"variant={each}", f"shape={shape}", f"seq_length={swept['seq_length'][-1]}")
+            for each in swept["variant"]
+        ]
+        able = [each.variant for each in jobs if not refusal(each)]
+        tensor = {"autotp", "fsdp_dtensor", "fsdp_dtensor_async"}
+        assert set(able) == (tensor if jobs[0].tp_size > 1 else {"autotp", "fsdp_dtensor", "fsdp", "ddp"})
+
+
+def test_what_this_machine_cannot_do_is_skipped() -> None:
+    cpu = ThisHost(gpus=0)
+    at = ("shape=tiny_train_tp2", "device=cpu")
+    assert obstacle(job("variant=fsdp_dtensor_async", *at), cpu) == "needs a CUDA GPU"
+    assert obstacle(job("variant=fsdp_dtensor", *at, "compile=true"), cpu) == "compile=true needs a CUDA GPU"
+    flash = job("variant=fsdp_dtensor", *at, "attention=flash_attention_2", "dtype=bfloat16")
+    assert "attention=flash_attention_2 needs" in str(obstacle(flash, cpu))
+    assert "float16" in str(refusal(job("variant=autotp", *at, "dtype=float16", "autocast=true")))
+    assert obstacle(job("variant=fsdp_dtensor", *at, "train_loss=tpbench"), cpu) is None
+    assert job("variant=fsdp_dtensor", *at, "train_loss=tpbench").uses_triton
+
+
+def test_out_of_memory_says_what_was_needed(tmp_path: Path) -> None:
+    cell = job("variant=fsdp_dtensor", "shape=qwen3_32b_tp4", "device=cpu", f"output_dir={tmp_path}")
+    row = CellRow.begin(cell, log_dir=str(tmp_path)).write("oom", "rank 0 ran out of memory")
+    assert row["reason"].startswith("rank 0 ran out of memory; expected to need ")
+    held = sum(row[f"expected_{each}_gib"] for each in ("model", "gradients", "optimizer"))
+    assert held == pytest.approx(66e9 / 2**30, rel=0.01)  # 8 bytes a parameter over four ranks
+    (sheet,) = sheets(lay_out(package.load(tmp_path), columns("training")), "training")
+    (line,) = (dict(zip(sheet.heads, each, strict=True)) for each in sheet.lines)
+    assert (line["model"], line["status"], line["expected_gib"]) == ("qwen3_32b", "oom", number(row["expected_gib"]))

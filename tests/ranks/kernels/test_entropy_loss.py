@@ -1,0 +1,611 @@
+"""The kernels on one rank: every loss, dtype and option, and the cases where published kernels fail."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.kernel_reference import DTYPES, LOSSES, assert_right, far_away, make, reference
+from tpbench import kernels
+from tpbench.kernels import EntropyLoss, block_for
+
+INF = float("inf")
+ORGANISATIONS = {"fused": {"organisation": "fused"}, "cached": {"organisation": "cached"}}
+if torch.cuda.is_available():
+    ORGANISATIONS["one_pass where it fits"] = {"exchange": "symmetric"}
+
+
+@pytest.fixture(autouse=True, params=ORGANISATIONS)
+def organisation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs with each; a call may name its own."""
+    monkeypatch.setattr(sys.modules[__name__], "default", ORGANISATIONS[request.param])
+    return str(request.param)
+
+
+default: dict[str, Any] = {}
+
+
+def entropy_loss(*args: Any, **options: Any) -> kernels.EntropyLossResult:
+    return kernels.entropy_loss(*args, **{**default, **options})
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check(logits: torch.Tensor, target: torch.Tensor, *, block_cap: Any = "auto", **options: Any) -> None:
+    result = entropy_loss(logits, target, block_cap=block_cap, **options)
+    assert result.grad is not None and result.grad.dtype == logits.dtype
+    assert result.loss.dtype == result.row_loss.dtype == torch.float32
+    assert_right(result.loss, result.row_loss, result.grad, reference(logits, target, **options))
+
+
+@pytest.mark.parametrize("block_cap", ["auto", 32])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_it_agrees_with_float64(loss: Any, dtype: torch.dtype, block_cap: Any, device: torch.device) -> None:
+    temperature = 1.0 if loss == "cross_entropy" else 1.7
+    logits, target = make(loss, dtype=dtype, device=device)
+    check(logits, target, loss=loss, logits_scale=1.3, temperature=temperature, block_cap=block_cap)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_reductions_and_scales(loss: Any, reduction: str, device: torch.device) -> None:
+    logits, target = make(loss, device=device)
+    check(logits, target, loss=loss, reduction=reduction, grad_scale=-3.7, z_loss=1e-2, logits_scale=0.7, block_cap=64)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.1, 1.0])
+def test_label_smoothing(label_smoothing: float, device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    check(logits, target, label_smoothing=label_smoothing, z_loss=1e-3, block_cap=32)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("ignore_index", [-100, 5])
+def test_labels_that_do_not_count(dtype: torch.dtype, ignore_index: int, device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    target[:5] = torch.tensor([ignore_index, -1, 100, 2**31 - 1, -(2**31)])
+    logits[:5, 7] = torch.tensor([math.nan, INF, -INF, math.nan, 0.0])  # not read
+    target = target.to(dtype)
+    check(logits, target, ignore_index=ignore_index, block_cap=32)
+    result = entropy_loss(logits, target, ignore_index=ignore_index)
+    assert result.grad is not None and not result.grad[:5].any() and not result.row_loss[:5].any()
+
+
+@pytest.mark.parametrize("grad", ["new", "in_place"])
+def test_every_token_ignored(grad: Any, device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    result = entropy_loss(logits, torch.full_like(target, -100), grad=grad)
+    assert result.grad is not None and result.loss.item() == 0 and not result.grad.any()
+
+
+@pytest.mark.parametrize("columns", [slice(0, 32), slice(32, 64), slice(90, 100), slice(0, 99)])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_tiles_of_minus_infinity(loss: Any, columns: slice, device: torch.device) -> None:
+    logits, target = make(loss, device=device)
+    logits[:, columns] = -INF
+    if loss == "cross_entropy":
+        target[:] = 99 if columns.stop < 100 else 0
+    else:
+        target[:, columns] = -INF
+    check(logits, target, loss=loss, block_cap=32)
+
+
+@pytest.mark.parametrize("loss", LOSSES[1:])
+def test_weights_of_zero(loss: Any, device: torch.device) -> None:
+    """0 * inf: where the weight is zero the other side may be anything."""
+    logits, target = make(loss, device=device)
+    zero, other = (logits, target) if loss == "reverse_kl" else (target, logits)
+    zero[:, 10:70] = -INF
+    other[:, 40:60] = -INF
+    check(logits, target, loss=loss, block_cap=32)
+
+
+def test_an_infinite_loss_is_infinite(device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    logits[2, target[2]] = -INF
+    result = entropy_loss(logits, target)
+    assert result.row_loss[2] == INF and result.loss == INF
+    assert result.grad is not None and result.grad.isfinite().all()
+    logits, target = make("soft_cross_entropy", device=device)
+    logits[2, 40] = -INF
+    result = entropy_loss(logits, target, loss="soft_cross_entropy", block_cap=32)
+    assert result.row_loss[2] == INF and result.grad is not None and result.grad.isfinite().all()
+
+
+def test_a_row_without_a_softmax_is_nan_and_harms_no_other(device: torch.device) -> None:
+    logits, target = make("cross_entropy", device=device)
+    logits[1] = -INF
+    logits[2, 3] = math.nan
+    result = entropy_loss(logits, target, block_cap=32)
+    assert result.grad is not None
+    assert result.row_loss.isnan().tolist() == [row in (1, 2) for row in range(9)]
+    assert result.grad.isnan().any(1).tolist() == [row in (1, 2) for row in range(9)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_large_common_offset_costs_no_precision(loss: Any, device: torch.device) -> None:
+    logits, target = make(loss, device=device)
+    check(far_away(logits, 4096.0), target, loss=loss, block_cap=32)
+    if loss != "cross_entropy":  # target logits need not be normalised
+        check(far_away(logits, 0.0), far_away(target, -4096.0), loss=loss, block_cap=32)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("loss", LOSSES[1:])
+@pytest.mark.parametrize(("rows", "vocab"), [(600, 4096), (300, 32768), (140, 65536), (40, 131072)])
+def test_a_large_common_offset_in_long_rows(loss: Any, rows: int, vocab: int) -> None:
+    logits, target = make(loss, rows=rows, vocab=vocab, device="cuda")
+    check(far_away(logits, -1024.0), far_away(target, 4096.0), loss=loss)
+
+
+@pytest.mark.parametrize("grad", ["new", "in_place"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_padding_stays_out_and_gets_zero(loss: Any, grad: Any, device: torch.device) -> None:
+    logits, target = make(loss, device=device)
+    if loss == "cross_entropy":
+        target.clamp_(max=69)
+    right = reference(logits, target, loss=loss, vocab_size=70)
+    logits[:, 70:] = math.nan
+    result = entropy_loss(logits, target, loss=loss, vocab_size=70, grad=grad, block_cap=32)
+    assert result.grad is not None and not result.grad[:, 70:].any()
+    assert_right(result.loss, result.row_loss, result.grad, right)
+
+
+@pytest.mark.parametrize("layout", ["rows apart", "transposed", "every other column"])
+@pytest.mark.parametrize("grad", ["new", "in_place"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_strides(loss: Any, grad: Any, layout: str, device: torch.device) -> None:
+    plain, target = make(loss, device=device)
+    room = torch.full((100, 400), 7.0, device=device)
+    logits = {"rows apart": room[:9, :100], "transposed": room[:, :9].T, "every other column": room[:9, :200:2]}[layout]
+    logits.copy_(plain)
+    if loss != "cross_entropy":
+        target = target.T.contiguous().T
+    result = entropy_loss(logits, target, loss=loss, grad=grad, block_cap=32)
+    assert result.grad is not None
+    assert_right(result.loss, result.row_loss, result.grad, reference(plain, target, loss=loss))
+    if grad == "in_place":
+        assert result.grad.data_ptr() == logits.data_ptr() and (room == 7.0).sum() == room.numel() - logits.numel()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_where_the_gradient_goes(loss: Any, dtype: torch.dtype, device: torch.device) -> None:
+    logits, target = make(loss, dtype=dtype, device=device)
+    new = entropy_loss(logits, target, loss=loss, block_cap=32)
+    assert new.grad is not None
+    nothing = entropy_loss(logits, target, loss=loss, block_cap=32, grad="none")
+    assert nothing.grad is None
+    torch.testing.assert_close(nothing.row_loss, new.row_loss, rtol=1e-6, atol=1e-6)  # another compilation
+    main_grad = torch.ones(9, 100, device=device)
+    added = entropy_loss(logits, target, loss=loss, block_cap=32, grad=main_grad)
+    assert added.grad is not None and added.grad.data_ptr() == main_grad.data_ptr()
+    torch.testing.assert_close(main_grad - 1, new.grad.float(), rtol=2**-7, atol=1e-6)
+    in_place = entropy_loss(logits, target, loss=loss, block_cap=32, grad="in_place")
+    assert in_place.grad is not None and in_place.grad.data_ptr() == logits.data_ptr()
+    assert torch.equal(logits, new.grad) and torch.equal(in_place.row_loss, new.row_loss)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gradient_is_scaled_before_it_is_rounded(loss: Any, device: torch.device) -> None:
+    logits, target = make(loss, rows=7, dtype=torch.bfloat16, device=device)
+    exact = target if loss == "cross_entropy" else target.float()
+    rounded = entropy_loss(logits, target, loss=loss, grad_scale=1 / 3).grad
+    full = entropy_loss(logits.float(), exact, loss=loss, grad_scale=1 / 3).grad
+    assert rounded is not None and full is not None and torch.equal(rounded, full.bfloat16())
+
+
+def _far_apart(values: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """With two elements 2^31 apart by strides of less, in memory that nothing touches between them."""
+    rows, columns = values.shape
+    strides = (1, 2**31 // (columns - 1) + 8) if transposed else (2**31 // (rows - 1) + 8, 1)
+    reach = (rows - 1) * strides[0] + (columns - 1) * strides[1]
+    room = torch.empty(reach + 64, dtype=values.dtype, device=values.device)
+    return room.as_strided(values.shape, strides).copy_(values)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("far", ["logits", "target", "grad"])
+def test_offsets_past_2_to_the_31(far: str, transposed: bool, device: torch.device) -> None:
+    plain, target = make("reverse_kl", rows=3, vocab=8, dtype=torch.bfloat16, device=device)
+    tensors = {"logits": plain, "target": target, "grad": torch.zeros_like(plain)}
+    tensors[far] = _far_apart(tensors[far], transposed)
+    grad: Any = {"logits": "in_place", "target": "new", "grad": tensors["grad"]}[far]
+    result = entropy_loss(tensors["logits"], tensors["target"], loss="reverse_kl", grad=grad)
+    assert result.grad is not None
+    assert_right(result.loss, result.row_loss, result.grad, reference(plain, target, loss="reverse_kl"))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_labels_past_2_to_the_31(transposed: bool, device: torch.device) -> None:
+    plain, target = make("cross_entropy", rows=3, vocab=8, dtype=torch.bfloat16, device=device)
+    target[:] = 7
+    result = entropy_loss(_far_apart(plain, transposed), target, grad="in_place")
+    assert result.grad is not None
+    assert_right(result.loss, result.row_loss, result.grad, reference(plain, target))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_module_past_2_to_the_31(transposed: bool, device: torch.device) -> None:
+    plain, target = make("cross_entropy", rows=3, vocab=8, dtype=torch.bfloat16, device=device)
+    far = _far_apart(plain, transposed).requires_grad_()
+    grad = torch.autograd.grad(EntropyLoss(in_place=True, **default)(far, target) * 2.0, far)[0]
+    right = reference(plain, target, grad_scale=2.0)
+    assert_right(right[0], right[1], grad, right)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_zero_tokens(loss: Any, reduction: Any, device: torch.device) -> None:
+    logits, target = make(loss, rows=0, device=device)
+    result = entropy_loss(logits, target, loss=loss, reduction=reduction)
+    assert result.loss.shape == ((0,) if reduction == "none" else ()) and result.loss.sum() == 0
+    assert result.grad is not None and result.grad.shape == (0, 100)
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 17])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_small_vocabularies(loss: Any, vocab: int, device: torch.device) -> None:
+    logits, target = make(loss, vocab=vocab, device=device)
+    result = entropy_loss(logits, target, loss=loss)
+    assert result.grad is not None
+    torch.testing.assert_close(
+        result.grad.double().cpu(), reference(logits, target, loss=loss)[2], rtol=1e-5, atol=1e-7
+    )
+
+
+def test_many_rows(device: torch.device) -> None:
+    """More than one program a kernel, and more than one block of the reductions."""
+    logits, target = make("cross_entropy", rows=5000, vocab=700, dtype=torch.bfloat16, device=device)
+    target[::3] = -100
+    check(logits, target)
+    first, second = entropy_loss(logits, target), entropy_loss(logits, target)
+    assert torch.equal(first.loss, second.loss)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_graph_captures_it(loss: Any) -> None:
+    logits, target = make(loss, device="cuda")
+    entropy_loss(logits, target, loss=loss)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = entropy_loss(logits, target, loss=loss)
+    other, _ = make(loss, device="cuda", seed=1)
+    logits.copy_(other)
+    graph.replay()
+    assert result.grad is not None
+    assert_right(result.loss, result.row_loss, result.grad, reference(other, target, loss=loss))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_tensors_on_another_gpu_than_the_current(loss: Any) -> None:
+    """Each GPU has its own copy of a compiled kernel, whichever was first."""
+    logits, target = make(loss, device="cuda:0")
+    here, there = ((logits.to(device), target.to(device)) for device in ("cuda:0", "cuda:1"))
+    for tensors in (here, there, here, there):
+        check(*tensors, loss=loss)
+        assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(
+    ("rows", "vocab", "block_cap", "dtype"),
+    [
+        (5, 33000, "auto", torch.bfloat16),
+        (300, 40000, 4096, torch.float16),
+        (700, 1000, "auto", torch.bfloat16),
+        (2500, 264, "auto", torch.float32),
+        (40, 131072, "auto", torch.bfloat16),
+        (600, 130000, "auto", torch.bfloat16),
+        (300, 65536, "auto", torch.float16),
+        (400, 32760, "auto", torch.float32),
+    ],
+)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_of_several_parts_and_tiles_of_several_rows(
+    loss: Any, rows: int, vocab: int, block_cap: Any, dtype: torch.dtype
+) -> None:
+    logits, target = make(loss, rows=rows, vocab=vocab, dtype=dtype, device="cuda")
+    if loss == "cross_entropy":
+        target[::3] = -100
+    for _ in range(3):
+        check(logits, target, loss=loss, block_cap=block_cap, logits_scale=1.2)
+
+
+VOCABS = [40000, 65536, 65544, 131072] if torch.cuda.is_available() else [1000]
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_long_rows_of_padding_and_minus_infinity(
+    loss: Any, vocab: int, device: torch.device, organisation: str
+) -> None:
+    """On a GPU: rows of one part and of several, of few tiles and whole."""
+    if device.type == "cuda" and not organisation.startswith("one_pass"):
+        pytest.skip("takes long rows as short ones, and its turn is long")
+    logits, target = make(loss, rows=300, vocab=vocab, dtype=torch.bfloat16, device=device)
+    logits[:, 8 : vocab // 3] = -INF
+    if loss == "cross_entropy":
+        target = (target + vocab // 3).clamp(max=vocab - 17)
+        target[::3] = -100
+    else:
+        target[:, 8 : vocab // 3] = -INF
+        (logits if loss == "reverse_kl" else target)[:, vocab // 2 : vocab // 2 + 77] = -INF
+    right = reference(logits, target, loss=loss, vocab_size=vocab - 16, z_loss=1e-3, grad_scale=3.0)
+    logits[:, vocab - 16 :] = math.nan
+    result = entropy_loss(
+        logits, target, loss=loss, vocab_size=vocab - 16, z_loss=1e-3, grad_scale=3.0, grad="in_place"
+    )
+    assert result.grad is not None and not result.grad[:, vocab - 16 :].any()
+    assert_right(result.loss, result.row_loss, result.grad, right)
+
+
+@pytest.mark.parametrize("grad", ["new", "in_place", "none"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_extra_memory_is_the_gradient_and_a_few_numbers_a_row(loss: Any, grad: Any, device: torch.device) -> None:
+    rows, vocab = 512, 2048
+    logits, target = make(loss, rows=rows, vocab=vocab, device=device)
+    entropy_loss(logits.clone(), target, loss=loss, grad=grad)  # what is kept from call to call
+    with Allocations(logits, target) as allocations:
+        result = entropy_loss(logits, target, loss=loss, grad=grad)
+    assert (result.grad is None) == (grad == "none")
+    gradient = rows * vocab * 4 if grad == "new" else 0
+    assert gradient <= allocations.bytes <= gradient + 64 * rows
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of all tensors that torch makes, freed again or not, but for what these have."""
+
+    def __init__(self, *known: torch.Tensor) -> None:
+        super().__init__()
+        self.known = [each.untyped_storage() for each in known]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            storage = made.untyped_storage()
+            if all(storage.data_ptr() != each.data_ptr() for each in self.known):
+                self.known.append(storage)  # so that no other gets its address
+                self.bytes += storage.nbytes()
+        return made
+
+
+def test_the_block() -> None:
+    assert [block_for(columns, 4096) for columns in (1, 100, 4096, 5000)] == [16, 128, 4096, 4096]
+    assert block_for(300) == 512
+
+
+ROOM = torch.zeros(5, 8, device="cuda" if torch.cuda.is_available() else "cpu")
+LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "names", "changes"),
+    [
+        (TypeError, "logits", {"logits": [1.0]}),
+        (TypeError, "logits must be bfloat16, float16 or float32", {"logits": LOGITS.double()}),
+        (ValueError, "logits must have shape", {"logits": LOGITS[0]}),
+        (TypeError, "target must hold labels", {"target": LABELS.float()}),
+        (ValueError, "target must have shape", {"target": LABELS[:3]}),
+        (ValueError, "target must be on", {"target": torch.empty(4, dtype=torch.int64, device="meta")}),
+        (ValueError, "target must have shape", {"loss": "reverse_kl"}),
+        (ValueError, "target must have the logits' shape", {"loss": "reverse_kl", "target": LOGITS[:, :7]}),
+        (ValueError, "loss must be one of cross_entropy, soft", {"loss": "kl"}),
+        (ValueError, "reduction must be one of", {"reduction": "avg"}),
+        (TypeError, "group", {"group": "tp"}),
+        (ValueError, "vocab_start", {"vocab_start": 4}),
+        (ValueError, "vocab_start must be at least 0", {"vocab_start": -1}),
+        (ValueError, "vocab_size must be at most the 8", {"vocab_size": 9}),
+        (ValueError, "vocab_size must be at least 1", {"vocab_size": 0}),
+        (TypeError, "ignore_index", {"ignore_index": 1.5}),
+        (ValueError, "logits_scale", {"logits_scale": 0.0}),
+        (TypeError, "logits_scale", {"logits_scale": "1"}),
+        (ValueError, "temperature", {"temperature": -1.0}),
+        (ValueError, "temperature softens", {"temperature": 2.0}),
+        (ValueError, "label_smoothing", {"label_smoothing": 1.1}),
+        (ValueError, "label_smoothing smooths", {"label_smoothing": 0.1, "loss": "forward_kl", "target": LOGITS}),
+        (ValueError, "z_loss", {"z_loss": math.nan}),
+        (ValueError, "grad must be one of new, in_place, none", {"grad": "old"}),
+        (ValueError, "grad must have the logits' shape", {"grad": LOGITS[:3]}),
+        (ValueError, "grad must not share", {"grad": LOGITS}),
+        (ValueError, "grad must not overlap", {"grad": LOGITS[:1].expand(4, 8)}),
+        (ValueError, "logits must not overlap", {"logits": LOGITS[:1].expand(4, 8), "grad": "in_place"}),
+        (ValueError, "grad must be one of new, in_place, none", {"grad": [1.0]}),
+        (ValueError, "grad must not share", {"logits": ROOM[:4], "grad": ROOM[1:]}),
+        (
+            ValueError,
+            "target must not share memory with logits",
+            {"logits": ROOM[:4], "target": ROOM[1:], "loss": "forward_kl", "grad": "in_place"},
+        ),
+        (
+            ValueError,
+            "target must not share memory with grad",
+            {"target": ROOM[:4], "grad": ROOM[1:], "loss": "forward_kl"},
+        ),
+        (TypeError, "logits must be a dense tensor", {"logits": LOGITS.to_sparse()}),
+        (
+            ValueError,
+            "logits must not be a negative view",
+            {"logits": torch.zeros(4, 8, dtype=torch.cfloat).conj().imag},
+        ),
+        (ValueError, "logits must have a column", {"logits": LOGITS[:, :0]}),
+        (ValueError, "logits must be on a CUDA device", {"logits": LOGITS.to("meta"), "target": LABELS.to("meta")}),
+        (ValueError, "ignore_index must be at most", {"ignore_index": 2**63}),
+        (ValueError, "vocab_size must be at most 2147483647", {"vocab_size": 2**31}),
+        (ValueError, "vocab_start must be at most 2147483647", {"vocab_start": 2**31}),
+        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 1e39}),
+        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 10**400}),
+        (ValueError, "temperature must leave", {"loss": "reverse_kl", "target": LOGITS, "temperature": 1e-39}),
+        (ValueError, "z_loss must be finite in float32", {"z_loss": 1e39}),
+        (TypeError, "grad_scale", {"grad_scale": None}),
+        (ValueError, "grad_scale must be finite in float32; got inf", {"grad_scale": math.inf}),
+        (ValueError, "grad_scale must be finite in float32; got nan", {"grad_scale": math.nan}),
+        (ValueError, "block_cap must be 'auto' or a power of two", {"block_cap": 100}),
+        (ValueError, "exchange must be one of auto, nccl, symmetric", {"exchange": "mpi"}),
+        (ValueError, "organisation must be one of auto, fused, cached, one_pass", {"organisation": "split"}),
+    ],
+)
+def test_errors_name_the_argument(error: type[Exception], names: str, changes: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"logits": LOGITS, "target": LABELS, **changes}
+    with pytest.raises(error, match=names):
+        entropy_loss(arguments.pop("logits"), arguments.pop("target"), **arguments)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_module_scales_by_the_upstream_gradient(reduction: str, in_place: bool, device: torch.device) -> None:
+    values, target = make("cross_entropy", device=device)
+    target[1] = -100
+    upstream = torch.tensor([3.0, 1.0, 0.0, -2.5, 1.0, 1.0, 7.0, 1.0, 0.5], device=device)
+    upstream = upstream if reduction == "none" else upstream[3]
+    expected = values.clone().requires_grad_()
+    F.cross_entropy(expected * 2, target, reduction=reduction, label_smoothing=0.1).backward(upstream)
+    leaf = values.clone().requires_grad_()
+    module = EntropyLoss(reduction=reduction, label_smoothing=0.1, logits_scale=2.0, in_place=in_place)
+    loss = module(leaf * 1.0, target)
+    loss.backward(upstream)
+    torch.testing.assert_close(leaf.grad, expected.grad)
+
+
+def test_an_upstream_gradient_and_labels_with_strides(device: torch.device) -> None:
+    """Of a sum backward makes one number that all rows share."""
+    values, target = make("cross_entropy", device=device)
+    apart = torch.stack((target, target * 0), 1)[:, 0]
+    leaf, expected = values.clone().requires_grad_(), values.clone().requires_grad_()
+    (EntropyLoss(reduction="none", **default)(leaf, apart).sum() * 3.0).backward()
+    (F.cross_entropy(expected, target, reduction="sum") * 3.0).backward()
+    torch.testing.assert_close(leaf.grad, expected.grad)
+
+
+def test_the_module_with_an_upstream_gradient_of_one(device: torch.device) -> None:
+    values, target = make("reverse_kl", dtype=torch.bfloat16, device=device)
+    leaf = values.clone().requires_grad_()
+    EntropyLoss(loss="reverse_kl")(leaf, target).backward()
+    expected = entropy_loss(values, target, loss="reverse_kl").grad
+    assert leaf.grad is not None and expected is not None and torch.equal(leaf.grad, expected)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_loss_scaler_comes_in_time_for_fp16(loss: Any, in_place: bool, device: torch.device) -> None:
+    """Of a mean over many rows fp16 can hold only the larger gradients, before they are multiplied by 2^16."""
+    values, target = make(loss, rows=1000, vocab=64, dtype=torch.float16, device=device)
+    right = reference(values, target, loss=loss, grad_scale=2.0**16)[2]
+    leaf = values.clone().requires_grad_()
+    (EntropyLoss(loss=loss, in_place=in_place, **default)(leaf * 1.0, target) * 2.0**16).backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad.double().cpu(), right, rtol=2.0**-10, atol=2.0**-14)
+
+
+@pytest.mark.parametrize(("logits_scale", "grad_scale"), [(1.0, 2.0**16), (30.0, -3.0), (1.0, 0.0), (2.0**-20, 1.0)])
+def test_factors_that_lift_a_gradient_in_fp16_leave_it_finite(
+    logits_scale: float, grad_scale: float, device: torch.device
+) -> None:
+    """Also of a mean over one row of many."""
+    for counted in (1, 4000):
+        values, target = make("cross_entropy", rows=4000, vocab=8, dtype=torch.float16, device=device)
+        target[counted:] = -100
+        options = {"logits_scale": logits_scale, "grad_scale": grad_scale / (4000 if counted == 1 else 1)}
+        right = reference(values, target, **options)[2]
+        leaf = values.requires_grad_()
+        EntropyLoss(**options, **default)(leaf, target).backward()
+        assert leaf.grad is not None
+        # A probability of one less one leaves an fp32's rounding, times the factors; and fp16 its smallest number.
+        slack = abs(logits_scale * grad_scale) * 2.0**-23 / counted + 2.0**-24
+        torch.testing.assert_close(leaf.grad.double().cpu(), right, rtol=2.0**-10, atol=slack)
+
+
+@pytest.mark.parametrize(
+    ("error", "names", "changes"),
+    [
+        (ValueError, "logits must have shape", {"logits": LOGITS.half()[0, 0]}),
+        (TypeError, "grad_scale must be a number", {"grad_scale": "2"}),
+        (ValueError, "grad_scale must be finite", {"grad_scale": math.nan}),
+        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 10**400}),
+        (ValueError, "logits_scale must be .* greater than 0", {"logits_scale": -1.0}),
+        (ValueError, "reduction must be one of", {"reduction": "avg"}),
+    ],
+)
+def test_the_module_s_errors_name_the_argument_of_fp16_too(
+    error: type[Exception], names: str, changes: dict[str, Any]
+) -> None:
+    """Some of which decide how its gradient is kept."""
+    options = dict(changes)
+    logits = options.pop("logits", LOGITS.half()).clone().requires_grad_()
+    with pytest.raises(error, match=names):
+        EntropyLoss(**options, **default)(logits, LABELS)
+
+
+def test_the_module_goes_back_once(device: torch.device) -> None:
+    values, target = make("cross_entropy", device=device)
+    loss = EntropyLoss()(values.requires_grad_(), target)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="run forward again"):
+        loss.backward()
+
+
+def test_the_module_without_gradients(device: torch.device) -> None:
+    values, target = make("cross_entropy", device=device)
+    assert not EntropyLoss()(values, target).requires_grad
+    with torch.no_grad():
+        assert not EntropyLoss(in_place=True)(values.clone().requires_grad_(), target).requires_grad
+    with pytest.raises(TypeError, match="in_place"):
+        EntropyLoss(grad="none")
+    with pytest.raises(TypeError, match="no setting zloss; there are block_cap, "):
+        EntropyLoss(zloss=0.5)
+    assert "z_loss=0.5" in repr(EntropyLoss(z_loss=0.5))
+
+
+def test_autograd_learns_of_what_is_written_over(device: torch.device) -> None:
+    """tanh, as of soft-capped logits, keeps its result for its backward."""
+    values, target = make("cross_entropy", device=device)
+    capped = values.requires_grad_().tanh()
+    loss = EntropyLoss(in_place=True, **default)(capped, target)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    main_grad = torch.zeros_like(values)
+    entropy_loss(values, target, grad=main_grad)
+    assert main_grad._version == 1 and values._version == 0
+    with torch.inference_mode():
+        entropy_loss(torch.zeros_like(values), target, grad="in_place")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without CUDA")
+def test_one_pass_needs_cuda() -> None:
+    with pytest.raises(RuntimeError, match="exchange='symmetric' needs CUDA"):
+        kernels.entropy_loss(LOGITS, LABELS, exchange="symmetric")
+    with pytest.raises(RuntimeError, match="organisation='one_pass' needs CUDA"):
+        entropy_loss(LOGITS, LABELS, organisation="one_pass")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_one_pass_that_is_named_does_not_give_way() -> None:
+    with pytest.raises(ValueError, match="organisation='one_pass' cannot do this: it has no label_smoothing"):
+        entropy_loss(LOGITS, LABELS, organisation="one_pass", label_smoothing=0.1)
+    with pytest.raises(ValueError, match="whole 16-byte vectors"):
+        entropy_loss(LOGITS[:, 1:], LABELS, organisation="one_pass")
+
+
+@pytest.mark.parametrize("name", ["fused", "cached"])
+def test_the_result_says_how(name: Any) -> None:
+    how = kernels.entropy_loss(LOGITS, LABELS, organisation=name).how
+    assert (how.organisation, how.block, how.bytes_sent, len(how.kernels)) == (name, 16, 0, 1 + (name == "cached"))
+
+
+def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy_loss"], "INTERPRETED", False)
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
+        entropy_loss(*make("cross_entropy"))

@@ -1,0 +1,45 @@
+"""The groups that other tests run on: failures must be told, and must not hang."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.ranks import Rank, RankError, enough_gpus, run_on_ranks
+
+pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs")
+
+
+def _sum(here: Rank, value: int) -> torch.Tensor:
+    total = torch.tensor([value + here.rank], device=here.device)
+    dist.all_reduce(total, group=here.group)
+    return total
+
+
+def _fail(here: Rank, how: str) -> None:
+    if here.rank == 1:
+        if how == "raises":
+            raise KeyError("planted")
+        if how == "dies":
+            os._exit(3)
+        time.sleep(60)
+    dist.barrier(group=here.group)
+
+
+def test_results_come_in_rank_order() -> None:
+    assert [int(each) for each in run_on_ranks(2, _sum, 20)] == [41, 41]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("raises", "planted"), ("dies", r"rank 1: died \(exit code 3\)"), ("hangs", "rank 1: did not answer")],
+)
+def test_a_failure_is_told_and_the_next_call_works(how: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.ranks.GRACE_S", 0.5)
+    with pytest.raises(RankError, match=says):
+        run_on_ranks(2, _fail, how, timeout_s=2.0 if how == "hangs" else 60.0)
+    assert [int(each) for each in run_on_ranks(2, _sum, 0)] == [1, 1]

@@ -1,0 +1,145 @@
+"""Every registered variant of the entropy loss against the oracle: a new one needs no test of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.entropy_loss import DTYPES, LOSSES, alone, context, problem
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tpbench.measure.session import Verdict
+from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
+from tpbench.workloads.entropy_loss.bench import setup
+from tpbench.workloads.entropy_loss.oracle import Oracle
+
+
+def cells(name: str, tp_size: int) -> list[EntropyLoss]:
+    """What a variant should do: every loss and dtype, and the options that it takes."""
+    variant = WORKLOAD.variants[name]
+    found = [problem(loss=loss, dtype=dtype) for loss, dtype in itertools.product(LOSSES, DTYPES)]
+    found += [problem(ignored=share, seed=3, logits_scale=scale) for share in (0.4, 1.0) for scale in (1.0, 1.3)]
+    found += [problem(vocab=996, dtype=dtype) for dtype in DTYPES]  # for those that need shards of one size
+    found += [problem(loss=loss, logits_scale=0.7, temperature=1.9) for loss in LOSSES[1:]]
+    if "block_cap" in variant.takes:
+        found.append(problem(loss="forward_kl", vocab=9000, tokens=3, block_cap=4096))
+    if "compute_dtype" in variant.takes:
+        found += [
+            problem(loss=loss, dtype=dtype, compute_dtype="logits") for loss, dtype in itertools.product(LOSSES, DTYPES)
+        ]
+    return [cell for cell in found if variant.refuses(cell, tp_size) is None]
+
+
+def run(here: Rank | None, name: str) -> list[tuple[EntropyLoss, Verdict]]:
+    verdicts = []
+    for cell in cells(name, here.world_size if here else 1):
+        session = setup(cell, WORKLOAD.variants[name], context(here))
+        session.step()
+        verdicts.append((cell, session.check()))
+    return verdicts
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 3])
+@pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
+def test_it_is_right(name: str, tp_size: int) -> None:
+    variant = WORKLOAD.variants[name]
+    for package in variant.needs:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    if (variant.needs_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
+        pytest.skip("needs GPUs")
+    if not cells(name, tp_size):
+        pytest.skip("refuses all of it")
+    ranks = [run(None, name)] if tp_size == 1 else run_on_ranks(tp_size, run, name)
+    for each in zip(*ranks, strict=True):
+        cell, verdict = each[0]
+        assert verdict.wrong is None, (cell, verdict)
+        assert verdict.columns["loss_identical"], cell
+        assert all(verdict == other for _, other in each), cell
+
+
+@pytest.mark.parametrize("name", ["pytorch_tp_manual", "pytorch_gather"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_compiled_it_is_one_graph_a_part(loss: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fullgraph=True raises where it breaks. Without a GPU only the tracing is tested: a compiler may be missing."""
+    compile_ = torch.compile
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(
+            torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
+        )
+    session = setup(problem(loss=loss, compile=True), WORKLOAD.variants[name], context())
+    session.step()
+    assert session.check().wrong is None
+
+
+def _communicated(here: Rank | None, name: str, cell: EntropyLoss) -> int:
+    session = setup(cell, WORKLOAD.variants[name], context(here))
+    session.step()
+    return session.costs.bytes_communicated
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "sent"),
+    [
+        ("triton_tp", "cross_entropy", 13 * 3 * 4),
+        ("triton_tp", "reverse_kl", 13 * 5 * 4),
+        ("pytorch_tp_manual", "cross_entropy", 13 * 3 * 4),
+        ("pytorch_tp_manual", "forward_kl", 13 * 5 * 4),
+        ("pytorch_gather", "cross_entropy", 13 * 51 * 2),
+        ("pytorch_gather", "forward_kl", 13 * 51 * 2 * 2),
+    ],
+)
+def test_what_it_sends(name: str, loss: str, sent: int) -> None:
+    cell = problem(loss=loss, exchange="nccl") if name == "triton_tp" else problem(loss=loss)
+    assert _communicated(None, name, cell) == 0
+    if enough_gpus(2):
+        assert run_on_ranks(2, _communicated, name, cell) == [sent, sent]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize(("loss", "numbers"), [("cross_entropy", 3), ("reverse_kl", 5)])
+def test_what_it_sends_through_symmetric_memory(loss: str, numbers: int) -> None:
+    """A word of 8 bytes a number, for the two parts that a shard of twice the even share would have."""
+    cell = problem(loss=loss, exchange="symmetric")
+    assert run_on_ranks(2, _communicated, "triton_tp", cell) == [13 * numbers * 8 * 2] * 2
+
+
+def test_what_it_must_move() -> None:
+    one = {loss: setup(problem(loss=loss), WORKLOAD.variants["pytorch_tp_manual"], context()).costs for loss in LOSSES}
+    assert one["cross_entropy"].bytes_moved == 2 * 13 * 101 * 2 + 13 * 8
+    assert one["reverse_kl"].bytes_moved == 3 * 13 * 101 * 2
+
+
+def test_the_columns_of_a_verdict() -> None:
+    cell = problem(vocab=9000, tokens=2, block_cap=4096, organisation="cached")
+    session = setup(cell, WORKLOAD.variants["triton_tp"], context())
+    with pytest.raises(RuntimeError, match="run step"):
+        session.check()
+    session.step()
+    columns: dict[str, Any] = session.check().columns
+    assert (columns["block_used"], columns["organisation_used"]) == (4096, "cached")
+    assert {"loss_value", "loss_error", "grad_error", "loss_identical"} <= columns.keys()
+
+
+def _replicas(here: Rank) -> Verdict:
+    """Two replicas of one rank each, of which the second is wrong."""
+    single = context(dp_rank=here.rank, dp_size=2)
+    place = {"tp_group": None, "dp_group": here.group, "device": here.device}
+    session = setup(problem(), WORKLOAD.variants["pytorch_tp_manual"], type(single)(**{**vars(single), **place}))
+    session.step()
+    if here.rank == 1:
+        assert session.output is not None
+        session.output.grad[3] = 1.0
+    return session.check()
+
+
+def test_replicas_share_their_verdict() -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    first, second = run_on_ranks(2, _replicas)
+    assert first == second and "grad_error" in str(first.wrong)
+    both = problem(tokens=26)
+    assert first.columns["loss_value"] == pytest.approx(Oracle(both, alone(both)).loss, rel=1e-9)

@@ -1,0 +1,138 @@
+"""Running the command line as a person would: real processes, real torchrun, rows in a folder of the test's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "tpbench"]
+
+Found = TypeVar("Found")
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what pytest or a surrounding job put there."""
+    dropped = ("TPBENCH_", "TRITON_INTERPRET", "COLUMNS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def tpbench(
+    *arguments: str, cwd: Path, timeout: float = 240, program: Sequence[str] = ("-m", "tpbench")
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m tpbench ARGUMENTS`, or another program of Python's, to its end."""
+    line = [sys.executable, *program, *arguments]
+    return subprocess.run(line, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout)
+
+
+def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) -> None:
+    """Each of these lines ends at once with its messages and no traceback, and launches nothing. Two at a time: most
+    of their second is imports, on one core."""
+
+    def run(index: int) -> subprocess.CompletedProcess[str]:
+        (folder / str(index)).mkdir()
+        return tpbench(*cases[index][0], cwd=folder / str(index), timeout=60)
+
+    with ThreadPoolExecutor(2) as pool:
+        for (arguments, messages), done in zip(cases, pool.map(run, range(len(cases))), strict=True):
+            assert done.returncode == 1, arguments
+            assert [each for each in messages if each not in done.stderr] == [], done.stderr
+            assert "Traceback" not in done.stderr
+    assert not [*folder.rglob("*.parquet"), *folder.rglob("cell.json")]
+
+
+def until(found: Callable[[], Found | None], what: str, timeout: float = 100) -> Found:
+    """What is found, once it is something; `what`, for the message of a failure, if that takes too long."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if result := found():
+            return result
+        time.sleep(0.05)
+    raise AssertionError(f"waited too long for {what}")
+
+
+class Running:
+    """A started `python -m tpbench ARGUMENTS`, whose job can be looked at and disturbed while it runs."""
+
+    def __init__(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> None:
+        self.cwd = cwd
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=cwd,
+            env={**environment(), **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # As a shell does for a foreground command; pytest may have been started with SIGINT ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def wait_for(self, phase: str, rank: int, cell: int | str = 0) -> psutil.Process:
+        """The worker of that rank, once it has said that it is in that phase."""
+
+        def worker() -> psutil.Process | None:
+            logs = self.cwd.glob(f"outputs/sweeps/*/{cell}/*/attempt_0/{rank}/stderr.log")
+            if not any(f"rank {rank}: {phase}" in log.read_text() for log in logs):
+                return None
+            return next((each for each in self.workers() if each.environ().get("RANK") == str(rank)), None)
+
+        return self.until(worker, f"rank {rank} to be {phase}")
+
+    def until(self, found: Callable[[], Found | None], what: str) -> Found:
+        """What is found while the command runs."""
+
+        def looked() -> Found | None:
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended before {what}:\n{self.process.communicate()[0]}")
+            return found()
+
+        try:
+            return until(looked, what, timeout=90)
+        except AssertionError:
+            self.process.kill()
+            raise
+
+    def wait_for_workers(self) -> None:
+        """Until there is a rank, or the command is over."""
+        while self.process.poll() is None and not self.workers():
+            time.sleep(0.05)
+
+    def workers(self) -> list[psutil.Process]:
+        """The ranks that run now."""
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if {"tpbench.worker.rank", "tpbench.worker.server"} & set(each.cmdline()) and "RANK" in each.environ():
+                    found.append(each)
+            except psutil.Error:
+                continue
+        return found
+
+    def family(self) -> list[psutil.Process]:
+        """Everything that the command has started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, timeout: float = 120) -> tuple[int, str]:
+        """Wait for the end: exit code and all that was printed."""
+        output, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, output
+
+
+def gone(processes: list[psutil.Process], within_s: float = 10) -> bool:
+    """Whether all of them end (zombies count as ended) in that time."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes):
+            return True
+        time.sleep(0.1)
+    return False

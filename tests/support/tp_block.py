@@ -1,0 +1,98 @@
+"""Problems, contexts and one process by other means for the tests of this workload."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from tests.support.ranks import Rank
+from tpbench.measure.session import Context
+from tpbench.workloads.tp_block import TpBlock
+from tpbench.workloads.tp_block.inputs import Inputs
+from tpbench.workloads.tp_block.oracle import Result
+from tpbench.workloads.tp_block.prepared import Place
+
+PARTS = ("block", "mlp", "column", "row")
+
+
+def problem(**fields: Any) -> TpBlock:
+    """A small problem that four ranks share."""
+    sizes = {"tokens": 32, "hidden": 24, "ffn": 40, "heads": 8, "kv_heads": 4, "head_dim": 6}
+    return TpBlock(**{**sizes, "dtype": "float64", **fields})
+
+
+def context(here: Rank | None = None, *, group: dist.ProcessGroup | None = None) -> Context:
+    """A rank of a real group, or a lone process."""
+    if here is None:
+        nobody: Any = None
+        return Context(0, 1, 0, 1, 0, 1, nobody, nobody, torch.device("cpu"))
+    group = group or here.group
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    return Context(here.rank, here.world_size, rank, size, 0, 1, group, group, here.device)
+
+
+class FixedStopwatch:
+    """Says that everything takes equally long: setting up is then no matter of time."""
+
+    def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
+        run()
+        return 1.0
+
+    def in_turns(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
+        return [[self.ms(*each)] for each in timed]
+
+
+def place(here: Rank, cell: TpBlock, group: dist.ProcessGroup | None = None) -> Place:
+    """What a variant is prepared with."""
+    stopwatch: Any = FixedStopwatch()
+    return Place(cell, Inputs(cell, context(here, group=group)), stopwatch)
+
+
+def one_process(cell: TpBlock) -> Result:
+    """The problem on full weights without any of the workload's layers, by torch's autograd, in its dtype."""
+    inputs = Inputs(cell, context())
+    weights = {name: each.requires_grad_() for name, each in inputs.weights_of(0, 1).items()}
+    x = inputs.x(0, 1).requires_grad_()
+    y = forward(cell, weights, x)
+    y.backward(inputs.grad(0, 1))
+    assert x.grad is not None
+    return Result(y.detach(), x.grad, {name: each.grad for name, each in weights.items() if each.grad is not None})
+
+
+def forward(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The part's formulas on the whole sequence."""
+    if cell.part == "column":
+        return x @ weights["up"].T
+    if cell.part == "row":
+        return x @ weights["down"].T
+    if cell.part == "mlp":
+        return mlp(weights, x)
+    x = x + attention(cell, weights, norm(x, weights["attention_norm"]))
+    return x + mlp(weights, norm(x, weights["mlp_norm"]))
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)
+
+
+def mlp(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    gate, up = (x @ weights["up"].T).chunk(2, -1)
+    return (functional.silu(gate) * up) @ weights["down"].T
+
+
+def attention(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    queries, keys = cell.heads * cell.head_dim, cell.kv_heads * cell.head_dim
+    q, k, v = (x @ weights["qkv"].T).split([queries, keys, keys], -1)
+    q = q.view(len(x), cell.heads, cell.head_dim)
+    k, v = (
+        each.view(len(x), cell.kv_heads, cell.head_dim).repeat_interleave(cell.heads // cell.kv_heads, 1)
+        for each in (k, v)
+    )
+    scores = torch.einsum("shd,thd->hst", q, k) / math.sqrt(cell.head_dim)
+    scores = scores + torch.full((len(x), len(x)), -math.inf, dtype=x.dtype).triu(1)
+    return torch.einsum("hst,thd->shd", scores.softmax(-1), v).flatten(1) @ weights["out"].T

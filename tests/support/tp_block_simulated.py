@@ -1,0 +1,229 @@
+"""GPUs in simulated time: what ranks queue on streams runs in the order that events, flags and durations give it.
+
+Nothing that ranks queue blocks the host, so they queue one after the other; then `Machine.run` lets time pass. An
+operation's reads and writes happen at its end, so that a buffer that is taken too early is read wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tpbench.comm import cuda_driver, symmetric_buffers
+from tpbench.comm.signals import StreamSignals
+
+FLAG_SPACE = 1 << 20
+
+Costs = Callable[[str, int], float]
+"""Of a product (its multiplications), a transfer, or another operation (the elements that it writes)."""
+
+
+@dataclass
+class Event:
+    """Of a stream, which is the current one when it is recorded."""
+
+    machine: Machine
+    at: float | None = None
+
+    def record(self) -> None:
+        self.machine.current.queue.append(Operation(0.0, lambda: self.machine.now, done=self.fire))
+
+    def fire(self, now: float) -> None:
+        self.at = now
+
+
+@dataclass
+class Operation:
+    seconds: float
+    ready: Callable[[], float | None]
+    """The earliest time, once that is known."""
+    done: Callable[[float], None]
+
+
+@dataclass
+class Stream:
+    machine: Machine
+    queue: deque[Operation] = field(default_factory=deque)
+    free: float = 0.0
+    outer: list[Stream] = field(default_factory=list)
+    cuda_stream: int = 0
+
+    def __enter__(self) -> None:
+        self.outer.append(self.machine.current)
+        self.machine.current = self
+
+    def __exit__(self, *_: Any) -> None:
+        self.machine.current = self.outer.pop()
+
+    def wait_event(self, event: Event) -> None:
+        self.queue.append(Operation(0.0, lambda: event.at, done=lambda _: None))
+
+    def record_event(self) -> Event:
+        event = Event(self.machine)
+        with self:
+            event.record()
+        return event
+
+    def wait_stream(self, other: Stream) -> None:
+        self.wait_event(other.record_event())
+
+
+class Machine(TorchFunctionMode):
+    """GPUs of one host, and the driver's memory operations. While it is entered, torch's operations on matrices are
+    queued on the current stream."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__()
+        self.costs, self.now = costs, 0.0
+        self.streams: list[Stream] = []
+        self.current = self.stream()
+        self.memory: dict[tuple[int, int], Tensor] = {}
+        self.flags: dict[int, list[float]] = {}
+        """By address, when each value from 1 on was written."""
+        self.log: list[tuple[Stream, str, float, float]] = []
+        """What ran: stream, kind, begin, end."""
+
+    def stream(self) -> Stream:
+        self.streams.append(Stream(self))
+        return self.streams[-1]
+
+    @contextmanager
+    def rank(self) -> Iterator[Stream]:
+        """Queues on a stream of its own."""
+        self.current = self.stream()
+        with self:
+            yield self.current
+
+    def buffer(self, number: int, rank: int, nbytes: int) -> Tensor:
+        return self.memory.setdefault((number, rank), torch.full((nbytes,), 255, dtype=torch.uint8))
+
+    def owner(self, tensor: Tensor) -> int | None:
+        """Whose shared memory it is, if any."""
+        begin = tensor.untyped_storage().data_ptr()
+        found = [rank for (_, rank), each in self.memory.items() if each.untyped_storage().data_ptr() == begin]
+        return found[0] if found else None
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name in ("matmul", "__matmul__"):
+            left, right = args
+            result = left.new_empty(left.shape[0], right.shape[1])
+            self.queue("product", left.numel() * right.shape[1], lambda: torch.mm(left, right, out=result))
+            return result
+        if name in ("mm", "addmm_"):
+            left, right = args[-2:]
+            self.queue("product", left.numel() * right.shape[1], lambda: function(*args, **kwargs))
+            return kwargs.get("out", args[0])
+        if name in ("copy_", "add_"):
+            into, source = args[:2]
+            others = {self.owner(each) for each in (into, source)} - {None, self.issuing}
+            kind = "add" if name == "add_" else "transfer" if others else "copy"
+            self.queue(kind, into.numel(), lambda: function(*args, **kwargs))
+            return into
+        return function(*args, **kwargs)
+
+    issuing = 0
+    """The rank that queues."""
+
+    def queue(self, kind: str, amount: int, run: Callable[[], Any]) -> None:
+        stream, seconds = self.current, self.costs(kind, amount)
+
+        def done(now: float) -> None:
+            self.log.append((stream, kind, now - seconds, now))
+            run()
+
+        stream.queue.append(Operation(seconds, lambda: 0.0, done))
+
+    def cuStreamWriteValue32_v2(self, stream: Any, address: Any, value: Any, flags: Any) -> int:
+        times, value = self.flags.setdefault(address.value, []), value.value
+
+        def write(now: float) -> None:
+            times.append(now)
+            assert len(times) == value, "a flag counts up"
+
+        self.current.queue.append(Operation(self.costs("signal", 1), lambda: 0.0, write))
+        return 0
+
+    def cuStreamWaitValue32_v2(self, stream: Any, address: Any, value: Any, flags: Any) -> int:
+        times, value = self.flags.setdefault(address.value, []), value.value
+        ready = lambda: times[value - 1] if len(times) >= value else None  # noqa: E731
+        self.current.queue.append(Operation(0.0, ready, done=lambda _: None))
+        return 0
+
+    def cuMemcpyBatchAsync_v2(
+        self, into: Any, source: Any, nbytes: Any, copies: Any, attributes: Any, begins: Any, kinds: Any, stream: Any
+    ) -> int:
+        assert copies.value == kinds.value == 1 and begins._obj.value == 0
+        places = into._obj.value, source._obj.value, nbytes._obj.value
+        self.queue("engine", places[2], lambda: ctypes.memmove(*places))
+        return 0
+
+    def run(self) -> float:
+        """Let all that is queued happen, in the order of its ends. When the last is done."""
+        while waiting := [each for each in self.streams if each.queue]:
+            ends = []
+            for stream in waiting:
+                ready = stream.queue[0].ready()
+                if ready is not None:
+                    ends.append((max(ready, stream.free) + stream.queue[0].seconds, len(ends), stream))
+            assert ends, "all streams wait for each other"
+            self.now, _, stream = min(ends, key=lambda each: each[:2])
+            stream.free = self.now
+            stream.queue.popleft().done(self.now)
+        return self.now
+
+
+class Handle:
+    """What a rendezvous gives."""
+
+    def __init__(self, machine: Machine, number: int, nbytes: int) -> None:
+        self.machine, self.number, self.nbytes = machine, number, nbytes
+
+    def get_buffer(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> Tensor:
+        whole = self.machine.buffer(self.number, rank, self.nbytes).view(dtype)
+        return whole[offset : offset + torch.Size(shape).numel()].view(shape)
+
+
+class SharedArena(symmetric_buffers.Arena):
+    """An arena on that machine."""
+
+    def __init__(self, machine: Machine, rank: int, ranks: int) -> None:
+        self.machine, self.rank, self.size = machine, rank, ranks
+        nobody: Any = None
+        self.group, self.device = nobody, torch.device("cpu")
+        self.copies: Any = machine.stream()
+        self.memory, self.outgrown, self.uses, self.made = {}, [], {}, 0
+        self.signals = StreamSignals([FLAG_SPACE * (1 + each) for each in range(ranks)], rank)
+
+    def _allocated(self, nbytes: int) -> tuple[Tensor, Any]:
+        self.made += 1
+        mine = self.machine.buffer(self.made, self.rank, nbytes)
+        return mine, Handle(self.machine, self.made, nbytes)
+
+
+@pytest.fixture
+def on_streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
+    """torch.cuda's streams are a machine's from now on."""
+
+    def install(machine: Machine) -> None:
+        fakes: dict[str, Any] = {
+            "stream": lambda it: it,
+            "current_stream": lambda: machine.current,
+            "Event": lambda: Event(machine),
+            "is_current_stream_capturing": lambda: False,
+        }
+        for name, value in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(cuda_driver, "cuda", lambda: machine)
+
+    return install

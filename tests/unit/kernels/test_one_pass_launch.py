@@ -1,0 +1,275 @@
+"""From tensors and options to what the one-pass kernel is launched with: prepared once for each form of call."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
+from tpbench.kernels import one_pass, symmetric
+from tpbench.kernels._one_pass_kernel import one_pass_kernel
+from tpbench.kernels.launches import launch_of
+from tpbench.kernels.one_pass import Form, Machine, Prepared, aligned, form, prepare
+from tpbench.kernels.symmetric import PeerWorkspace
+
+H200 = Machine(132, 232448)
+ROWS, COLUMNS = 6, 1024
+ROOM = torch.zeros(4 * ROWS * COLUMNS, dtype=torch.bfloat16)
+LABELS = torch.zeros(ROWS, dtype=torch.int64)
+LOSS = torch.zeros(ROWS + 1)
+
+
+def logits(offset: int = 0, rows: int = ROWS, row_stride: int = COLUMNS) -> torch.Tensor:
+    return ROOM.as_strided((rows, COLUMNS), (row_stride, 1), offset)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(one_pass, "machine", lambda device: H200)
+    # What is remembered elsewhere stays there, and what is of here does not.
+    monkeypatch.setattr(one_pass_kernel, "device_caches", defaultdict(one_pass_kernel.create_binder))
+    for remembering in (prepare, launch_of):
+        remembering.cache_clear()
+    yield fake_gpu(monkeypatch)
+    for remembering in (prepare, launch_of):
+        remembering.cache_clear()
+
+
+class Words:
+    """A workspace that grows as told, and has no words."""
+
+    def __init__(self) -> None:
+        self.words, self.peers = (torch.zeros(2, dtype=torch.int64) for _ in range(2))
+        self.control, self.failed = (torch.zeros(2, dtype=torch.int32) for _ in range(2))
+        self.half = 0
+
+    def reserve(self, words: int) -> None:
+        self.half = max(self.half, words)
+
+
+def prepared(x: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None, **changes: Any) -> Prepared | str:
+    given: dict[str, Any] = {
+        "loss": "cross_entropy", "valid": COLUMNS, "vocab_start": 0, "vocab_size": COLUMNS, "ignore_index": -100,
+        "reduce": True, "count": True, "z_loss": False, "label_smoothing": False, "accumulate": False,
+        "block_cap": "auto", "share": COLUMNS, "widest": None, "rank": 0, "world_size": 1, **changes,
+    }  # fmt: skip
+    return prepare(form(x), form(target), None if out is None else form(out), 0, **given)
+
+
+def launched(gpu: FakeGpu, x: torch.Tensor, workspace: Any, out: torch.Tensor | None = None, **changes: Any) -> Any:
+    """The kernel's arguments by name."""
+    found = prepared(x, LABELS, out, **changes)
+    assert isinstance(found, Prepared), found
+    scales = {"logits_scale": 2.0, "temperature": 1.0, "z_loss": 0.25, "grad_scale": 3.0, "loss_scale": 0.5}
+    one_pass.launch(found, x, LABELS, out, LOSS[:ROWS], LOSS[ROWS], workspace, **scales)
+    last = gpu.launched[-1]
+    return SimpleNamespace(**dict(zip(last.kernel.src.fn.arg_names, last.arguments, strict=True)))
+
+
+def test_arguments_arrive_under_their_names(gpu: FakeGpu) -> None:
+    workspace = Words()
+    x, out = logits(row_stride=2 * COLUMNS), logits()
+    shard = {"world_size": 2, "rank": 1, "vocab_start": COLUMNS, "vocab_size": 2 * COLUMNS, "valid": 1000}
+    for _ in range(2):  # as Triton binds them, and the short way
+        it = launched(gpu, x, workspace, out, **shard)
+        assert (it.logits, it.target, it.grad) == (pointer(x), pointer(LABELS), pointer(out))
+        assert (it.row_loss, it.loss) == (pointer(LOSS[:ROWS]), pointer(LOSS[ROWS]))
+        assert (it.words, it.peers) == (pointer(workspace.words), pointer(workspace.peers))
+        assert (it.control, it.failed) == (pointer(workspace.control), pointer(workspace.failed))
+        assert (it.n_rows, it.n_columns, it.n_valid, it.n_parts) == (ROWS, COLUMNS, 1000, 1)
+        assert it.part_columns * 8 == COLUMNS
+        assert (it.vocab_start, it.vocab_size, it.ignore_index, it.rank) == (COLUMNS, 2 * COLUMNS, -100, 1)
+        assert (it.logits_row * 8, it.logits_column, it.grad_row * 8, it.grad_column) == (2 * COLUMNS, 1, COLUMNS, 1)
+        assert (it.target_row, it.target_column) == (0, 0)
+        assert it.k == it.k_t == 2.0 * one_pass.LOG2_E
+        assert (it.z_loss, it.grad_scale, it.loss_scale) == (0.25, 6.0, 0.5)
+        assert it.limit_ns == 120 * 10**9
+        assert it.half == workspace.half and it.capacity >= ROWS
+        assert 3 * it.capacity * it.WORLD * it.SLOTS <= it.half  # words of the last row's last queue end in their half
+        assert (it.LOSS, it.GRAD, it.REDUCE, it.COUNT, it.WORLD) == ("cross_entropy", True, True, True, 2)
+        assert it.MASKED and it.ALIGNED
+    assert gpu.bound == 1 and gpu.launched[0] == gpu.launched[1]
+
+
+def test_target_logits_have_strides_and_a_scale_of_their_own(gpu: FakeGpu) -> None:
+    x, target, out = logits(row_stride=2 * COLUMNS), logits(row_stride=3 * COLUMNS), logits()
+    found = prepared(x, target, out, loss="reverse_kl", count=False, reduce=False)
+    assert isinstance(found, Prepared)
+    scales = {"logits_scale": 2.0, "temperature": 4.0, "z_loss": 0.0, "grad_scale": 3.0, "loss_scale": 1.0}
+    one_pass.launch(found, x, target, out, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
+    last = gpu.launched[-1]
+    it = SimpleNamespace(**dict(zip(last.kernel.src.fn.arg_names, last.arguments, strict=True)))
+    assert (it.logits_row * 8, it.target_row * 8, it.grad_row * 8) == (2 * COLUMNS, 3 * COLUMNS, COLUMNS)
+    assert (it.logits_column, it.target_column, it.grad_column) == (1, 1, 1)
+    assert (it.k, it.k_t) == (2.0 * one_pass.LOG2_E, 0.5 * one_pass.LOG2_E)
+    assert it.loss == it.row_loss == pointer(LOSS[:ROWS]) and it.grad == pointer(out)
+    one_pass.launch(found, x, target, None, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
+    assert gpu.launched[-1].arguments[2] == pointer(x)  # no gradient: an address all the same
+
+
+def formed(rows: int, columns: int, loss: str, world_size: int = 1, stride: int = 0, **changes: Any) -> Prepared:
+    """Prepared for bf16 logits of this form and the gradient's."""
+    x = Form((rows, columns), (stride or columns, 1), torch.bfloat16, 0)
+    target = Form((rows,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
+    given: dict[str, Any] = {
+        "loss": loss, "valid": columns, "vocab_start": 0, "vocab_size": columns * world_size, "ignore_index": -100,
+        "reduce": True, "count": loss == "cross_entropy", "z_loss": False, "label_smoothing": False,
+        "accumulate": False, "block_cap": "auto", "share": columns, "widest": None, "rank": 0,
+        "world_size": world_size, **changes,
+    }  # fmt: skip
+    found = prepare(x, target, x, 0, **given)
+    assert isinstance(found, Prepared), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "loss", "world_size", "programs", "constants"),
+    [
+        (
+            4096,
+            32768,
+            "cross_entropy",
+            1,
+            132,
+            {"FULL": True, "MASKED": False, "TILES": 2, "SLOTS": 0, "num_warps": 16},
+        ),
+        (4096, 32760, "cross_entropy", 1, 132, {"FULL": False, "MASKED": True}),
+        (4096, 131072, "cross_entropy", 1, 132, {"FULL": True, "WHOLE": True, "TILES": 8, "AHEAD": 0}),
+        (4096, 65536, "reverse_kl", 1, 132, {"WHOLE": True, "ROWS": 1, "COUNT": False}),
+        (4096, 131072, "reverse_kl", 1, 132, {"WHOLE": False, "FULL": True, "SLOTS": 4, "AHEAD": 3, "num_warps": 8}),
+        (4096, 16384, "cross_entropy", 2, 264, {"ROWS": 2, "SLOTS": 2, "AHEAD": 2, "maxnreg": 128, "WORLD": 2}),
+        (4096, 16384, "reverse_kl", 2, 132, {"ROWS": 2, "SLOTS": 2, "AHEAD": 3, "WORLD": 2}),
+        (40, 16384, "reverse_kl", 2, 40, {"ROWS": 1}),
+        (400, 1024, "cross_entropy", 1, 100, {"ROWS": 4}),
+        (5, 131072, "reverse_kl", 1, 20, {"ROWS": 1}),
+    ],
+)
+def test_what_it_is_compiled_and_launched_for(
+    rows: int, columns: int, loss: str, world_size: int, programs: int, constants: dict[str, Any]
+) -> None:
+    found = formed(rows, columns, loss, world_size)
+    given = found.kernel.constants
+    assert found.programs == programs and given.items() >= constants.items()
+    assert (given["LOSS"], given["GRAD"], given["REDUCE"], given["ALIGNED"]) == (loss, True, True, True)
+    assert given["enable_fp_fusion"] is False  # or the ranks' losses differ in their last bit
+    assert given["launch_cooperative_grid"] == (given["SLOTS"] > 0)  # or programs wait for some that never start
+    assert ("maxnreg" in given) == ("maxnreg" in constants)
+    numbers = 3 if loss == "cross_entropy" else 5
+    assert found.words == numbers * rows * world_size * given["SLOTS"]
+    assert found.row_words == numbers * max(1, world_size * given["SLOTS"])
+    assert found.bytes_sent == (world_size - 1) * rows * numbers * given["SLOTS"] * 8
+
+
+def test_options_of_the_call_become_constants() -> None:
+    full = formed(64, 32768, "cross_entropy").kernel.constants
+    padded = formed(64, 32768, "cross_entropy", valid=32000, vocab_size=32000).kernel.constants
+    assert (full["MASKED"], padded["MASKED"], padded["FULL"]) == (False, True, True)
+    plain = formed(64, 32768, "cross_entropy", reduce=False, count=False).kernel.constants
+    assert (plain["REDUCE"], plain["COUNT"], full["COUNT"]) == (False, False, True)
+    apart = formed(64, 1001, "cross_entropy", world_size=2, stride=1003)
+    assert (apart.kernel.constants["ALIGNED"], apart.kernel.constants["VECTOR"]) == (False, 1)
+    assert apart.integers[8:10] == apart.integers[12:14] == (1003, 1)
+
+
+def test_words_have_two_halves_of_a_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory=False, **how: zeros(*size, **how))
+    workspace = one_pass.Workspace(torch.device("cpu"))
+    workspace.reserve(100)
+    assert workspace.half == 128 and len(workspace.words) == 256 and not workspace.words.any()
+    kept = workspace.words
+    workspace.reserve(128)
+    assert workspace.words is kept
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": logits(rows=ROWS - 1)},
+        {"x": logits(row_stride=2 * COLUMNS)},
+        {"vocab_size": 1000, "valid": 1000},
+        {"ignore_index": 3},
+        {"z_loss": True},
+        {"out": logits(2 * ROWS * COLUMNS)},
+        {"half": 4096},
+    ],
+)
+def test_another_form_of_call_is_launched_as_such(gpu: FakeGpu, other: dict[str, Any]) -> None:
+    workspace = Words()
+    x, out, half = other.pop("x", logits()), other.pop("out", None), other.pop("half", 0)
+    launched(gpu, logits(), workspace)
+    workspace.half = half
+    launched(gpu, x, workspace, out, **other)
+    assert gpu.bound == 2
+    workspace.half = 0
+    launched(gpu, logits(), workspace)
+    assert gpu.bound == 2 and gpu.launched[2] == gpu.launched[0]
+
+
+def test_values_elsewhere_and_scales_are_the_same_form(gpu: FakeGpu) -> None:
+    workspace = Words()
+    first, second = logits(), logits(ROWS * COLUMNS)
+    for x in (first, second):
+        assert launched(gpu, x, workspace).logits == pointer(x)
+    assert gpu.bound == 1
+    assert prepared(first, LABELS, None) is prepared(second, LABELS, None)
+
+
+def test_what_one_pass_cannot_do() -> None:
+    whole = "its rows must be contiguous and made of whole 16-byte vectors"
+    assert prepared(logits(1), LABELS, None) == whole
+    assert prepared(logits(), LABELS, logits(1)) == whole
+    assert prepared(logits(row_stride=COLUMNS + 1), LABELS, None) == whole
+    assert isinstance(prepared(logits(1), LABELS, None, world_size=2), Prepared)
+    for asked in ({"label_smoothing": True}, {"accumulate": True}):
+        assert "accumulates into no tensor" in str(prepared(logits(), LABELS, None, **asked))
+    assert "targets of the logits' dtype" in str(prepared(logits(), logits().float(), None, loss="reverse_kl"))
+    long = ROOM[: 2 * 8192].view(2, 8192)
+    assert "too long with block_cap=16" in str(prepared(long, LABELS, None, block_cap=16, share=8192))
+    assert "too uneven" in str(prepared(logits(), LABELS, None, world_size=2, share=COLUMNS // 2, widest=COLUMNS * 9))
+
+
+def test_an_old_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "compute capability 8.0" in str(prepared(logits(), LABELS, None))
+
+
+def test_alignment_is_of_rows_and_address() -> None:
+    def shaped(columns: int, stride: int, misaligned: int = 0, column_stride: int = 1) -> Form:
+        return Form((4, columns), (stride, column_stride), torch.bfloat16, misaligned)
+
+    assert aligned(shaped(16, 24), None, shaped(8, 8))
+    for one in (shaped(12, 16), shaped(16, 20), shaped(16, 16, 2), shaped(16, 32, column_stride=2)):
+        assert not aligned(shaped(16, 16), one)
+
+
+def test_a_groups_launches_follow_each_other_whatever_their_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[tuple[int, int]] = []
+
+    class Stream:
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+
+        def wait_stream(self, other: Any) -> None:
+            waits.append((self.handle, other.handle))
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory=False, **how: zeros(*size, **how))
+    now = SimpleNamespace(stream=0, capturing=False)
+    monkeypatch.setattr(symmetric, "stream_of", lambda device: now.stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(now.stream))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.capturing)
+    group: Any = None
+    workspace = PeerWorkspace(group, torch.device("cpu"))
+    for stream, capturing in ((0, False), (0, False), (5, True), (0, False), (6, False), (6, False), (0, False)):
+        now.stream, now.capturing = stream, capturing
+        workspace.enter()
+    assert waits == [(6, 0), (0, 6)]
+    workspace.failed.fill_(1)
+    with pytest.raises(RuntimeError, match="in vain"):
+        workspace.enter()

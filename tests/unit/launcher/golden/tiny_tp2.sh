@@ -1,0 +1,16 @@
+python \
+  -m \
+  torch.distributed.run \
+  --nnodes=1 \
+  --nproc-per-node=2 \
+  --rdzv-backend=c10d \
+  --rdzv-endpoint=127.0.0.1:0 \
+  --rdzv-id=20260101-000000-abcdef-3 \
+  --local-addr=127.0.0.1 \
+  --max-restarts=0 \
+  --monitor-interval=0.1 \
+  --log-dir=/runs/20260101-000000-abcdef/3 \
+  --redirects=3 \
+  -m \
+  tpbench.worker.rank \
+  /runs/20260101-000000-abcdef/3/cell.json

@@ -1,0 +1,79 @@
+"""`scripts/predict.py` as users call it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import synthetic
+from tpbench.predict.command import main
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "predict.py"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return str(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("predict")))
+
+
+def test_the_question_of_the_issue(rows, capsys):
+    arguments = ["--vocab", "131072", "--tp", "8", "--tokens", "8192", "--gpu-memory", "80", "--rows", rows]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in said.splitlines()[2:5]}
+    assert set(lines) == set(synthetic.VARIANTS) and all(line.endswith(" fits") for line in lines.values())
+    assert "14.25 GiB +-" in lines["pytorch_gather"] and "1792 MiB" in lines["pytorch_gather"]
+    assert "pytorch_gather: extrapolates: tp_size=8 is 2 times beyond what was measured" in said
+    assert main([*arguments[:-3], "8", "--rows", rows, "--variant", "pytorch_gather"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].endswith(" OOM")
+
+
+def test_for_programs(rows, capsys):
+    assert main(["--format", "json", "--rows", rows, "--beside", "70B", "--loss", "reverse_kl"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["variants"]["triton_tp"]["memory"] == "fits" and said["free_gib"] < 61
+    time = said["variants"]["pytorch_gather"]["time_ms"]
+    assert time["low"] <= time["value"] <= time["high"]
+
+
+def test_validation(rows, capsys):
+    assert main(["--validate", "--rows", rows]) == 0
+    assert "the aims are reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form, start", [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_picture(rows, tmp_path, form, start):
+    out = tmp_path / f"feasible.{form}"
+    assert main(["--picture", str(out), "--rows", rows]) == 0
+    made = out.read_bytes()
+    assert made.startswith(start)
+    if form == "svg":
+        for words in ("80 GB GPU", "141 GB GPU", "8B", "70B", "405B", "predicted", "measured: fits", "out of memory"):
+            assert words.encode() in made
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--rows", "nowhere"], "no such folder or file: nowhere"),
+        (["--variant", "triton"], "no variant with enough cells is called triton, did you mean triton_tp?"),
+        (["--loss", "forward_kl"], "loss=forward_kl was not measured on NVIDIA H200"),
+        (["--gpu", "H100"], "no row was measured on H100 (there are: NVIDIA H200)"),
+        (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
+        (["--picture", "x.pdf"], "must end in .png or .svg"),
+    ],
+)
+def test_what_cannot_be_answered(rows, capsys, arguments, said):
+    assert main(["--rows", rows, *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_from_anywhere_without_torch(rows, tmp_path):
+    probe = (
+        "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0].rpartition('/')[0])\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as end: assert end.code == 0 and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-I", "-c", probe, SCRIPT, "--rows", rows], cwd=tmp_path, check=True)

@@ -1,0 +1,120 @@
+"""The model finds what rows were made from, says how sure it is, and how far it reaches."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.support import synthetic
+from tpbench.predict.cells import Size, measured
+from tpbench.predict.memory import MODELS, RESERVE_GIB, free_gib, verdict
+from tpbench.predict.model import Estimate, VariantModel, beyond, models
+from tpbench.predict.oom import predicted_oom
+from tpbench.predict.picture import most_tokens
+from tpbench.results.read import load
+from tpbench.settings import JobError
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return load(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def made(rows):
+    return models(measured(rows))
+
+
+def test_what_is_usable(rows):
+    found = measured(rows)
+    assert found.gpu == "NVIDIA H200" and set(found.heads) == set(synthetic.VARIANTS)
+    assert {cell.status for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
+    with pytest.raises(JobError, match="no row was measured on B300"):
+        measured(rows, "B300")
+    with pytest.raises(JobError, match="was measured on a GPU"):
+        measured(rows[rows.status == "skipped"])
+
+
+@pytest.mark.parametrize("variant", synthetic.VARIANTS)
+@pytest.mark.parametrize("loss", synthetic.LOSSES)
+def test_it_finds_the_truth_at_sizes_it_has_not_seen(made, variant, loss):
+    for tokens, vocab, tp_size in itertools.product((4096, 8192), (50000, 131072), (2, 8)):
+        said = made[variant](Size(tokens, vocab, tp_size, loss))
+        true_ms = synthetic.device_ms(variant, tokens, vocab, tp_size, loss)
+        assert said.device_ms.value == pytest.approx(true_ms, rel=0.1)
+        true_gib = synthetic.peak_gib(variant, tokens, vocab, tp_size, loss)
+        assert said.peak_gib.value == pytest.approx(true_gib, rel=0.03)
+        assert said.time_ms.value > said.device_ms.value > said.communication_ms > 0
+
+
+def test_bytes_sent_are_the_count(made):
+    size = Size(8192, 131072, 8, "cross_entropy")
+    assert made["pytorch_gather"](size).bytes_communicated == pytest.approx(8192 * 131072 // 8 * 2 * 7)
+    assert made["triton_tp"](size).bytes_communicated == pytest.approx(12 * 8192)
+    assert made["triton_tp"](Size(8192, 131072, 1, "cross_entropy")).bytes_communicated == 0
+
+
+def test_left_out_cells(made):
+    for model in made.values():
+        assert np.median(model.errors["device_ms"]) < 0.1 and np.median(model.errors["peak_gib"]) < 0.03
+        assert len(model.errors["time_ms"]) >= len(model.cells) - 1
+
+
+def test_reaching_farther_is_less_sure(made):
+    near, far = Size(4096, 65536, 4, "cross_entropy"), Size(262144, 262144, 8, "cross_entropy")
+    model = made["pytorch_tp_manual"]
+    assert beyond(model.cells, near) == {}
+    assert beyond(model.cells, far) == {"tokens": 64.0, "vocab": 2.0, "tp_size": 2.0}
+    assert model(far).time_ms.error == pytest.approx(9 * model(near).time_ms.error)
+    assert model(near).time_ms.low < model(near).time_ms.value < model(near).time_ms.high
+
+
+def test_noise_shows_in_the_error_bar(tmp_path):
+    random = np.random.default_rng(0)
+    noisy = [
+        synthetic.cell("triton_tp", vocab, tp, loss, factor=random.lognormal(0, 0.2))
+        for loss in synthetic.LOSSES
+        for vocab, tp in synthetic.SIZES
+    ]
+    model = models(measured(load(synthetic.write(noisy, tmp_path))))["triton_tp"]
+    assert 0.1 < model.error("device_ms") < 1
+
+
+def test_too_few_cells_predict_nothing(tmp_path):
+    few = [synthetic.cell("triton_tp", vocab, 4) for vocab in (32768, 65536)]
+    assert models(measured(load(synthetic.write(few, tmp_path)))) == {}
+
+
+def test_fits_tight_or_not():
+    size = Size(4096, 131072, 4, "cross_entropy")
+    assert size.inputs_gib == pytest.approx(0.25, rel=1e-3)
+    assert Size(4096, 131072, 4, "reverse_kl").inputs_gib == 0.5
+    words = [verdict(size, Estimate(peak, 0.1), 10.25) for peak in (9.0, 10.0, 10.5, 11.5)]
+    assert words == ["fits", "tight", "tight", "OOM"]
+    assert free_gib(80, size) == 80 - RESERVE_GIB
+    left = [free_gib(80, size, model) for model in MODELS.values()]
+    assert all(0 < free < 78 for free in left)
+    assert free_gib(80, Size(32768, 131072, 4, "cross_entropy"), MODELS["70B"]) < left[1]
+
+
+def test_the_limit_is_where_it_stops_fitting(made):
+    gather = made["pytorch_gather"]
+    tokens = most_tokens(gather, 131072, 4, "cross_entropy", 80, None)
+    size = Size(tokens, 131072, 4, "cross_entropy")
+    assert size.inputs_gib + gather(size).peak_gib.value == pytest.approx(78, rel=0.01)
+    assert most_tokens(made["triton_tp"], 131072, 4, "cross_entropy", 80, None) > 10 * tokens
+    assert most_tokens(gather, 131072, 1, "cross_entropy", 3, MODELS["405B"]) == 0
+
+
+def test_for_a_sweep(made):
+    big = Size(65536, 131072, 4, "cross_entropy")
+    said = predicted_oom(made, "pytorch_gather", big, 80.0)
+    assert said.startswith("predicted to run out of memory: 120 GiB") and said.endswith("80 GiB free")
+    assert predicted_oom(made, "triton_tp", big, 80.0) is None
+    assert predicted_oom(made, "pytorch_gather", Size(65536, 131072, 4, "forward_kl"), 80.0) is None
+    assert predicted_oom(made, "of_the_future", big, 80.0) is None
+
+
+def test_a_model_without_errors_is_unsure(made):
+    bare = VariantModel("x", made["triton_tp"].cells, made["triton_tp"].fits)
+    assert bare(Size(4096, 65536, 4, "cross_entropy")).time_ms.error == 1.0

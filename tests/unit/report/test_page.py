@@ -1,0 +1,154 @@
+"""The page holds the rows' numbers, asks the network for nothing, and no text from a row acts in it."""
+
+import html.parser
+import re
+
+import pytest
+
+from tests.support import synthetic
+from tests.unit.report.test_render import HOSTILE
+from tpbench.report.command import main
+from tpbench.report.page.document import page
+from tpbench.report.plots import style
+from tpbench.results.read import load
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def source(rows):
+    return page(load(rows))
+
+
+class Page(html.parser.HTMLParser):
+    """Tables by name, as lists of lists of (text, number)."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.tags, self.text, self.attributes, self.tables = set(), "", [], []
+        self._cell = None
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        found = dict(attrs)
+        if tag == "div" and "data-name" in found:
+            self.tables.append((found["data-name"], []))
+        if tag == "tr":
+            self.tables[-1][1].append([])
+        self._cell = ["", found.get("data-v")] if tag in ("td", "th") else self._cell
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            text, number = self._cell
+            self.tables[-1][1][-1].append((text, None if number is None else float(number)))
+            self._cell = None
+
+    def handle_data(self, data):
+        self.text += data
+        if self._cell is not None:
+            self._cell[0] += data
+
+
+def test_numbers_are_the_rows(rows, source):
+    frame = load(rows)
+    made = Page(source)
+    name, (heads, *lines) = made.tables[0]
+    assert name == "time_ms"
+    columns = [head for head, _ in heads]
+    shown = {}
+    for line in lines:
+        vocab, tp_size, _, tokens = (number for _, number in line[:4])
+        shown |= {(vocab, tp_size, tokens, head): cell[1] for head, cell in zip(columns[4:], line[4:], strict=True)}
+    wanted = frame[(frame.loss == "cross_entropy") & (frame.block_cap == "auto")]
+    assert len(wanted) == 26
+    for row in wanted.itertuples():
+        value = shown[row.vocab, row.tp_size, row.tokens, row.variant]
+        assert value == (row.time_ms if row.status == "ok" else None)
+
+
+def test_every_number_of_every_cell(rows, source):
+    frame = load(rows)
+    made = Page(source)
+    found = [(heads, lines) for name, (heads, *lines) in made.tables if name == "every cell"]
+    assert sum(len(lines) for _, lines in found) == len(frame)
+    seen = {}
+    for heads, lines in found:
+        names = [head for head, _ in heads]
+        for line in lines:
+            cell = dict(zip(names, line, strict=True))
+            seen[round(cell["time_ms"][1] or 0, 12), cell["variant"][0].split()[0]] = cell
+            assert cell["time_ms"][1] is None or cell["time_ms"][0].endswith(" ms")
+    for row in frame[frame.status == "ok"].itertuples():
+        cell = seen[round(row.time_ms, 12), row.variant]
+        for name in ("device_ms", "floor_ms", "fraction_of_floor", "peak_gib", "grad_error", "bytes_moved"):
+            assert cell[name][1] == getattr(row, name), name
+
+
+def test_what_must_be_there(source):
+    made = Page(source)
+    names = [name for name, _ in made.tables]
+    for name in ("time_ms", "device_ms", "peak_gib", "speed-ups", "distributions", "failed cells", "what it ran on"):
+        assert name in names
+    for words in (
+        "55 ok, 1 oom, 3 skipped", "needs 8 GPUs, found 4", "asking for 40 GiB", "NVIDIA H200", "580.1", "floor",
+        "Share of the bandwidth by block cap", "Extra peak memory by size", "bootstrap interval",
+    ):  # fmt: skip
+        assert words in made.text, words
+
+
+def test_a_speed_up_has_its_interval(source):
+    made = Page(source)
+    heads, *lines = next(table for name, table in made.tables if name == "speed-ups")
+    assert [head for head, _ in heads][-2:] == ["speed-up", "95% interval"]
+    for line in lines:
+        low, high = (float(part.rstrip("x")) for part in line[-1][0].split(" to "))
+        assert low <= line[-2][1] * 1.01 and line[-2][1] <= high * 1.01
+
+
+def test_nothing_comes_from_elsewhere(source):
+    made = source
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', made).group(1)
+    assert policy.startswith("default-src 'none'; ") and "unsafe-eval" not in policy
+    assert "script-src 'sha256-" in policy
+    parsed = Page(made)
+    assert not {"link", "iframe", "img", "object", "embed", "form", "base"} & parsed.tags
+    for name, value in parsed.attributes:
+        if name in ("href", "xlink:href"):
+            assert value.startswith("#")
+        assert name != "src" and not name.startswith("on")
+    assert len(made) < 3_000_000
+
+
+def test_hostile_text(add, frame):
+    names = {"gpu_name": HOSTILE, "dtype": HOSTILE, "loss": HOSTILE, "host": HOSTILE, "driver_version": HOSTILE}
+    names |= {"samples_ms": [1.0, 2.0, 3.0], "log_dir": HOSTILE}
+    hostile = f"$x^{{$ '\" </script></title></style></svg>--> <img src=x onerror=alert(1)> {HOSTILE}"
+    add(hostile, status="error", reason=hostile, job={HOSTILE: 1}, **names)
+    add(hostile, 2.0, device_ms=1.0, job={HOSTILE: 2}, block_cap=hostile, **names)
+    add("triton_tp", 1.0, device_ms=0.5, **names)
+    made = page(frame())
+    parsed = Page(made)
+    assert "img" not in parsed.tags and made.count("<script>") == 1 and made.count("</style>") == 1
+    assert not [name for name, _ in parsed.attributes if name.startswith("on") or name == "src"]
+    assert "<img src=x onerror=alert(1)>" in parsed.text
+    assert not {char for char in made if not char.isprintable()} - {"\n"}
+
+
+def test_without_matplotlib(rows, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(style, "available", lambda: False)
+    made = page(load(rows))
+    assert "<svg" not in made and "pip install 'tpbench[report]'" in Page(made).text
+    assert main([str(rows), "--format", "png", "--plot", "time", "-o", str(tmp_path / "x.png")]) == 2
+    assert "pip install 'tpbench[report]'" in capsys.readouterr().err
+
+
+def test_little_and_nothing(add, frame):
+    assert "0 cells" in page(frame())
+    add("triton_tp", 45000.0, interpreted=True, device="cpu", gpu_name=None, cpu_model="EPYC", samples_ms=[45000.0])
+    add("mystery", 1.0, workload="of_the_future", vocab=None, tp_size=None)
+    assert "of_the_future" in page(frame(), all_rows=True)

@@ -1,0 +1,222 @@
+"""Every row is in one cell, nothing that differs is merged, and the numbers are the rows'."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpbench.report.escape import plain
+from tpbench.report.metric import METRICS, metric, number, times
+from tpbench.report.pivot import pivot
+from tpbench.settings import JobError
+
+CPU = {"device": "cpu", "gpu_name": None, "cpu_model": "EPYC 9654"}
+
+
+def grid(report, table=0):
+    shown = report.tables[table]
+    lines = {line.keys: [cell and cell.text(report.metric) for cell in line.cells] for line in shown.lines}
+    return shown.keys, shown.columns, lines
+
+
+def test_variants_side_by_side(add, frame):
+    add("pytorch_gather", 6.23)
+    add("triton_tp", 0.2274)
+    add("zebra", 1.0)
+    add("pytorch_tp_manual", 1.5)
+    add("triton_tp", 1.0, vocab=131072, tp_size=8)
+    add("pytorch_gather", vocab=131072, tp_size=8, status="oom", reason="asked for 4 GiB")
+    report = pivot(frame())
+    keys, columns, lines = grid(report)
+    assert keys == ("vocab", "tp", "shard")
+    assert columns == ("triton_tp", "pytorch_tp_manual", "pytorch_gather", "zebra")
+    assert lines == {
+        ("32768", "2", "16384"): ["0.227 ms (1.00x)", "1.500 ms (6.60x)", "6.230 ms (27.4x)", "1.000 ms (4.40x)"],
+        ("131072", "8", "16384"): ["1.000 ms (1.00x)", None, "OOM", None],
+    }
+    assert report.tables[0].heading == "entropy_loss, cross_entropy, bfloat16, NVIDIA H200, cuda, tokens=4096"
+    assert [failure.text for failure in report.failures] == ["oom: pytorch_gather vocab=131072 tp=8: asked for 4 GiB"]
+
+
+def test_uneven_shards_are_the_widest(add, frame):
+    add("triton_tp", 1.0, vocab=1000, tp_size=3)
+    assert list(grid(pivot(frame()))[2]) == [("1000", "3", "334")]
+
+
+def test_what_varies_of_the_problem_is_a_key(add, frame):
+    add("triton_tp", 1.0, seed=7)
+    add("triton_tp", 2.0, tokens=64, seed=7)
+    keys, _, lines = grid(pivot(frame()))
+    assert keys == ("vocab", "tp", "shard", "tokens")
+    assert [line[3] for line in lines] == ["64", "4096"]
+    assert pivot(frame()).tables[0].heading.endswith("cuda, seed=7")
+
+
+def test_options_are_columns(add, frame):
+    add("triton_tp", 1.0, block_cap="16384")
+    add("triton_tp", 1.0, block_cap="4096")
+    add("triton_tp", 1.0)
+    add("triton_tp", 1.0, graph=True)
+    add("pytorch_tp_manual", 1.0, compile=True)
+    add("pytorch_gather", 1.0, compute_dtype="logits")
+    assert grid(pivot(frame()))[1] == (
+        "triton_tp",
+        "triton_tp block_cap=4096",
+        "triton_tp block_cap=16384",
+        "triton_tp graph=true",
+        "pytorch_tp_manual compile=true",
+        "pytorch_gather compute_dtype=logits",
+    )
+
+
+def test_hardware_loss_and_dtype_are_tables(add, frame):
+    add("triton_tp", 1.0, **CPU)
+    add("triton_tp", 1.0)
+    add("triton_tp", 1.0, gpu_name="NVIDIA H100")
+    add("triton_tp", 1.0, loss="forward_kl")
+    add("triton_tp", 1.0, dtype="float32")
+    assert [table.heading for table in pivot(frame()).tables] == [
+        "entropy_loss, cross_entropy, bfloat16, NVIDIA H100, cuda, tokens=4096",
+        "entropy_loss, cross_entropy, bfloat16, NVIDIA H200, cuda, tokens=4096",
+        "entropy_loss, cross_entropy, float32, NVIDIA H200, cuda, tokens=4096",
+        "entropy_loss, forward_kl, bfloat16, NVIDIA H200, cuda, tokens=4096",
+        "entropy_loss, cross_entropy, bfloat16, EPYC 9654, cpu, tokens=4096",
+    ]
+
+
+def test_a_skipped_cell_stands_among_the_others(add, frame):
+    add("triton_tp", 1.0)
+    add("triton_tp", vocab=131072, tp_size=8, status="skipped", reason="needs 8 GPUs, found 4", gpu_name=None)
+    report = pivot(frame())
+    assert len(report.tables) == 1
+    assert grid(report)[2][("131072", "8", "16384")] == ["skipped"]
+
+
+def test_the_newest_row_or_all(add, frame):
+    for time in (1.0, 2.0, 3.0):
+        add("triton_tp", time)
+    add("pytorch_gather", 6.0)
+    assert list(grid(pivot(frame()))[2].values()) == [["3.000 ms (1.00x)", "6.000 ms (2.00x)"]]
+    keys, _, lines = grid(pivot(frame(), all_rows=True))
+    assert keys[-1] == "run"
+    assert {line[-1]: cells for line, cells in lines.items()} == {
+        "1": ["3.000 ms (1.00x)", "6.000 ms (2.00x)"],
+        "2": ["2.000 ms (1.00x)", None],
+        "3": ["1.000 ms (1.00x)", None],
+    }
+
+
+def test_jobs_that_differ_elsewhere_are_not_merged(add, frame):
+    add("triton_tp", 1.0, job={"measure": {"budget_s": 1}, "x": [1], "timeout_s": 60.0, "output_dir": "a"})
+    add("triton_tp", 2.0, job={"measure": {"budget_s": 9}, "x": [1], "timeout_s": 90.0, "output_dir": "b"})
+    add("triton_tp", 3.0, vocab=65536, job="no object")
+    keys, _, lines = grid(pivot(frame()))
+    # When to give up and where rows go are no part of what was measured.
+    assert [key for key in keys if key.startswith("job")] == ["job measure.budget_s"]
+    assert sorted(cells[0] for cells in lines.values()) == ["1.000 ms (1.00x)", "2.000 ms (1.00x)", "3.000 ms (1.00x)"]
+
+
+def test_interpreted_rows_are_marked_and_not_compared(add, frame):
+    add("triton_tp", 45000.0, interpreted=True, warmed_up=False, **CPU)
+    add("pytorch_tp_manual", 9.0, warmed_up=False, **CPU)
+    add("pytorch_gather", 12.0, **CPU)
+    report = pivot(frame())
+    assert list(grid(report)[2].values()) == [["45000 ms*", "9.000 ms^", "12.00 ms (1.00x)"]]
+    assert [line[0] for line in report.legend] == ["*", "^"]
+
+
+def test_more_is_better(add, frame):
+    add("triton_tp", 1.0, gb_per_s=2000.0)
+    add("pytorch_gather", 1.0, gb_per_s=500.0)
+    assert list(grid(pivot(frame(), "gb_per_s"))[2].values()) == [["2000 GB/s (1.00x)", "500.0 GB/s (4.00x)"]]
+
+
+def test_a_metric_that_a_row_lacks(add, frame):
+    add("triton_tp", 1.0, device_ms=0.0)
+    add("pytorch_gather", 1.0)
+    report = pivot(frame(), "device_ms")
+    assert list(grid(report)[2].values()) == [["0.000 ms", "ok"]]
+    assert report.legend == ("ok: right, but without device_ms",)
+
+
+def test_a_wrong_cell_has_no_time_but_an_error(add, frame):
+    add("triton_tp", status="wrong", reason="grad_error 3", time_ms=0.1, grad_error=3.0)
+    assert list(grid(pivot(frame()))[2].values()) == [["wrong"]]
+    assert list(grid(pivot(frame(), "grad_error"))[2].values()) == [["3.000 wrong"]]
+
+
+def test_equal_problems_must_agree(add, frame):
+    add("triton_tp", 1.0, loss_value=10.5)
+    add("pytorch_gather", 1.0, loss_value=10.6)
+    assert pivot(frame()).warnings == ()
+    add("pytorch_tp_manual", 1.0, loss_value=11.5, tp_size=4, gpu_name="NVIDIA H100")
+    add("pytorch_gather", 1.0, loss_value=30.0, seed=1)
+    add("pytorch_gather", 1.0, loss_value=30.0, dp_size=2)
+    add("pytorch_gather", 1.0, loss_value=30.0, status="wrong", tp_size=8)
+    (warning,) = pivot(frame()).warnings
+    assert "(entropy_loss tokens=4096 vocab=32768)" in warning
+    assert "triton_tp 10.50 (row r0) and pytorch_tp_manual 11.50 (row r2); a share of 0.02 is allowed" in warning
+
+
+def test_float32_must_agree_better(add, frame):
+    add("triton_tp", 1.0, loss_value=10.5, dtype="float32")
+    add("pytorch_gather", 1.0, loss_value=10.6, dtype="float32")
+    assert len(pivot(frame()).warnings) == 1
+
+
+def test_an_unknown_workload_has_a_table_too(add, frame):
+    add("mystery", 1.0, workload="of_the_future", vocab=None)
+    report = pivot(frame())
+    assert grid(report)[0] == ("tp",)
+    assert report.tables[0].heading == "of_the_future, bfloat16, NVIDIA H200, cuda"
+
+
+def test_rows_that_say_nothing(add, frame):
+    blank = dict.fromkeys(
+        ("workload", "device", "gpu_name", "loss", "dtype", "vocab", "tp_size", "tokens", "job", "key")
+    )
+    add(None, 1.0, **blank)
+    add("triton_tp", status="error", vocab=None, tp_size=0)
+    report = pivot(frame())
+    assert sum(len(table.lines) for table in report.tables) == 2
+
+
+def test_nothing_at_all(frame):
+    report = pivot(frame())
+    assert report.tables == () and report.legend == ()
+
+
+def test_every_metric_is_known_and_written(add, frame):
+    add("triton_tp", 1.0)
+    for name in METRICS:
+        assert pivot(frame(), name).caption.startswith(f"{name}: ")
+
+
+def test_an_unknown_metric_names_the_nearest():
+    with pytest.raises(JobError, match="did you mean device_ms"):
+        metric("devise_ms")
+
+
+@given(st.floats(1e-6, 1e7))
+def test_numbers_are_the_rows(value):
+    assert float(number(value)) == pytest.approx(value, rel=6e-3)
+    assert "e" not in number(value) or value < 1e-4
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(0.2274, "0.227"), (6.23, "6.230"), (27.41, "27.41"), (270.04, "270.0"), (45000.4, "45000"), (0, "0.000")],
+)
+def test_number(value, text):
+    assert number(value) == text
+
+
+def test_times():
+    assert [times(ratio) for ratio in (1, 9.99, 27.44, 270.4)] == ["1.00x", "9.99x", "27.4x", "270x"]
+
+
+@given(st.text(st.characters(), max_size=3000))
+def test_plain_is_one_printable_line(text):
+    made = plain(text)
+    assert made.isprintable() or not set(made) - {char for char in made if char.isprintable()}
+    assert len(made) <= 205
+    assert "\n" not in made and "\x1b" not in made

@@ -1,0 +1,177 @@
+"""Single pictures, and what they show."""
+
+import gc
+import io
+import itertools
+import weakref
+
+import numpy as np
+import pytest
+
+from tests.support import synthetic
+from tpbench.report import plots
+from tpbench.report.command import main
+from tpbench.report.layout import lay_out
+from tpbench.report.plots import by_size, speedup, spread, style
+from tpbench.report.plots.block_cap import shares
+from tpbench.report.plots.garbage import swept_at_once
+from tpbench.report.samples import measured, speedups
+from tpbench.results.read import load
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("plots"))
+
+
+@pytest.fixture(scope="module")
+def section(rows):
+    return lay_out(load(rows), plots.NEEDS).sections[0]
+
+
+@pytest.mark.parametrize("name", plots.PLOTS.keys() - {"timeline"})  # whose rows have a trace
+def test_each_as_a_file(rows, tmp_path, name):
+    for form, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        out = tmp_path / f"plot.{form}"
+        assert main([str(rows), "--format", form, "--plot", name, "--loss", "cross_entropy", "-o", str(out)]) == 0
+        assert out.read_bytes().startswith(start)
+    assert b"#fe0" not in out.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--format", "png", "--plot", "time"], "shows one of these: choose with --loss"),
+        (["--format", "png", "--plot", "tme"], "no plot is called tme, did you mean time?"),
+        (["--format", "png"], "a picture needs both"),
+        (["--plot", "time"], "a picture needs both"),
+        (["--format", "svg", "--plot", "block_cap", "--loss", "reverse_kl"], "nothing for the plot block_cap"),
+    ],
+)
+def test_what_cannot_be_drawn(rows, capsys, arguments, said):
+    assert main([str(rows), *arguments, "-o", "/nowhere/x"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_lines_are_the_rows(rows, section):
+    figure = by_size.draw(section, "time_ms", floor=True)
+    frame = load(rows)
+    axes = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 4096")
+    lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
+    here = frame[(frame.tp_size == 4) & (frame.tokens == 4096) & (frame.loss == "cross_entropy")].sort_values("vocab")
+    assert lines["triton_tp"] == here[here.variant == "triton_tp"].time_ms.tolist()
+    assert lines["floor"] == here[here.variant == "triton_tp"].floor_ms.tolist()
+    failed = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 65536")
+    assert "pytorch_gather: out of memory" in [line.get_label() for line in failed.get_lines()]
+
+
+def test_marks_between_decades_have_labels(section):
+    with style.drawing("x"):
+        figure = by_size.draw(section, "time_ms")
+        style.svg(figure)  # makes the ticks
+    first, second = figure.axes[:2]
+    low, high = first.get_ylim()
+    shown = [tick.label1.get_text() for tick in first.yaxis.get_minor_ticks() if low <= tick.get_loc() <= high]
+    assert {text.lstrip("0.")[0] for text in shown} == {"2", "5"}
+    assert not any(tick.tick1line.get_visible() for tick in second.yaxis.get_minor_ticks())
+
+
+def test_shares_by_block_cap(rows, section):
+    found = shares(section)
+    line = found["triton_tp", "vocab=32768 tp=1 tokens=4096"]
+    assert sorted(line) == ["16384", "32768", "4096", "8192", "auto"]
+    assert max(line, key=line.get) == "auto" and min(line, key=line.get) == "32768"
+
+
+def test_a_page_has_its_own_colours_and_text(section):
+    made = plots.inline(section, "time", "s0time")
+    assert "var(--s0)" in made and "currentColor" in made and "#fe0" not in made and "<style" not in made
+    assert ">131072</text>" in made or "131072" in made
+    assert made == plots.inline(section, "time", "s0time")
+    assert style.colour(0) == style.LIGHT[0]
+
+
+@pytest.mark.parametrize("name", ["time", "block_cap", "samples"])
+def test_an_svg_is_the_one_that_matplotlib_saves(section, name):
+    draw = plots.PLOTS[name].draw
+    with style.drawing("salt"):
+        saved = io.BytesIO()
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        draw(section).savefig(saved, format="svg", metadata=metadata)
+        assert style.svg(draw(section)) == saved.getvalue()
+
+
+@pytest.mark.parametrize(
+    "draw, shown", [(spread.draw, measured), (speedup.draw, lambda each: speedups(each, "samples_ms"))]
+)
+def test_each_line_has_its_name_beside_it(section, draw, shown):
+    with style.drawing("x"):
+        figure = draw(section, "samples_ms")
+        style.svg(figure)  # lays it out
+        (axes,) = figure.axes
+        assert [text.get_position()[1] for text in axes.texts] == list(range(len(list(shown(section)))))
+        boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in axes.texts]
+    assert all(box.x0 >= 0 and box.x1 < axes.bbox.x0 for box in boxes)
+    assert all(upper.y0 > lower.y1 for upper, lower in itertools.pairwise(boxes))
+
+
+def test_spread_shows_percentiles_and_outliers(section):
+    cells = list(measured(section))
+    with style.drawing("x"):
+        (axes,) = spread.draw(section, "samples_ms").axes
+    reach, quartiles = ([segment[:, 0] for segment in lines.get_segments()] for lines in axes.collections[:2])
+    dots = np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "."])
+    for height, cell in enumerate(cells):
+        away = 100 * (cell.record["samples_ms"] / np.median(cell.record["samples_ms"]) - 1)
+        assert reach[height] == pytest.approx(np.percentile(away, [5, 95]))
+        assert quartiles[height] == pytest.approx(np.percentile(away, [25, 75]))
+        assert max(dots[dots[:, 1] == height, 0]) == pytest.approx(max(away))  # two samples of each are 40% slower
+
+
+def test_intervals_of_speedups_stand_about_their_values(section):
+    with style.drawing("x"):
+        (axes,) = speedup.draw(section, "samples_ms").axes
+    found = speedups(section, "samples_ms")
+    drawn = {}
+    for values, _, (bars,) in axes.containers:
+        for (value, height), ends in zip(values.get_xydata(), bars.get_segments(), strict=True):
+            drawn[height] = (ends[0, 0], value, ends[1, 0])
+    assert [drawn[height] for height in range(len(found))] == [
+        pytest.approx((each.ratio.low, each.ratio.value, each.ratio.high)) for each in found
+    ]
+
+
+def test_what_refers_to_itself_goes_when_it_is_done_with():
+    class Knot:
+        pass
+
+    with swept_at_once():
+        knot = Knot()
+        knot.itself = knot
+        there = weakref.ref(knot)
+        del knot
+    assert there() is None and gc.isenabled()
+
+
+def test_what_varies_runs_along_the_axis(add, frame):
+    for tokens in (64, 128, 256):
+        add("triton_tp", tokens / 100, tokens=tokens)
+    (made,) = lay_out(frame(), plots.NEEDS).sections
+    (axes,) = by_size.draw(made, "time_ms").axes
+    assert axes.get_xlabel() == "tokens" and axes.get_title() == "vocab 32768, tp 2"
+    assert axes.get_lines()[0].get_ydata().tolist() == [0.64, 1.28, 2.56]
+
+
+def test_keys_that_change_together_are_panels(add, frame):
+    """Of models of several sizes, each by its tokens: not three panels with a dot each."""
+    for vocab, tp_size in ((1000, 1), (2000, 2)):
+        for tokens in (64, 128, 256):
+            add("triton_tp", tokens / 100, vocab=vocab, tp_size=tp_size, tokens=tokens)
+    (made,) = lay_out(frame(), plots.NEEDS).sections
+    first, second = by_size.draw(made, "time_ms").axes
+    assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
+    assert first.get_xlabel() == "tokens" and [text.get_text() for text in first.get_xticklabels()] == [
+        "64",
+        "128",
+        "256",
+    ]

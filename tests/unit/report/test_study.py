@@ -1,0 +1,100 @@
+"""A study shows several numbers of each cell, whatever became of it."""
+
+import csv
+import io
+
+import pytest
+
+from tests.unit.report.test_render import HOSTILE
+from tpbench.report.command import main
+from tpbench.report.layout import lay_out
+from tpbench.report.page.document import page
+from tpbench.report.study import columns, sheets
+
+FAST = {"device_ms": 0.148, "fraction_of_floor": 0.857, "registers": 40, "spilled_bytes": 0, "occupancy": 0.5}
+SLOW = {"device_ms": 0.9, "fraction_of_floor": 0.14, "registers": 64, "spilled_bytes": 168, "occupancy": 0.25}
+
+
+@pytest.fixture
+def caps(add):
+    add("triton_tp", 0.2, organisation="fused", block_cap="4096", **FAST)
+    add("triton_tp", 1.0, organisation="fused", block_cap="32768", **SLOW)
+    add("triton_tp", organisation="fused", block_cap="16384", status="oom", reason="no room")
+    add("triton_tp", 7.0, organisation="cached", block_cap="4096", interpreted=True, device="cpu", gpu_name=None)
+    add("pytorch_gather", 1.7, compile=True)
+
+
+def test_a_line_for_each_cell(caps, frame):
+    gpu, cpu = sheets(lay_out(frame(), columns("block_cap")), "block_cap")
+    assert gpu.heads == (
+        "vocab", "tp", "shard", "variant", "status", "of best", "time_ms", "device_ms", "fraction_of_floor",
+        "registers", "spilled_bytes", "occupancy",
+    )  # fmt: skip
+    lines = {line[3]: line[4:] for line in gpu.lines}
+    assert lines == {
+        "triton_tp block_cap=4096 organisation=fused": ("ok", "1.00x", "0.200", "0.148", "85.7%", "40", "0", "50.0%"),
+        "triton_tp block_cap=16384 organisation=fused": ("oom", *"-------"),
+        "triton_tp block_cap=32768 organisation=fused": (
+            "ok",
+            "6.08x",
+            "1.000",
+            "0.900",
+            "14.0%",
+            "64",
+            "168",
+            "25.0%",
+        ),
+        "pytorch_gather compile=true": ("ok", "-", "1.700", *"-----"),
+    }
+    assert cpu.lines[0][4] == "ok*" and "no measurement" in cpu.notes[0] and not gpu.notes
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "csv"])
+def test_every_format_has_every_cell(caps, tmp_path, capsys, form):
+    assert main([str(tmp_path), "--study", "block_cap", "--format", form]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("triton_tp block") == 4 and "85.7%" in printed and "168" in printed
+    if form == "csv":
+        rows = list(csv.DictReader(io.StringIO(printed)))
+        assert [row["registers"] for row in rows] == ["40", "", "64", "", ""]
+
+
+def test_the_page_has_it_where_the_option_varies(caps, add, frame):
+    assert 'data-name="study block_cap"' in page(frame())
+    assert "168" in page(frame()).split("study block_cap")[1]
+
+
+def test_the_page_has_it_not_elsewhere(add, frame):
+    add("triton_tp", 1.0, block_cap="4096")
+    assert "study block_cap" not in page(frame())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--study", "block_caps"], "no study is called block_caps, did you mean block_cap?"),
+        (["--study", "block_cap", "--format", "html", "-o", "x"], "--study is for --format text, markdown, csv"),
+        (
+            ["--study", "block_cap", "--workload", "embedding_grad"],
+            "no rows for the study block_cap, which is of entropy",
+        ),
+    ],
+)
+def test_what_cannot_be_shown(add, tmp_path, capsys, arguments, said):
+    add("triton_tp", 1.0)
+    add("dense_all_reduce", 1.0, workload="embedding_grad")
+    assert main([str(tmp_path), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "csv"])
+def test_text_of_a_row_is_harmless(add, tmp_path, capsys, form):
+    add(HOSTILE, 1.0, organisation=HOSTILE)
+    assert main([str(tmp_path), "--study", "block_cap", "--format", form]) == 0
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\u202e", "\r"} & set(printed)
+    if form == "markdown":
+        assert "<script>" not in printed and "**b**" not in printed
+    if form == "csv":
+        cells = [value for row in csv.DictReader(io.StringIO(printed)) for value in row.values()]
+        assert any("cmd" in value for value in cells) and not any(value.startswith("=") for value in cells)

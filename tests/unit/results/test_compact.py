@@ -1,0 +1,111 @@
+"""Merging row files: nothing is lost, nothing is seen twice, whoever reads, writes or dies meanwhile."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tpbench
+from tests.support.command import ROOT, environment
+from tests.support.launcher_rows import cell, measured
+from tpbench.handover.task import CellRow
+from tpbench.results.compact import Busy, _alone, compact
+from tpbench.results.write import RowExists, row_exists
+
+SCRIPT = [sys.executable, str(ROOT / "scripts" / "compact.py")]
+
+
+def fill(folder: Path, rows: int, status: str = "ok", seed: int = 0) -> None:
+    for index in range(rows):
+        measured(cell(index, folder, seed=seed + index), status)
+
+
+def seeds(folder: Path) -> list[int]:
+    return sorted(tpbench.load(folder)["seed"])
+
+
+def test_the_same_rows_from_fewer_files(tmp_path: Path) -> None:
+    fill(tmp_path, 20)
+    before = tpbench.load(tmp_path)
+    report = compact(tmp_path)
+    assert (report.rows, report.files_before, report.files_after) == (20, 20, 1)
+    assert tpbench.load(tmp_path).equals(before)
+    fill(tmp_path, 5, seed=20)
+    assert compact(tmp_path).files_after == 1
+    assert seeds(tmp_path) == list(range(25))
+    assert compact(tmp_path).files_before == 1
+
+
+def test_a_merged_row_still_exists_for_those_who_would_write_it(tmp_path: Path) -> None:
+    rows = [CellRow.begin(cell(index, tmp_path, seed=index).job) for index in range(2)]
+    for row in rows:
+        row.write("ok")
+    compact(tmp_path)
+    assert row_exists(tmp_path, rows[0].row_id)
+    with pytest.raises(RowExists):
+        rows[0].write("error", "late")
+    assert len(tpbench.load(tmp_path)) == 2
+
+
+def test_a_torn_last_line_of_the_index_costs_no_row(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    compact(tmp_path)
+    index = tmp_path / "rows" / ".compacted"
+    index.write_bytes(index.read_bytes()[:-5])
+    row = CellRow.begin(cell(0, tmp_path, seed=7).job)
+    row.write("ok")
+    compact(tmp_path)
+    assert not (tmp_path / "rows" / f"{row.row_id}.parquet").exists()
+    assert row_exists(tmp_path, row.row_id)
+
+
+def test_what_may_be_taken_back_or_is_not_ours_stays(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    fill(tmp_path, 2, "error", seed=10)
+    (tmp_path / "rows" / "broken.parquet").write_bytes(b"PAR1 not really")
+    report = compact(tmp_path)
+    assert report.rows == 3
+    assert len(list((tmp_path / "rows").glob("*.parquet"))) == 4
+    assert any("broken.parquet" in each for each in report.complaints)
+    with pytest.warns(UserWarning, match=r"broken\.parquet"):
+        assert len(tpbench.load(tmp_path)) == 5
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    with _alone(tmp_path / "rows"), pytest.raises(Busy):
+        compact(tmp_path)
+
+
+def test_beside_a_writer_and_killed_at_random_moments(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    fill(tmp_path, 40)
+    writer = (
+        "from pathlib import Path; from tests.support.launcher_rows import cell, measured;"
+        f"folder = Path({str(tmp_path)!r});"
+        "[measured(cell(i, folder, seed=100 + i)) for i in range(200)]"
+    )
+    writing = subprocess.Popen([sys.executable, "-c", writer], cwd=ROOT, env=environment())
+    kills = 0
+    while writing.poll() is None or kills < 6:
+        merging = subprocess.Popen([*SCRIPT, str(tmp_path)], stdout=subprocess.DEVNULL, env=environment())
+        time.sleep(chance.uniform(0.3, 1.2))
+        merging.send_signal(signal.SIGKILL)
+        merging.wait()
+        kills += 1
+        found = seeds(tmp_path)
+        assert len(found) == len(set(found))
+        assert set(range(40)) <= set(found)
+    assert writing.wait() == 0
+    done = subprocess.run([*SCRIPT, str(tmp_path)], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "240 rows merged" in done.stdout
+    assert seeds(tmp_path) == [*range(40), *range(100, 300)]
+    left = list((tmp_path / "rows").glob("*.parquet"))
+    assert len(left) == 1

@@ -1,0 +1,17 @@
+"""The page about columns says what the code says."""
+
+from pathlib import Path
+
+from tpbench.results.document import page
+from tpbench.results.schema import all_columns
+
+PAGE = Path(__file__).parents[3] / "outputs" / "SCHEMA.md"
+
+
+def test_the_page_is_the_schema():
+    assert PAGE.read_text() == page(), "run: python -m tpbench.results.document > outputs/SCHEMA.md"
+
+
+def test_every_column_is_on_it():
+    for name, column in all_columns().items():
+        assert f"| `{name}` |" in page() and column.doc

@@ -1,0 +1,232 @@
+"""A row is on disk whole and once, or not at all."""
+
+import datetime
+import errno
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import tpbench
+from tpbench.results import write
+from tpbench.results.schema import RowError
+from tpbench.results.write import RowExists, row_exists, write_row
+
+ROOT = Path(__file__).parents[3]
+
+
+def files(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_it_lies_where_it_should(tmp_path, row):
+    assert not row_exists(tmp_path, "r1")
+    path = write_row(row(), tmp_path, "r1")
+    assert path == tmp_path / "rows" / "r1.parquet"
+    assert row_exists(tmp_path, "r1")
+    assert files(tmp_path) == ["r1.parquet"]
+    stored = pq.read_table(path).to_pylist()[0]
+    assert stored["row_id"] == "r1"
+    assert stored["schema_version"] == 1
+    assert stored["tpbench_version"] == tpbench.__version__
+    assert stored["reason"] is None
+    assert pq.read_metadata(path).metadata[b"tpbench.schema_version"] == b"1"
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"time_mss": 1.0}, "no column is called time_mss, did you mean time_ms"),
+        ({"status": "fine"}, "no status is called fine"),
+        ({"vocab": "32768"}, "vocab='32768' is a str"),
+        ({"vocab": 2**63}, "vocab=9223372036854775808 does not fit int64"),
+        ({"vocab": 1.5}, "vocab=1.5 is a float"),
+        ({"vocab": True}, "vocab=True is a bool"),
+        ({"block_cap": 4096}, "block_cap=4096 is a int"),
+        ({"time_ms": 2**53 + 1}, "time_ms=9007199254740993 does not fit"),
+        ({"time_ms": "1"}, "time_ms='1'"),
+        ({"graph": 1}, "graph=1 is a int"),
+        ({"samples_ms": [1.0, "a"]}, "samples_ms"),
+        ({"samples_ms": [True]}, "samples_ms"),
+        ({"samples_ms": 1.0}, "samples_ms=1.0"),
+        ({"started_at": datetime.datetime(2026, 1, 1)}, "started_at=2026-01-01 00:00:00 has no time zone"),
+        ({"job": {"a": 1}}, "job={'a': 1} is a dict"),
+        ({"block_used": object()}, "block_used"),
+        ({"row_id": "other"}, "row_id='other' must be 'r1'"),
+        ({"schema_version": 0}, "schema_version=0 must be 1"),
+        ({"workload": "nothing"}, "no column is called seed"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_leaves_nothing(tmp_path, row, changes, said):
+    with pytest.raises(RowError) as caught:
+        write_row(row(**changes), tmp_path, "r1")
+    assert said in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("row_id", ["", ".hidden", "../up", "a/b", "a\n", "x" * 201])
+def test_a_row_id_is_a_file_name(tmp_path, row, row_id):
+    with pytest.raises(RowError):
+        write_row(row(), tmp_path, row_id)
+
+
+def test_numpy_values_and_broken_text(tmp_path, row):
+    changes = {"time_ms": np.float32(0.5), "tokens": np.int64(3), "interpreted": np.bool_(True)}
+    changes |= {"samples_ms": np.array([1.0, 2.0]), "reason": "bytes \udcff of no text"}
+    stored = pq.read_table(write_row(row(**changes), tmp_path, "r1")).to_pylist()[0]
+    assert stored["time_ms"] == 0.5 and stored["tokens"] == 3 and stored["interpreted"] is True
+    assert stored["samples_ms"] == [1.0, 2.0]
+    assert stored["reason"] == "bytes \\udcff of no text"
+
+
+@pytest.fixture(params=["link", "rename"])
+def publication(request, monkeypatch):
+    """Both ways to publish: a file system with hard links, and one without."""
+    if request.param == "rename":
+
+        def no_link(*_):
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", no_link)
+
+
+def test_the_first_writer_wins(tmp_path, row, publication):
+    path = write_row(row(time_ms=1.0), tmp_path, "r1")
+    with pytest.raises(RowExists):
+        write_row(row(time_ms=2.0), tmp_path, "r1")
+    assert pq.read_table(path).to_pylist()[0]["time_ms"] == 1.0
+    assert [name for name in files(tmp_path) if name != ".lock"] == ["r1.parquet"]
+
+
+def race(output_dir, made, barrier, won):
+    for index in range(40):
+        barrier.wait()
+        try:
+            write_row(made, output_dir, f"r{index}")
+        except RowExists:
+            continue
+        with won.get_lock():
+            won.value += 1
+
+
+def test_racing_writers_publish_once(tmp_path, row, publication):
+    context = multiprocessing.get_context("fork")
+    barrier, won = context.Barrier(2), context.Value("i", 0)
+    racers = [context.Process(target=race, args=(tmp_path, row(cell=each), barrier, won)) for each in range(2)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert [racer.exitcode for racer in racers] == [0, 0]
+    assert won.value == 40
+    assert len(list((tmp_path / "rows").glob("[!.]*"))) == 40
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_link_whose_answer_was_lost_is_ours(tmp_path, row, monkeypatch):
+    link = os.link
+
+    def twice(source, target):
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    assert write_row(row(), tmp_path, "r1").is_file()
+
+
+def test_a_failing_fsync_leaves_nothing(tmp_path, row, monkeypatch):
+    def fails(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        write_row(row(), tmp_path, "r1")
+    assert files(tmp_path) == []
+
+
+FILL = """
+    import errno, os, resource, sys
+    from tpbench.results.write import write_row
+    folder, limit = sys.argv[1], int(sys.argv[2])
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    error = None
+    for index in range(1000):
+        try:
+            write_row({"reason": "x" * 20000}, folder, f"r{index}")
+        except OSError as caught:
+            error = caught
+            break
+    print(errno.errorcode[error.errno], index, sorted(os.listdir(f"{folder}/rows")) if index else [])
+"""
+
+
+def fill(folder, limit=0, mount=None):
+    """Write rows in a process of its own until there is no room, perhaps on a small file system mounted at `folder`."""
+    script = textwrap.dedent(FILL)
+    command = [sys.executable, "-c", script, str(folder), str(limit)]
+    if mount:
+        command = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o {mount} none "$0" && exec "$@"', folder, *command]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def in_mount(folder, mount):
+    try:
+        able = subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", folder], capture_output=True)
+    except FileNotFoundError:
+        able = None
+    if able is None or able.returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    return fill(folder, mount=mount)
+
+
+def test_a_full_disk(tmp_path):
+    done = in_mount(tmp_path, "size=256k")
+    name, count, left = done.stdout.split(maxsplit=2)
+    assert name == "ENOSPC", done.stderr
+    assert 0 < int(count) < 12
+    assert left.strip() == str(sorted(f"r{index}.parquet" for index in range(int(count))))
+
+
+def test_a_read_only_disk(tmp_path):
+    done = in_mount(tmp_path, "ro")
+    assert done.stdout.split(maxsplit=2)[:2] == ["EROFS", "0"], done.stderr
+
+
+def test_a_limit_on_file_size(tmp_path):
+    done = fill(tmp_path, limit=4096)
+    assert done.stdout.split(maxsplit=2)[:2] == ["EFBIG", "0"], done.stderr
+    assert files(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder(tmp_path, row):
+    tmp_path.chmod(0o555)
+    with pytest.raises(PermissionError):
+        write_row(row(), tmp_path, "r1")
+
+
+def test_what_is_unset_needs_no_type():
+    table = write.row_table({"workload": "entropy_loss"})
+    assert "block_used" not in table.column_names and "seed" in table.column_names
+
+
+def test_a_rank_that_writes_imports_neither_pandas_nor_scipy(tmp_path):
+    """Each would cost every job a third of a second or more, and does not load under a memory limit just hit."""
+    code = (
+        "import datetime, os, sys; os.environ['RANK'] = '0'\n"
+        "import tpbench.worker.rank, tpbench.measure.run\n"
+        "from tpbench.results.write import write_row\n"
+        "write_row({'workload': 'entropy_loss', 'status': 'ok', 'samples_ms': [1.0, 2.0], 'graph': False, 'cell': 3,\n"
+        "           'started_at': datetime.datetime.now(datetime.UTC)}, sys.argv[1], 'r1')\n"
+        "print({'pandas', 'scipy'} & set(sys.modules))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.check_output(command, text=True, cwd=ROOT).strip() == "set()"
+    assert tpbench.load(tmp_path).cell.tolist() == [3]

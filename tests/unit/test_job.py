@@ -1,0 +1,139 @@
+"""YAML's values become one validated Job, or one message that says everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpbench.job import Job, field_names, parse_job, refusal
+from tpbench.launcher.options import Conduct
+from tpbench.settings import JobError
+from tpbench.workloads import workloads
+
+TINY = {"variant": "triton_tp", "tp_size": 2, "tokens": 64, "vocab": 1000}
+BIGRAM = {"tp_size": 1, "dp_size": 2, "table_rows": 1001, "width": 32, "tokens": 64}
+
+
+def test_command_line_strings_become_typed_fields() -> None:
+    job = parse_job(
+        {**TINY, "tokens": "64", "tp_size": "3", "graph": "TRUE", "memory_limit_gib": "null", "block_cap": "4096"}
+    )
+    assert (job.problem.tokens, job.tp_size, job.measure.graph, job.memory_limit_gib) == (64, 3, True, None)
+    assert job.problem.block_cap == 4096
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"variant": "triton"}, "no variant is called triton, did you mean triton_tp.*valid: .*pytorch_gather"),
+        ({"loss": "revers_kl"}, "loss=revers_kl does not exist, did you mean reverse_kl.*valid: cross_entropy"),
+        ({"dtype": "bf16"}, "dtype=bf16 .*valid: bfloat16, float16, float32"),
+        ({"tokens": 0}, "tokens=0 must be at least 1"),
+        ({"tokens": 2.5}, "tokens=2.5 must be a whole number"),
+        ({"tokens": True}, "tokens=True must be a whole number"),
+        ({"tp_size": -1}, "tp_size=-1 must be at least 1"),
+        ({"temperature": "inf"}, "temperature=inf must be a number"),
+        ({"graph": "maybe"}, "graph=maybe must be true or false"),
+        ({"vocab": 1}, "vocab=1 cannot be sharded over tp_size=2"),
+        ({"temperature": 2}, "temperature=2.0 .* loss=cross_entropy has none"),
+        ({"loss": "reverse_kl", "ignored": 0.5}, "ignored=0.5 needs labels"),
+        ({"shape_workload": "train_step"}, "shape is of train_step .shapes that fit: good"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_right(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        parse_job({**TINY, **wrong}, shapes={"good": "entropy_loss", "bad": "other"})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes"),
+    [
+        ({"tp_size": "auto", "world_size": 8, "dp_size": 2}, (4, 2)),
+        ({"tp_size": "auto", "world_size": "8"}, (8, 1)),
+        ({"tp_size": 2, "world_size": 4, "dp_size": 2}, (2, 2)),
+        ({"tp_size": 2, "world_size": None}, (2, 1)),
+        ({"tp_size": "auto"}, "tp_size=auto needs world_size=RANKS"),
+        (
+            {"tp_size": "auto", "world_size": 8, "dp_size": 3},
+            "dp_size=3 x tp_size=auto does not make world_size=8 ranks",
+        ),
+        ({"tp_size": 3, "world_size": 4}, "dp_size=1 x tp_size=3 does not make world_size=4 ranks"),
+        ({"tp_size": 3, "world_size": "many"}, "world_size=many tp_size=3 dp_size=None must be numbers above 0"),
+    ],
+)
+def test_ranks_are_counted(ranks: dict[str, object], sizes: tuple[int, int] | str) -> None:
+    if isinstance(sizes, str):
+        with pytest.raises(JobError, match=sizes):
+            parse_job({**TINY, **ranks})
+        return
+    job = parse_job({**TINY, **ranks})
+    assert (job.tp_size, job.dp_size) == sizes
+    assert "world_size" not in job.flat()
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(JobError) as caught:
+        parse_job({**TINY, "tokens": 0, "dtype": "half", "precision": -1}, chosen=["steps"])
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_a_missing_field_says_what_it_is() -> None:
+    with pytest.raises(JobError, match=r"vocab is missing \(columns of logits"):
+        parse_job({name: value for name, value in TINY.items() if name != "vocab"})
+
+
+@given(
+    tokens=st.integers(1, 10**6),
+    vocab=st.integers(64, 10**6),
+    tp_size=st.integers(1, 64),
+    seed=st.integers(0, 2**31 - 1),
+    scale=st.floats(1e-6, 1e6),
+    loss=st.sampled_from(["cross_entropy", "reverse_kl"]),
+)
+def test_a_job_survives_the_way_to_the_worker(**values: object) -> None:
+    job = parse_job({**TINY, **values, "logits_scale": values["scale"]})
+    again = parse_job(json.loads(json.dumps(job.flat())))
+    assert again == job
+    assert again.key == job.key
+
+
+def test_the_key_is_of_the_resolved_job() -> None:
+    job = parse_job(TINY)
+    explicit = parse_job({**TINY, "dtype": "bfloat16", "seed": 0})
+    elsewhere = parse_job({**TINY, "output_dir": "/elsewhere", "timeout_s": 5})
+    assert job.key == explicit.key == elsewhere.key
+    for change in (
+        {"seed": 1},
+        {"graph": True},
+        {"tp_size": 1},
+        {"memory_limit_gib": 1},
+        {"variant": "pytorch_gather"},
+    ):
+        assert parse_job({**TINY, **change}).key != job.key
+
+
+def test_an_option_that_a_variant_does_not_have_is_dropped_or_refused() -> None:
+    assert parse_job({**TINY, "variant": "pytorch_gather", "block_cap": 4096}).problem.block_cap == "auto"
+    assert re.search(
+        "does not take compile=True .taken by: pytorch_tp_manual", refusal(parse_job({**TINY, "compile": True})) or ""
+    )
+    assert refusal(parse_job({**TINY, "variant": "pytorch_tp_manual", "compile": True})) is None
+
+
+def test_what_cannot_be_captured_in_a_graph_is_refused() -> None:
+    counted = {**BIGRAM, "variant": "sparse_all_to_all", "graph": True}
+    assert "sparse_all_to_all cannot be captured in a CUDA graph" in (refusal(parse_job(counted)) or "")
+    assert refusal(parse_job({**counted, "graph": False})) is None
+    assert refusal(parse_job({**counted, "variant": "dense_reduce_scatter"})) is None
+
+
+def test_flat_names_are_unique_across_the_parts_of_a_job_and_a_sweep() -> None:
+    for workload in workloads().values():
+        job_fields = set(Job.__dataclass_fields__) - {"measure"} | set(Conduct.__dataclass_fields__)
+        problem_fields = set(workload.problem.__dataclass_fields__)
+        assert not job_fields & problem_fields
+        assert problem_fields <= field_names(workload)

@@ -1,0 +1,167 @@
+"""Which processes may stay for another job, and what ends the others."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import subprocess
+import sys
+import timeit
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.config as dynamo
+import torch._inductor.config as inductor
+
+from tests.support.command import ROOT, environment
+from tests.support.launcher_rows import cell
+from tpbench.launcher.warm import may_stay
+from tpbench.worker.process_state import changed, state
+from tpbench.worker.reuse import Residence
+
+
+@contextlib.contextmanager
+def setting(owner: object, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    yield
+    setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def calling(function: Callable[[Any], object], value: object, before: object) -> Iterator[None]:
+    function(value)
+    yield
+    function(before)
+
+
+CUDA, CUDNN = torch.backends.cuda, torch.backends.cudnn
+CHANGES: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+    "torch.backends.cudnn.deterministic": lambda: setting(CUDNN, "deterministic", True),
+    "torch.backends.cudnn.benchmark": lambda: setting(CUDNN, "benchmark", True),
+    "torch.backends.cudnn.allow_tf32": lambda: setting(CUDNN, "allow_tf32", False),
+    "torch.backends.cuda.matmul.allow_tf32": lambda: setting(CUDA.matmul, "allow_tf32", True),
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": lambda: setting(
+        CUDA.matmul, "allow_fp16_reduced_precision_reduction", False
+    ),
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": lambda: setting(
+        CUDA.matmul, "allow_bf16_reduced_precision_reduction", False
+    ),
+    "torch.get_float32_matmul_precision": lambda: calling(torch.set_float32_matmul_precision, "high", "highest"),
+    "torch.backends.cuda.flash_sdp_enabled": lambda: calling(CUDA.enable_flash_sdp, False, True),
+    "torch.backends.cuda.mem_efficient_sdp_enabled": lambda: calling(CUDA.enable_mem_efficient_sdp, False, True),
+    "torch.backends.cuda.math_sdp_enabled": lambda: calling(CUDA.enable_math_sdp, False, True),
+    "torch.backends.cuda.cudnn_sdp_enabled": lambda: calling(CUDA.enable_cudnn_sdp, False, True),
+    "torch.get_default_dtype": lambda: calling(torch.set_default_dtype, torch.bfloat16, torch.float32),
+    "torch.get_default_device": lambda: calling(torch.set_default_device, "meta", None),
+    "torch.is_grad_enabled": torch.no_grad,
+    "torch.is_inference_mode_enabled": torch.inference_mode,
+    "torch.are_deterministic_algorithms_enabled": lambda: calling(torch.use_deterministic_algorithms, True, False),
+    "torch.get_num_threads": lambda: calling(torch.set_num_threads, 3, torch.get_num_threads()),
+    "autocast on GPUs": lambda: calling(lambda on: torch.set_autocast_enabled("cuda", on), True, False),
+    "autocast on CPUs": lambda: torch.autocast("cpu"),
+    "denormal numbers": lambda: calling(torch.set_flush_denormal, True, False),
+    "the working directory": lambda: contextlib.chdir("/"),
+    "umask": lambda: calling(os.umask, 0o077, 0o022),
+    "sys.path": lambda: setting(sys, "path", [*sys.path, "/elsewhere"]),
+    "gc.isenabled": lambda: calling(lambda on: gc.enable() if on else gc.disable(), False, True),
+    "torch._inductor.config": lambda: setting(inductor.triton, "cudagraphs", not inductor.triton.cudagraphs),
+    "torch._dynamo.config": lambda: setting(dynamo, "recompile_limit", dynamo.recompile_limit + 1),
+    "$NCCL_ALGO": lambda: calling(
+        lambda value: os.environ.update(NCCL_ALGO="Ring") if value else os.environ.pop("NCCL_ALGO"), True, False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_job_changed_is_named(name: str) -> None:
+    before = state()
+    assert changed(before, state()) == []
+    with CHANGES[name]():
+        assert name in changed(before, state())
+
+
+def test_what_torch_itself_sets_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/where-torch-puts-it")
+    assert changed(before, state()) == []
+
+
+def test_settings_that_are_loaded_are_not_settings_that_are_changed() -> None:
+    load = (
+        "from tpbench.worker.process_state import state, changed; import torch; before = state();"
+        "import torch._dynamo, torch._inductor.config; print(changed(before, state()))"
+    )
+    done = subprocess.run([sys.executable, "-c", load], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_all_of_it_can_be_told_in_a_millisecond_or_two() -> None:
+    assert [name for name, value in state().items() if "Error" in str(value) and not name.startswith("$")] == []
+    assert min(timeit.repeat(state, number=1, repeat=20)) < 2e-3
+
+
+def test_why_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    residence, here = Residence(), torch.device("cpu")
+    residence.settled()
+    assert residence.ends_because(here) == "each job has a process of its own"
+    residence.welcome = True
+    assert residence.ends_because(here) == ""
+    monkeypatch.delenv(next(iter(os.environ)))
+    assert residence.ends_because(here).startswith("the job changed ")
+    assert residence.jobs == 3
+
+
+class Gpu:
+    """Memory of one, in MiB: how much is free each time that somebody asks, the last for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
+        self.free = list(free)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", self.info)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+
+    def info(self, device: object) -> tuple[int, int]:
+        return (self.free.pop(0) if len(self.free) > 1 else self.free[0]) * 2**20, 80_000 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("ranks", "free", "why"),
+    [
+        (1, [9000, 8500], ""),
+        (1, [9000, 8400], "its jobs took 600 MiB of the GPU that they did not give back"),
+        (4, [9000, 8100], ""),  # NCCL has channels to three peers
+        (4, [9000, 7600], "its jobs took 1400 MiB of the GPU that they did not give back"),
+        (4, [9000, 7600, 7600, 8900], ""),  # peers had it mapped a moment longer
+    ],
+)
+def test_how_much_of_a_gpu_jobs_may_keep(
+    ranks: int, free: list[int], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tpbench.worker.reuse.PATIENCE_S", 0.05)
+    residence, here = Residence(), torch.device("cuda:0")
+    Gpu(monkeypatch, *free)
+    residence.welcome = True
+    row = cell(0, tmp_path)
+    residence.enter(dataclasses.replace(row, job=dataclasses.replace(row.job, tp_size=ranks)))
+    residence.settled()
+    assert residence.ends_because(here) == ""
+    assert residence.ends_because(here) == why
+
+
+@pytest.mark.parametrize(
+    ("variant", "stays"),
+    [("triton_tp", True), ("pytorch_gather", True), ("sparse_symmetric", True), ("liger", False), ("autotp", False)],
+)
+def test_who_may_stay_on_gpus(variant: str, stays: bool, tmp_path: Path) -> None:
+    job = cell(0, tmp_path).job
+    assert may_stay(dataclasses.replace(job, variant=variant)) is stays
+    assert not may_stay(dataclasses.replace(job, variant=variant, device="cpu"))
+    assert not may_stay(dataclasses.replace(job, variant=variant, memory_limit_gib=1.0))

@@ -1,0 +1,107 @@
+"""What the profiler saw run, and when: products, communication, and the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch._C._autograd import DeviceType
+
+from tpbench.measure.session import Context
+
+Span = tuple[float, float]
+"""From when to when."""
+
+PRODUCT, COMMUNICATION, OTHER = range(3)
+
+_GPU_COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel", re.IGNORECASE)
+"""Kernels of collectives, copies between GPUs by their copy engines, and kernels that wait for peers."""
+_GPU_LABEL = re.compile(r"^(nccl:|FSDP::|## |ProfilerStep)|spin_kernel")
+"""Ranges with a name, which the device's timeline shows too, and the kernel of torch.cuda._sleep."""
+_GPU_PRODUCT = re.compile(r"gemm|nvjet|xmma|splitk|triton_tem\w*_mm", re.IGNORECASE)
+_ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
+"""Its kernels have parts that are called gemm."""
+_CPU_COMMUNICATION = re.compile(r"^gloo:")
+_CPU_PRODUCT = re.compile(r"^aten::(mm|addmm|bmm)$")
+_CPU_OTHER = re.compile(r"^aten::(scaled_dot_product_attention|_scaled_dot_product\w*_backward|rms_norm|silu\w*|mul)$")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Something that ran, in ms from the step's begin."""
+
+    start: float
+    length: float
+    kind: int
+    lane: int
+    """Stream or thread, numbered in the order of appearance."""
+
+
+def keep_trace(profiler: Any, context: Context) -> None:
+    """Write this rank's Chrome trace beside the job's logs: `trace_rank0.json.gz`."""
+    profiler.export_chrome_trace(str(context.folder / f"trace_rank{context.rank}.json.gz"))
+
+
+def events(profiler: Any, on_gpu: bool) -> list[tuple[str, int, int, int]]:
+    """(name, start ns, length ns, stream or thread) of what ran on the device."""
+    found = []
+    for event in profiler.profiler.kineto_results.events():
+        # On a GPU annotations are ranges of other work; on a CPU a collective of gloo's is one.
+        if (event.device_type() == DeviceType.CUDA) == on_gpu and not (on_gpu and event.is_user_annotation()):
+            lane = event.device_resource_id() if on_gpu else event.start_thread_id()
+            found.append((event.name(), event.start_ns(), event.duration_ns(), lane))
+    return found
+
+
+def intervals(events: Iterable[tuple[str, int, int, int]], on_gpu: bool) -> list[Interval]:
+    """What ran, in order: on a GPU every kernel and copy, on a CPU products, collectives and the longest others.
+
+    A GPU's stream that does nothing but copy is one of transfers, whatever the profiler calls copies of memory that is
+    mapped from a peer.
+    """
+    kept = [(event, kind) for event in events if (kind := kind_of(event[0], on_gpu)) is not None]
+    kept.sort(key=lambda each: each[0][1])
+    busy = {lane for (name, _, _, lane), _ in kept if not name.startswith("Memcpy")}
+    if on_gpu:
+        kept = [(event, kind if event[3] in busy else COMMUNICATION) for event, kind in kept]
+    lanes: dict[int, int] = {}
+    begin = kept[0][0][1] if kept else 0
+    return [
+        Interval((start - begin) / 1e6, length / 1e6, kind, lanes.setdefault(lane, len(lanes)))
+        for (_, start, length, lane), kind in kept
+    ]
+
+
+def kind_of(name: str, on_gpu: bool) -> int | None:
+    """What an event is, by the profiler's name for it; None for what is no work of its own."""
+    if on_gpu:
+        if _GPU_LABEL.search(name):
+            return None
+        if _GPU_COMMUNICATION.search(name):
+            return COMMUNICATION
+        return PRODUCT if _GPU_PRODUCT.search(name) and not _ATTENTION.search(name) else OTHER
+    kinds = ((_CPU_COMMUNICATION, COMMUNICATION), (_CPU_PRODUCT, PRODUCT), (_CPU_OTHER, OTHER))
+    return next((kind for pattern, kind in kinds if pattern.search(name)), None)
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """The same times as spans that do not overlap."""
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def spans(found: Iterable[Interval]) -> list[Span]:
+    """When any of them runs."""
+    return union((each.start, each.start + each.length) for each in found)
+
+
+def covered(found: Iterable[Interval]) -> float:
+    """How long any of them runs, ms."""
+    return sum(end - start for start, end in spans(found))

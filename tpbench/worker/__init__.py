@@ -1,0 +1,1 @@
+"""The life of a rank: process group, workload, measurement, result."""
