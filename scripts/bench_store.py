@@ -16,8 +16,8 @@ import _checkout  # noqa: F401  finds the package below
 import pyarrow as pa
 
 import tpbench
-from tpbench.handover.task import CellRow
 from tpbench.job import parse_job
+from tpbench.launcher.attempt import new_task
 from tpbench.report.render import pivot_text
 from tpbench.results.compact import compact, publish
 from tpbench.results.write import parquet_bytes, row_table
@@ -32,10 +32,10 @@ def row(index: int) -> pa.Table:
         "variant": VARIANTS[index % 3], "tokens": 4096, "vocab": 32768 * (1 + index % 4), "tp_size": 2,
         "seed": index % 50, "device": "cuda",
     })  # fmt: skip
-    began = CellRow.begin(job, cell=index, sweep_id="bench", gpu_name="a GPU", torch_version="2.13.0")
+    task = new_task(job, Path(), cell=index, sweep_id="bench", gpu_name="a GPU", torch_version="2.13.0")
     started = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=index)
     return row_table({
-        **began.known, "row_id": began.row_id, "status": "ok", "started_at": started,
+        **task.columns, "row_id": task.row_id, "status": "ok", "started_at": started,
         "finished_at": started + timedelta(seconds=9), "time_ms": 1.0 + index % 7, "loss_value": 10.0,
         "samples_ms": [1.0 + index % 7] * SAMPLES, "device_samples_ms": [0.9] * SAMPLES,
     })  # fmt: skip

@@ -48,7 +48,7 @@ def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) 
             assert done.returncode == 1, arguments
             assert [each for each in messages if each not in done.stderr] == [], done.stderr
             assert "Traceback" not in done.stderr
-    assert not [*folder.rglob("*.parquet"), *folder.rglob("cell.json")]
+    assert not [*folder.rglob("*.parquet"), *folder.rglob("task.json")]
 
 
 def until(found: Callable[[], Found | None], what: str, timeout: float = 100) -> Found:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tpbench.handover.task import CellRow
 from tpbench.job import parse_job
+from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.plan import Cell
 
 FACTS = {
@@ -28,4 +28,5 @@ def cell(index: int, output_dir: Path, obstacle: str | None = None, **values: An
 
 def measured(of: Cell, status: str = "ok", reason: str | None = None, **facts: Any) -> None:
     """A row of that cell, as the facts were then."""
-    CellRow.begin(of.job, cell=of.index, **{**FACTS, **facts}).write(status, reason)
+    task = new_task(of.job, Path(of.job.output_dir), cell=of.index, **{**FACTS, **facts})
+    store(task.result(status, reason), of.job, task.folder)

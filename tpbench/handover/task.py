@@ -1,96 +1,101 @@
-"""A cell on its way from the launcher to the worker: the job, and the part of its row that is known beforehand."""
+"""The task of a cell: everything that its ranks must know."""
 
 from __future__ import annotations
 
 import json
-import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tpbench.handover.result import WorkerResult
 from tpbench.job import Job, stored_job
-from tpbench.results.schema import common_columns
-from tpbench.results.write import write_row
 from tpbench.settings import JobError
 
-BESIDE = "beside"
-"""A file in a cell's folder with the rows of the cells that ran at the same time: it grows while the cell runs."""
+TASK_FILE = "task.json"
+"""Name of the task's file in the folder of a cell."""
 
 
 @dataclass(frozen=True)
-class CellRow:
-    """The row of one cell before it is known how the cell ends. Whoever knows first writes it; there is one."""
+class Interleaving:
+    """The cells with which a cell is interleaved: their rounds alternate on the same devices."""
+
+    group: str
+    """The name that the rows of all these cells have in common."""
+    cells: int
+    """Number of these cells, this one included. Each has its own processes and memory."""
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What the launcher tells the ranks of one cell. Stored as JSON in the cell's folder."""
 
     job: Job
     row_id: str
-    known: dict[str, Any]
-    """Columns known beforehand."""
-
-    @classmethod
-    def begin(cls, job: Job, **known: Any) -> CellRow:
-        """A new row that starts now, with all that the job says of it."""
-        flat = job.flat()
-        started = datetime.now(UTC)
-        columns = {
-            name: value for name, value in flat.items() if name in common_columns() or name in job.workload.columns
-        }
-        columns |= {
-            "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
-            "key": job.key,
-            "world_size": job.world_size,
-            "interpreted": job.device == "cpu" and job.uses_triton,
-            "job": json.dumps(flat, sort_keys=True),
-            "started_at": started.isoformat(),
-            **job.workload.beforehand(job),
-        }
-        return cls(job, f"{started:%Y%m%dT%H%M%S}-{job.key}-{uuid.uuid4().hex[:6]}", {**columns, **known})
-
-    def save(self, file: Path) -> None:
-        """Write it where the worker will read it, and whoever looks later, in whatever folder they are."""
-        job = {**self.job.flat(), "output_dir": str(Path(self.job.output_dir).absolute())}
-        file.write_text(json.dumps({"job": job, "row_id": self.row_id, "known": self.known}))
-
-    def restarted(self, **known: Any) -> CellRow:
-        """The same row, of a job that starts only now and on a machine that is known only now."""
-        return replace(self, known={**self.known, "started_at": datetime.now(UTC).isoformat(), **known})
-
-    @classmethod
-    def load(cls, file: Path) -> CellRow:
-        """Read what `save` wrote. Raises ValueError for what is cut off, JobError for what another version wrote."""
-        content = json.loads(file.read_text())
-        try:
-            return cls(stored_job(content["job"]), content["row_id"], content["known"])
-        except JobError as error:
-            raise JobError(f"{file} cannot be understood: {error}") from None
+    """Name of the row that this attempt will have."""
+    folder: Path
+    """The cell's folder: logs, the result, and files that a workload leaves beside them."""
+    started_at: datetime
+    """Start of the attempt, UTC."""
+    interleaving: Interleaving | None = None
+    """None: the cell is measured without interruption."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of the row that are known before the ranks start. The ranks copy them into the result."""
 
     @property
-    def sharers(self) -> int:
-        """Cells that share the devices and their memory with this one, itself included: those that take turns."""
-        return int(self.known.get("interleaved_cells") or 1)
+    def sharing_cells(self) -> int:
+        """Number of cells that share the devices and their memory, this one included."""
+        return self.interleaving.cells if self.interleaving else 1
 
-    def runs_beside(self, row_id: str) -> None:
-        """Note, for whoever writes the row, that another job runs on this host at the same time."""
-        with Path(self.known["log_dir"], BESIDE).open("a") as file:
-            file.write(f"{row_id}\n")
+    @property
+    def interpreted(self) -> bool:
+        """True if the job's Triton kernels run in the interpreter."""
+        return self.job.device == "cpu" and self.job.uses_triton
 
-    def _beside(self) -> str | None:
-        """All that did, by their rows."""
+    def with_columns(self, **columns: Any) -> WorkerTask:
+        """Return the same task with more columns."""
+        return replace(self, columns={**self.columns, **columns})
+
+    def restarted(self, **columns: Any) -> WorkerTask:
+        """Return the same task, starting now, with more columns."""
+        return replace(self.with_columns(**columns), started_at=datetime.now(UTC))
+
+    def result(self, status: str, reason: str | None = None, **columns: Any) -> WorkerResult:
+        """Return the result of this attempt, ending now. `columns` are those known only at the end."""
+        if self.interleaving:
+            columns |= {"interleaved": self.interleaving.group, "interleaved_cells": self.interleaving.cells}
+        return WorkerResult(
+            self.row_id, status, reason, self.started_at, datetime.now(UTC), {**self.columns, **columns}
+        )
+
+    def save(self, file: Path) -> None:
+        """Write the task to a file, with absolute paths: the reader may run in another folder."""
+        content = {
+            "job": {**self.job.flat(), "output_dir": str(Path(self.job.output_dir).absolute())},
+            "row_id": self.row_id,
+            "folder": str(self.folder.absolute()),
+            "started_at": self.started_at.isoformat(),
+            "interleaving": [self.interleaving.group, self.interleaving.cells] if self.interleaving else None,
+            "columns": dict(self.columns),
+        }
+        file.write_text(json.dumps(content))
+
+    @classmethod
+    def load(cls, file: Path) -> WorkerTask:
+        """Read what `save` wrote.
+
+        Raises ValueError for a file that was cut off, JobError for a job that this version of tpbench does not know.
+        """
+        content = json.loads(file.read_text())
         try:
-            return " ".join(dict.fromkeys(Path(self.known.get("log_dir", ""), BESIDE).read_text().split()))
-        except OSError:
-            return None
-
-    def write(
-        self, status: str, reason: str | None = None, output_dir: str | None = None, **columns: Any
-    ) -> dict[str, Any]:
-        """Publish the row and return it. Raises RowExists if the cell has one, OSError if it cannot be written."""
-        started = datetime.fromisoformat(self.known["started_at"])
-        finished = max(started, datetime.now(UTC))  # a clock may be set back while a job runs
-        if status == "oom" and (needed := self.job.workload.needed(self.job)):
-            reason = f"{reason}; {needed}"
-        row = {**self.known, **columns, "row_id": self.row_id, "status": status, "reason": reason}
-        row |= {"beside": self._beside()}
-        row |= {"started_at": started, "finished_at": finished, "wall_s": (finished - started).total_seconds()}
-        write_row(row, output_dir or self.job.output_dir, self.row_id)
-        return row
+            return cls(
+                stored_job(content["job"]),
+                content["row_id"],
+                Path(content["folder"]),
+                datetime.fromisoformat(content["started_at"]),
+                Interleaving(*content["interleaving"]) if content["interleaving"] else None,
+                content["columns"],
+            )
+        except JobError as error:
+            raise JobError(f"{file} cannot be understood: {error}") from None

@@ -1,34 +1,41 @@
-"""One try at one cell: its folder, its row to be, and what is made of its end."""
+"""One attempt at a cell: its folder, its task, and the row that is made of its end.
+
+Only the launching side writes rows: the launcher, `resume=true`, `scripts/collect.py`, and the Slurm task on its node.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import json
 import shutil
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pandas as pd
-
-from tpbench.handover.rescue import rescued
-from tpbench.handover.task import BESIDE, CellRow
+from tpbench.handover.result import RESULT_FILE, WorkerResult
+from tpbench.handover.task import TASK_FILE, WorkerTask
+from tpbench.job import Job
 from tpbench.launcher import failure
 from tpbench.launcher.plan import Cell
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
-from tpbench.results.write import RowExists, row_exists, row_path
+from tpbench.results.read import load_row
+from tpbench.results.schema import all_columns, common_columns
+from tpbench.results.write import RowExists, row_exists, row_path, write_row
 from tpbench.settings import JobError
 
 FAILURES = ("error", "timeout", "wrong")
 """Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
 
 RETRIED = ("error", "timeout")
-"""Statuses that another try may change."""
+"""Statuses that another attempt may change."""
 
-GIVEN_UP = "given_up"
-"""A file in the folder of a try of which nobody wants a row any more: it was cut off, or another try follows it."""
+ABANDONED_FILE = "abandoned"
+"""Marker file: this attempt was abandoned. It was cut off, or another attempt follows it; it must not have a row."""
+
+CONCURRENT_FILE = "beside"
+"""File in a cell's folder with the rows of the cells that ran at the same time. It grows while the cell runs."""
 
 
 @dataclass(frozen=True)
@@ -36,136 +43,226 @@ class Outcome:
     """How a cell ended."""
 
     cell: Cell
-    frame: pd.DataFrame | None
-    """Its row, as `load` gives it; None of a job that was submitted and left to itself."""
+    row: Mapping[str, Any] | None
+    """The cell's row, with None for an empty column. None for a cell that has no row yet."""
     note: str | None = None
-    """Why it did not have to run, or None."""
-    crowded: bool = False
-    """It has no row yet: memory ran out that others, with whom it took turns, had a share of."""
+    """Why the cell did not run, or why it has no row yet."""
+    measure_alone: bool = False
+    """True if the memory ran out that this cell shared with interleaved cells. Then it has no row yet."""
     sweep: Path | None = None
-    """The folder of the sweep whose job it is, if that was left to itself; None of a cell with a row."""
-
-    @functools.cached_property
-    def row(self) -> dict[str, Any]:
-        """Its row; what is missing is None."""
-        if self.frame is None:
-            return {"status": "submitted", "reason": self.note}
-        (row,) = plain_rows(self.frame)
-        return row
+    """Folder of the sweep that submitted the job, for a job that was left to the cluster."""
 
     @property
     def status(self) -> str:
-        return str(self.row["status"])
+        return str(self.row["status"]) if self.row else "submitted"
+
+    @property
+    def reason(self) -> str | None:
+        """Why the status is not ok."""
+        return self.row["reason"] if self.row else self.note
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A cell that has been given a folder and a row's name."""
+    """One attempt at a cell, with its folder."""
 
     cell: Cell
-    row: CellRow
+    task: WorkerTask
     folder: Path
-    """Logs of this try, and what its processes are told."""
+    """Logs of this attempt and the task file. On a cluster each node has a folder of its own within the cell's."""
 
     @classmethod
-    def begin(cls, cell: Cell, sweep: Path, facts: Mapping[str, Any], tries: int) -> Attempt:
-        """A try that starts now. `facts`: of the machine, for the row."""
-        folder = sweep / (str(cell.index) if tries == 1 else f"{cell.index}.{tries}")
-        known = {"sweep_id": sweep.name, "cell": cell.index, "tries": tries, "nodes": 1, "log_dir": str(folder)}
-        return cls(cell, CellRow.begin(cell.job, **{**known, **facts}), folder)
+    def begin(cls, cell: Cell, sweep: Path, facts: Mapping[str, Any], number: int) -> Attempt:
+        """Return an attempt that starts now. `facts`: columns that describe the machine. `number` counts from 1."""
+        folder = sweep / (str(cell.index) if number == 1 else f"{cell.index}.{number}")
+        columns = {"sweep_id": sweep.name, "cell": cell.index, "tries": number, "nodes": 1, "log_dir": str(folder)}
+        return cls(cell, new_task(cell.job, folder, **{**columns, **facts}), folder)
 
     @classmethod
     def load(cls, folder: Path) -> Attempt:
-        """The try that was begun in that folder."""
-        row = CellRow.load(folder / "cell.json")
-        return cls(Cell(int(row.known["cell"]), row.job, None), row, folder)
+        """Return the attempt that was begun in that folder."""
+        task = WorkerTask.load(folder / TASK_FILE)
+        return cls(Cell(int(task.columns["cell"]), task.job, None), task, folder)
 
     @property
-    def cell_file(self) -> Path:
-        """What the workers read."""
-        return self.folder / "cell.json"
+    def task_file(self) -> Path:
+        return self.folder / TASK_FILE
 
     @property
     def agent_log(self) -> Path:
-        """What torchrun says."""
+        """Output of torchrun's agent."""
         return self.folder / "torchrun.log"
 
     @property
     def has_row(self) -> bool:
-        return row_exists(self.cell.job.output_dir, self.row.row_id)
+        return row_exists(self.cell.job.output_dir, self.task.row_id)
 
     @property
-    def given_up(self) -> bool:
-        return (self.folder / GIVEN_UP).exists()
+    def has_result(self) -> bool:
+        """True if a rank has saved a result that is not a row yet."""
+        return (self.task.folder / RESULT_FILE).exists()
+
+    @property
+    def abandoned(self) -> bool:
+        return (self.task.folder / ABANDONED_FILE).exists()
+
+    def create_folder(self) -> None:
+        """Create the attempt's folder and reserve the space for its result."""
+        self.folder.mkdir()
+        self.reserve_result()
+
+    def reserve_result(self) -> None:
+        """Reserve disk space for the result. Raises JobError if the disk is full."""
+        try:
+            WorkerResult.reserve(self.task.folder)
+        except OSError as error:
+            raise _not_stored(self.cell.job, error) from None
+
+    def with_columns(self, **columns: Any) -> Attempt:
+        """Return the same attempt with more columns known."""
+        return replace(self, task=self.task.with_columns(**columns))
+
+    def alone(self, reason: str) -> Attempt:
+        """Return the same attempt, started anew without the cells that it was interleaved with."""
+        folder = self.folder.with_name(f"{self.folder.name}-alone")
+        task = self.task.restarted(not_interleaved=reason, log_dir=str(folder))
+        attempt = replace(self, task=replace(task, interleaving=None, folder=folder), folder=folder)
+        attempt.create_folder()
+        if (self.folder / CONCURRENT_FILE).exists():
+            shutil.copy(self.folder / CONCURRENT_FILE, folder)
+        return attempt
+
+    def ran_beside(self, row_id: str) -> None:
+        """Note that another job runs on this host at the same time."""
+        with (self.task.folder / CONCURRENT_FILE).open("a") as file:
+            file.write(f"{row_id}\n")
 
     def ended(self, agent_code: int | None) -> Outcome:
-        """The outcome when its torchrun ended with that code, or has to be ended (None) because it takes too long."""
-        if self.has_row:
-            return self.close("ok", "")
+        """Return the outcome after torchrun has ended with that exit code. None: it takes too long and will be
+        ended."""
+        if self.has_row or self.has_result:
+            return self.close()
         status, reason = failure.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
-        if status == "oom" and self.row.sharers > 1:
-            return Outcome(self.cell, None, reason, crowded=True)
+        if status == "oom" and self.task.sharing_cells > 1:
+            WorkerResult.release(self.task.folder)
+            return Outcome(self.cell, None, reason, measure_alone=True)
         return self.close(status, reason)
 
-    def alone(self, why: str) -> Attempt:
-        """The same try from its beginning, without the cells that it took turns with. `why`: for the row."""
-        folder = self.folder.with_name(f"{self.folder.name}-alone")
-        folder.mkdir()
-        if (self.folder / BESIDE).exists():
-            shutil.copy(self.folder / BESIDE, folder)
-        known = {"interleaved": None, "interleaved_cells": None, "not_interleaved": why, "log_dir": str(folder)}
-        return replace(self, row=self.row.restarted(**known), folder=folder)
-
-    def close(self, status: str, reason: str) -> Outcome:
-        """The outcome by the row that a worker wrote or, if none lived to, by one that says this."""
-        if not self.has_row and (file := rescued(self.row.row_id)):
-            raise JobError(f"{self.cell.job.output_dir} takes no more rows; the row just measured is in {file}")
-        if not self.has_row:
-            try:
-                self.row.write(status, reason)
-            except RowExists:
-                pass
-            except OSError as error:
-                raise JobError(f"no row can be written to {self.cell.job.output_dir}: {error.strerror}") from None
-        return Outcome(self.cell, self._load())
-
-    def _load(self) -> pd.DataFrame:
-        path = row_path(self.cell.job.output_dir, self.row.row_id)
+    def close(self, status: str = "error", reason: str | None = None) -> Outcome:
+        """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
+        result = self._saved_result() or self.task.result(status, reason)
         try:
-            return load(path)
-        except FileNotFoundError:  # it has been merged with others
-            everything = load(path.parent)
-            return everything[everything["row_id"] == self.row.row_id]
+            row = store(result, self.cell.job, self.task.folder)
+        except RowExists:  # another process has stored it: a Slurm task on its node, or collect
+            row = load_row(self.cell.job.output_dir, self.task.row_id)
+            WorkerResult.remove(self.task.folder)
+        except OSError as error:
+            if self.has_result:
+                raise JobError(
+                    f"{self.cell.job.output_dir} takes no more rows; the row just measured is in "
+                    f"{self.task.folder / RESULT_FILE} ({error.strerror}); free some space, then resume=true stores it"
+                ) from None
+            raise _not_stored(self.cell.job, error) from None
+        WorkerResult.release(self.task.folder)
+        return Outcome(self.cell, row)
+
+    def _saved_result(self) -> WorkerResult | None:
+        try:
+            return WorkerResult.load(self.task.folder)
+        except ValueError as error:
+            return self.task.result("error", f"the result cannot be read: {error}")
 
 
-Begin: TypeAlias = Callable[[Cell], Attempt]
-"""Starts a try at a cell."""
+StartAttempt: TypeAlias = Callable[[Cell], Attempt]
+"""Starts an attempt at a cell."""
 
 
-def give_up(folder: Path) -> None:
-    """Want no row of the try with that folder any more."""
-    (folder / GIVEN_UP).touch()
+def new_task(job: Job, folder: Path, **columns: Any) -> WorkerTask:
+    """Return the task of a job that starts now, with a new row name and every column that the job determines."""
+    flat = job.flat()
+    started = datetime.now(UTC)
+    of_job = {name: value for name, value in flat.items() if name in common_columns() or name in job.workload.columns}
+    of_job |= {
+        "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
+        "key": job.key,
+        "world_size": job.world_size,
+        "interpreted": job.device == "cpu" and job.uses_triton,
+        "job": json.dumps(flat, sort_keys=True),
+        **job.workload.beforehand(job),
+    }
+    row_id = f"{started:%Y%m%dT%H%M%S}-{job.key}-{uuid.uuid4().hex[:6]}"
+    return WorkerTask(job, row_id, folder, started, columns={**of_job, **columns})
 
 
-def forget(outcome: Outcome) -> None:
-    """Take the row of a failed try away, right before the cell is tried again: a cell has one row, the last try's.
+def store(result: WorkerResult, job: Job, folder: Path) -> dict[str, Any]:
+    """Write the row of a result and return it, with None for empty columns. Then delete the result's file.
 
-    In this order a sweep that is killed in between leaves a cell without a row, which a resumed one runs; in the other
-    it would leave a cell with two.
+    `folder` is the cell's. Raises RowExists if the row is there already, OSError if the disk does not take it.
     """
-    if outcome.frame is not None:
-        discard(outcome.cell.job.output_dir, outcome.row)
+    reason = result.reason
+    if result.status == "oom" and (needed := job.workload.needed(job)):
+        reason = f"{reason}; {needed}"
+    finished_at = max(result.started_at, result.finished_at)  # a clock may be set back while a job runs
+    row = {
+        **result.columns,
+        "row_id": result.row_id,
+        "status": result.status,
+        "reason": reason,
+        "beside": _concurrent_rows(folder),
+        "started_at": result.started_at,
+        "finished_at": finished_at,
+        "wall_s": (finished_at - result.started_at).total_seconds(),
+    }
+    write_row(row, job.output_dir, result.row_id)
+    WorkerResult.remove(folder)
+    return {name: row.get(name) for name in all_columns()} | row
 
 
-def discard(output_dir: str, row: Mapping[str, Any]) -> None:
-    """Take away the row of a failed try, in whose place there is or will be another.
+def _concurrent_rows(folder: Path) -> str | None:
+    """Return the rows of all cells that ran at the same time, or None."""
+    try:
+        return " ".join(dict.fromkeys((folder / CONCURRENT_FILE).read_text().split()))
+    except OSError:
+        return None
 
-    The try is given up first, so that nobody takes it for one that died without a row. Raises OSError where one of the
-    two cannot be done: then the row stays.
+
+def _not_stored(job: Job, error: OSError) -> JobError:
+    return JobError(f"no row can be written to {job.output_dir}: {error.strerror}")
+
+
+def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
+    """Store the results that earlier sweeps left in these output folders, of jobs with these keys.
+
+    A launcher leaves one if it was killed, or if the disk was full. The caller holds the locks of these cells and has
+    ended the processes that might still save one. Raises JobError if a row cannot be stored.
     """
-    path = row_path(output_dir, str(row["row_id"]))
-    if not path.exists():
-        return
-    with contextlib.suppress(FileNotFoundError):  # its logs are gone, and with them all that a row could be made of
-        give_up(Path(str(row["log_dir"])))
-    path.unlink(missing_ok=True)
+    for output_dir in output_dirs:
+        for attempt in left_results(output_dir):
+            if attempt.cell.job.key in keys and not attempt.abandoned:
+                attempt.close()
+
+
+def left_results(output_dir: str) -> Iterator[Attempt]:
+    """Yield the attempts in an output folder whose result is not a row yet."""
+    for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{RESULT_FILE}"):
+        with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
+            yield Attempt.load(file.parent)
+
+
+def abandon(folder: Path) -> None:
+    """Mark the attempt in that folder as abandoned: it must not have a row."""
+    (folder / ABANDONED_FILE).touch()
+
+
+def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Delete the rows of failed attempts at a cell that has, or will have, another row.
+
+    Each attempt is abandoned first, so that nobody stores a row for it again. Raises OSError if one of the two cannot
+    be done: then the row stays.
+    """
+    for row in rows:
+        path = row_path(output_dir, str(row["row_id"]))
+        if path.exists():
+            with contextlib.suppress(FileNotFoundError):  # without the folder no row could be made either
+                abandon(Path(str(row["log_dir"])))
+            path.unlink(missing_ok=True)

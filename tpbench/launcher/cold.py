@@ -1,4 +1,4 @@
-"""A job with a torchrun of its own."""
+"""A job with its own torchrun."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from tpbench.launcher.process import ProcessTree
 
 
 class ColdJob:
-    """Started when it is made."""
+    """A job with its own torchrun. The constructor starts it."""
 
     def __init__(self, attempt: Attempt, lease: Lease) -> None:
-        self.attempt = attempt
         job = attempt.cell.job
-        line = torchrun.command(job, attempt.cell_file, attempt.folder)
-        attempt.row.known["command"] = " ".join(line)
-        attempt.row.save(attempt.cell_file)
-        env = torchrun.environment(job, attempt.row.row_id, cores=len(lease.cores)) | dict(lease.environment)
+        line = torchrun.command(job, attempt.task_file, attempt.folder)
+        self.attempt = attempt.with_columns(command=" ".join(line))
+        self.attempt.task.save(attempt.task_file)
+        env = torchrun.environment(job, attempt.task.row_id, cores=len(lease.cores)) | dict(lease.environment)
         self.tree = ProcessTree(line, env, attempt.agent_log, lease.locks, lease.cores)
         self.deadline = time.monotonic() + job.timeout_s
 
     def poll(self) -> Outcome | None:
-        """Its outcome once it has one; by then nothing of it is left."""
+        """Return the outcome, or None while the job runs. With the outcome all its processes have ended."""
         code = self.tree.agent.poll()
         if code is None and time.monotonic() < self.deadline:
             return None
         if code is None:
-            # Read before the end: a rank that is told to stop adds lines that say nothing of why it hung.
+            # Read the logs before the end: a rank that is told to stop adds lines that do not show why it hung.
             outcome = self.attempt.ended(None)
             self.tree.end()
             return outcome
@@ -37,5 +36,5 @@ class ColdJob:
         return self.attempt.ended(code)
 
     def end(self) -> None:
-        """End it, whatever it is doing."""
+        """End the job at once."""
         self.tree.end()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -146,17 +145,18 @@ class Display:
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """The sweep's table, and where its rows are."""
         from tpbench.report.render import pivot_text, show
+        from tpbench.results.read import frame_of
 
         if self.live:
             self.live.stop()
             if self.total > 1:
                 self.console.print(self._table(self.total))
-        rows = {str(outcome.row["row_id"]): outcome.frame for outcome in outcomes if outcome.frame is not None}
+        rows = {str(outcome.row["row_id"]): outcome.row for outcome in outcomes if outcome.row is not None}
         if rows:
-            show(pivot_text(pd.concat(list(rows.values()), ignore_index=True)), self.console)
+            show(pivot_text(frame_of(rows.values())), self.console)
         folders = sorted({f"{outcome.cell.job.output_dir}/rows" for outcome in outcomes})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
-        if left := [outcome for outcome in outcomes if outcome.frame is None]:
+        if left := [outcome for outcome in outcomes if outcome.row is None]:
             sweeps = sorted({str(outcome.sweep) for outcome in left})  # earlier ones, of jobs that were at work already
             collect = "; ".join(shlex.join(["scripts/collect.py", each]) for each in sweeps)
             print(f"{len(left)} jobs are left to Slurm: {collect} or the same command with resume=true collects them")
@@ -195,8 +195,8 @@ class Display:
 def _result(outcome: Outcome) -> str:
     """A line: the time if there is one, else what stands in its place."""
     row = outcome.row
-    said = f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
-    if outcome.frame is None:
+    said = f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status
+    if row is None:
         return plain(said)
     if outcome.status == "ok":
         said = f"ok {row['time_ms']:.3f} ms" + (" (interpreted: no measurement)" if row["interpreted"] else "")

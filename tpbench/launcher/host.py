@@ -1,4 +1,5 @@
-"""Cells on this host: one at a time, in turns or side by side, each with a torchrun of its own or in one that stays."""
+"""Runs cells on this host: one at a time, interleaved or side by side, each with its own torchrun or in a warm
+group."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Begin, Outcome
+from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt, store_left_results
 from tpbench.launcher.cold import ColdJob
 from tpbench.launcher.devices import Devices, Lease
 from tpbench.launcher.display import Display
-from tpbench.launcher.interleaved import Interleaved, problem_of
+from tpbench.launcher.interleaved import InterleavedCells, problem_of
 from tpbench.launcher.options import Conduct
 from tpbench.launcher.plan import Cell, ThisHost
 from tpbench.launcher.process import end_orphans
@@ -25,50 +26,50 @@ from tpbench.settings import JobError
 POLL_S = 0.02
 
 
-class Work(Protocol):
-    """A cell, or several that take turns."""
+class RunningCells(Protocol):
+    """One running cell, or several that are interleaved."""
 
     over: bool
-    """Nothing of it is left."""
+    """True if no process of these cells is left."""
 
     @property
     def attempts(self) -> Sequence[Attempt]:
-        """Those at work."""
+        """The attempts that are running."""
 
     def poll(self) -> list[Outcome]:
-        """Outcomes that are new."""
+        """Return the outcomes that are new."""
 
     def end(self) -> None:
-        """End all that it started."""
+        """End all processes of these cells."""
 
 
-class Single:
-    """A job by itself."""
+class SingleCell:
+    """One running cell."""
 
     def __init__(self, job: ColdJob | WarmJob) -> None:
         self.job, self.attempts, self.over = job, [job.attempt], False
 
     def poll(self) -> list[Outcome]:
-        """Its outcome once it has one."""
+        """Return the outcome, once the cell has one."""
         outcome = self.job.poll()
         self.over = outcome is not None
         return [outcome] if outcome else []
 
     def end(self) -> None:
-        """End it."""
+        """End the cell's processes."""
         self.job.end()
 
 
 @dataclass(frozen=True)
 class Lane:
-    """What is at work and the devices that it has."""
+    """Running cells and the devices that are leased to them."""
 
-    work: Work
+    running: RunningCells
     lease: Lease
 
 
 class Host:
-    """Runs cells in the order given, as far as their devices allow."""
+    """Runs cells in the given order, as far as free devices allow."""
 
     def __init__(self, how: Conduct) -> None:
         if not how.wait:
@@ -82,12 +83,14 @@ class Host:
         self.groups: dict[tuple[object, ...], WarmGroup] = {}
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
-        """End what a dead sweep may have left of these cells."""
-        end_orphans(cell.job.output_dir for cell in cells)
+        """End the processes that a dead sweep left of these cells, and store the results that it left."""
+        output_dirs = {cell.job.output_dir for cell in cells}
+        end_orphans(output_dirs)
+        store_left_results(output_dirs, {cell.job.key for cell in cells})
         return {}
 
-    def run(self, cells: Sequence[Cell], begin: Begin, display: Display) -> Iterator[Outcome]:
-        """Yields each cell's outcome as soon as it has one. Ends what it started when it is left."""
+    def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
+        """Yield the outcome of each cell as soon as it has one. Ends every process when the generator is closed."""
         waiting = self._units(cells)
         try:
             while waiting or self.lanes:
@@ -106,26 +109,26 @@ class Host:
                 if waiting and not self.lanes:
                     display.blocked(waiting[0][0])
                     for group in self.groups.values():
-                        group.rest()
+                        group.release()
                 for lane in list(self.lanes):
-                    outcomes = lane.work.poll()
-                    if lane.work.over:
+                    outcomes = lane.running.poll()
+                    if lane.running.over:
                         self.lanes.remove(lane)
                         self.devices.give_back(lane.lease)
                     yield from outcomes
-                display.saying(each for lane in self.lanes for each in lane.work.attempts)
+                display.saying(each for lane in self.lanes for each in lane.running.attempts)
                 display.tick()
                 time.sleep(POLL_S)
         finally:
             for lane in self.lanes:
-                lane.work.end()
+                lane.running.end()
                 self.devices.give_back(lane.lease)
             for group in self.groups.values():
                 group.tree.end()
             self.lanes, self.groups = [], {}
 
     def _units(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        """Cells that take turns, together; others by themselves."""
+        """Group the cells that will be interleaved. Other cells are groups of one."""
         if not self.interleaved:
             return [[cell] for cell in cells]
         problems: dict[object, list[Cell]] = defaultdict(list)
@@ -133,37 +136,41 @@ class Host:
             problems[cell.index if cell.job.workload.scheduled else problem_of(cell.job)].append(cell)
         return list(problems.values())
 
-    def _start(self, unit: Sequence[Cell], begin: Begin, lease: Lease, display: Display) -> Work:
+    def _start(self, unit: Sequence[Cell], begin: StartAttempt, lease: Lease, display: Display) -> RunningCells:
         if len(unit) > 1:
-            return Interleaved(
+            return InterleavedCells(
                 unit,
                 functools.partial(self._begin, begin=begin, lease=lease, display=display),
                 functools.partial(self._submit, lease=lease),
             )
         attempt = self._begin(unit[0], begin, lease, display)
         if self.interleaved:
-            attempt.row.known["not_interleaved"] = (
+            scheduled = attempt.cell.job.workload.scheduled
+            reason = (
                 "each of its iterations goes on from the last"
-                if attempt.cell.job.workload.scheduled
+                if scheduled
                 else "no other cell of its problem is to run"
             )
-        return Single(self._submit(attempt, 0, lease) if self.reuse else ColdJob(attempt, lease))
+            attempt = attempt.with_columns(not_interleaved=reason)
+        return SingleCell(self._submit(attempt, 0, lease) if self.reuse else ColdJob(attempt, lease))
 
-    def _begin(self, cell: Cell, begin: Begin, lease: Lease, display: Display) -> Attempt:
+    def _begin(self, cell: Cell, begin: StartAttempt, lease: Lease, display: Display) -> Attempt:
         attempt = begin(cell)
-        attempt.folder.mkdir()
-        for other in [each for lane in self.lanes if lane.lease is not lease for each in lane.work.attempts]:
-            other.row.runs_beside(attempt.row.row_id)
-            attempt.row.runs_beside(other.row.row_id)
+        attempt.create_folder()
+        for other in [each for lane in self.lanes if lane.lease is not lease for each in lane.running.attempts]:
+            other.ran_beside(attempt.task.row_id)
+            attempt.ran_beside(other.task.row_id)
         if lease.beside_others:
-            attempt.row.runs_beside("another-sweep")
+            attempt.ran_beside("another-sweep")
         on = f" on {','.join(each.visible for each in lease.devices)}" if self.parallel else ""
         display.start(cell, f"running{on}")
         return attempt
 
     def _submit(self, attempt: Attempt, number: int, lease: Lease) -> WarmJob:
-        """Hand it to a living group of its world size, with its environment, on its devices. `number`: which of those
-        alike, where several cells are at work on the same devices."""
+        """Run the attempt in a living group with its world size, environment and devices, or in a new one.
+
+        `number` distinguishes such groups if several interleaved cells share the devices.
+        """
         job = attempt.cell.job
         env = torchrun.environment(job, "", cores=len(lease.cores)) | dict(lease.environment)
         kind = (job.world_size, lease.devices, frozenset(env.items()), number)
@@ -172,5 +179,5 @@ class Host:
             self.groups[kind] = WarmGroup(attempt, env, lease, folder)
         for each, group in self.groups.items():
             if each != kind:
-                group.rest(lease.devices)
+                group.release(lease.devices)
         return self.groups[kind].submit(attempt)

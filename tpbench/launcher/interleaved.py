@@ -1,8 +1,8 @@
-"""Cells of one problem on the same devices, measured in turns: A B, B A, A B, ... so that drift hits all alike.
+"""Interleaves the cells of one problem on the same devices in ABBA order: every second pass is reversed.
 
-Each cell has processes of its own, in a warm group of its own, so that a fault costs one cell and peaks of memory are
-each cell's. One after the other they are set up and checked; then each has its turn, while the others wait with
-their inputs in place; then each, alone again, finishes its row.
+So drift affects all cells alike. Each cell has its own processes, in its own warm group: a failure costs one cell, and
+the peak memory belongs to one cell. First the cells are set up and checked, one after the other. Then they measure in
+turn, while the others wait with their inputs in memory. At last each cell finishes its result, alone again.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tpbench.handover.task import Interleaving
 from tpbench.job import Job
 from tpbench.launcher.attempt import Attempt, Outcome
 from tpbench.launcher.plan import Cell
@@ -21,39 +22,39 @@ from tpbench.measure.interleaving import FOLDER, TurnGiver, Wants
 
 
 def problem_of(job: Job) -> tuple[tuple[str, Any], ...]:
-    """What cells that take turns have in common: all but the variant and the options that only some variants take."""
+    """Return what interleaved cells have in common: all fields but the variant and the options of single variants."""
     own = {"variant", *(option.name for option in job.workload.options)}
     return tuple(sorted((name, value) for name, value in job.flat().items() if name not in own))
 
 
 @dataclass
-class Seat:
-    """A cell at work."""
+class InterleavedCell:
+    """One running cell of several that are interleaved."""
 
     job: WarmJob
     turns: TurnGiver | None = None
-    """None of a cell that is measured alone after all."""
+    """None for a cell that is measured alone after all."""
     left_s: float = 0.0
-    """Of its timeout, while it waits: only its own turns count."""
+    """Rest of its timeout while it waits: only its own rounds count."""
 
     @property
     def wants(self) -> Wants | None:
-        """What it asked for, or None while it has its turn."""
+        """Return what the cell asked for at the end of its round, or None while it measures."""
         return self.turns.asked() if self.turns else None
 
     def pause(self) -> None:
-        """Its turn is over."""
+        """Stop the cell's clock: its round is over."""
         self.left_s, self.job.deadline = self.job.deadline - time.monotonic(), math.inf
 
     def resume(self, last: bool) -> None:
-        """Its turn begins."""
+        """Start the cell's next round. The last one finishes the result."""
         assert self.turns is not None
         self.job.deadline = time.monotonic() + self.left_s
         self.turns.give(last)
 
 
-class Interleaved:
-    """The cells, which begin at the first `poll`."""
+class InterleavedCells:
+    """The cells of one problem. The first call of `poll` starts them."""
 
     def __init__(
         self,
@@ -61,74 +62,71 @@ class Interleaved:
         begin: Callable[[Cell], Attempt],
         submit: Callable[[Attempt, int], WarmJob],
     ) -> None:
-        """`submit` hands an attempt to the warm group with that number."""
+        """`submit` runs an attempt in the warm group with that number."""
         self.cells, self.begin, self.submit = cells, begin, submit
-        self.seats: list[Seat] = []
-        """Of the cells at work."""
-        self.crowded: list[Attempt] = []
-        """Those for which memory did not do beside the others."""
+        self.running: list[InterleavedCell] = []
+        self.for_later: list[Attempt] = []
+        """Attempts that ran out of the shared memory, and will be measured alone."""
         self.schedule = self._schedule()
-        self.holder: Seat | None = None
+        self.active: InterleavedCell | None = None
+        """The cell that measures now, while the others wait."""
         self.over = False
 
     @property
     def attempts(self) -> list[Attempt]:
-        """Those at work."""
-        return [seat.job.attempt for seat in self.seats]
+        """The attempts that are running."""
+        return [cell.job.attempt for cell in self.running]
 
     def poll(self) -> list[Outcome]:
-        """Outcomes that are new, and whose turn is next if nobody has it."""
+        """Return the outcomes that are new. Start the next round if no cell measures."""
         outcomes = []
-        for seat in list(self.seats):
-            if outcome := seat.job.poll():
-                self.seats.remove(seat)
-                if outcome.crowded:
-                    self.crowded.append(seat.job.attempt)
+        for cell in list(self.running):
+            if outcome := cell.job.poll():
+                self.running.remove(cell)
+                if outcome.measure_alone:
+                    self.for_later.append(cell.job.attempt)
                 else:
                     outcomes.append(outcome)
-        if self.holder in self.seats and self.holder is not None:
-            if self.holder.wants is None:
+        if self.active in self.running and self.active is not None:
+            if self.active.wants is None:
                 return outcomes
-            self.holder.pause()
-        self.holder = next(self.schedule, None)
-        self.over = self.holder is None
+            self.active.pause()
+        self.active = next(self.schedule, None)
+        self.over = self.active is None
         return outcomes
 
     def end(self) -> None:
-        """End all, whatever they are doing."""
-        for seat in self.seats:
-            seat.job.end()
+        """End all cells at once."""
+        for cell in self.running:
+            cell.job.end()
 
-    def _schedule(self) -> Iterator[Seat]:
-        """Who has the next turn, each time that nobody has it."""
+    def _schedule(self) -> Iterator[InterleavedCell]:
+        """Yield the next cell to measure, each time that none does."""
         for number, cell in enumerate(self.cells):
             yield self._set_up(number, cell)
-        while any(seat.wants == Wants.MORE for seat in self.seats):
-            order = list(self.seats)
-            for seat in (*order, *reversed(order)):
-                if seat in self.seats and seat.wants != Wants.NO_MORE:
-                    seat.resume(last=False)
-                    yield seat
-        for seat in list(self.seats):
-            if seat in self.seats:
-                seat.resume(last=True)
-                yield seat
-        for attempt in self.crowded:
+        while any(running.wants == Wants.MORE for running in self.running):
+            order = list(self.running)
+            for running in (*order, *reversed(order)):
+                if running in self.running and running.wants != Wants.NO_MORE:
+                    running.resume(last=False)
+                    yield running
+        for running in list(self.running):
+            if running in self.running:
+                running.resume(last=True)
+                yield running
+        for attempt in self.for_later:
             yield self._alone(attempt)
 
-    def _set_up(self, number: int, cell: Cell) -> Seat:
+    def _set_up(self, number: int, cell: Cell) -> InterleavedCell:
         attempt = self.begin(cell)
-        first = self.cells[0].index
-        attempt.row.known.update(
-            interleaved=f"{attempt.folder.parent.name}-{first}-{attempt.row.known['tries']}",
-            interleaved_cells=len(self.cells),
-        )
+        group = f"{attempt.folder.parent.name}-{self.cells[0].index}-{attempt.task.columns['tries']}"
+        attempt = replace(attempt, task=replace(attempt.task, interleaving=Interleaving(group, len(self.cells))))
         turns = TurnGiver(attempt.folder / FOLDER)
-        self.seats.append(Seat(self.submit(attempt, number), turns))
-        return self.seats[-1]
+        self.running.append(InterleavedCell(self.submit(attempt, number), turns))
+        return self.running[-1]
 
-    def _alone(self, crowded: Attempt) -> Seat:
+    def _alone(self, attempt: Attempt) -> InterleavedCell:
         others = len(self.cells) - 1
-        attempt = crowded.alone(f"out of memory beside {others} cell{'s' * (others > 1)} of its problem")
-        self.seats.append(Seat(self.submit(attempt, self.cells.index(attempt.cell))))
-        return self.seats[-1]
+        attempt = attempt.alone(f"out of memory beside {others} cell{'s' * (others > 1)} of its problem")
+        self.running.append(InterleavedCell(self.submit(attempt, self.cells.index(attempt.cell))))
+        return self.running[-1]

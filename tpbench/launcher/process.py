@@ -1,13 +1,11 @@
-"""A torchrun and all it starts, watched and ended as one."""
+"""Supervises a torchrun and every process that it starts."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -15,17 +13,17 @@ from types import FrameType
 
 import psutil
 
-from tpbench.launcher.torchrun import LAUNCHER, MARKER, OUTPUT_DIR
-
-_PR_SET_PDEATHSIG = 1
+from tpbench.handover.lifetime import MARKER, die_with_parent
+from tpbench.launcher.torchrun import LAUNCHER, OUTPUT_DIR
 
 
 class Terminated(BaseException):
-    """SIGTERM reached this process. Like KeyboardInterrupt it must not be caught by mistake."""
+    """SIGTERM reached this process. A BaseException, as KeyboardInterrupt is, so that no handler catches it by
+    mistake."""
 
 
 def raise_on_sigterm() -> None:
-    """Make SIGTERM unwind the stack as Ctrl-C does, so that what was started is ended."""
+    """Make SIGTERM unwind the stack as Ctrl-C does, so that all started processes are ended."""
 
     def raise_terminated(number: int, frame: FrameType | None) -> None:
         raise Terminated
@@ -33,26 +31,11 @@ def raise_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, raise_terminated)
 
 
-def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process a signal when its parent ends, however it ends (Linux; else nothing)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
-
-
-def parent_is_of(row_id: str) -> bool:
-    """Whether this process's parent is of the same job. If not, that one died before its death could be signalled."""
-    try:
-        environ = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-    except FileNotFoundError:
-        return sys.platform != "linux"
-    except OSError:
-        return False
-    return any(each.startswith(f"{MARKER}={row_id}".encode()) for each in environ.split(b"\0"))
-
-
 def _identity(pid: int) -> str | None:
-    """A name that no later process will have, or None if there is no such process: when it was started, in ticks since
-    the machine was (a clock can be set back)."""
+    """Return a name that no later process can have, or None if there is no such process.
+
+    The name contains the process's start in clock ticks since boot, because a wall clock can be set back.
+    """
     try:
         return f"{pid}:{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
     except OSError:
@@ -60,7 +43,7 @@ def _identity(pid: int) -> str | None:
 
 
 def _namespace() -> str:
-    """What a container has of its own and processes are numbered in: outside it, its numbers are those of others."""
+    """Return the PID namespace of this process: outside of its container, the same numbers mean other processes."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -70,8 +53,8 @@ def _namespace() -> str:
 class ProcessTree:
     """A started command and every process that descends from it.
 
-    torchrun's workers lead sessions of their own, so a signal to the agent's group misses them, and once an agent is
-    killed its workers are nobody's children. They are found by the marker that their environment carries.
+    torchrun's workers lead their own sessions, so a signal to the agent's process group misses them. Once an agent is
+    killed, its workers have no parent left. They are found by the marker in their environment.
     """
 
     def __init__(
@@ -82,13 +65,14 @@ class ProcessTree:
         keep: Sequence[int] = (),
         cores: Sequence[int] = (),
     ) -> None:
-        """`keep`: open files that the agent inherits. `cores`: those that it may run on; none means any."""
+        """Start the command. `keep`: open files that the agent inherits. `cores`: CPUs that it may run on; none:
+        all."""
         self.marker = env[MARKER]
         launcher = os.getpid()
 
         def bind() -> None:
             die_with_parent(signal.SIGTERM)
-            if os.getppid() != launcher:  # it died before that could be signalled
+            if os.getppid() != launcher:  # the launcher died before the kernel could know
                 os._exit(1)
             if cores:
                 os.sched_setaffinity(0, cores)
@@ -100,13 +84,13 @@ class ProcessTree:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # the terminal's Ctrl-C is ours to handle, once
+                start_new_session=True,  # so that the terminal's Ctrl-C reaches the launcher alone
                 pass_fds=tuple(keep),
                 preexec_fn=bind,
             )
 
     def wait(self, timeout_s: float, tick: Callable[[], None]) -> int | None:
-        """The agent's exit code, or None if it ran longer than that. Calls `tick` about ten times a second."""
+        """Return the agent's exit code, or None after the timeout. Calls `tick` about ten times a second."""
         deadline = time.monotonic() + timeout_s
         while (code := self.agent.poll()) is None:
             if time.monotonic() > deadline:
@@ -117,7 +101,7 @@ class ProcessTree:
         return code
 
     def end(self, grace_s: float = 5.0) -> None:
-        """End the agent, which ends its workers, then whatever is left of them. Returns when all are gone."""
+        """End the agent, which ends its workers, then every process that is left. Returns when all have ended."""
         if self.agent.poll() is None:
             self.agent.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -136,8 +120,11 @@ class ProcessTree:
 
 
 def end_orphans(output_dirs: Iterable[str]) -> None:
-    """End what is left of jobs with these output folders whose launcher is dead: they are about to end by themselves,
-    but might write a row before they do. Whether a launcher in another container lives cannot be told from here."""
+    """End the processes of jobs with these output folders whose launcher is dead.
+
+    They would end by themselves, but might save a result before. A launcher in another container counts as alive: this
+    process cannot see it.
+    """
     here = {os.path.realpath(each) for each in output_dirs}
     while orphans := [process for process, environ in _marked() if _is_orphan(environ, here)]:
         for process in orphans:
@@ -154,7 +141,7 @@ def _is_orphan(environ: Mapping[str, str], output_dirs: Set[str]) -> bool:
 
 
 def _marked() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
-    """Every living process of a job, with its environment."""
+    """Yield every living process of any job, with its environment."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             environ = process.environ()

@@ -26,7 +26,7 @@ class Verdict:
 
     why: str
     """In words for the person: why it runs, or why not."""
-    row: pd.DataFrame | None = None
+    row: Mapping[str, Any] | None = None
     """The row that makes running it superfluous."""
     failures: Sequence[Mapping[str, Any]] = ()
     """Rows of failed and skipped tries, in whose place that row is or the one to come will be."""
@@ -45,16 +45,16 @@ def verdicts(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, Verdi
 def _verdict(cell: Cell, rows: pd.DataFrame | None, facts: Mapping[str, Any]) -> Verdict:
     if rows is None:
         return Verdict("missing: has no row yet")
-    same = [(index, row) for index, row in enumerate(plain_rows(rows)) if not changes(row, facts)]
+    same = [row for row in plain_rows(rows) if not changes(row, facts)]
     if not same:
         newest = plain_rows(rows.tail(1))[0]
         return Verdict(f"stale: {', '.join(_said(newest, name, facts) for name in changes(newest, facts))}")
-    measured = [(index, row) for index, row in same if row["status"] in MEASURED]
-    index, row = (measured or same)[-1]
+    measured = [row for row in same if row["status"] in MEASURED]
+    row = (measured or same)[-1]
     if measured or (row["status"] == "skipped" and cell.obstacle):
-        return Verdict("measured before", rows.iloc[[index]], superseded(row, rows))
+        return Verdict("measured before", row, superseded(row, rows))
     why = "skipped before:" if row["status"] == "skipped" else f"failed: {row['status']},"
-    return Verdict(f"{why} {_first_line(row)}", failures=[each for _, each in same])
+    return Verdict(f"{why} {_first_line(row)}", failures=same)
 
 
 def superseded(row: Mapping[str, Any], rows: pd.DataFrame) -> list[dict[str, Any]]:

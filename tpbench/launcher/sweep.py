@@ -1,4 +1,4 @@
-"""A sweep: which of its cells run, again or not at all, and exactly one row for each."""
+"""Runs a sweep: decides which cells run, retries those that failed, and leaves exactly one row per cell."""
 
 from __future__ import annotations
 
@@ -14,38 +14,45 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpbench.launcher import resume
-from tpbench.launcher.attempt import RETRIED, Attempt, Begin, Outcome, discard, forget
+from tpbench.launcher.attempt import RETRIED, Attempt, Outcome, StartAttempt, discard_rows
 from tpbench.launcher.display import Display
 from tpbench.launcher.locks import Claims
 from tpbench.launcher.options import Conduct
 from tpbench.launcher.plan import Cell, Place
 from tpbench.launcher.process import Terminated
+from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
+
+MERGE_AFTER_ROWS = 500
+"""Rows that a sweep writes before it merges their files."""
 
 
 class Runner(Protocol):
-    """Where and how cells run."""
+    """Runs cells: on this host, or as jobs of a cluster."""
 
     @property
     def place(self) -> Place:
-        """What the cells are planned for."""
+        """The machine that the cells are planned for."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """Columns of every row that are known before its job runs."""
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
-        """See to what earlier sweeps left of these cells, so that nobody else writes a row of one; in words, by the
-        cell's index, what is still at work and will be waited for instead of being run again."""
+        """Store what earlier sweeps left of these cells, and end what nobody waits for.
 
-    def run(self, cells: Sequence[Cell], begin: Begin, display: Display) -> Iterator[Outcome]:
-        """Run the cells, in an order of its own, and yield each one's outcome as soon as it has one."""
+        Afterwards only this sweep makes rows of these cells. Returns, by the cell's index, the description of a job
+        that still runs: the sweep waits for it and does not start the cell again.
+        """
+
+    def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
+        """Run the cells in any order, and yield each outcome as soon as there is one."""
 
 
 def run_sweep(cells: Sequence[Cell], folder: Path, conduct: Conduct, runner: Runner) -> list[Outcome]:
-    """Run the cells; logs go to `folder`. Raises JobError if nothing could be stored, before anything runs.
+    """Run the cells; logs go to `folder`. Raises JobError before anything runs if no row could be stored.
 
-    An interrupt ends the running jobs and everything they started, says how to go on, and is raised again.
+    An interrupt ends the running jobs with all their processes, prints how to continue, and is raised again.
     """
     output_dirs = sorted({cell.job.output_dir for cell in cells})
     for each in output_dirs:
@@ -81,19 +88,20 @@ class _Sweep:
         self.originals = [cell for cell in cells if cell.same_as is None]
         self.copies = [cell for cell in cells if cell.same_as is not None]
         self.outcomes: dict[int, Outcome] = {}
-        self.failures: dict[int, Sequence[Mapping[str, Any]]] = {}
-        """Of earlier sweeps, by the cell's index: rows that go once the cell has another."""
+        self.replaced: dict[int, Sequence[Mapping[str, Any]]] = {}
+        """By the cell's index: rows of failed attempts, which are deleted once the cell has a new row."""
+        self.rows_written = 0
 
     def run(self) -> None:
         if not self.conduct.resume:
             for cell in self.originals:
-                self.claims.take(cell)  # for others to see; two sweeps that measure the same on purpose both do
+                self.claims.take(cell)  # for resuming sweeps to see; two sweeps may measure the same cell on purpose
             self._run(self.originals)
             return
         claimed = [cell for cell in self.originals if self.claims.take(cell)]
         self._resume(claimed)
         for cell in self.originals:
-            if cell not in claimed:  # a living sweep has it: its row will do, and if it leaves none, this one runs it
+            if cell not in claimed:  # another sweep runs it; if that one leaves no row, this sweep runs it
                 self.display.start(cell, "runs in another sweep")
                 while not self.claims.take(cell):
                     self.display.tick()
@@ -101,50 +109,60 @@ class _Sweep:
                 self._resume([cell])
 
     def _resume(self, cells: Sequence[Cell]) -> None:
-        """Run those of the (claimed) cells that need it."""
-        # First, so that nothing writes a row of these cells after the rows have been read.
-        at_work = self.runner.recover(cells)
+        """Run those of the (locked) cells that have no valid row."""
+        # Recover first, so that no row of these cells appears after the rows have been read.
+        submitted = self.runner.recover(cells)
         verdicts = resume.verdicts(cells, self.runner.facts)
-        verdicts |= {index: replace(verdicts[index], why=why, row=None) for index, why in at_work.items()}
-        self.failures |= {index: each.failures for index, each in verdicts.items()}
+        verdicts |= {index: replace(verdicts[index], why=why, row=None) for index, why in submitted.items()}
+        self.replaced |= {index: each.failures for index, each in verdicts.items()}
         self.display.explain([(cell, verdicts[cell.index].row is None, verdicts[cell.index].why) for cell in cells])
         for cell in cells:
             if (row := verdicts[cell.index].row) is not None:
-                self._settle(Outcome(cell, row, verdicts[cell.index].why))
+                self._finish(Outcome(cell, row, verdicts[cell.index].why))
         self._run([cell for cell in cells if verdicts[cell.index].row is None])
 
     def _run(self, cells: Sequence[Cell]) -> None:
-        """Run the cells, and those that fail again as often as was asked for."""
+        """Run the cells, and retry those that fail as often as `retries` allows."""
         begin = functools.partial(Attempt.begin, sweep=self.folder, facts=self.runner.facts)
         for cell in cells:
             if cell.obstacle:
-                self._settle(begin(cell, tries=1).close("skipped", cell.obstacle))
+                self._finish(begin(cell, number=1).close("skipped", cell.obstacle))
         waiting = [cell for cell in cells if not cell.obstacle]
         failed: dict[int, Outcome] = {}
 
-        def begin_again(cell: Cell, tries: int) -> Attempt:
-            if cell.index in failed:
-                forget(failed.pop(cell.index))
-            return begin(cell, tries=tries)
+        def begin_again(cell: Cell, number: int) -> Attempt:
+            # The failed attempt's row goes right before the retry: a cell has one row, the last attempt's. A sweep that
+            # is killed in between leaves no row, which is resumed; the other order could leave two rows.
+            if cell.index in failed and (row := failed.pop(cell.index).row):
+                discard_rows(cell.job.output_dir, [row])
+            return begin(cell, number=number)
 
-        for tries in range(1, self.conduct.retries + 2):
+        for number in range(1, self.conduct.retries + 2):
             again: dict[int, Outcome] = {}
-            for outcome in self.runner.run(waiting, functools.partial(begin_again, tries=tries), self.display):
-                if outcome.status in RETRIED and tries <= self.conduct.retries:
+            for outcome in self.runner.run(waiting, functools.partial(begin_again, number=number), self.display):
+                self._count_row(outcome)
+                if outcome.status in RETRIED and number <= self.conduct.retries:
                     again[outcome.cell.index] = outcome
                     self.display.retry(outcome)
                 else:
-                    self._settle(outcome)
+                    self._finish(outcome)
             waiting, failed = [cell for cell in waiting if cell.index in again], again
 
-    def _settle(self, outcome: Outcome) -> None:
-        """The cell has its row, and so have those that are the same job."""
+    def _count_row(self, outcome: Outcome) -> None:
+        """Merge the files of single rows from time to time: a folder of many files is slow to read."""
+        self.rows_written += outcome.row is not None
+        if self.rows_written >= MERGE_AFTER_ROWS:
+            self.rows_written = 0
+            with contextlib.suppress(Busy, OSError):  # the single files stay
+                compact(outcome.cell.job.output_dir, single_rows_only=True)
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Record the outcome of a cell, and of the cells that are the same job."""
         self.outcomes[outcome.cell.index] = outcome
-        if outcome.frame is not None:
-            # Only now: killed before, the sweep leaves both rows, and the next one that resumes takes the failure's.
-            for each in self.failures.pop(outcome.cell.index, ()):
-                with contextlib.suppress(OSError):  # of another user, say: both stay, and reports show the measurement
-                    discard(outcome.cell.job.output_dir, each)
+        if outcome.row is not None:
+            # Only now: a sweep that is killed before leaves both rows, and the next one that resumes deletes the old.
+            with contextlib.suppress(OSError):  # a row of another user: both stay, and reports show the measurement
+                discard_rows(outcome.cell.job.output_dir, self.replaced.pop(outcome.cell.index, ()))
         self.claims.release(outcome.cell)
         self.display.finish(outcome)
         for cell in self.copies:

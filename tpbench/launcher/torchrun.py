@@ -1,4 +1,4 @@
-"""How a job becomes a torchrun command and its environment."""
+"""The torchrun command and the environment of a job."""
 
 from __future__ import annotations
 
@@ -8,53 +8,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpbench.handover.lifetime import MARKER
 from tpbench.job import Job
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 INSTALLED = PACKAGE_ROOT.name in ("site-packages", "dist-packages")
-"""Whether a job's Python finds this package by itself. To put such a folder first on its path would let all that lies
-there hide the standard library and what the person put on the path."""
-
-MARKER = "TPBENCH_ROW_ID"
-"""Set in the environment of every process of a job, so that strays can be found whoever their parent is."""
+"""True if Python finds this package without help. Such a folder must not be first on the path: its other packages could
+hide the standard library, or what the user put on the path."""
 
 LAUNCHER = "TPBENCH_LAUNCHER"
-"""Likewise: which process started the job, so that it is known for a stray when that one is dead."""
+"""Environment variable of every process of a job: the launcher that started it, to tell whether that is dead."""
 
 OUTPUT_DIR = "TPBENCH_OUTPUT_DIR"
-"""Likewise: where its row goes, for a sweep ends strays only where it resumes."""
+"""Environment variable of every process of a job: its output folder. A sweep ends orphans of its own folder only."""
 
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-"""Of NVLink, for all jobs on GPUs. `tpbench.kernels.symmetric` says why; alone it would come too late for communicators
-that NCCL has made by then, and only to jobs with symmetric memory."""
+"""Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.symmetric` sets them too, but only in
+jobs with symmetric memory, and after NCCL has made its first communicators."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the nodes of a job meet."""
+    """The address at which the nodes of a job meet."""
 
     nodes: int
     endpoint: str
     """Address and port of the store, which lives on the first node."""
     local_addr: str
-    """This node's address, by which the others reach it."""
+    """The address of this node, as the other nodes reach it."""
     hosts_store: bool = True
-    """Whether this is the node with the store."""
+    """True on the node that runs the store."""
 
 
 LOOPBACK = Rendezvous(1, "127.0.0.1:0", "127.0.0.1")
-"""Of a job on one node. Port 0 lets the operating system choose a free one when the store binds it, so that no two
-sweeps can meet."""
+"""Rendezvous of a job on one node. Port 0 lets the operating system choose a free port when the store binds it, so that
+two sweeps cannot meet."""
 
 
 def command(
-    job: Job, cell_file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBACK, serve: bool = False
+    job: Job, task_file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBACK, serve: bool = False
 ) -> list[str]:
-    """The torchrun line of a job on this host. Redirected output gives each rank files of its own.
+    """Return the torchrun line of a job on this host. Each rank writes its output to its own files.
 
-    `serve`: for ranks that wait for jobs, which come to the folder of the cell file.
+    `serve`: start ranks that take tasks from a queue in the folder of `task_file`.
     """
     several = [f"--rdzv-conf=is_host={str(rendezvous.hosts_store).lower()}"] if rendezvous.nodes > 1 else []
     return [
@@ -65,7 +63,7 @@ def command(
         f"--nproc-per-node={job.world_size // rendezvous.nodes}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={rendezvous.endpoint}",
-        f"--rdzv-id={_meeting(cell_file, rendezvous)}",
+        f"--rdzv-id={_rendezvous_id(task_file, rendezvous)}",
         *several,
         f"--local-addr={rendezvous.local_addr}",
         "--max-restarts=0",
@@ -73,22 +71,22 @@ def command(
         f"--log-dir={log_dir}",
         "--redirects=3",
         "-m",
-        *(("tpbench.worker.server", str(cell_file.parent)) if serve else ("tpbench.worker.rank", str(cell_file))),
+        *(("tpbench.worker.server", str(task_file.parent)) if serve else ("tpbench.worker.rank", str(task_file))),
     ]
 
 
-def _meeting(cell_file: Path, rendezvous: Rendezvous) -> str:
-    """The same name on every node, and for no other job."""
-    cell = cell_file.parent if rendezvous.nodes == 1 else cell_file.parent.parent
+def _rendezvous_id(task_file: Path, rendezvous: Rendezvous) -> str:
+    """Return a name that is the same on every node and differs for every other job."""
+    cell = task_file.parent if rendezvous.nodes == 1 else task_file.parent.parent
     return f"{cell.parent.name}-{cell.name}"
 
 
 def environment(
     job: Job, row_id: str, inherited: Mapping[str, str] = os.environ, nodes: int = 1, cores: int = 0
 ) -> dict[str, str]:
-    """The inherited environment with what a job needs; a variable that the person set is left as it is.
+    """Return the inherited environment with the variables of a job. A variable that the user has set stays as it is.
 
-    `cores`: how many of this host's the job has; 0: all that this process has.
+    `cores`: number of CPUs for the job on this host; 0: all that this process may use.
     """
     env = dict(inherited)
     env[MARKER] = row_id
@@ -100,7 +98,7 @@ def environment(
     defaults = {
         **interfaces,
         "PYTHONUNBUFFERED": "1",
-        # torchrun would say 1 for every rank; on a CPU the ranks share the cores.
+        # torchrun would set 1 for every rank; on a CPU the ranks share the cores.
         "OMP_NUM_THREADS": str(max(1, (cores or _cores()) * nodes // job.world_size)),
     }
     if job.device == "cpu":

@@ -1,9 +1,9 @@
-"""Merge the files of single rows into one, which reads a hundred times faster. Safe beside a running sweep.
+"""Merges the files of single rows into one, which reads a hundred times faster. Safe beside a running sweep.
 
-A reader sees every row once at any moment: the merged file appears whole before the single ones go, and what is found
-twice counts once. A writer learns from an index, written first of all, that a row exists whose file is gone. Rows that
-a sweep may still take back (error, timeout: they may be tried again), files that are broken, foreign or of a newer
-tpbench stay as they are. Killed at any moment it leaves nothing that the next run does not put right.
+A reader sees every row once at any moment: the merged file appears before the single files are deleted, and a row that
+is found twice counts once. An index, written first, tells a writer that a row exists although its file is gone. Some
+files stay as they are: rows of status error and timeout (a sweep may retry these cells and delete the rows), broken and
+foreign files, and files of a newer tpbench. After a kill at any moment the next run continues.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ KEPT = ("error", "timeout")
 
 
 class Busy(Exception):
-    """Somebody else is merging this folder."""
+    """Another process is merging this folder."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was done."""
+    """Counts of a merge."""
 
     rows: int
     files_before: int
@@ -46,11 +46,17 @@ class Report:
     complaints: list[str]
 
 
-def compact(output_dir: str | os.PathLike[str]) -> Report:
-    """Merge the rows of OUTPUT_DIR. Raises FileNotFoundError where there are none, Busy while another one merges."""
+def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = False) -> Report:
+    """Merge the rows of OUTPUT_DIR into one file.
+
+    `single_rows_only` leaves the files that were merged before: a growing folder would be rewritten again and again.
+    Raises FileNotFoundError if there are no rows, Busy while another process merges.
+    """
     rows = Path(output_dir, "rows")
     with _alone(rows):
         files = [path for path in row_files(rows) if path.parent == rows.absolute()]
+        if single_rows_only:
+            files = [path for path in files if not path.name.startswith(MERGED)]
         table, merged, complaints = read_table(files)
         table = table.filter(pc.invert(pc.is_in(table["status"], pa.array(KEPT))))
         going = _sources(merged, table)
@@ -65,14 +71,16 @@ def compact(output_dir: str | os.PathLike[str]) -> Report:
 
 
 def _sources(read: list[Path], table: pa.Table) -> list[Path]:
-    """The files all of whose rows are in the table. A row's own file has its name; a file that a person gave another
-    name is not ours to remove."""
+    """Return the files whose rows are all in the table: merged files, and single files that are named after their row.
+
+    A file that a user has renamed is not deleted.
+    """
     names = set(table["row_id"].to_pylist())
     return [path for path in read if path.name.startswith(MERGED) or path.stem in names]
 
 
 def publish(table: pa.Table, rows: Path) -> None:
-    """Put many rows into one file of the folder: whole, durable, or not at all."""
+    """Write many rows into one file of the folder: whole and durable, or not at all."""
     name = f"{MERGED}{secrets.token_hex(8)}.parquet"
     temporary = rows / f".{name}.tmp"
     try:

@@ -1,4 +1,4 @@
-"""Which rows have moved from files of their own into a merged one: they exist, though their file does not."""
+"""Index of the rows that were merged: they exist, although their own files do not."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 INDEX = ".compacted"
-"""In the folder of the rows: a row's name on each line. Grows only."""
+"""File in the folder of the rows, with the name of one row on each line. It only grows."""
 
 
 def moved(rows: Path, row_id: str) -> bool:
-    """Whether that row is in a merged file of this folder."""
+    """Return True if that row is in a merged file of this folder."""
     try:
         status = (rows / INDEX).stat()
     except OSError:
@@ -21,11 +21,11 @@ def moved(rows: Path, row_id: str) -> bool:
 
 
 def note(rows: Path, row_ids: Iterable[str]) -> None:
-    """Say so, durably, before their files go."""
+    """Add rows to the index, durably, before their files are deleted."""
     with (rows / INDEX).open("a+b") as index:
         if index.tell():
             index.seek(-1, os.SEEK_END)
-            if index.read(1) != b"\n":  # the last line was torn as it was written, and must not tear the next
+            if index.read(1) != b"\n":  # a crash cut the last line: end it, so that it does not spoil the next one
                 index.write(b"\n")
         index.write("".join(f"{each}\n" for each in row_ids).encode())
         index.flush()

@@ -1,14 +1,12 @@
-"""Rows from disk as one tidy pandas frame.
+"""Reads rows from disk into one tidy pandas frame.
 
-Nothing that a file says is evaluated: Arrow reads it, its metadata but for the schema version is dropped, and what
-pandas sees are the declared columns.
+Nothing in a file is evaluated: Arrow reads it, and its metadata is dropped except for the version of the schema.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,9 +21,10 @@ import pyarrow.parquet as pq
 
 from tpbench.results.columns import FLAG, INT, TEXT
 from tpbench.results.find import Where, row_files
-from tpbench.results.front import kind_of, row_of, table_of
+from tpbench.results.plain import plain_rows
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, all_columns
 from tpbench.results.upgrade import upgrade
+from tpbench.results.write import row_path, row_table
 from tpbench.settings import unknown
 
 _THREADS = min(4, os.cpu_count() or 1)
@@ -39,41 +38,41 @@ _PANDAS_TYPES = {
 
 
 class RowWarning(UserWarning):
-    """A file was passed over, or read in part. The message names it."""
+    """A file was skipped, or read in part. The message names the file."""
 
 
 class _Unreadable(Exception):
-    """Why a file is passed over."""
+    """The reason why a file is skipped."""
 
 
 @dataclass(frozen=True)
 class _Read:
-    """What one file held."""
+    """The content of one file."""
 
     version: int
-    content: pa.Table | dict[str, Any]
-    """Its columns, or its row where that is there as text."""
+    """Version of the schema that wrote the file."""
+    table: pa.Table
 
 
 def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
-    """All rows in `where`: a folder and the folders within, a file, a glob, or a list of these.
+    """Return all rows in `where`: a folder with its subfolders, a file, a glob, or a list of these.
 
-    `columns` leaves all others on disk. Every other keyword is a column and the value, or list of values, that rows
-    must have there: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab", "time_ms"])`.
-    outputs/SCHEMA.md lists the columns with their units.
+    `columns` selects columns; the others are not read. Every other keyword is a column with the value, or the list of
+    values, that rows must have: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab",
+    "time_ms"])`. outputs/SCHEMA.md lists the columns with their units.
 
-    The frame has every column of the schema and of every workload, whether or not a row fills it, in the schema's
-    order; whole numbers, truth values and text are nullable, samples are arrays, moments are UTC. Rows are in the
-    order in which they were made, and one that is found twice, because it was copied or merged into a bigger file,
-    counts once. A file that is broken or not tpbench's is named in a RowWarning and passed over. Raises
-    FileNotFoundError where there is no such place, ValueError for a column that does not exist.
+    The frame has every column of the schema and of every workload, in the schema's order, even if no row fills it.
+    Whole numbers, truth values and text are nullable, samples are arrays, times are UTC. Rows are in the order in which
+    they were made. A row that is found twice, because its file was copied or merged, counts once. A broken file, or one
+    of another program, is skipped with a RowWarning that names it. Raises FileNotFoundError if there is no such place,
+    ValueError for a column that does not exist.
     """
     frame: pd.DataFrame = _load(where, columns, equal).to_pandas(types_mapper=_PANDAS_TYPES.get)
     return frame
 
 
 def load_table(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pa.Table:
-    """The same rows as an Arrow table, for DuckDB, polars and others. See `load`."""
+    """Return the same rows as `load`, as an Arrow table for DuckDB, polars and others."""
     return _load(where, columns, equal)
 
 
@@ -87,7 +86,7 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
             f"{newer[0]}{f' and {len(newer) - 1} more' if len(newer) > 1 else ''}: written by a newer tpbench (schema "
             f"{versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
         )
-    table, misfits, _ = _unite(reads, needed)
+    table, misfits, _ = _unite(reads)
     for complaint in complaints + misfits:
         warnings.warn(complaint, RowWarning, stacklevel=3)
     for name in (*equal, *(columns or ())):
@@ -100,7 +99,7 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
 
 
 def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
-    """Which rows have that value, or one of those in a list."""
+    """Return a mask of the rows that have the value, or one of the values in a list."""
     values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
     kind = TEXT if pa.types.is_null(column.type) else column.type
     try:
@@ -110,9 +109,27 @@ def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
     return pc.is_in(column.cast(kind), value_set=wanted)
 
 
+def load_row(output_dir: str, row_id: str) -> dict[str, Any]:
+    """Return one row of an output folder, with None for an empty column. The row may be merged with others."""
+    own_file = row_path(output_dir, row_id)
+    (row,) = plain_rows(load(own_file if own_file.exists() else Path(output_dir, "rows"), row_id=row_id))
+    return row
+
+
+def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows that this process wrote or loaded as a frame like that of `load`."""
+    known = all_columns()
+    filled = [{name: value for name, value in row.items() if name in known and value is not None} for row in rows]
+    table = _in_order(_concatenate([row_table(row) for row in filled]))
+    frame: pd.DataFrame = table.to_pandas(types_mapper=_PANDAS_TYPES.get)
+    return frame
+
+
 def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
-    """The rows of all files but those of a newer tpbench as one table without duplicates, the files that they came
-    from, and a complaint for each other one."""
+    """Return the rows of all files as one table without duplicates, the files that were read, and complaints.
+
+    Files of a newer tpbench, and files that cannot be read, are left out, with one complaint for each.
+    """
     reads, complaints = _read_all(where, None)
     current = {path: read for path, read in reads.items() if read.version <= SCHEMA_VERSION}
     complaints += [f"{path}: left as it is, written by a newer tpbench" for path in reads if path not in current]
@@ -121,14 +138,14 @@ def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
 
 
 def _read_all(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, _Read], list[str]]:
-    """Every readable file, and a complaint for each other one."""
+    """Return the content of every readable file, and a complaint for each other file."""
     reads: dict[Path, _Read] = {}
     refused: dict[Path, str] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
         for _ in range(_LOOKS):
             new = [path for path in row_files(where) if path not in reads and path not in refused]
             vanished = False
-            # Only waiting for the disk is worth threads: Arrow does not let go of the interpreter for such small files.
+            # Threads only for the disk: while Arrow parses such small files, it holds the interpreter lock.
             for path, content in zip(new, threads.map(_content, new), strict=True):
                 result = _parse(content, columns) if isinstance(content, bytes) else content
                 if isinstance(result, _Read):
@@ -137,15 +154,15 @@ def _read_all(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, 
                     vanished = True
                 else:
                     refused[path] = f"{path}: passed over, {result}"
-            if not vanished:  # else its rows may have moved into a file that the last look did not see
+            if not vanished:  # else its rows may have moved to a merged file that the last listing did not contain
                 break
     return reads, list(refused.values())
 
 
 def _content(path: Path) -> bytes | _Unreadable | None:
-    """The file, or why not, or None where it is gone."""
+    """Return the file's bytes, or why it cannot be read, or None if it was deleted."""
     try:
-        return path.read_bytes()  # whole, not mapped: a file cut short under a mapping would end this process
+        return path.read_bytes()  # not mapped: truncating a mapped file would kill this process
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -153,9 +170,7 @@ def _content(path: Path) -> bytes | _Unreadable | None:
 
 
 def _parse(content: bytes, columns: frozenset[str] | None) -> _Read | _Unreadable:
-    """The file's rows, of those columns, or why not."""
-    if (row := row_of(content)) is not None:
-        return _Read(SCHEMA_VERSION, row)
+    """Return the file's rows with those columns, or why they cannot be read."""
     try:
         parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
         marker = (parquet.metadata.metadata or {}).get(MARKER)
@@ -163,7 +178,7 @@ def _parse(content: bytes, columns: frozenset[str] | None) -> _Read | _Unreadabl
             return _Unreadable("it is not tpbench's")
         version = int(marker)
         wanted = None
-        if columns is not None and version == SCHEMA_VERSION:  # an older file may call them something else
+        if columns is not None and version == SCHEMA_VERSION:  # an older schema may have other names
             wanted = [name for name in parquet.schema_arrow.names if name in columns]
         table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
         return _Read(version, table)
@@ -171,37 +186,37 @@ def _parse(content: bytes, columns: frozenset[str] | None) -> _Read | _Unreadabl
         return _Unreadable(f"it is broken: {' '.join(str(error).split())[:200]}")
 
 
-def _unite(reads: dict[Path, _Read], columns: frozenset[str] | None = None) -> tuple[pa.Table, list[str], list[Path]]:
-    """One table of the current schema, a complaint for each file that does not fit it, and the files that do.
+def _unite(reads: dict[Path, _Read]) -> tuple[pa.Table, list[str], list[Path]]:
+    """Return one table of the current schema, a complaint for each file that does not fit it, and the files that do.
 
-    Files alike are put together before anything is done a column: ten thousand rows come in a handful of kinds.
+    Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas.
     """
-    texts: dict[object, dict[Path, dict[str, Any]]] = defaultdict(dict)
-    kinds: list[tuple[int, pa.Schema, dict[Path, pa.Table]]] = []
+    groups: list[tuple[int, pa.Schema, dict[Path, pa.Table]]] = []
     for path, read in reads.items():
-        if isinstance(read.content, dict):
-            texts[kind_of(read.content)][path] = read.content
-            continue
-        for version, schema, alike in kinds:
-            if version == read.version and schema.equals(read.content.schema):
-                alike[path] = read.content
+        for version, schema, tables_by_path in groups:
+            if version == read.version and schema.equals(read.table.schema):
+                tables_by_path[path] = read.table
                 break
         else:
-            kinds.append((read.version, read.content.schema, {path: read.content}))
-    tables = [table_of(list(rows.values()), columns) for rows in texts.values()]
-    complaints, used = [], [path for rows in texts.values() for path in rows]
-    for version, _, alike in kinds:
+            groups.append((read.version, read.table.schema, {path: read.table}))
+    tables: list[pa.Table] = []
+    complaints: list[str] = []
+    used: list[Path] = []
+    for version, _, tables_by_path in groups:
         try:
-            table = pa.concat_tables(list(alike.values())).combine_chunks()
+            table = pa.concat_tables(list(tables_by_path.values())).combine_chunks()
             tables.append(_conform(table, version))
-            used += alike
+            used += tables_by_path
         except (_Unreadable, pa.ArrowException, ValueError) as error:
-            complaints += [f"{path}: passed over, it is broken: {error}" for path in alike]
+            complaints += [f"{path}: passed over, it is broken: {error}" for path in tables_by_path]
     return _concatenate(tables), complaints, used
 
 
 def _conform(table: pa.Table, version: int) -> pa.Table:
-    """The table's columns in the declared types. What is not declared stays, unless a newer tpbench declared it."""
+    """Return the table with its columns in the declared types.
+
+    An undeclared column stays, unless a newer tpbench wrote the file.
+    """
     columns = all_columns()
     if len(set(table.column_names)) < len(table.column_names):
         raise _Unreadable("it has two columns of one name")
@@ -223,7 +238,7 @@ def _conform(table: pa.Table, version: int) -> pa.Table:
 
 
 def _concatenate(tables: list[pa.Table]) -> pa.Table:
-    """All tables as one that has every declared column, in order, then the others."""
+    """Return all tables as one with every declared column, in order, and then the other columns."""
     declared = all_columns()
     others = dict.fromkeys(name for table in tables for name in table.column_names if name not in declared)
     arrays = {}
@@ -242,11 +257,11 @@ def _concatenate(tables: list[pa.Table]) -> pa.Table:
 
 
 def _common_type(types: Iterable[pa.DataType]) -> pa.DataType:
-    """A type for a column whose files differ: numbers become floats, lists lists of such, anything else text."""
+    """Return the type of a column whose files differ: floats for numbers, lists of them for lists, else text."""
     distinct = {kind for kind in types if not pa.types.is_null(kind)}
     if len(distinct) <= 1:
         return distinct.pop() if distinct else pa.null()
-    if all(map(pa.types.is_list, distinct)):  # which may differ in what a file calls their elements
+    if all(map(pa.types.is_list, distinct)):  # files may name the elements differently
         return pa.list_(_common_type(kind.value_type for kind in distinct))
     if all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in distinct):
         return pa.float64()
@@ -254,7 +269,7 @@ def _common_type(types: Iterable[pa.DataType]) -> pa.DataType:
 
 
 def _in_order(table: pa.Table) -> pa.Table:
-    """Each row once, in the order in which they were made."""
+    """Return each row once, in the order in which the rows were made."""
     frame = table.select([*_ORDER, "finished_at"]).to_pandas(types_mapper=_PANDAS_TYPES.get)
     identified = frame["row_id"].notna()
     again = frame.duplicated(["row_id", "started_at", "finished_at"]) & identified

@@ -1,4 +1,4 @@
-"""Put one row on disk: whole, durable and once, or not at all."""
+"""Writes one row to disk: whole, durable and once, or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import fcntl
 import os
 import re
 import secrets
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import pyarrow.parquet as pq
 import tpbench
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.compacted import moved
-from tpbench.results.front import seal, text_of
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, STATUSES, RowError, common_columns, type_of, workload_columns
 from tpbench.settings import unknown
 
@@ -31,18 +29,18 @@ _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 
 
 class RowExists(FileExistsError):
-    """Somebody has written this row before: theirs stays."""
+    """The row exists already, and stays as it is."""
 
 
 def row_path(output_dir: str | os.PathLike[str], row_id: str) -> Path:
-    """Where a row lies."""
+    """Return the path of a row's own file. Raises RowError if the name of the row is no plain file name."""
     if not _ROW_ID.fullmatch(row_id):
         raise RowError(f"row_id {row_id!r} is no plain file name")
     return Path(output_dir, "rows", f"{row_id}.parquet")
 
 
 def row_exists(output_dir: str | os.PathLike[str], row_id: str) -> bool:
-    """Whether that row is on disk, in a file of its own or merged with others."""
+    """Return True if that row is on disk, in its own file or merged with others."""
     path = row_path(output_dir, row_id)
     return path.is_file() or moved(path.parent, row_id)
 
@@ -50,10 +48,9 @@ def row_exists(output_dir: str | os.PathLike[str], row_id: str) -> bool:
 def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id: str) -> Path:
     """Write `row` to OUTPUT_DIR/rows/ROW_ID.parquet and return that path.
 
-    Columns that are not in `row` are null; row_id, schema_version and tpbench_version need not be. When this returns,
-    the row survives a power cut. Raises RowError for a column that does not exist or a value that its type cannot
-    hold, RowExists when the row is there already, and OSError when the disk does not take it: nothing half-written
-    is left then.
+    Columns that are not in `row` are null; row_id, schema_version and tpbench_version are added. When this returns, the
+    row survives a power cut. Raises RowError for a column that does not exist or a value that its type cannot hold,
+    RowExists if the row is there already, and OSError if the disk does not take it. After an error nothing is left.
     """
     path = row_path(output_dir, row_id)
     own = {"row_id": row_id, "schema_version": SCHEMA_VERSION}
@@ -74,7 +71,7 @@ def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id
 
 
 def row_table(row: Mapping[str, Any]) -> pa.Table:
-    """The row as an Arrow table of one line, in the schema's types and order."""
+    """Return the row as an Arrow table of one line, in the schema's types and order. Raises RowError."""
     common = common_columns()
     added = workload_columns().get(row.get("workload") or "", {})
     known = common | added
@@ -89,14 +86,14 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
         kind = column.type
         if pa.types.is_null(kind):
             if value is None:
-                continue  # its type is not known: the absence says as much as a null
+                continue  # without a value its type is unknown; readers add it as null
             kind = type_of(value)
         arrays[name] = _array(name, kind, value)
     return pa.table(arrays)
 
 
 def _plain(value: Any) -> Any:
-    """Numpy's scalars and arrays as Python's: what measures hands over either."""
+    """Return numpy scalars and arrays as Python values."""
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
@@ -110,14 +107,13 @@ _ACCEPTED: dict[pa.DataType | None, tuple[type, ...]] = {
 }
 
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EXACT = 2**53
-"""Whole numbers beyond are not all double-precision numbers."""
-_FORMATS = {INT: "<q", REAL: "<d", FLAG: "<?", TIME: "<q"}
+"""The largest range of whole numbers that double precision represents exactly."""
 
 
 def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
-    """One value as a column. Arrow alone would make 1 of true and a moment in UTC of a local one."""
+    """Return one value as a column. Raises RowError for values that Arrow would convert: true to 1, local time to
+    UTC."""
     if value is None:
         return pa.nulls(1, kind)
     accepted = isinstance(value, _ACCEPTED.get(kind, ()))
@@ -130,34 +126,16 @@ def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
     if kind in (REAL, REALS) and any(isinstance(each, int) and abs(each) > _EXACT for each in _numbers(value)):
         raise RowError(f"{name}={_short(value)} does not fit {kind} exactly")
     if kind == TEXT:
-        # The output of a process may hold bytes that are no text, and must not cost the row.
+        # The output of a process may hold bytes that are not UTF-8; they must not cost the row.
         value = value.encode("utf-8", "backslashreplace").decode("utf-8")
     try:
-        return _one(value, kind)
-    except (struct.error, OverflowError) as error:
+        return pa.array([value], kind)
+    except (pa.ArrowException, OverflowError) as error:
         raise RowError(f"{name}={_short(value)} does not fit {kind}: {error}") from None
 
 
 def _numbers(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else (value,)
-
-
-def _one(value: Any, kind: pa.DataType) -> pa.Array:
-    """An array of one value, from its bytes: given Python's values, Arrow imports pandas to see whether they are its,
-    for which a rank has neither the time nor, after it ran out of memory, the memory."""
-    if kind == REALS:
-        numbers = pa.Array.from_buffers(REAL, len(value), [None, pa.py_buffer(struct.pack(f"<{len(value)}d", *value))])
-        return pa.Array.from_buffers(
-            kind, 1, [None, pa.py_buffer(struct.pack("<2i", 0, len(value)))], children=[numbers]
-        )
-    if kind == TEXT:
-        text = value.encode()
-        return pa.Array.from_buffers(
-            kind, 1, [None, pa.py_buffer(struct.pack("<2i", 0, len(text))), pa.py_buffer(text)]
-        )
-    if kind == TIME:
-        value = (value - _EPOCH) // datetime.timedelta(microseconds=1)
-    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(struct.pack(_FORMATS[kind], value))])
 
 
 def _short(value: Any) -> str:
@@ -166,9 +144,9 @@ def _short(value: Any) -> str:
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
-    """The file's bytes. Made in memory, so that a fault in here leaves no trace on disk."""
+    """Return the bytes of a row's file."""
     sink = pa.BufferOutputStream()
-    # For one line, dictionaries, statistics and a copy of the schema are most of the file and of the time to read it.
+    # For one row, dictionaries, statistics and a copy of the schema would be most of the file and of the reading time.
     with pq.ParquetWriter(
         sink,
         table.schema,
@@ -178,12 +156,9 @@ def parquet_bytes(table: pa.Table) -> bytes:
         store_schema=False,
         write_page_checksum=True,
     ) as writer:
-        sink.write(text_of(table))
         writer.write_table(table)
         writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
-    content = bytearray(sink.getvalue())
-    seal(content)
-    return bytes(content)
+    return bytes(sink.getvalue())
 
 
 def _write_durably(path: Path, content: bytes) -> None:
@@ -194,13 +169,13 @@ def _write_durably(path: Path, content: bytes) -> None:
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Give the finished file its name, unless another has it: a hard link is the one step that does both."""
+    """Give the finished file its name, unless the name is taken. A hard link checks and names in one step."""
     if moved(path.parent, path.stem):
         raise RowExists(errno.EEXIST, "this row has been written before, and merged", str(path))
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # A network file system may have made the link, lost the answer and tried again.
+        # A network file system may have made the link, lost the answer and tried again: then the link is ours.
         if not (path.exists() and temporary.samefile(path)):
             raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
     except OSError as error:
@@ -210,9 +185,9 @@ def _publish(temporary: Path, path: Path) -> None:
 
 
 def _publish_by_rename(temporary: Path, path: Path) -> None:
-    """For file systems without hard links: look, then rename, under a lock that dies with its holder."""
+    """Check, then rename, under a lock that ends with its process. For file systems without hard links."""
     with path.with_name(".lock").open("a") as lock:
-        with contextlib.suppress(OSError):  # no locks either: what is left is a window of microseconds
+        with contextlib.suppress(OSError):  # without locks a race of microseconds remains
             fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             raise RowExists(errno.EEXIST, "this row has been written before", str(path))
@@ -220,7 +195,7 @@ def _publish_by_rename(temporary: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the new name durable, where the file system can."""
+    """Make the names in a folder durable, if the file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""A rank's life: group up, set the workload up, check it, time it, write the row, group down.
+"""The life of a rank: start the process group, set up the workload, check it, measure it, save the result.
 
-torchrun starts it once for each rank: `python -m tpbench.worker.rank CELL_FILE`. It says on stderr what it is doing, so
-that the last line of a rank that hung or died tells where.
+torchrun starts one process per rank: `python -m tpbench.worker.rank TASK_FILE`. A rank says on stderr what it begins,
+so that the last line of a rank that hung or died shows where.
 """
 
 from __future__ import annotations
@@ -16,144 +16,137 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpbench.handover.rescue import rescue_folder
-from tpbench.handover.task import CellRow
-from tpbench.launcher.failure import EXIT_CROWDED, EXIT_PEER_LOST
-from tpbench.launcher.process import die_with_parent, parent_is_of
+from tpbench.handover import exit_codes
+from tpbench.handover.lifetime import die_with_parent, parent_runs_job
+from tpbench.handover.task import WorkerTask
 from tpbench.measure.interleaving import FOLDER, TurnTaker
-from tpbench.results.write import RowExists
-from tpbench.worker.reuse import Residence
+from tpbench.worker.reuse import ReusableProcess
 
-EXIT_FAULT = 70  # EX_SOFTWARE: the row says what happened
-EXIT_NOT_WRITTEN = 74  # EX_IOERR: measured, but the output folder would not take the row
+if TYPE_CHECKING:
+    import torch
+
+    from tpbench.job import Job
+    from tpbench.measure.session import Context
 
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|gloo/transport"
 )
-"""What gloo and NCCL say in a rank whose peer is gone."""
+"""Messages of gloo and NCCL in a rank whose peer has ended."""
 
 RANK = int(os.environ["RANK"])
-BEGAN = time.monotonic()
+started = time.monotonic()
+"""Time of this process at which the current task began; a reused process sets it anew for each task."""
 
 
-def main(cell_file: Path) -> NoReturn:
-    """A rank that torchrun started for one job."""
+def main(task_file: Path) -> NoReturn:
+    """Run one task in a process of its own, then exit."""
     die_with_parent()
-    if not parent_is_of(CellRow.load(cell_file).row_id):
-        os._exit(EXIT_FAULT)
-    run(cell_file, "", Residence())
+    task = WorkerTask.load(task_file)
+    if not parent_runs_job(task.row_id):
+        os._exit(exit_codes.ERROR)
+    run(task, "", ReusableProcess())
     leave()
 
 
-def run(cell_file: Path, meeting: str, residence: Residence) -> bool:
-    """Run the cell on this rank; leaves where it does not end well. `meeting`: what sets this process's groups apart
-    from others of the same torchrun. Returns whether the process may have another job: the same on every rank."""
+def run(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> bool:
+    """Run a task on this rank. If the task fails, the process exits here.
+
+    `group_prefix` distinguishes this process group from others of the same torchrun. Returns True if this process may
+    run another task: the same value on every rank.
+    """
     faulthandler.enable()
-    row = CellRow.load(cell_file)
     try:
-        may_have_another = _measure(row, meeting, residence, cell_file.parent)
+        return _measure(task, group_prefix, process)
     except Exception as error:
         traceback.print_exc()
-        code = EXIT_PEER_LOST if _PEER_LOST.search(str(error)) else EXIT_FAULT
-        if code == EXIT_FAULT:  # else the launcher will say which rank broke the collective, and how
-            _write_fault(row, error)
-        leave(code)
-    return may_have_another
+        if _PEER_LOST.search(str(error)):  # the rank that broke the collective knows the reason
+            leave(exit_codes.PEER_LOST)
+        _save_failure(task, error)
+        leave(exit_codes.ERROR)
 
 
 def leave(code: int = 0) -> NoReturn:
-    """By `os._exit`: gloo and NCCL threads may abort an orderly teardown after all that counts is done."""
+    """Exit at once. An orderly teardown can abort in threads of gloo or NCCL, after the result is saved."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _measure(row: CellRow, meeting: str, residence: Residence, folder: Path) -> bool:
+def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> bool:
     say("importing torch")
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    job = row.job
-    device = _device(torch, job.device)
-    residence.enter(row)
+    job = task.job
+    device = _device(job.device)
+    process.begin_task(job)
     if not dist.is_initialized():
-        # The launcher ends a job that takes too long and knows more of it than a group that gives up would.
+        # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=(job.timeout_s + 60) * row.sharers),
-            store=PrefixStore(meeting, _agents_store(dist)),
+            timeout=timedelta(seconds=(job.timeout_s + 60) * task.sharing_cells),
+            store=PrefixStore(group_prefix, _store_of_torchrun()),
             rank=RANK,
             world_size=job.world_size,
         )
-    residence.settled()
-    _measure_in(row, device, residence.jobs, TurnTaker(folder / FOLDER) if row.known.get("interleaved") else None)
-    obstacle = residence.ends_because(device)
-    say(f"done; this process ends: {obstacle}" if obstacle else "done; this process may have another job")
-    stays = torch.tensor(not obstacle, dtype=torch.int32)
+    process.remember_settings()
+    _measure_in_group(task, device, process.tasks_done)
+    reason = process.reason_to_exit(device)
+    say(f"done; this process ends: {reason}" if reason else "done; this process may run another task")
+    stays = torch.tensor(not reason, dtype=torch.int32)
     dist.all_reduce(stays, dist.ReduceOp.MIN)
     return bool(stays)
 
 
-def _measure_in(row: CellRow, device: Any, jobs_before: int, turns: TurnTaker | None) -> None:
-    """The cell, within the process group. Nothing refers to its tensors afterwards."""
-    import torch
-
+def _measure_in_group(task: WorkerTask, device: torch.device, tasks_before: int) -> None:
+    """Measure the cell within the process group. When this returns, nothing refers to the cell's tensors."""
     from tpbench.measure import memory
     from tpbench.measure.bandwidth import copy_gb_per_s
     from tpbench.measure.run import run as measure
 
-    job = row.job
-    context = _context(job, device, Path(row.known["log_dir"]))
-    bench = job.workload.bench
-    limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * row.sharers)
+    job = task.job
+    context = _context(job, device, task.folder)
+    limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * task.sharing_cells)
     say("setting up")
-    columns: dict[str, Any] = {
-        "memory_limit_gib": limit, "jobs_before": jobs_before, **_torch_facts(torch, device),
-    }  # fmt: skip
+    columns = {"memory_limit_gib": limit, "jobs_before": tasks_before, **_torch_columns(device)}
     copy = copy_gb_per_s(device)
-    session = bench.setup(job.problem, job.implementation, context)
-    verdict, measured = measure(session, context, job.measure, copy, say, bool(row.known["interpreted"]), turns)
-    columns |= measured | verdict.columns
+    session = job.workload.bench.setup(job.problem, job.implementation, context)
+    turns = TurnTaker(task.folder / FOLDER) if task.interleaving else None
+    verdict, measured = measure(session, context, job.measure, copy, say, task.interpreted, turns)
     if RANK == 0:
-        _write(row, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
+        _save(task, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns, **measured, **verdict.columns)
 
 
-def _write(row: CellRow, status: str, reason: str | None, **columns: Any) -> None:
-    """Publish the row unless another rank did. A row that the disk will not take is put where the launcher looks."""
+def _save(task: WorkerTask, status: str, reason: str | None, **columns: Any) -> None:
+    """Save the result, unless another rank has saved one."""
     from tpbench.measure import machine
 
-    columns["environment"] = machine.recorded_environment()
-    try:
-        row.write(status, reason, **columns)
-    except RowExists:
-        pass
-    except OSError as error:
-        say(f"the row cannot be written: {error}")
-        row.write(status, reason, output_dir=str(rescue_folder()), **columns)
-        os._exit(EXIT_NOT_WRITTEN)
+    task.result(status, reason, environment=machine.recorded_environment(), **columns).save(task.folder)
 
 
-def _write_fault(row: CellRow, error: Exception) -> None:
+def _save_failure(task: WorkerTask, error: Exception) -> None:
     from tpbench.measure import memory
 
     memory.lift_limit()
     shortage = memory.shortage(error)
     if shortage is None:
-        _write(row, "error", f"rank {RANK}: {type(error).__name__}: {error}")
+        _save(task, "error", f"rank {RANK}: {type(error).__name__}: {error}")
         return
-    if row.sharers > 1:  # says nothing of the cell: it will be measured alone
-        say("out of memory, which others share who take turns with this cell")
-        os._exit(EXIT_CROWDED)
+    if task.sharing_cells > 1:  # interleaved cells share the memory: this says nothing about the cell alone
+        say("out of memory beside interleaved cells")
+        os._exit(exit_codes.SHARED_MEMORY_FULL)
     asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
-    _write(row, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
+    _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
 
 
-def _device(torch: Any, wanted: str) -> Any:
-    if wanted == "cpu":
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -164,15 +157,20 @@ def _device(torch: Any, wanted: str) -> Any:
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
-def _agents_store(dist: Any) -> Any:
-    """torchrun's own store, where the ranks find each other."""
-    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+def _store_of_torchrun() -> Any:
+    """Return torchrun's own key-value store, in which the ranks find each other."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 @functools.cache
 def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
-    """The groups of the (dp, tp) mesh's rows and of its columns, row-major. Every rank must create every group, in the
-    same order. One of all ranks is the world itself: a communicator of its own would cost seconds and memory."""
+    """Return the process groups of the rows and of the columns of the (dp, tp) mesh, which is row-major.
+
+    Every rank must create every group in the same order. A group of all ranks is the world itself: another communicator
+    would cost seconds and memory.
+    """
     import torch.distributed as dist
 
     def group(ranks: list[int]) -> Any:
@@ -182,7 +180,7 @@ def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
     return [group(ranks) for ranks in replicas], [group(list(ranks)) for ranks in zip(*replicas, strict=True)]
 
 
-def _context(job: Any, device: Any, folder: Path) -> Any:
+def _context(job: Job, device: torch.device, folder: Path) -> Context:
     import torch.distributed as dist
 
     from tpbench.measure.session import Context
@@ -204,21 +202,23 @@ def _context(job: Any, device: Any, folder: Path) -> Any:
     )
 
 
-def _torch_facts(torch: Any, device: Any) -> dict[str, Any]:
+def _torch_columns(device: torch.device) -> dict[str, Any]:
+    """Return the columns of a row that only torch knows."""
+    import torch
     import torch.distributed as dist
 
-    found: dict[str, Any] = {"backend": dist.get_backend(), "torch_version": torch.__version__}
+    columns: dict[str, Any] = {"backend": dist.get_backend(), "torch_version": str(torch.__version__)}
     if device.type == "cuda":
-        found["backend"] = "nccl"
-        found["cuda_version"] = torch.version.cuda
-        found["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+        columns["backend"] = "nccl"
+        columns["cuda_version"] = torch.version.cuda
+        columns["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return columns
 
 
-def say(what: str) -> None:
-    """A line on stderr: what this rank begins."""
-    with contextlib.suppress(OSError):  # a disk that is full must not cost the measurement too
-        print(f"[{time.monotonic() - BEGAN:.1f} s] rank {RANK}: {what}", file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """Print one line on stderr: what this rank begins."""
+    with contextlib.suppress(OSError):  # a full disk must not cost the measurement too
+        print(f"[{time.monotonic() - started:.1f} s] rank {RANK}: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

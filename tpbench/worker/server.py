@@ -1,146 +1,105 @@
-"""A rank that stays for many jobs: `python -m tpbench.worker.server FOLDER`, started by torchrun like a worker.
+"""A rank that stays for many tasks: `python -m tpbench.worker.server QUEUE_FOLDER`, started by torchrun.
 
-It imports what every job needs and never touches a GPU or a process group itself. For each job it forks, and the child
-lives a worker's whole life in the copy; whatever that does to memory, limits, seeds, caches or compiled code is gone
-with it. A child on a GPU that has left nothing behind stays for the next job (`tpbench.worker.reuse`). The first
-job that does not end well ends this process in the same way, and so the group.
+The server imports what every job needs, and never uses a GPU or a process group itself. It forks for each task, and the
+child lives the whole life of a rank. So memory, limits, seeds, caches and compiled code end with the child. A child on
+a GPU that leaves no observable state runs the next task too (`tpbench.worker.reuse`). After the first task that fails,
+the server ends in the same way, and so does its torchrun.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-POLL_S = 0.005
-EXIT_MOVED_OUT = 75  # EX_TEMPFAIL: a child that stayed has not taken the job that is next
-
-
-@dataclass(frozen=True)
-class Order:
-    """What a rank is to do next."""
-
-    cell_file: Path
-    may_stay: bool
-    """Whether the job's process may have the next job too."""
-
-
-@dataclass(frozen=True)
-class Spool:
-    """Where jobs are handed over, numbered from 0."""
-
-    folder: Path
-
-    def put(self, number: int, order: Order | None) -> None:
-        """Hand over a job, or None: to give up the devices and do nothing else."""
-        temporary = self.folder / f".{number}.job"
-        temporary.write_text(json.dumps([str(order.cell_file), order.may_stay] if order else None))
-        temporary.rename(self.folder / f"{number}.job")
-
-    def wait(self, number: int) -> Order | None:
-        """What is next, as soon as it is there."""
-        file = self.folder / f"{number}.job"
-        while not file.exists():
-            time.sleep(POLL_S)
-        content = json.loads(file.read_text())
-        return Order(Path(content[0]), content[1]) if content else None
-
-    def finish(self, number: int, rank: int) -> None:
-        """This rank has done its part."""
-        (self.folder / f"{number}.{rank}.done").touch()
-
-    def finished(self, number: int, rank: int) -> bool:
-        """Whether that rank has."""
-        return (self.folder / f"{number}.{rank}.done").exists()
-
-    def done(self, number: int, ranks: int) -> bool:
-        """Whether all ranks have."""
-        return all(self.finished(number, rank) for rank in range(ranks))
+from tpbench.handover import exit_codes
+from tpbench.handover.lifetime import die_with_parent
+from tpbench.handover.queue import QueuedTask, TaskQueue
+from tpbench.handover.task import WorkerTask
 
 
 def main(folder: Path) -> NoReturn:
-    from tpbench.launcher.process import die_with_parent
-
+    """Run the tasks of a queue until the launcher ends this process."""
     rank = int(os.environ["RANK"])
     die_with_parent()
-    _import_what_jobs_need()
-    spool = Spool(folder)
+    _import_for_all_jobs()
+    queue = TaskQueue(folder)
     number = 0
     while True:
-        order = spool.wait(number)
-        if order is None:  # whoever stayed is gone
-            spool.finish(number, rank)
-        elif child := _forked(order.cell_file):
+        queued = queue.wait(number)
+        if queued is None:  # a reused process has released the devices and ended
+            queue.finish(number, rank)
+        elif child := _fork(queued.task_file):
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            while spool.finished(number, rank):  # by a child that stayed
+            while queue.finished(number, rank):  # a reused child finished several tasks
                 number += 1
-            if code == EXIT_MOVED_OUT:
+            if code == exit_codes.TASK_LEFT:
                 continue
             _end_like(code)
-            spool.finish(number, rank)
+            queue.finish(number, rank)
         else:
-            _live(spool, number, rank, order)
+            _run_tasks(queue, number, rank, queued)
         number += 1
 
 
-def _forked(cell_file: Path) -> int:
-    _import_what_this_job_needs(cell_file)
+def _fork(task_file: Path) -> int:
+    _import_for_job(task_file)
     return os.fork()
 
 
-def _import_what_jobs_need() -> None:
+def _import_for_all_jobs() -> None:
     for name in ("torch.distributed", "tpbench.measure.bandwidth", "tpbench.measure.run", "tpbench.worker.rank"):
         importlib.import_module(name)
 
 
-def _import_what_this_job_needs(cell_file: Path) -> None:
-    """Its workload, here and once. What cannot be imported will be said by the child, in the job's row."""
+def _import_for_job(task_file: Path) -> None:
+    """Import the job's workload once, before the fork. If that fails, the child reports it in the job's result."""
     import torch
 
-    from tpbench.handover.task import CellRow
-
     with contextlib.suppress(Exception):
-        _ = CellRow.load(cell_file).job.workload.bench
+        _ = WorkerTask.load(task_file).job.workload.bench
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("CUDA was used before a job was forked: none could use it")
 
 
-def _live(spool: Spool, number: int, rank: int, order: Order) -> NoReturn:
-    """The child's life: a worker's, with logs and a rendezvous of its own, for one job or as long as it may stay."""
-    from tpbench.handover.task import CellRow
-    from tpbench.launcher.process import die_with_parent
+def _run_tasks(queue: TaskQueue, number: int, rank: int, queued: QueuedTask) -> NoReturn:
+    """Run one task in this forked child, then the following ones as long as the process may be reused.
+
+    Each task has its own logs and its own rendezvous.
+    """
     from tpbench.worker import rank as worker
-    from tpbench.worker.reuse import Residence
+    from tpbench.worker.reuse import ReusableProcess
 
     parent = os.getppid()
     die_with_parent()
     if os.getppid() != parent:
-        os._exit(worker.EXIT_FAULT)
-    residence, meeting = Residence(), f"job {number}"
+        os._exit(exit_codes.ERROR)
+    process, group_prefix = ReusableProcess(), f"job {number}"
+    task = WorkerTask.load(queued.task_file)
     while True:
-        _log_beside(order.cell_file)
-        worker.BEGAN = time.monotonic()
-        residence.welcome = order.may_stay
-        if not worker.run(order.cell_file, meeting, residence):
+        _redirect_output(queued.task_file.parent)
+        worker.started = time.monotonic()
+        process.reusable = queued.reusable
+        if not worker.run(task, group_prefix, process):
             worker.leave()
-        spool.finish(number, rank)
+        queue.finish(number, rank)
         number += 1
-        following = spool.wait(number)
-        if following is None or not residence.fits(CellRow.load(following.cell_file)):
-            worker.leave(EXIT_MOVED_OUT)
-        order = following
+        following = queue.wait(number)
+        if following is None:
+            worker.leave(exit_codes.TASK_LEFT)
+        queued, task = following, WorkerTask.load(following.task_file)
+        if not process.has_groups_of(task.job):
+            worker.leave(exit_codes.TASK_LEFT)
 
 
-def _log_beside(cell_file: Path) -> None:
-    """What is written from now on goes to the job's folder."""
-    logs = cell_file.parent / "warm" / "attempt_0" / os.environ["LOCAL_RANK"]
+def _redirect_output(folder: Path) -> None:
+    """Write stdout and stderr of this process to log files in the cell's folder, as torchrun does."""
+    logs = folder / "warm" / "attempt_0" / os.environ["LOCAL_RANK"]
     logs.mkdir(parents=True, exist_ok=True)
     for descriptor, name in ((1, "stdout.log"), (2, "stderr.log")):
         file = os.open(logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -149,7 +108,7 @@ def _log_beside(cell_file: Path) -> None:
 
 
 def _end_like(code: int) -> None:
-    """If a job ended badly, end in the same way, so that torchrun's summary says of us what is true of it."""
+    """End this process as its child ended, if that failed: then torchrun's summary is true of the child."""
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -code)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import tpbench as package
 from tests.support.fault_catalogue import Tried
 from tests.support.launcher_rows import FACTS, cell, measured
-from tpbench.handover.task import CellRow
+from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.resume import verdicts
 from tpbench.results.read import RowWarning
 from tpbench.results.write import write_row
@@ -36,10 +37,9 @@ def test_a_file_cut_at_every_length_is_named_and_the_others_are_read(tmp_path: P
 def test_a_clock_that_steps_back(tmp_path: Path, tried: Tried) -> None:
     one = cell(0, tmp_path)
     later = datetime.now(UTC) + timedelta(hours=1)
-    ahead = CellRow.begin(one.job, **FACTS)
-    ahead.known["started_at"] = later.isoformat()
-    ahead.write("error", "it broke")  # written before the clock was set back
-    CellRow.begin(one.job, **FACTS).write("ok")
+    ahead = replace(new_task(one.job, tmp_path, **FACTS), started_at=later)
+    store(ahead.result("error", "it broke"), one.job, tmp_path)  # ended before the clock was set back
+    store(new_task(one.job, tmp_path, **FACTS).result("ok"), one.job, tmp_path)
     rows = package.load(tmp_path)
     assert (rows["wall_s"] >= 0).all()
     assert verdicts([one], FACTS)[0].why == "measured before"

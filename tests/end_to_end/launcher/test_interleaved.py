@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 import tpbench as package
 from tests.support.command import Running, gone, tpbench
 from tests.support.launcher_rows import cell
-from tpbench.launcher.attempt import Outcome
-from tpbench.launcher.interleaved import Interleaved, problem_of
+from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.interleaved import InterleavedCells, problem_of
+from tpbench.launcher.plan import Cell
 from tpbench.measure.interleaving import TurnTaker, Wants
 
 INTERLEAVED = ("order=interleaved", "reuse=true", "device=cpu", "tp_size=2", "dtype=float32")
@@ -140,7 +140,7 @@ class FakeJob:
             self.log.append(name)
         self.rounds += 1
         if self.rounds == self.script["dies"]:
-            return Outcome(self.attempt.cell, None, "died", crowded=self.script["crowded"])
+            return Outcome(self.attempt.cell, None, "died", measure_alone=self.script["crowded"])
         wants = Wants.MORE if self.rounds < self.script["wants"] else Wants.ENOUGH
         wants = Wants.NO_MORE if self.rounds >= self.script["most"] else wants
         (folder / f"{number}.asked").write_text(wants)
@@ -162,23 +162,18 @@ def test_every_cell_ends_once_whatever_happens(
     folder = tmp_path_factory.mktemp("turns")
     log: list[str] = []
 
-    class FakeAttempt:
-        def __init__(self, of: Any, alone: bool = False) -> None:
-            self.cell, self.is_alone = of, alone
-            self.folder = folder / f"{of.index}{'-alone' * alone}"
-            self.row = type("Row", (), {"known": {"tries": 1}})()
-            self.folder.mkdir()
+    def begin(of: Cell) -> Attempt:
+        attempt = Attempt.begin(of, folder, {}, number=1)
+        attempt.create_folder()
+        return attempt
 
-        def alone(self, why: str) -> FakeAttempt:
-            assert "out of memory" in why
-            return FakeAttempt(self.cell, alone=True)
-
-    def submit(attempt: Any, number: int) -> Any:
-        return FakeJob(attempt, {**scripts[attempt.cell.index], "alone": attempt.is_alone,
+    def submit(attempt: Attempt, number: int) -> Any:
+        alone = attempt.task.interleaving is None
+        assert not alone or "out of memory" in attempt.task.columns["not_interleaved"]
+        return FakeJob(attempt, {**scripts[attempt.cell.index], "alone": alone,
                                  "name": "ABCD"[attempt.cell.index]}, log)  # fmt: skip
 
-    begin: Callable[[Any], Any] = FakeAttempt
-    work = Interleaved([cell(at, folder) for at in range(len(scripts))], begin, submit)
+    work = InterleavedCells([cell(at, folder) for at in range(len(scripts))], begin, submit)
     ended: list[int] = []
     for _ in range(500):
         ended += [outcome.cell.index for outcome in work.poll()]

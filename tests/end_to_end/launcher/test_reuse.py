@@ -37,7 +37,7 @@ def test_the_twentieth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: P
     assert len(list((tmp_path / "warm/outputs/sweeps").glob("*/group-*"))) == 1
 
 
-STAYING = "import tpbench.launcher.warm as w; w.may_stay = lambda job: True; from tpbench.__main__ import main; main()"
+STAYING = "import tpbench.launcher.warm as w; w.reusable = lambda job: True; from tpbench.__main__ import main; main()"
 """As on GPUs: the processes themselves stay, where they are left clean."""
 
 

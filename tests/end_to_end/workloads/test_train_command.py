@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
-from tpbench.handover.task import CellRow
+from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, parse_job, refusal
+from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.overrides import flat_names, force_fields
 from tpbench.launcher.plan import ThisHost, obstacle
 from tpbench.report.layout import lay_out
@@ -170,7 +171,7 @@ def test_names_on_the_line() -> None:
 
 def test_what_a_folder_says_is_part_of_the_key(tmp_path: Path) -> None:
     """Else a resumed sweep takes the row of another model."""
-    config, cell_file = tmp_path / "config.json", tmp_path / "cell.json"
+    config, task_file = tmp_path / "config.json", tmp_path / "task.json"
     content = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128,
         "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -184,13 +185,13 @@ def test_what_a_folder_says_is_part_of_the_key(tmp_path: Path) -> None:
     assert made(transformers_version="5.0.0", torch_dtype="float16").key == first.key
     others = [made(attention_bias=True), made(hidden_act="gelu"), made(rope_scaling={"rope_type": "dynamic"})]
     assert len({each.key for each in (first, *others)}) == 4
-    row = CellRow.begin(first, log_dir=str(tmp_path))
-    assert row.known["config_hash"] == first.problem.config_hash
-    row.save(cell_file)
-    assert CellRow.load(cell_file).job.key == first.key  # though the folder says something else by now
+    task = new_task(first, tmp_path)
+    assert task.columns["config_hash"] == first.problem.config_hash
+    task.save(task_file)
+    assert WorkerTask.load(task_file).job.key == first.key  # though the folder says something else by now
     config.unlink()
-    assert CellRow.load(cell_file).job.key == first.key
-    assert CellRow.begin(job("variant=fsdp", "shape=tiny_train_dp2")).known["config_hash"] is None
+    assert WorkerTask.load(task_file).job.key == first.key
+    assert new_task(job("variant=fsdp", "shape=tiny_train_dp2"), tmp_path).columns["config_hash"] is None
 
 
 def test_every_choice_of_the_experiment_makes_a_job_that_something_can_run() -> None:
@@ -221,7 +222,7 @@ def test_what_this_machine_cannot_do_is_skipped() -> None:
 
 def test_out_of_memory_says_what_was_needed(tmp_path: Path) -> None:
     cell = job("variant=fsdp_dtensor", "shape=qwen3_32b_tp4", "device=cpu", f"output_dir={tmp_path}")
-    row = CellRow.begin(cell, log_dir=str(tmp_path)).write("oom", "rank 0 ran out of memory")
+    row = store(new_task(cell, tmp_path).result("oom", "rank 0 ran out of memory"), cell, tmp_path)
     assert row["reason"].startswith("rank 0 ran out of memory; expected to need ")
     held = sum(row[f"expected_{each}_gib"] for each in ("model", "gradients", "optimizer"))
     assert held == pytest.approx(66e9 / 2**30, rel=0.01)  # 8 bytes a parameter over four ranks

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, discard, forget, give_up
+from tpbench.launcher.attempt import Attempt, Outcome, abandon, discard_rows
 from tpbench.launcher.options import Conduct
 from tpbench.launcher.overrides import check_overrides
 from tpbench.launcher.plan import Cell
@@ -260,9 +260,9 @@ def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, said: 
     outcome = submitted.outcome(state)
     assert outcome is not None
     assert outcome.status == status
-    assert said in outcome.row["reason"]
+    assert said in str(outcome.reason)
     again = submitted.outcome("RUNNING")
-    assert again is not None
+    assert again is not None and again.row and outcome.row
     assert again.row["row_id"] == outcome.row["row_id"]
 
 
@@ -289,7 +289,7 @@ def test_only_what_has_no_row_is_left_behind(tmp_path: Path) -> None:
     record(attempt.folder, "7_0")
     assert [each.job_id for each in left_behind([str(tmp_path)], {attempt.cell.job.key})] == ["7_0"]
     assert list(left_behind([str(tmp_path)], {"another"})) == []
-    attempt.close("ok", "")
+    attempt.close("ok")
     assert list(unfinished(attempt.folder.parent)) == []
 
 
@@ -299,7 +299,7 @@ def test_of_a_try_that_was_given_up_nobody_makes_a_row(
     attempt = _begun(tmp_path)
     record(attempt.folder, "7_0")
     assert Submitted.find(attempt).wanted
-    give_up(attempt.folder)
+    abandon(attempt.folder)
     assert Submitted.find(attempt).outcome("CANCELLED") is None
     monkeypatch.setattr(cluster.subprocess, "run", lambda *_, **__: pytest.fail("asked for the state of its job"))
     assert collect.main([str(attempt.folder.parent)]) == 3
@@ -310,7 +310,7 @@ def test_of_a_try_that_was_given_up_nobody_makes_a_row(
 def test_the_row_of_a_failed_try_is_taken_away_for_good(tmp_path: Path) -> None:
     attempt = _begun(tmp_path)
     record(attempt.folder, "7_0")
-    forget(attempt.close("error", "it failed"))
+    _discard(attempt.close("error", "it failed"))
     assert not attempt.has_row
     assert Submitted.find(attempt).outcome("COMPLETED") is None
 
@@ -320,7 +320,7 @@ def test_the_job_of_a_try_that_was_given_up_is_ended_once(tmp_path: Path, monkey
     attempt = _begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
     record(attempt.folder, "7_0")
-    discard(str(tmp_path), attempt.close("error", "it failed").row)
+    _discard(attempt.close("error", "it failed"))
     asked: list[list[str]] = []
 
     def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -381,15 +381,15 @@ def test_a_sweep_of_one_host_is_looked_at_without_slurm(
     monkeypatch.setenv("PATH", str(tmp_path))
     crowded = _begun(tmp_path)
     alone = crowded.alone("memory ran out")
-    alone.row.save(alone.cell_file)
+    alone.task.save(alone.task_file)
     alone.close("oom", "")
     sweep = crowded.folder.parent
-    failed = Attempt.begin(cell(1, tmp_path), sweep, {}, tries=1)
-    again = Attempt.begin(cell(1, tmp_path), sweep, {}, tries=2)
+    failed = Attempt.begin(cell(1, tmp_path), sweep, {}, number=1)
+    again = Attempt.begin(cell(1, tmp_path), sweep, {}, number=2)
     for each in (failed, again):
-        each.folder.mkdir()
-        each.row.save(each.cell_file)
-    forget(failed.close("error", "it failed"))
+        each.create_folder()
+        each.task.save(each.task_file)
+    _discard(failed.close("error", "it failed"))
     again.close("timeout", "")
     assert collect.main([str(sweep)]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -438,15 +438,15 @@ def test_a_cell_that_cannot_be_understood_is_not_passed_over(
     attempt = _begun(tmp_path)
     sweep = attempt.folder.parent
     (sweep / "slurm").mkdir()
-    text = attempt.cell_file.read_text()
-    attempt.cell_file.write_text(text[:100])
+    text = attempt.task_file.read_text()
+    attempt.task_file.write_text(text[:100])
     with pytest.raises(SystemExit):
         collect.main([str(sweep)])
     assert "it holds no cells" in capsys.readouterr().err
-    attempt.cell_file.write_text(text.replace('"triton_tp"', '"of_another_time"'))
+    attempt.task_file.write_text(text.replace('"triton_tp"', '"of_another_time"'))
     with pytest.raises(SystemExit):
         collect.main([str(sweep)])
-    assert re.search(r"0/cell\.json cannot be understood: no variant is called of_another", capsys.readouterr().err)
+    assert re.search(r"0/task\.json cannot be understood: no variant is called of_another", capsys.readouterr().err)
     assert list(left_behind([str(tmp_path)], {"of another job"})) == []
 
 
@@ -474,7 +474,12 @@ MODEL = {
 def _begun(output_dir: Path, of: Cell | None = None) -> Attempt:
     sweep = output_dir / "sweeps" / "S"
     sweep.mkdir(parents=True)
-    attempt = Attempt.begin(of or cell(0, output_dir), sweep, {}, tries=1)
-    attempt.folder.mkdir()
-    attempt.row.save(attempt.cell_file)
+    attempt = Attempt.begin(of or cell(0, output_dir), sweep, {}, number=1)
+    attempt.create_folder()
+    attempt.task.save(attempt.task_file)
     return attempt
+
+
+def _discard(outcome: Outcome) -> None:
+    assert outcome.row is not None
+    discard_rows(outcome.cell.job.output_dir, [outcome.row])

@@ -14,7 +14,7 @@ import pytest
 import tpbench
 from tests.support.command import ROOT, environment
 from tests.support.launcher_rows import cell, measured
-from tpbench.handover.task import CellRow
+from tpbench.launcher.attempt import new_task, store
 from tpbench.results.compact import Busy, _alone, compact
 from tpbench.results.write import RowExists, row_exists
 
@@ -43,13 +43,13 @@ def test_the_same_rows_from_fewer_files(tmp_path: Path) -> None:
 
 
 def test_a_merged_row_still_exists_for_those_who_would_write_it(tmp_path: Path) -> None:
-    rows = [CellRow.begin(cell(index, tmp_path, seed=index).job) for index in range(2)]
-    for row in rows:
-        row.write("ok")
+    tasks = [new_task(cell(index, tmp_path, seed=index).job, tmp_path) for index in range(2)]
+    for task in tasks:
+        store(task.result("ok"), task.job, tmp_path)
     compact(tmp_path)
-    assert row_exists(tmp_path, rows[0].row_id)
+    assert row_exists(tmp_path, tasks[0].row_id)
     with pytest.raises(RowExists):
-        rows[0].write("error", "late")
+        store(tasks[0].result("error", "late"), tasks[0].job, tmp_path)
     assert len(tpbench.load(tmp_path)) == 2
 
 
@@ -58,11 +58,11 @@ def test_a_torn_last_line_of_the_index_costs_no_row(tmp_path: Path) -> None:
     compact(tmp_path)
     index = tmp_path / "rows" / ".compacted"
     index.write_bytes(index.read_bytes()[:-5])
-    row = CellRow.begin(cell(0, tmp_path, seed=7).job)
-    row.write("ok")
+    task = new_task(cell(0, tmp_path, seed=7).job, tmp_path)
+    store(task.result("ok"), task.job, tmp_path)
     compact(tmp_path)
-    assert not (tmp_path / "rows" / f"{row.row_id}.parquet").exists()
-    assert row_exists(tmp_path, row.row_id)
+    assert not (tmp_path / "rows" / f"{task.row_id}.parquet").exists()
+    assert row_exists(tmp_path, task.row_id)
 
 
 def test_what_may_be_taken_back_or_is_not_ours_stays(tmp_path: Path) -> None:

@@ -1,17 +1,17 @@
-"""`scripts/collect.py SWEEP_DIR`: what became of the jobs of a sweep that was left to Slurm."""
+"""`scripts/collect.py SWEEP_DIR`: stores the rows of a sweep that was left to Slurm, and prints how each cell
+stands."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from tpbench.launcher.attempt import FAILURES, Attempt, Outcome, discard
+from tpbench.launcher.attempt import FAILURES, Attempt, Outcome, discard_rows
 from tpbench.launcher.locks import Claims
 from tpbench.launcher.plan import told_apart
 from tpbench.launcher.resume import superseded
@@ -70,28 +70,29 @@ def _collect(attempts: Sequence[Attempt]) -> int:
 
 
 def _tidy(outcomes: Sequence[Outcome], stored: Mapping[str, pd.DataFrame]) -> None:
-    """Take away failures in whose place there is a row now. Where a living sweep has the cell, that will do it."""
+    """Delete the rows of failed attempts at cells that have another row now, unless a running sweep has the cell."""
     claims = Claims(stored)
     for each in outcomes:
         output_dir = each.cell.job.output_dir
-        failures = superseded(each.row, stored[output_dir]) if output_dir in stored else []
+        failures = superseded(each.row, stored[output_dir]) if each.row and output_dir in stored else []
         if failures and claims.take(each.cell):
-            for failure in failures:
-                with contextlib.suppress(OSError):  # of another user, say: both stay
-                    discard(output_dir, failure)
+            with contextlib.suppress(OSError):  # a row of another user: both stay
+                discard_rows(output_dir, failures)
     claims.close()
 
 
 def _of_another(attempt: Attempt, stored: Mapping[str, pd.DataFrame]) -> dict[str, Any] | None:
-    """The row that another sweep has of a cell of whose try here none is wanted: of a later one, or a measurement that
-    made the try superfluous."""
+    """Return the row that another sweep has of a cell whose attempt here was abandoned.
+
+    It is a later row, or a measurement that made the attempt superfluous.
+    """
     rows = stored.get(attempt.cell.job.output_dir)
     if rows is None:
         return None
-    begun = datetime.fromisoformat(attempt.row.known["started_at"])
     rows = rows[rows["key"] == attempt.cell.job.key]
     stands = [
-        row["started_at"] > begun or (row["status"] in MEASURED and not changes(row, attempt.row.known))
+        row["started_at"] > attempt.task.started_at
+        or (row["status"] in MEASURED and not changes(row, attempt.task.columns))
         for row in plain_rows(rows)
     ]
     found = plain_rows(newest(rows.loc[stands]).sort_values("finished_at").tail(1))

@@ -1,4 +1,4 @@
-"""Runs a sweep's cells as Slurm jobs: submits, waits, collects."""
+"""Runs the cells of a sweep as Slurm jobs: submits them, waits, and returns their outcomes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Begin, Outcome, give_up
+from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import Conduct
 from tpbench.launcher.plan import Cell
@@ -25,11 +25,11 @@ from tpbench.measure import machine
 from tpbench.settings import JobError
 
 SETTLE_S = 10.0
-"""How long after a job's end its row may still become visible: network file systems show new files late."""
+"""Time after a job's end in which its row may become visible: network file systems show new files late."""
 
 
 class Slurm:
-    """A sweep's way to the cluster."""
+    """Runs cells as jobs of a Slurm cluster."""
 
     def __init__(self, settings: SlurmSettings, how: Conduct) -> None:
         if how.retries and not how.wait:
@@ -40,17 +40,18 @@ class Slurm:
             raise JobError(f"{said}: that is for one host, with hydra/launcher=torchrun")
         self.settings, self.wait = settings, how.wait
         self.place = Cluster.find(settings)
-        # Of the cluster only the software is known here, which it shares: its GPUs are told by its rows.
+        # The software is the cluster's too; its GPUs are unknown here, and each row names them.
         software = ("torch_version", "triton_version", "kernels_version", "tpbench_version", "git_commit", "git_dirty")
         self.facts = {name: value for name, value in machine.facts().items() if name in software}
         self.adopted: dict[int, Submitted] = {}
         self.tried: dict[int, str] = {}
-        """By the cell's index: the job that ran it."""
+        """By the cell's index: the job that ran its last attempt."""
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
-        """Look after what earlier sweeps left behind: rows for jobs that died without one are written; of jobs that
-        are still queued or at work it says so, by the index of the cell, and `run` will wait for them. Jobs that were
-        given up have ended when this returns."""
+        """Store the rows of jobs that ended without one, end the jobs of abandoned attempts, and adopt the others.
+
+        Returns, by the cell's index, the description of each job that is still queued or running. `run` waits for it.
+        """
         by_key = {cell.job.key: cell for cell in cells}
         left = list(left_behind({cell.job.output_dir for cell in cells}, by_key.keys()))
         unwanted = [each for each in left if not each.wanted]
@@ -66,9 +67,9 @@ class Slurm:
                 self.adopted[cell.index] = replace(each, attempt=replace(each.attempt, cell=cell))
         return {index: f"is Slurm job {each.job_id} already" for index, each in self.adopted.items()}
 
-    def run(self, cells: Sequence[Cell], begin: Begin, display: Display) -> Iterator[Outcome]:
-        """Submit all, and yield each outcome as its job ends. What is not done when this is left is cancelled."""
-        # A failed try has its row before its job has ended, which might write it once more.
+    def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
+        """Submit all cells, and yield each outcome as its job ends. Cancels all other jobs when it is closed."""
+        # The row of a failed attempt exists before its job has ended, and the job could store it once more.
         cluster.end(self.tried.pop(cell.index) for cell in cells if cell.index in self.tried)
         waiting: list[Submitted] = [self.adopted.pop(cell.index) for cell in cells if cell.index in self.adopted]
         adopted = {each.attempt.cell.index for each in waiting}
@@ -92,11 +93,11 @@ class Slurm:
                     )
         finally:
             for each in waiting:
-                give_up(each.attempt.folder)
+                abandon(each.attempt.folder)
             cluster.cancel([each.job_id for each in waiting])
 
     def _submit(self, shape: Layout, attempts: Sequence[Attempt]) -> Iterator[list[Submitted]]:
-        """Array by array."""
+        """Submit the attempts, and yield the jobs of one array after the other."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from submitit import SlurmExecutor
@@ -104,8 +105,8 @@ class Slurm:
 
             from tpbench.launcher.slurm.task import Task
         for attempt in attempts:
-            attempt.folder.mkdir()
-            attempt.row.save(attempt.cell_file)
+            attempt.create_folder()
+            attempt.task.save(attempt.task_file)
         executor = SlurmExecutor(attempts[0].folder.parent / SUBMITIT, max_num_timeout=self.settings.requeues)
         path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
         setup = [*([] if torchrun.INSTALLED else [path]), *self.settings.setup]
@@ -128,7 +129,7 @@ class Slurm:
             yield [Submitted(attempt, job.job_id) for attempt, job in zip(these, jobs, strict=True)]
 
     def _collect(self, waiting: list[Submitted], display: Display) -> Iterator[Outcome]:
-        """Takes each job out of `waiting` once it has its outcome."""
+        """Yield the outcomes. Removes each job from `waiting` once it has its outcome."""
         looked = float("-inf")
         states: dict[str, State] = {}
         ended: dict[str, float] = {}

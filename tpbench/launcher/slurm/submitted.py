@@ -1,4 +1,4 @@
-"""Jobs that were submitted: by whom a cell is run, what became of it, and what earlier sweeps left behind."""
+"""Jobs in Slurm's queue: which job runs a cell, how it ended, and which jobs earlier sweeps left."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpbench.handover.task import TASK_FILE
 from tpbench.launcher import failure
 from tpbench.launcher.attempt import Attempt, Outcome
 from tpbench.launcher.slurm.cluster import ENDED
 
 JOB = "slurm_job"
-"""A file in a cell's folder with the number of the job that runs it."""
+"""File in a cell's folder with the number of the job that runs the cell."""
 
 SUBMITIT = "slurm"
-"""submitit's folder in a sweep's."""
+"""Folder of submitit's files in the folder of a sweep."""
 
 NOBODY = "nobody"
-"""Stands for a job's number once a later sweep has taken the cell over, or has seen to the end of the job."""
+"""Stands in place of a job's number once a later sweep has taken the cell over, or has ended the job."""
 
 ENDS = {
     "TIMEOUT": ("timeout", "at Slurm's time limit"),
@@ -30,40 +31,46 @@ ENDS = {
     "NODE_FAIL": ("error", "with its node"),
     "GONE": ("error", "and Slurm does not know it any more"),
 }
-"""By Slurm's state: the status of a row that nobody lived to write, and how the job ended."""
+"""By Slurm's state: the status of a cell whose job ended without a result, and the words for its end."""
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """An attempt in Slurm's hands."""
+    """An attempt that was submitted to Slurm."""
 
     attempt: Attempt
     job_id: str
-    """Empty as long as no job is known."""
+    """The number of its job. Empty while no job is known."""
 
     @classmethod
     def find(cls, attempt: Attempt) -> Submitted:
-        """By what is noted in the attempt's folder."""
+        """Return the attempt with the job that its folder names."""
         job = attempt.folder / JOB
         return cls(attempt, job.read_text() if job.exists() else "")
 
     @property
     def wanted(self) -> bool:
-        """A job has it, of which a row is wanted."""
-        return self.job_id not in ("", NOBODY) and not self.attempt.given_up
+        """True if a job runs the attempt, and the attempt was not abandoned."""
+        return self.job_id not in ("", NOBODY) and not self.attempt.abandoned
 
     def over(self) -> None:
-        """Note that the job of a try that was given up has ended: nobody needs to see to its end again, when its number
-        may be another job's."""
+        """Note that the job of an abandoned attempt has ended.
+
+        Nobody must end it again: by then its number may belong to another job.
+        """
         (self.attempt.folder / JOB).write_text(NOBODY)
 
     def outcome(self, state: str) -> Outcome | None:
-        """The outcome of a cell that has its row or, since its job has ended, never will; None for one at work and
-        for one of which no row is wanted."""
+        """Return the outcome of a cell with a row, and of one whose job has ended.
+
+        None: the job is not done, or the attempt was abandoned.
+        """
         if self.attempt.has_row:
-            return self.attempt.close("ok", "")
+            return self.attempt.close()
         if state not in ENDED or not self.wanted:
             return None
+        if self.attempt.has_result:
+            return self.attempt.close()
         status, how = ENDS.get(state, ("error", "before it could write a row"))
         submitits = self.attempt.folder.parent / SUBMITIT / f"{self.job_id}_0_log.err"
         words = failure.last_words(self.attempt.folder) or failure.tail(submitits)
@@ -72,7 +79,7 @@ class Submitted:
 
 
 def record(folder: Path, job_id: str) -> bool:
-    """Note that this job runs the cell. False where another does: whoever comes first, launcher or job, is in force."""
+    """Note that this job runs the cell. Return False if another job does: the first note counts."""
     temporary = folder / f".{JOB}.{secrets.token_hex(4)}"
     temporary.write_text(job_id)
     try:
@@ -85,29 +92,33 @@ def record(folder: Path, job_id: str) -> bool:
 
 
 def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
-    """The last attempt at each cell of a sweep, in order; only of jobs with these keys, if any are given. Raises
-    JobError for one that cannot be understood."""
-    found = []
-    for file in sweep.glob("*/cell.json"):
+    """Return the last attempt at each cell of a sweep, in order; only of jobs with these keys, if any are given.
+
+    Raises JobError for a task that this version of tpbench does not understand.
+    """
+    attempts = []
+    for file in sweep.glob(f"*/{TASK_FILE}"):
         try:
-            key = json.loads(file.read_text())["known"]["key"]
-        except (json.JSONDecodeError, FileNotFoundError):  # cut off as it was written: nothing ran; or swept away
+            key = json.loads(file.read_text())["columns"]["key"]
+        except (json.JSONDecodeError, FileNotFoundError):  # cut off while it was written: nothing ran; or deleted
             continue
         if keys is None or key in keys:
-            found.append(Attempt.load(file.parent))
-    # One that was begun anew without its companions has the number of the first beginning, and a longer name.
-    found.sort(key=lambda each: (each.cell.index, each.row.known["tries"], each.folder.name))
-    return list({each.cell.index: each for each in found}.values())
+            attempts.append(Attempt.load(file.parent))
+    # A cell that was measured alone after interleaving has two folders of the same number: the longer name is later.
+    attempts.sort(key=lambda each: (each.cell.index, each.task.columns["tries"], each.folder.name))
+    return list({each.cell.index: each for each in attempts}.values())
 
 
 def unfinished(sweep: Path, keys: Set[str] | None = None) -> Iterator[Submitted]:
-    """The attempts of a sweep that have no row yet."""
+    """Yield the attempts of a sweep that have no row yet."""
     return (Submitted.find(attempt) for attempt in attempts_of(sweep, keys) if not attempt.has_row)
 
 
 def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Submitted]:
-    """Attempts of earlier sweeps at jobs with these keys that have no row yet but may still get one, those too
-    that were given up."""
+    """Yield the attempts of earlier sweeps at jobs with these keys that have no row yet but may get one.
+
+    Abandoned attempts are among them: their jobs may still run.
+    """
     for output_dir in output_dirs:
         for submitit in Path(output_dir, "sweeps").absolute().glob(f"*/{SUBMITIT}"):
             for each in unfinished(submitit.parent, keys):

@@ -1,4 +1,4 @@
-"""What a Slurm job does on each of its nodes: one torchrun, and the row of a job that left none."""
+"""The work of a Slurm job on each of its nodes: it runs one torchrun and stores the row."""
 
 from __future__ import annotations
 
@@ -12,66 +12,71 @@ from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
 from tpbench.launcher import failure, torchrun
-from tpbench.launcher.attempt import GIVEN_UP, Attempt
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.process import ProcessTree
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import record
 from tpbench.measure import machine
 
 KILL_S = 600.0
-"""How long a job that Slurm has told to end waits for its end."""
+"""Time that a job which Slurm has told to end waits to be killed."""
 
 OTHERS_SPEAK_S = 15.0
-"""How long a node that only lost its peers waits for the one that knows why to write the row."""
+"""Time that a node which only lost its peers waits for the row of the node that knows the reason."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Travels to the nodes by pickle; so its class must be importable there, and what it holds plain."""
+    """The function that submitit pickles and calls on each node. So its class must be importable there."""
 
     folder: str
-    """The cell's, on the shared file system."""
+    """The cell's folder, on the shared file system."""
 
     def __call__(self) -> None:
         here = JobEnvironment()
         folder = Path(self.folder)
         attempt = Attempt.load(folder)
-        if attempt.has_row or attempt.given_up or not record(folder, here.job_id):
-            return  # requeued after all was done, or given up, perhaps by a sweep that did not know of this job
+        if attempt.has_row or attempt.abandoned or not record(folder, here.job_id):
+            return  # requeued after the row was stored, or abandoned, perhaps by a sweep that did not know of this job
+        if attempt.has_result:  # requeued after the measurement
+            attempt.close()
+            return
+        if here.node == 0:
+            attempt.reserve_result()  # a rank of the first run may have used the space
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         own = folder / (f"node{here.node}" if restarts == "0" else f"node{here.node}.{restarts}")
         own.mkdir(exist_ok=True)
         hosts = list(here.hostnames)
-        row = attempt.row.restarted(**{**machine.facts(), "host": hosts[0], "nodes": len(hosts)})
+        task = attempt.task.restarted(**{**machine.facts(), "host": hosts[0], "nodes": len(hosts)})
         try:
-            _run(Attempt(attempt.cell, row, own), _rendezvous(here.raw_job_id, here.node, hosts))
+            _run(Attempt(attempt.cell, task, own), _rendezvous(here.raw_job_id, here.node, hosts))
         except UncompletedJobError as error:  # submitit's, when there are no more requeues
             attempt.close("timeout", f"Slurm's time limit: {error}")
             raise
 
     def checkpoint(self) -> DelayedSubmission:
-        """What runs when the job is requeued: the same again."""
+        """Return what runs when the job is requeued: the same again."""
         return DelayedSubmission(self)
 
 
 def _rendezvous(job_id: str, node: int, hosts: list[str]) -> torchrun.Rendezvous:
     if len(hosts) == 1:
         return torchrun.LOOPBACK
-    # Below the ports that systems give to outgoing connections.
+    # Below the range of ports that systems use for outgoing connections.
     endpoint = f"{cluster.address(hosts[0])}:{10_000 + int(job_id) % 20_000}"
     return torchrun.Rendezvous(len(hosts), endpoint, cluster.address(hosts[node]), hosts_store=node == 0)
 
 
 def _run(attempt: Attempt, rendezvous: torchrun.Rendezvous) -> None:
     job = attempt.cell.job
-    line = torchrun.command(job, attempt.cell_file, attempt.folder, rendezvous)
-    attempt.row.known["command"] = " ".join(line)
-    attempt.row.save(attempt.cell_file)
-    # Marked with its folder too: two nodes may be one host.
-    marker = f"{attempt.row.row_id}.{attempt.folder.name}"
+    line = torchrun.command(job, attempt.task_file, attempt.folder, rendezvous)
+    attempt = attempt.with_columns(command=" ".join(line))
+    attempt.task.save(attempt.task_file)
+    # The folder's name is part of the marker, because two nodes may be on one host.
+    marker = f"{attempt.task.row_id}.{attempt.folder.name}"
     env = torchrun.environment(job, marker, nodes=rendezvous.nodes)
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     tree = ProcessTree(line, env, attempt.agent_log)
     try:
         code = tree.wait(job.timeout_s, lambda: None)
@@ -80,23 +85,28 @@ def _run(attempt: Attempt, rendezvous: torchrun.Rendezvous) -> None:
     finally:
         tree.end()
     if code:
-        _wait_to_be_killed(told)
+        _wait_to_be_killed(signals)
     deadline = time.monotonic() + OTHERS_SPEAK_S
-    while rendezvous.nodes > 1 and not attempt.has_row and failure.is_consequence(attempt.agent_log):
+    while (
+        rendezvous.nodes > 1
+        and not (attempt.has_row or attempt.has_result)
+        and failure.is_consequence(attempt.agent_log)
+    ):
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
-    if not (attempt.folder.parent / GIVEN_UP).exists():  # its row is gone then, and must not come back
+    if not attempt.abandoned:  # the row of an abandoned attempt was deleted, and must not come back
         attempt.ended(code)
 
 
-def _wait_to_be_killed(told: list[int]) -> None:
-    """Slurm tells every process of a job that it cancels or preempts to end, torchrun too, and kills after a while.
+def _wait_to_be_killed(signals: list[int]) -> None:
+    """Wait for Slurm's SIGKILL if SIGTERM has come, and store no row.
 
-    Until then nobody here knows which it is: a preempted job will run again, and must not have a row that says `error`
-    then. Nor may it end by itself, which Slurm might take for its regular end. Whoever collects will know.
+    Slurm sends SIGTERM to every process of a job that it cancels or preempts, torchrun included, and SIGKILL later. A
+    preempted job runs again, so it must not have an `error` row by then. The job must not end by itself either: Slurm
+    could take that for its regular end. The launcher or collect learns the reason from Slurm.
     """
-    time.sleep(0.5)  # torchrun may have heard of it first
-    if told:
+    time.sleep(0.5)  # torchrun may have received the signal first
+    if signals:
         time.sleep(KILL_S)
         raise RuntimeError("SIGTERM ended torchrun")

@@ -1,4 +1,4 @@
-"""Which processes may stay for another job, and what ends the others."""
+"""Which processes may run another task, and why the others end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ import torch._inductor.config as inductor
 
 from tests.support.command import ROOT, environment
 from tests.support.launcher_rows import cell
-from tpbench.launcher.warm import may_stay
-from tpbench.worker.process_state import changed, state
-from tpbench.worker.reuse import Residence
+from tpbench.launcher.warm import reusable
+from tpbench.worker.reuse import ReusableProcess, changed, settings
 
 
 @contextlib.contextmanager
@@ -79,46 +78,46 @@ CHANGES: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_a_job_changed_is_named(name: str) -> None:
-    before = state()
-    assert changed(before, state()) == []
+def test_changed_settings_are_named(name: str) -> None:
+    before = settings()
+    assert changed(before, settings()) == []
     with CHANGES[name]():
-        assert name in changed(before, state())
+        assert name in changed(before, settings())
 
 
-def test_what_torch_itself_sets_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = state()
+def test_defaults_that_torch_sets_are_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = settings()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/where-torch-puts-it")
-    assert changed(before, state()) == []
+    assert changed(before, settings()) == []
 
 
 def test_settings_that_are_loaded_are_not_settings_that_are_changed() -> None:
     load = (
-        "from tpbench.worker.process_state import state, changed; import torch; before = state();"
-        "import torch._dynamo, torch._inductor.config; print(changed(before, state()))"
+        "from tpbench.worker.reuse import settings, changed; import torch; before = settings();"
+        "import torch._dynamo, torch._inductor.config; print(changed(before, settings()))"
     )
     done = subprocess.run([sys.executable, "-c", load], cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_all_of_it_can_be_told_in_a_millisecond_or_two() -> None:
-    assert [name for name, value in state().items() if "Error" in str(value) and not name.startswith("$")] == []
-    assert min(timeit.repeat(state, number=1, repeat=20)) < 2e-3
+def test_reading_all_settings_takes_a_millisecond_or_two() -> None:
+    assert [name for name, value in settings().items() if "Error" in str(value) and not name.startswith("$")] == []
+    assert min(timeit.repeat(settings, number=1, repeat=20)) < 2e-3
 
 
 def test_why_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    residence, here = Residence(), torch.device("cpu")
-    residence.settled()
-    assert residence.ends_because(here) == "each job has a process of its own"
-    residence.welcome = True
-    assert residence.ends_because(here) == ""
+    process, here = ReusableProcess(), torch.device("cpu")
+    process.remember_settings()
+    assert process.reason_to_exit(here) == "each job has a process of its own"
+    process.reusable = True
+    assert process.reason_to_exit(here) == ""
     monkeypatch.delenv(next(iter(os.environ)))
-    assert residence.ends_because(here).startswith("the job changed ")
-    assert residence.jobs == 3
+    assert process.reason_to_exit(here).startswith("the job changed ")
+    assert process.tasks_done == 3
 
 
 class Gpu:
-    """Memory of one, in MiB: how much is free each time that somebody asks, the last for ever."""
+    """A fake GPU. `free`: MiB that are free at each call; the last value stays."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
         self.free = list(free)
@@ -146,22 +145,21 @@ def test_how_much_of_a_gpu_jobs_may_keep(
     ranks: int, free: list[int], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tpbench.worker.reuse.PATIENCE_S", 0.05)
-    residence, here = Residence(), torch.device("cuda:0")
+    process, here = ReusableProcess(), torch.device("cuda:0")
     Gpu(monkeypatch, *free)
-    residence.welcome = True
-    row = cell(0, tmp_path)
-    residence.enter(dataclasses.replace(row, job=dataclasses.replace(row.job, tp_size=ranks)))
-    residence.settled()
-    assert residence.ends_because(here) == ""
-    assert residence.ends_because(here) == why
+    process.reusable = True
+    process.begin_task(dataclasses.replace(cell(0, tmp_path).job, tp_size=ranks))
+    process.remember_settings()
+    assert process.reason_to_exit(here) == ""
+    assert process.reason_to_exit(here) == why
 
 
 @pytest.mark.parametrize(
     ("variant", "stays"),
     [("triton_tp", True), ("pytorch_gather", True), ("sparse_symmetric", True), ("liger", False), ("autotp", False)],
 )
-def test_who_may_stay_on_gpus(variant: str, stays: bool, tmp_path: Path) -> None:
+def test_jobs_whose_processes_are_reusable_on_gpus(variant: str, stays: bool, tmp_path: Path) -> None:
     job = cell(0, tmp_path).job
-    assert may_stay(dataclasses.replace(job, variant=variant)) is stays
-    assert not may_stay(dataclasses.replace(job, variant=variant, device="cpu"))
-    assert not may_stay(dataclasses.replace(job, variant=variant, memory_limit_gib=1.0))
+    assert reusable(dataclasses.replace(job, variant=variant)) is stays
+    assert not reusable(dataclasses.replace(job, variant=variant, device="cpu"))
+    assert not reusable(dataclasses.replace(job, variant=variant, memory_limit_gib=1.0))
