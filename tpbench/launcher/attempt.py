@@ -257,8 +257,8 @@ def abandon(folder: Path) -> None:
 def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Delete the rows of failed attempts at a cell that has, or will have, another row.
 
-    Each attempt is abandoned first, so that nobody stores a row for it again. Raises OSError if one of the two cannot
-    be done: then the row stays.
+    Each attempt is abandoned first, so that no process stores a row for it again. Raises OSError if one of the two
+    cannot be done: then the row stays.
     """
     for row in rows:
         path = row_path(output_dir, str(row["row_id"]))

@@ -28,7 +28,7 @@ class ColdJob:
         if code is None and time.monotonic() < self.deadline:
             return None
         if code is None:
-            # Read the logs before the end: a rank that is told to stop adds lines that do not show why it hung.
+            # Read the logs before the end: a rank that receives SIGTERM adds lines that do not show why it hung.
             outcome = self.attempt.ended(None)
             self.tree.end()
             return outcome

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tpbench.launcher.failure import doing
+from tpbench.launcher.failure import current_phase
 from tpbench.launcher.plan import Cell
 from tpbench.report.escape import plain
 
@@ -92,7 +92,7 @@ class Display:
             shown = dict(list(self.running.items())[:SHOWN])
             for each in attempts:
                 if each.cell.index in shown:
-                    shown[each.cell.index].saying = doing(each.folder)
+                    shown[each.cell.index].saying = current_phase(each.folder)
 
     def blocked(self, cell: Cell) -> None:
         """Nothing of the sweep can run, for others have the devices: said once."""

@@ -1,70 +1,75 @@
-"""What a job is doing, and what one that left no row died of, read from its logs."""
+"""Describes why a job left no result, and what a running job is doing, from its exit codes and logs."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable
 from pathlib import Path
+
+from tpbench.handover import exit_codes
+from tpbench.handover.failures import load_failures
 
 TAIL_LINES = 12
 TAIL_BYTES = 16_384
 
-EXIT_PEER_LOST = 71
-"""A worker's exit code when a collective broke under it: another rank is the one to ask."""
-
-EXIT_CROWDED = 72
-"""A worker's exit code when memory ran out that it shared with cells that took turns with it."""
-
-_FAILED_RANK = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+)")
-"""torchrun's summary of the failed ranks: it has no form made for programs."""
-
 _SAID = re.compile(r"^\[[\d.]+ s\] rank \d+: (.+)$", re.MULTILINE)
-"""What a rank begins, as the worker says it on stderr."""
+"""A line of a rank's stderr that tells what the rank begins."""
 
 _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
-"""How C++ says it: a thread of gloo or NCCL ends the process before Python could catch anything."""
+"""Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
 
 
 def describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir: Path) -> tuple[str, str]:
-    """Status and reason of a job without a row. `agent_code` is torchrun's exit code, None when it ran too long."""
+    """Return status and reason of a job without a result.
+
+    `agent_code` is torchrun's exit code, None if the job ran too long.
+    """
     if agent_code is None:
-        return "timeout", _join(f"still running after {timeout_s:g} s", _last_words(log_dir, ranks(log_dir)))
-    failed = [(int(code), int(rank), int(local)) for rank, local, code in _FAILED_RANK.findall(_text(agent_log))]
-    if not failed:
+        lines = "\n".join(f"rank {rank}: {tail(_stderr(log_dir, rank), lines=3)}" for rank in ranks(log_dir))
+        return "timeout", _join(f"still running after {timeout_s:g} s", lines)
+    failures = load_failures(_folder(agent_log))
+    if not failures:
         return "error", _join(f"torchrun ended with {_code(agent_code)}", tail(agent_log))
-    # torchrun ends the others with SIGTERM, and they may be quicker to fail than it is to notice who was first.
-    code, rank, local = min(failed, key=lambda each: each[0] in (-signal.SIGTERM, EXIT_PEER_LOST))
-    words = tail(_stderr(log_dir, local))
-    status = "oom" if code == EXIT_CROWDED or (code < 0 and _NATIVE_OOM.search(words)) else "error"
-    return status, _join(f"rank {rank} ended with {_code(code)}", words)
+    # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
+    first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, exit_codes.PEER_LOST))
+    lines = tail(_stderr(log_dir, first.local_rank))
+    out_of_memory = first.exit_code == exit_codes.SHARED_MEMORY_FULL or (
+        first.exit_code < 0 and _NATIVE_OOM.search(lines)
+    )
+    return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
 
 
 def is_consequence(agent_log: Path) -> bool:
-    """Whether all ranks of this node that failed only lost their peers: another node knows why."""
-    codes = [int(code) for _, _, code in _FAILED_RANK.findall(_text(agent_log))]
-    return bool(codes) and all(code in (-signal.SIGTERM, EXIT_PEER_LOST) for code in codes)
+    """Return True if all failed ranks of this node only lost their peers: then another node knows the reason."""
+    codes = [failure.exit_code for failure in load_failures(_folder(agent_log))]
+    return bool(codes) and all(code in (-signal.SIGTERM, exit_codes.PEER_LOST) for code in codes)
 
 
-def doing(folder: Path) -> str:
-    """What rank 0 of a job at work, whose folder this is, said last that it begins; nothing before its first word."""
+def current_phase(folder: Path) -> str:
+    """Return what rank 0 of a running job does now, or an empty string if it has not said anything yet."""
     logs = sorted(folder.rglob("attempt_0/0/stderr.log"))
     return next(reversed(_SAID.findall(_text(logs[-1]))), "") if logs else ""
 
 
-def last_words(folder: Path) -> str:
-    """The last line of each rank that left logs anywhere in the folder."""
+def last_lines(folder: Path) -> str:
+    """Return the last line of each rank that left logs anywhere in the folder."""
     logs = sorted(folder.rglob("attempt_0/*/stderr.log"))
-    return "\n".join(f"rank {each.parent.name} ({each.parents[2].name}): {tail(each, lines=1)}" for each in logs)
+    return "\n".join(f"rank {log.parent.name} ({log.parents[2].name}): {tail(log, lines=1)}" for log in logs)
 
 
 def ranks(log_dir: Path) -> list[int]:
-    """The local ranks that left a log."""
-    return sorted(int(each.parent.name) for each in log_dir.glob("*/attempt_0/*/stderr.log"))
+    """Return the local ranks that left a log."""
+    return sorted(int(log.parent.name) for log in log_dir.glob("*/attempt_0/*/stderr.log"))
 
 
-def _last_words(log_dir: Path, of: Iterable[int]) -> str:
-    return "\n".join(f"rank {rank}: {tail(_stderr(log_dir, rank), lines=3)}" for rank in of)
+def tail(file: Path, lines: int = TAIL_LINES) -> str:
+    """Return the last lines of a log, or an empty string if there is none."""
+    return "\n".join(_text(file).strip().splitlines()[-lines:])
+
+
+def _folder(agent_log: Path) -> Path:
+    """Return the log folder of a torchrun. The log of a warm group is a link in the folder of each of its jobs."""
+    return agent_log.resolve().parent
 
 
 def _stderr(log_dir: Path, rank: int) -> Path:
@@ -80,17 +85,12 @@ def _code(code: int) -> str:
         return f"signal {-code}"
 
 
-def _join(what: str, words: str) -> str:
-    return f"{what}; the last lines:\n{words}" if words else what
-
-
-def tail(file: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, if there is one."""
-    return "\n".join(_text(file).strip().splitlines()[-lines:])
+def _join(sentence: str, lines: str) -> str:
+    return f"{sentence}; the last lines:\n{lines}" if lines else sentence
 
 
 def _text(file: Path) -> str:
-    """The end of a log, which may hold anything."""
+    """Return the end of a log, which may hold any bytes."""
     try:
         with file.open("rb") as stream:
             stream.seek(0, 2)

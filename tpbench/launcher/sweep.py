@@ -39,7 +39,7 @@ class Runner(Protocol):
         """Columns of every row that are known before its job runs."""
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
-        """Store what earlier sweeps left of these cells, and end what nobody waits for.
+        """Store what earlier sweeps left of these cells, and end jobs that no sweep waits for.
 
         Afterwards only this sweep makes rows of these cells. Returns, by the cell's index, the description of a job
         that still runs: the sweep waits for it and does not start the cell again.

@@ -58,7 +58,7 @@ def command(
     return [
         sys.executable,
         "-m",
-        "torch.distributed.run",
+        "tpbench.worker.torchrun",
         f"--nnodes={rendezvous.nodes}",
         f"--nproc-per-node={job.world_size // rendezvous.nodes}",
         "--rdzv-backend=c10d",

@@ -27,7 +27,7 @@ from tpbench.results.schema import MARKER, SCHEMA_VERSION
 from tpbench.results.write import sync_folder
 
 MERGED = "merged-"
-"""What the names of merged files begin with; those of rows begin with the time."""
+"""Prefix of the names of merged files. The names of row files begin with a time."""
 
 KEPT = ("error", "timeout")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import tpbench as package
 from tests.support.command import Running, tpbench
 from tests.support.fault_catalogue import SLOW, Tried
+from tpbench.handover.result import WorkerResult
 
 TINY = ("shape=tiny_tp2", "measure=quick", "device=cpu")
 
@@ -25,12 +26,22 @@ def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path, tried: Tried
                 break
     code, output = running.end()
     assert code != 0
-    assert "takes no more rows; the row just measured is in " in output
-    rescued = Path(output.split("the row just measured is in ")[1].split()[0])
-    row = package.load(rescued).to_dict("records")[0]
-    rescued.unlink()
+    assert "no row can be written to outputs: No space left on device" in output  # of the second cell
+    row = package.load(tmp_path / "outputs").to_dict("records")[0]
     assert (row["status"], row["variant"]) == ("ok", "triton_tp")
+    (disk / "filler").unlink()
+    resumed(tmp_path, "-m", "variant=triton_tp,pytorch_tp_manual", *SLOW[1:], rows=2)
     tried["the disk is full"] += 1
+
+
+def resumed(folder: Path, *sweep: str, rows: int) -> None:
+    """Resume a sweep: the cell whose result was left has its row, and is not measured again."""
+    done = tpbench(*sweep, "resume=true", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("done triton_tp")]
+    assert line.endswith("measured before")
+    assert list(package.load(folder / "outputs")["status"]) == ["ok"] * rows
+    assert not list((folder / "outputs/sweeps").rglob("result.json"))
 
 
 def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk: Path, tried: Tried) -> None:
@@ -49,9 +60,10 @@ def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk:
         subprocess.run(["umount", "-l", str(rows)], check=True)
     assert code != 0
     assert "takes no more rows; the row just measured is in " in output
-    rescued = Path(output.split("the row just measured is in ")[1].split()[0])
-    assert package.load(rescued)["status"].item() == "ok"
-    rescued.unlink()
+    left = Path(output.split("the row just measured is in ")[1].split()[0])
+    result = WorkerResult.load(left.parent)
+    assert result is not None and result.status == "ok"
+    resumed(tmp_path, *SLOW, rows=1)
     tried["outputs become read-only"] += 1
 
 

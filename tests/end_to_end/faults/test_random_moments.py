@@ -43,14 +43,14 @@ def do(fault: str, running: Running, chance: random.Random) -> bool:
     elif fault.endswith("launcher"):
         victims = [launcher]
     else:
-        module = "tpbench.worker.rank" if fault.endswith("rank") else "torch.distributed.run"
+        module = "tpbench.worker.rank" if fault.endswith("rank") else "tpbench.worker.torchrun"
         victims = []
         for each in family:
             with contextlib.suppress(psutil.Error):
                 line = each.cmdline()
                 # torchrun's line names the worker's module too, after its own.
                 if (
-                    next((part for part in line if part in ("tpbench.worker.rank", "torch.distributed.run")), "")
+                    next((part for part in line if part in ("tpbench.worker.rank", "tpbench.worker.torchrun")), "")
                     == module
                 ):
                     victims.append(each)

@@ -38,15 +38,14 @@ def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     attempt = begun(tmp_path)
-    result = attempt.task.result(
-        "ok", samples_ms=np.array([1.0, 0.1 + 0.2]), time_ms=np.float64(1.5), reason_text="\udcff"
-    )
+    samples = np.array([1.0, 0.1 + 0.2])
+    result = attempt.task.result("ok", "\udcff", samples_ms=samples, time_ms=np.float64(1.5))
     result.save(attempt.folder)
     loaded = WorkerResult.load(attempt.folder)
     assert loaded is not None
     assert loaded.columns["samples_ms"] == [1.0, 0.1 + 0.2] and loaded.columns["time_ms"] == 1.5
     assert loaded.columns["host"] == FACTS["host"]
-    assert (loaded.row_id, loaded.finished_at) == (result.row_id, result.finished_at)
+    assert (loaded.row_id, loaded.reason, loaded.finished_at) == (result.row_id, "\udcff", result.finished_at)
 
 
 def test_the_first_result_of_several_ranks_counts(tmp_path: Path) -> None:
@@ -114,5 +113,5 @@ def test_a_full_disk_is_refused_before_the_ranks_start(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(JobError, match="no row can be written to .*: No space left on device"):
+    with pytest.raises(JobError, match=r"no row can be written to .*: No space left on device"):
         begun(tmp_path)

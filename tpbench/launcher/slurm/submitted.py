@@ -56,7 +56,7 @@ class Submitted:
     def over(self) -> None:
         """Note that the job of an abandoned attempt has ended.
 
-        Nobody must end it again: by then its number may belong to another job.
+        No sweep may end it again: by then its number may belong to another job.
         """
         (self.attempt.folder / JOB).write_text(NOBODY)
 
@@ -73,7 +73,7 @@ class Submitted:
             return self.attempt.close()
         status, how = ENDS.get(state, ("error", "before it could write a row"))
         submitits = self.attempt.folder.parent / SUBMITIT / f"{self.job_id}_0_log.err"
-        words = failure.last_words(self.attempt.folder) or failure.tail(submitits)
+        words = failure.last_lines(self.attempt.folder) or failure.tail(submitits)
         logs = f"; the last lines:\n{words}" if words else ""
         return self.attempt.close(status, f"Slurm job {self.job_id} ended {how} ({state}){logs}")
 

@@ -1,6 +1,6 @@
 python \
   -m \
-  torch.distributed.run \
+  tpbench.worker.torchrun \
   --nnodes=1 \
   --nproc-per-node=8 \
   --rdzv-backend=c10d \

@@ -1,0 +1,28 @@
+"""torchrun that also leaves a file with the exit codes of its failed ranks: `python -m tpbench.worker.torchrun ARGS`.
+
+The arguments are torchrun's. torch's own error files name only Python exceptions: a rank that a signal killed leaves
+none. torchrun knows the exit code of every rank, but prints it for people only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from tpbench.handover.failures import RankFailure, save_failures
+
+
+def main() -> None:
+    """Run torchrun; after a failure of ranks save it in the folder of the logs (`--log-dir`)."""
+    try:
+        run.main()
+    except ChildFailedError as error:
+        failures = [RankFailure(rank, failure.local_rank, failure.exitcode) for rank, failure in error.failures.items()]
+        save_failures(failures, Path(run.parse_args(None).log_dir))  # type: ignore[no-untyped-call]
+        raise
+
+
+if __name__ == "__main__":
+    main()
