@@ -55,9 +55,9 @@ def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
     """Everything, under its headings."""
     made = []
     for workload in workloads().values():
-        plainly = {option.name: option.neutral for option in workload.options}
         found = [
-            Entry(name, variant.summary, here(variant, gpus, plainly)) for name, variant in workload.variants.items()
+            Entry(name, variant.summary, here(variant, gpus, workload.option_defaults))
+            for name, variant in workload.variants.items()
         ]
         made.append((f"variant=  of {workload.name}, {workload.summary}", found))
     made.append(("shape=", shapes(gpus)))
@@ -72,10 +72,10 @@ def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
 
 def here(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
     """Whether a variant runs on this machine, with these options."""
-    missing = [name for name in variant.needs if importlib.util.find_spec(name) is None]
+    missing = [name for name in variant.requires if importlib.util.find_spec(name) is None]
     if missing:
         return f"no: needs {', '.join(missing)} (not installed)"
-    if variant.needs_cuda is True and not gpus:
+    if variant.requires_cuda is True and not gpus:
         return "no: needs a CUDA GPU"
     uses = variant.uses_triton
     triton = uses(SimpleNamespace(**options)) if callable(uses) else uses

@@ -136,11 +136,7 @@ def _interpreting(job: Job) -> float:
 
 def head(job: Job) -> str:
     """A job's variant with the options that it takes, as a report's column has it. The block cap changes no memory."""
-    options = [
-        (option.name, getattr(job.problem, option.name))
-        for option in job.workload.options
-        if option.name != "block_cap" and getattr(job.problem, option.name) != option.neutral
-    ]
+    options = [(name, value) for name, value in job.chosen_options().items() if name != "block_cap"]
     if job.measure.graph:
         options.append(("graph", True))
     return " ".join(

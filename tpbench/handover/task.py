@@ -42,7 +42,7 @@ class CellRow:
             "interpreted": job.device == "cpu" and job.uses_triton,
             "job": json.dumps(flat, sort_keys=True),
             "started_at": started.isoformat(),
-            **job.workload.beforehand(job),
+            **job.workload.planned_columns(job),
         }
         return cls(job, f"{started:%Y%m%dT%H%M%S}-{job.key}-{uuid.uuid4().hex[:6]}", {**columns, **known})
 
@@ -87,7 +87,7 @@ class CellRow:
         """Publish the row and return it. Raises RowExists if the cell has one, OSError if it cannot be written."""
         started = datetime.fromisoformat(self.known["started_at"])
         finished = max(started, datetime.now(UTC))  # a clock may be set back while a job runs
-        if status == "oom" and (needed := self.job.workload.needed(self.job)):
+        if status == "oom" and (needed := self.job.workload.expected_memory(self.job)):
             reason = f"{reason}; {needed}"
         row = {**self.known, **columns, "row_id": self.row_id, "status": status, "reason": reason}
         row |= {"beside": self._beside()}

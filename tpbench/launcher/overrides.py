@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from tpbench.job import field_names
+from tpbench.launcher.options import command_line_names
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import workloads
 
@@ -42,7 +42,7 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
     made = []
     for each in arguments:
         name, equals, value = each.partition("=")
-        if name.replace(".", "_") in field_names():
+        if name.replace(".", "_") in command_line_names():
             name = name.replace(".", "_")
         if name == "model" and "/" in value:
             choices = [value] if _NESTED.search(value) else value.split(",")
@@ -64,8 +64,8 @@ def force_fields(arguments: Sequence[str]) -> list[str]:
 
 def _special_fields() -> set[str]:
     """Those that only some workloads have."""
-    shared: set[str] = set.intersection(*map(field_names, workloads().values()))
-    return field_names() - shared
+    shared: set[str] = set.intersection(*map(command_line_names, workloads().values()))
+    return command_line_names() - shared
 
 
 def _name(argument: str) -> str:
@@ -117,7 +117,7 @@ def _complaints(override: Override, loader: ConfigLoader) -> list[str]:
     if key.startswith("hydra") or override.is_delete():
         return []
     if key not in GROUPS:
-        return [] if key in field_names() else [unknown("field", key, field_names() | set(GROUPS))]
+        return [] if key in command_line_names() else [unknown("field", key, command_line_names() | set(GROUPS))]
     choices = _choices(override)
     valid = loader.get_group_options(key)
     complaints = [unknown(key, choice, valid) for choice in choices if choice not in valid]

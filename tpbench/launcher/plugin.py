@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tpbench.launcher.attempt import FAILURES, Outcome
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import Conduct
+from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.overrides import chosen_fields
 from tpbench.launcher.plan import Request, conduct, plan
 from tpbench.launcher.sweep import Runner, run_sweep
@@ -130,7 +130,7 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> lis
         raise CompactHydraException(str(error)) from None
 
 
-def _runner(launcher: DictConfig, how: Conduct) -> Runner:
+def _runner(launcher: DictConfig, how: SweepOptions) -> Runner:
     if launcher._target_.rpartition(".")[2] != TorchrunSlurmLauncher.__name__:
         return Host(how)
     if importlib.util.find_spec("submitit") is None:

@@ -17,7 +17,7 @@ from tpbench.launcher import resume
 from tpbench.launcher.attempt import RETRIED, Attempt, Begin, Outcome, discard, forget
 from tpbench.launcher.display import Display
 from tpbench.launcher.locks import Claims
-from tpbench.launcher.options import Conduct
+from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell, Place
 from tpbench.launcher.process import Terminated
 from tpbench.settings import JobError
@@ -42,7 +42,7 @@ class Runner(Protocol):
         """Run the cells, in an order of its own, and yield each one's outcome as soon as it has one."""
 
 
-def run_sweep(cells: Sequence[Cell], folder: Path, conduct: Conduct, runner: Runner) -> list[Outcome]:
+def run_sweep(cells: Sequence[Cell], folder: Path, conduct: SweepOptions, runner: Runner) -> list[Outcome]:
     """Run the cells; logs go to `folder`. Raises JobError if nothing could be stored, before anything runs.
 
     An interrupt ends the running jobs and everything they started, says how to go on, and is raised again.
@@ -71,7 +71,7 @@ class _Sweep:
         self,
         cells: Sequence[Cell],
         folder: Path,
-        conduct: Conduct,
+        conduct: SweepOptions,
         runner: Runner,
         claims: Claims,
         display: Display,

@@ -26,8 +26,8 @@ def may_stay(job: Job) -> bool:
     return (
         job.device == "cuda"
         and job.memory_limit_gib is None
-        and job.workload.forgets
-        and set(job.implementation.needs) <= {"triton"}  # other packages keep what they like
+        and job.workload.reusable_process
+        and set(job.implementation.requires) <= {"triton"}  # other packages keep what they like
     )
 
 

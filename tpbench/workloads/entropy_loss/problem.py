@@ -73,24 +73,24 @@ WORKLOAD = Workload(
         "occupancy": "share of a multiprocessor's warps that can be resident: least of those kernels (triton_tp)",
     },
     options=(
-        Option("block_cap", neutral="auto", drop=True),
-        Option("exchange", neutral="auto", drop=True),
-        Option("organisation", neutral="auto", drop=True),
-        Option("compile", neutral=False),
-        Option("compute_dtype", neutral="float32"),
+        Option("block_cap", ignorable=True),
+        Option("exchange", ignorable=True),
+        Option("organisation", ignorable=True),
+        Option("compile"),
+        Option("compute_dtype"),
     ),
     pivot=Pivot(
         rows=("vocab", "tp_size", "shard"),
         sections=("loss", "dtype"),
         derived={"shard": lambda row: -(-row["vocab"] // row["tp_size"])},
     ),
-    shares=("occupancy",),
+    percentages=("occupancy",),
     studies={
         "block_cap": Study(
             "why is one block cap slow?",
-            over="block_cap",
-            best=("device_ms", "time_ms"),
-            shows=(
+            option="block_cap",
+            best_by=("device_ms", "time_ms"),
+            columns=(
                 "time_ms",
                 "device_ms",
                 "gb_per_s",
@@ -105,5 +105,5 @@ WORKLOAD = Workload(
             ),
         )
     },
-    forgets=True,
+    reusable_process=True,
 )

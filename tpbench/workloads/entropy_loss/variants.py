@@ -19,11 +19,11 @@ def _ours(problem: EntropyLoss, tp_size: int) -> str | None:
 
 @WORKLOAD.variant(
     "our fused Triton kernels on the local shard; one exchange of a few scalars a row",
-    takes={"block_cap", "exchange", "organisation"},
-    needs=("triton",),
+    options={"block_cap", "exchange", "organisation"},
+    requires=("triton",),
     uses_triton=True,
-    needs_cuda=lambda problem: problem.organisation == "one_pass" or problem.exchange == "symmetric",
-    refuses=_ours,
+    requires_cuda=lambda problem: problem.organisation == "one_pass" or problem.exchange == "symmetric",
+    unsupported_reason=_ours,
 )
 def triton_tp(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import fused
@@ -31,7 +31,7 @@ def triton_tp(problem: EntropyLoss, shard: Any) -> Any:
     return fused.prepare(problem, shard)
 
 
-@WORKLOAD.variant("the same algorithm in torch operations (compile=true: torch.compile)", takes={"compile"})
+@WORKLOAD.variant("the same algorithm in torch operations (compile=true: torch.compile)", options={"compile"})
 def pytorch_tp_manual(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import manual
 
@@ -40,7 +40,7 @@ def pytorch_tp_manual(problem: EntropyLoss, shard: Any) -> Any:
 
 @WORKLOAD.variant(
     "all-gather the logits to the whole vocabulary, then torch's own loss (compile=true: torch.compile)",
-    takes={"compute_dtype", "compile"},
+    options={"compute_dtype", "compile"},
 )
 def pytorch_gather(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import gather

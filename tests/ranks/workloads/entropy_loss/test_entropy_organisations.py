@@ -11,7 +11,7 @@ import torch
 
 from tests.support.entropy_loss import LOSSES, context, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.job import Job, refusal
+from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.plan import ThisHost, obstacle
 from tpbench.measure.session import Verdict
 from tpbench.settings import JobError
@@ -76,7 +76,7 @@ def test_what_cannot_be_is_skipped_with_a_reason(
 
 def test_it_is_an_option_of_our_kernels_alone() -> None:
     job = Job(variant="pytorch_gather", tp_size=1, problem=problem(organisation="fused"))
-    assert "taken by: triton_tp" in str(refusal(job))
+    assert "taken by: triton_tp" in str(unsupported_reason(job))
 
 
 def rows(*changes: dict[str, Any]) -> pd.DataFrame:
