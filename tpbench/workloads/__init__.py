@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any
 
+from tpbench.workloads.cost_model import CostModel
+
 NAMES = ("entropy_loss", "embedding_grad", "tp_block", "train_step")
 """The folders beside this file that hold a workload."""
 
@@ -116,7 +118,7 @@ class Workload:
     """Return the problem with all values that its fields refer to, for example values of a file. The second argument
     holds the names that a user set on the command line. Raises JobError."""
     planned_columns: Callable[[Any], Mapping[str, Any]] = lambda job: {}
-    """Return the columns that follow from the job alone. Every row of the workload has them, whatever its status."""
+    """Return the columns that follow from the job alone. Every row of the workload has them, also after a failure."""
     expected_memory: Callable[[Any], str] = lambda job: ""
     """Return the expected memory of a rank as text, for the reason of a row that ran out of memory."""
     unsupported_reason: Callable[[Any], str | None] = lambda job: None
@@ -127,6 +129,8 @@ class Workload:
     """Columns that a report can make a table of. 1: more is better, -1: less is better, 0: neither."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
     """Return a row as a JSON document that this workload's users know, with its file name, or None."""
+    cost_model: Callable[[], CostModel] | None = None
+    """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
     scheduled: bool = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
     applies, no CUDA graph replays an iteration, and cells cannot be interleaved. Sessions have a `Schedule`."""

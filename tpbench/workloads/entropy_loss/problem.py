@@ -7,6 +7,7 @@ from typing import Literal
 
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
+from tpbench.workloads.cost_model import CostModel
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class EntropyLoss:
         if not self.from_labels and self.ignored:
             complaints.append(f"ignored={self.ignored} needs labels: only loss=cross_entropy has them")
         return complaints
+
+
+def _cost_model() -> CostModel:
+    from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
+
+    return COST_MODEL
 
 
 WORKLOAD = Workload(
@@ -105,5 +112,6 @@ WORKLOAD = Workload(
             ),
         )
     },
+    cost_model=_cost_model,
     reusable_process=True,
 )
