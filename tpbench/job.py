@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from tpbench.measure.settings import MeasureSettings
-from tpbench.settings import JobError, parse, setting, unknown
+from tpbench.settings import JobError, former_names, former_spelling, parse, setting, unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
 
@@ -59,8 +59,12 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Hash of the resolved job, without the fields that cannot change a result."""
-        resolved = {name: value for name, value in self.flat().items() if name not in NOT_IN_KEY}
+        """Hash of the resolved job, without the fields that cannot change a result.
+
+        Renamed fields are hashed under their former names: rows from before the renaming keep their keys.
+        """
+        spelled = former_spelling(type(self.problem), self.flat())
+        resolved = {name: value for name, value in spelled.items() if name not in NOT_IN_KEY}
         return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -90,6 +94,11 @@ def field_names(workload: Workload | None = None) -> set[str]:
     return names - {"problem"} - unused | {RANKS}
 
 
+def former_field_names() -> dict[str, str]:
+    """Return the former names of all workloads' fields, each with the present name."""
+    return {old: new for each in workloads().values() for old, new in former_names(each.problem).items()}
+
+
 def parse_job(
     values: Mapping[str, Any],
     chosen: Iterable[str] = (),
@@ -115,7 +124,8 @@ def parse_job(
             f"variant={variant.name} is of the workload {workload.name}, the shape is of {shape_of} "
             f"(shapes that fit: {', '.join(fitting) or 'none'})"
         )
-    chosen = dict.fromkeys(chosen)
+    former = former_names(workload.problem)
+    chosen = dict.fromkeys(former.get(name, name) for name in chosen)
     valid = field_names(workload).union(also_valid)
     complaints = [unknown(f"field of {workload.name}", name, valid) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints)

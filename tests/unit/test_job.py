@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpbench.job import Job, field_names, parse_job, unsupported_reason
+from tpbench.job import Job, field_names, parse_job, stored_job, unsupported_reason
 from tpbench.launcher.options import SweepOptions
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
@@ -138,3 +140,31 @@ def test_flat_names_are_unique_across_the_parts_of_a_job_and_a_sweep() -> None:
         problem_fields = set(workload.problem.__dataclass_fields__)
         assert not job_fields & problem_fields
         assert problem_fields <= field_names(workload)
+
+
+@pytest.mark.parametrize(
+    ("former", "algorithm"),
+    [("auto", "auto"), ("fused", "two_reads"), ("cached", "two_kernels"), ("one_pass", "one_read")],
+)
+def test_a_former_name_and_its_values_stay_valid(former: str, algorithm: str) -> None:
+    job = parse_job({**TINY, "algorithm": "auto", "organisation": former}, chosen=["organisation"])
+    assert job.problem.algorithm == algorithm == job.flat()["algorithm"]
+    assert parse_job({**TINY, "algorithm": former}) == parse_job({**TINY, "algorithm": algorithm}) == job
+    if former != "auto":
+        with pytest.raises(JobError, match="organisation is the former name of algorithm: set one of them"):
+            parse_job({**TINY, "algorithm": "one_read", "organisation": former})
+
+
+def test_a_wrong_value_under_a_former_name_is_told_by_the_present_one() -> None:
+    with pytest.raises(
+        JobError, match=r"algorithm=cache does not exist.*valid: auto, two_reads, two_kernels, one_read"
+    ):
+        parse_job({**TINY, "organisation": "cache"})
+
+
+def test_committed_rows_keep_their_keys() -> None:
+    """Otherwise `resume=true` would measure cells again whose field has a new name."""
+    file = Path(__file__).parents[2] / "tpbench" / "kernels" / "rows" / "h200-2026-11-21.parquet"
+    rows = pq.read_table(file, columns=["key", "job"]).to_pylist()
+    assert {json.loads(row["job"])["organisation"] for row in rows} == {"fused", "cached", "one_pass"}
+    assert [stored_job(json.loads(row["job"])).key for row in rows] == [row["key"] for row in rows]

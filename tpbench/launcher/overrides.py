@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
+from tpbench.job import former_field_names
 from tpbench.launcher.options import command_line_names
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import workloads
@@ -25,6 +26,7 @@ GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contende
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
 """In a value that is more than a list of words."""
+_OVERRIDE = re.compile(r"([+~]*)(\w+)")
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 
 
@@ -40,7 +42,7 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
     folder so, which makes equal jobs: they run once.
     """
     made = []
-    for each in arguments:
+    for each in present_names(arguments):
         name, equals, value = each.partition("=")
         if name.replace(".", "_") in command_line_names():
             name = name.replace(".", "_")
@@ -51,6 +53,17 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
             name, value = "model_dir", ",".join(["null"] * bool(names) + [each for each in choices if "/" in each])
         made.append(f"{name}{equals}{value}")
     return made
+
+
+def present_names(arguments: Iterable[str]) -> list[str]:
+    """Replace the former names of fields by the present ones: `organisation=fused` becomes `algorithm=fused`."""
+    former = former_field_names()
+
+    def renamed(argument: str) -> str:
+        match = _OVERRIDE.match(argument)
+        return f"{match[1]}{former[match[2]]}{argument[match.end() :]}" if match and match[2] in former else argument
+
+    return [renamed(each) for each in arguments]
 
 
 def force_fields(arguments: Sequence[str]) -> list[str]:

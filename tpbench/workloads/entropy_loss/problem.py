@@ -26,8 +26,12 @@ class EntropyLoss:
     ignored: float = setting(0.0, help="share of rows whose label is ignored (cross_entropy)", low=0.0, high=1.0)
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
     exchange: Literal["auto", "nccl", "symmetric"] = setting("auto", help="how ranks exchange statistics (triton_tp)")
-    organisation: Literal["auto", "fused", "cached", "one_pass"] = setting(
-        "auto", help="one launch over the row twice, two with cached statistics, or one that reads once (triton_tp)"
+    algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = setting(
+        "auto",
+        help="one kernel that reads a row twice, two kernels with statistics between, or one that reads once "
+        "(triton_tp)",
+        former_name="organisation",
+        former_values={"fused": "two_reads", "cached": "two_kernels", "one_pass": "one_read"},
     )
     compile: bool = setting(False, help="through torch.compile")
     compute_dtype: Literal["float32", "logits"] = setting("float32", help="dtype in which gathered logits are used")
@@ -68,11 +72,11 @@ WORKLOAD = Workload(
         "temperature": "softens the target distribution only",
         "ignored": "share of rows whose label is ignored",
         "exchange": "how ranks exchange statistics (triton_tp)",
-        "organisation": "which organisation of the kernels was asked for (triton_tp)",
+        "algorithm": "requested algorithm of the kernels (triton_tp)",
         "compile": "whether through torch.compile",
         "compute_dtype": "dtype in which gathered logits are used (pytorch_gather)",
         "loss_identical": "whether all ranks had the same bits of every loss",
-        "organisation_used": "organisation of the kernels that ran: fused, cached or one_pass (triton_tp)",
+        "algorithm_used": "algorithm of the kernels that ran: two_reads, two_kernels or one_read (triton_tp)",
         "block_used": "columns a kernel's block really had (triton_tp)",
         "registers": "registers a thread, as compiled: most of the kernels that read the logits (triton_tp)",
         "spilled_bytes": "registers that did not fit, bytes a thread: most of those kernels (triton_tp)",
@@ -82,7 +86,7 @@ WORKLOAD = Workload(
     options=(
         Option("block_cap", ignorable=True),
         Option("exchange", ignorable=True),
-        Option("organisation", ignorable=True),
+        Option("algorithm", ignorable=True),
         Option("compile"),
         Option("compute_dtype"),
     ),
@@ -103,7 +107,7 @@ WORKLOAD = Workload(
                 "gb_per_s",
                 "fraction_of_floor",
                 "peak_gib",
-                "organisation_used",
+                "algorithm_used",
                 "block_used",
                 "registers",
                 "spilled_bytes",

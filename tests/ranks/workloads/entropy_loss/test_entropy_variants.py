@@ -114,13 +114,13 @@ def test_what_it_must_move() -> None:
 
 
 def test_the_columns_of_a_verdict() -> None:
-    cell = problem(vocab=9000, tokens=2, block_cap=4096, organisation="cached")
+    cell = problem(vocab=9000, tokens=2, block_cap=4096, algorithm="two_kernels")
     session = setup(cell, WORKLOAD.variants["triton_tp"], context())
     with pytest.raises(RuntimeError, match="run step"):
         session.check()
     session.step()
     columns: dict[str, Any] = session.check().columns
-    assert (columns["block_used"], columns["organisation_used"]) == (4096, "cached")
+    assert (columns["block_used"], columns["algorithm_used"]) == (4096, "two_kernels")
     assert {"loss_value", "loss_error", "grad_error", "loss_identical"} <= columns.keys()
 
 
