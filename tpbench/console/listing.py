@@ -17,12 +17,6 @@ from tpbench.measure import machine
 from tpbench.workloads import Variant, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
-LOSSES = {
-    "cross_entropy": "-log p[label], from labels",
-    "soft_cross_entropy": "-sum(q log p), q from target logits",
-    "forward_kl": "KL(q || p), q from target logits",
-    "reverse_kl": "KL(p || q), q from target logits",
-}
 HERE = "yes"
 
 
@@ -65,7 +59,7 @@ def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
     made.append(
         ("model=  of train_step, with any of its shapes; or a path to a local folder with a config.json", models)
     )
-    made.append(("loss=", [Entry(name, LOSSES.get(name, "")) for name in names("loss")]))
+    made.append(("loss=", [Entry(name, comment("loss", name)) for name in names("loss")]))
     made.append(("+experiment=  with -m", [Entry(name, comment("experiment", name)) for name in names("experiment")]))
     return made
 

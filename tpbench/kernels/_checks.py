@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
 REDUCTIONS = ("mean", "sum", "none")
 GRADS = ("new", "in_place", "none")
 EXCHANGES = ("auto", "nccl", "symmetric")

@@ -604,6 +604,6 @@ def test_the_result_says_how(name: Any) -> None:
 
 
 def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy_loss"], "INTERPRETED", False)
+    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy_function"], "INTERPRETED", False)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         entropy_loss(*make("cross_entropy"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tpbench.kernels.losses import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.cost_model import CostModel
@@ -16,9 +17,7 @@ class EntropyLoss:
 
     tokens: int = setting(help="rows of logits per data-parallel replica", low=1)
     vocab: int = setting(help="columns of logits over all tensor-parallel ranks", low=1)
-    loss: Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"] = setting(
-        "cross_entropy", help="cross-entropy from labels, or a loss against target logits"
-    )
+    loss: Loss = setting("cross_entropy", help="cross-entropy from labels, or a loss against target logits")
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of logits, targets and gradient")
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     logits_scale: float = setting(1.0, help="factor on logits and target logits", low=1e-6)

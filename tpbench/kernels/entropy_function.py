@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels import _checks, one_pass, symmetric, two_pass
+from tpbench.kernels.losses import LOSSES, Loss
 from tpbench.kernels.one_pass import form
 from tpbench.kernels.two_pass import INTERPRETED, all_gather, block_for, launching
-
-Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"]
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,7 @@ def _check(
     ignore_index: Any, block_cap: Any, exchange: Any, grad: Any,
 ) -> None:  # fmt: skip
     _checks.matrix("logits", logits)
-    _checks.choice("loss", loss, _checks.LOSSES)
+    _checks.choice("loss", loss, LOSSES)
     _checks.choice("reduction", reduction, _checks.REDUCTIONS)
     _checks.choice("exchange", exchange, _checks.EXCHANGES)
     _checks.target(target, logits, loss)
