@@ -1,28 +1,19 @@
-"""The job: one cell of a sweep, typed, validated and frozen. The one boundary that configuration crosses."""
+"""The job: one cell of a sweep, typed, validated and frozen.
+
+Configuration becomes a `Job` here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from tpbench.launcher.options import Conduct
-from tpbench.settings import JobError, parse, setting, unknown
+from tpbench.measure.settings import MeasureSettings
+from tpbench.settings import JobError, former_names, former_spelling, parse, setting, unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
-
-
-@dataclass(frozen=True)
-class Measure:
-    """How long and how exactly to measure."""
-
-    measure: str = setting("default", help="name of the settings")
-    time_budget_s: float = setting(3.0, help="seconds each clock may take", low=0.0)
-    min_iterations: int = setting(20, help="iterations before the interval may stop a clock", low=1)
-    max_iterations: int = setting(1000, help="iterations after which a clock stops", low=1)
-    precision: float = setting(0.01, help="wanted 95% interval of the median, as a share of it", low=0.0)
-    graph: bool = setting(False, help="time the replay of a CUDA graph")
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class Job:
     memory_limit_gib: float | None = setting(None, help="memory that a rank may use", low=0.001)
     timeout_s: float = setting(600.0, help="seconds after which the job is ended", low=1.0)
     output_dir: str = setting("outputs", help="folder for rows and logs")
-    measure: Measure = setting(Measure(), help="how it is measured")
+    measure: MeasureSettings = setting(MeasureSettings(), help="how it is measured")
     problem: Any = setting(None, help="what is computed: the workload's own fields")
 
     @property
@@ -49,62 +40,82 @@ class Job:
 
     @property
     def uses_triton(self) -> bool:
-        """Whether this job runs Triton kernels."""
-        uses = self.implementation.uses_triton
-        return uses(self.problem) if callable(uses) else uses
+        """True if this job runs Triton kernels."""
+        return _holds(self.implementation.uses_triton, self.problem)
 
     @property
-    def needs_cuda(self) -> bool:
-        """Whether this job cannot run on a CPU."""
-        needs = self.implementation.needs_cuda
-        return needs(self.problem) if callable(needs) else needs
+    def requires_cuda(self) -> bool:
+        """True if this job cannot run on a CPU."""
+        return _holds(self.implementation.requires_cuda, self.problem)
 
     @property
     def world_size(self) -> int:
         return self.tp_size * self.dp_size
 
     def flat(self) -> dict[str, Any]:
-        """All fields by their flat names, as plain values."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("measure", "problem")}
+        """Return all fields under their flat names, as plain values."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _PARTS}
         return {"workload": self.workload.name, **own, **asdict(self.measure), **asdict(self.problem)}
 
     @property
     def key(self) -> str:
-        """Hash of the resolved job without what cannot change a result."""
-        resolved = {name: value for name, value in self.flat().items() if name not in NO_PART_OF_A_RESULT}
+        """Hash of the resolved job, without the fields that cannot change a result.
+
+        Renamed fields are hashed under their former names: rows from before the renaming keep their keys.
+        """
+        spelled = former_spelling(type(self.problem), self.flat())
+        resolved = {name: value for name, value in spelled.items() if name not in NOT_IN_KEY}
         return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         sizes = " ".join(f"{name}={getattr(self.problem, name)}" for name in self.workload.headline)
-        used = {each.name: getattr(self.problem, each.name) for each in self.workload.options}
-        options = [
-            f" {each.name}={used[each.name]}" for each in self.workload.options if used[each.name] != each.neutral
-        ]
+        options = "".join(f" {name}={value}" for name, value in self.chosen_options().items())
         replicas = f" dp_size={self.dp_size}" if self.dp_size > 1 else ""
-        return f"{self.variant} {sizes} tp_size={self.tp_size}{replicas}{''.join(options)}"
+        return f"{self.variant} {sizes} tp_size={self.tp_size}{replicas}{options}"
+
+    def chosen_options(self) -> dict[str, Any]:
+        """Return the options of the variant whose value is not the default."""
+        used = {name: getattr(self.problem, name) for name in self.workload.option_defaults}
+        return {name: value for name, value in used.items() if value != self.workload.option_defaults[name]}
 
 
-NO_PART_OF_A_RESULT = ("output_dir", "timeout_s")
-"""Fields that cannot change one: where rows go, when to give up."""
-_PARTS = {"measure", "problem"}
+NOT_IN_KEY = ("output_dir", "timeout_s")
+"""Fields that cannot change a result: where rows go, and when to give up."""
+_PARTS = ("measure", "problem")
 RANKS = "world_size"
-"""May be set beside a job's fields: how many ranks tp_size and dp_size must make."""
+"""Number of ranks. It may be set beside a job's fields, and tp_size x dp_size must be equal to it."""
 
 
 def field_names(workload: Workload | None = None) -> set[str]:
-    """The flat names that a command line may set: of one workload's jobs, or of any."""
+    """Return the flat names of the fields of one workload's jobs, or of any workload's."""
     problems = [each.problem for each in ([workload] if workload else workloads().values())]
-    names = {each.name for cls in (Job, Measure, Conduct, *problems) for each in fields(cls)}
-    unused = {each.name for each in fields(Measure)} if workload and workload.scheduled else set()
+    names = {each.name for cls in (Job, MeasureSettings, *problems) for each in fields(cls)}
+    unused = {each.name for each in fields(MeasureSettings)} if workload and workload.scheduled else set()
     return names - {"problem"} - unused | {RANKS}
 
 
-def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Mapping[str, str] | None = None) -> Job:
-    """The job that flat configuration values describe.
+def former_field_names() -> dict[str, str]:
+    """Return the former names of all workloads' fields, each with the present name."""
+    return {old: new for each in workloads().values() for old, new in former_names(each.problem).items()}
 
-    `chosen`: names that the person set on the command line; one that this job's workload does not have is an error
-    (a mere default of another workload's is not). `shapes`: known shape names to their workloads, for the message.
-    Raises JobError with every complaint, a line each.
+
+def parse_job(
+    values: Mapping[str, Any],
+    chosen: Iterable[str] = (),
+    shapes: Mapping[str, str] | None = None,
+    also_valid: Collection[str] = (),
+) -> Job:
+    """Return the job that flat configuration values describe.
+
+    Args:
+        values: flat field names to plain values, or to strings as a command line has them.
+        chosen: names that the user set on the command line. A name that this job's workload does not have is an error.
+            A default of another workload is not.
+        shapes: known shape names to their workloads, for the message.
+        also_valid: names that may be chosen beside the job's fields, such as options of the whole sweep.
+
+    Raises:
+        JobError: with every complaint, one per line.
     """
     workload, variant = _variant(values)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
@@ -113,17 +124,12 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
             f"variant={variant.name} is of the workload {workload.name}, the shape is of {shape_of} "
             f"(shapes that fit: {', '.join(fitting) or 'none'})"
         )
-    chosen = tuple(chosen)
-    job = _parsed(
-        _with_ranks(values),
-        workload,
-        [
-            unknown(f"field of {workload.name}", each, field_names(workload))
-            for each in chosen
-            if each not in field_names(workload)
-        ],
-    )
-    problem = workload.resolve(_without_dropped_options(workload, variant, job.problem), frozenset(chosen))
+    former = former_names(workload.problem)
+    chosen = dict.fromkeys(former.get(name, name) for name in chosen)
+    valid = field_names(workload).union(also_valid)
+    complaints = [unknown(f"field of {workload.name}", name, valid) for name in chosen if name not in valid]
+    job = _parsed(_with_ranks(values), workload, complaints)
+    problem = workload.resolve(_without_ignored_options(workload, variant, job.problem), frozenset(chosen))
     job = replace(job, problem=problem)
     if complaints := job.problem.check(job.tp_size, job.dp_size):
         raise JobError("\n".join(complaints))
@@ -131,10 +137,19 @@ def parse_job(values: Mapping[str, Any], chosen: Iterable[str] = (), shapes: Map
 
 
 def stored_job(flat: Mapping[str, Any]) -> Job:
-    """The job whose `flat` this was. What that was resolved from (a model's folder) may be gone by now, or another: it
-    is not looked at. Raises JobError where this version of tpbench has no such job."""
+    """Return the job that `Job.flat` described.
+
+    Files that the job was resolved from, such as a model's folder, are not read: they may have changed since.
+
+    Raises:
+        JobError: this version of tpbench has no such job.
+    """
     workload, _ = _variant(flat)
     return _parsed(flat, workload)
+
+
+def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:
+    return trait(problem) if callable(trait) else trait
 
 
 def _variant(values: Mapping[str, Any]) -> tuple[Workload, Variant]:
@@ -144,14 +159,16 @@ def _variant(values: Mapping[str, Any]) -> tuple[Workload, Variant]:
 
 
 def _parsed(values: Mapping[str, Any], workload: Workload, complaints: Iterable[str] = ()) -> Job:
-    """The job that these values say as they stand. Raises JobError with the complaints there are already, and one for
-    each value that cannot be."""
+    """Return the job with exactly these values.
+
+    Raises JobError with the given complaints and one for each invalid value.
+    """
     complaints = list(complaints)
     parts: dict[str, Any] = {}
-    for part, cls in (("measure", Measure), ("problem", workload.problem), ("job", Job)):
+    for part, cls in (("measure", MeasureSettings), ("problem", workload.problem), ("job", Job)):
         try:
             parts[part] = parse(
-                cls, {key: value for key, value in values.items() if part != "job" or key not in _PARTS}
+                cls, {name: value for name, value in values.items() if part != "job" or name not in _PARTS}
             )
         except JobError as error:
             complaints += str(error).splitlines()
@@ -162,7 +179,7 @@ def _parsed(values: Mapping[str, Any], workload: Workload, complaints: Iterable[
 
 
 def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """tp_size=auto as what dp_size leaves of world_size. Where world_size is given it must be what the others make."""
+    """Replace tp_size=auto by world_size / dp_size. Check that a given world_size is equal to tp_size x dp_size."""
     tp_size, dp_size, world_size = (values.get(name) for name in ("tp_size", "dp_size", "world_size"))
     if world_size is None:
         if tp_size == "auto":
@@ -178,19 +195,19 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, "tp_size": tensor}
 
 
-def _without_dropped_options(workload: Workload, variant: Variant, problem: Any) -> Any:
-    unused = {each.name: each.neutral for each in workload.options if each.drop and each.name not in variant.takes}
-    return replace(problem, **unused)
+def _without_ignored_options(workload: Workload, variant: Variant, problem: Any) -> Any:
+    """Set options that this variant ignores to their defaults, so that equal jobs have equal keys."""
+    ignored = {each.name for each in workload.options if each.ignorable} - variant.options
+    return replace(problem, **{name: workload.option_defaults[name] for name in ignored})
 
 
-def refusal(job: Job) -> str | None:
-    """Why the job's variant cannot do what the (valid) job asks on any machine, or None."""
+def unsupported_reason(job: Job) -> str | None:
+    """Return why the job's variant cannot run the (valid) job on any machine, or None if it can."""
     variant = job.implementation
-    for option in job.workload.options:
-        value = getattr(job.problem, option.name)
-        if option.name not in variant.takes and value != option.neutral:
-            takers = [each.name for each in job.workload.variants.values() if option.name in each.takes]
-            return f"{variant.name} does not take {option.name}={value} (taken by: {', '.join(takers)})"
-    if job.measure.graph and variant.no_graph:
-        return f"{variant.name} cannot be captured in a CUDA graph: {variant.no_graph}"
-    return variant.refuses(job.problem, job.tp_size)
+    for name, value in job.chosen_options().items():
+        if name not in variant.options:
+            takers = [each.name for each in job.workload.variants.values() if name in each.options]
+            return f"{variant.name} does not take {name}={value} (taken by: {', '.join(takers)})"
+    if job.measure.graph and variant.no_graph_reason:
+        return f"{variant.name} cannot be captured in a CUDA graph: {variant.no_graph_reason}"
+    return variant.unsupported_reason(job.problem, job.tp_size)

@@ -1,4 +1,4 @@
-"""Typed settings: dataclass fields that carry their help, unit and limits, and the one place that checks them."""
+"""Typed settings: dataclass fields with their help, limits and former names. `parse` checks values against them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,60 @@ from typing import Any
 
 
 class JobError(ValueError):
-    """The configuration asks for something that does not exist or cannot be. The message is for the person."""
+    """The configuration is invalid. The message is for the user."""
 
 
 def setting(
-    default: Any = dataclasses.MISSING, *, help: str, low: float | None = None, high: float | None = None
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    low: float | None = None,
+    high: float | None = None,
+    former_name: str = "",
+    former_values: Mapping[str, str] | None = None,
 ) -> Any:
-    """A dataclass field with one line of help and, for numbers, the inclusive limits."""
-    metadata = {"help": help, "low": low, "high": high}
+    """Return a dataclass field with one line of help and, for numbers, inclusive limits.
+
+    `former_name` and `former_values` (old to new) stay valid wherever the field is set. A job's key is computed with
+    them, so that it stays equal to the key of rows from before the renaming.
+    """
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "former_name": former_name,
+        "former_values": former_values or {},
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def former_names(cls: type) -> dict[str, str]:
+    """Return the former names of the class's fields, each with the present name."""
+    return {
+        each.metadata["former_name"]: each.name for each in dataclasses.fields(cls) if each.metadata.get("former_name")
+    }
+
+
+def former_spelling(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values under the former names, with former values, where the class's fields have such."""
+    renamed = {each.name: each.metadata for each in dataclasses.fields(cls) if each.metadata.get("former_name")}
+    spelled = {}
+    for name, value in values.items():
+        if name in renamed:
+            former = {new: old for old, new in renamed[name]["former_values"].items()}
+            name, value = renamed[name]["former_name"], former.get(value, value)
+        spelled[name] = value
+    return spelled
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """`, did you mean X?` or nothing."""
+    """Return `, did you mean X?`, or nothing if no valid name is close."""
     close = [] if name.isdigit() else difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
     return f", did you mean {close[0]}?" if close else ""
 
 
 def unknown(what: str, name: object, valid: Iterable[str]) -> str:
-    """One sentence for a name that does not exist: the name, the nearest one and all valid ones."""
+    """Return a sentence for a name that does not exist, with the nearest name and all valid ones."""
     valid = sorted(valid, key=lambda each: (not each.isdigit(), int(each) if each.isdigit() else 0, each))
     return f"no {what} is called {name!s}{nearest(str(name), valid)} (valid: {', '.join(valid)})"
 
@@ -38,18 +73,24 @@ def unknown(what: str, name: object, valid: Iterable[str]) -> str:
 def parse(cls: type, values: Mapping[str, Any]) -> Any:
     """Build the settings dataclass `cls` from plain values, each checked against its field's type and limits.
 
-    Values may be strings, as a command line has them ("64", "true", "null"). Raises JobError that names every wrong
-    value, each with what would be right.
+    Values may be strings, as a command line has them ("64", "true", "null"), and names and values may be former ones.
+
+    Raises:
+        JobError: it names every invalid value and what would be valid.
     """
     hints = typing.get_type_hints(cls)
     complaints, parsed = [], {}
     for each in dataclasses.fields(cls):
-        if each.name not in values:
+        former = each.metadata.get("former_name")
+        name = former if former in values else each.name
+        if name not in values:
             if each.default is dataclasses.MISSING:
                 complaints.append(f"{each.name} is missing ({each.metadata['help']})")
             continue
+        if name != each.name and str(values.get(each.name, each.default)) != str(each.default):
+            complaints.append(f"{former} is the former name of {each.name}: set one of them")
         try:
-            parsed[each.name] = _coerce(each, hints[each.name], values[each.name])
+            parsed[each.name] = _coerce(each, hints[each.name], values[name])
         except JobError as error:
             complaints.append(str(error))
     if complaints:
@@ -64,6 +105,7 @@ def _coerce(each: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
             return None
         kinds = tuple(kind for kind in kinds if kind is not type(None))
     (kind,) = kinds
+    value = each.metadata.get("former_values", {}).get(str(value), value)
     if typing.get_origin(kind) is typing.Literal:
         for choice in typing.get_args(kind):
             if (type(value) is type(choice) and value == choice) or str(value) == str(choice):

@@ -19,7 +19,9 @@ from tpbench.workloads.embedding_grad.wire import Wire
 DISTRIBUTIONS = ("uniform", "zipf", "bigram", "fixed", "one_owner", "one_rank", "none")
 DTYPES = ("float32", "float16", "bfloat16")
 ON_GPUS = torch.cuda.is_available()
-HERE = sorted(name for name, each in WORKLOAD.variants.items() if not (each.cpu_only if ON_GPUS else each.needs_cuda))
+HERE = sorted(
+    name for name, each in WORKLOAD.variants.items() if not (each.cpu_only_reason if ON_GPUS else each.requires_cuda)
+)
 """The variants that run on this kind of device."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tpbench.job import field_names
+from tpbench.launcher.options import command_line_names
 from tpbench.workloads import variants, workloads
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -31,7 +31,7 @@ def test_every_variant_has_its_file_and_every_file_its_variant() -> None:
 def test_files_set_only_fields_that_exist(file: Path) -> None:
     if file.parent.name == "launcher":
         return
-    assert set(values(file)) - {"shape_workload"} <= field_names()
+    assert set(values(file)) - {"shape_workload"} <= command_line_names()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_workloads_know_themselves() -> None:
         assert set(workload.headline) <= set(workload.problem.__dataclass_fields__)
         assert {option.name for option in workload.options} <= set(workload.problem.__dataclass_fields__)
         for variant in workload.variants.values():
-            assert variant.takes <= {option.name for option in workload.options}
+            assert variant.options <= {option.name for option in workload.options}
 
 
 def test_planning_a_sweep_does_not_import_torch() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpbench.job import Job, field_names, parse_job, refusal
-from tpbench.launcher.options import Conduct
+from tpbench.job import Job, field_names, parse_job, stored_job, unsupported_reason
+from tpbench.launcher.options import SweepOptions
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
@@ -119,21 +121,50 @@ def test_the_key_is_of_the_resolved_job() -> None:
 def test_an_option_that_a_variant_does_not_have_is_dropped_or_refused() -> None:
     assert parse_job({**TINY, "variant": "pytorch_gather", "block_cap": 4096}).problem.block_cap == "auto"
     assert re.search(
-        "does not take compile=True .taken by: pytorch_tp_manual", refusal(parse_job({**TINY, "compile": True})) or ""
+        "does not take compile=True .taken by: pytorch_tp_manual",
+        unsupported_reason(parse_job({**TINY, "compile": True})) or "",
     )
-    assert refusal(parse_job({**TINY, "variant": "pytorch_tp_manual", "compile": True})) is None
+    assert unsupported_reason(parse_job({**TINY, "variant": "pytorch_tp_manual", "compile": True})) is None
 
 
 def test_what_cannot_be_captured_in_a_graph_is_refused() -> None:
     counted = {**BIGRAM, "variant": "sparse_all_to_all", "graph": True}
-    assert "sparse_all_to_all cannot be captured in a CUDA graph" in (refusal(parse_job(counted)) or "")
-    assert refusal(parse_job({**counted, "graph": False})) is None
-    assert refusal(parse_job({**counted, "variant": "dense_reduce_scatter"})) is None
+    assert "sparse_all_to_all cannot be captured in a CUDA graph" in (unsupported_reason(parse_job(counted)) or "")
+    assert unsupported_reason(parse_job({**counted, "graph": False})) is None
+    assert unsupported_reason(parse_job({**counted, "variant": "dense_reduce_scatter"})) is None
 
 
 def test_flat_names_are_unique_across_the_parts_of_a_job_and_a_sweep() -> None:
     for workload in workloads().values():
-        job_fields = set(Job.__dataclass_fields__) - {"measure"} | set(Conduct.__dataclass_fields__)
+        job_fields = set(Job.__dataclass_fields__) - {"measure"} | set(SweepOptions.__dataclass_fields__)
         problem_fields = set(workload.problem.__dataclass_fields__)
         assert not job_fields & problem_fields
         assert problem_fields <= field_names(workload)
+
+
+@pytest.mark.parametrize(
+    ("former", "algorithm"),
+    [("auto", "auto"), ("fused", "two_reads"), ("cached", "two_kernels"), ("one_pass", "one_read")],
+)
+def test_a_former_name_and_its_values_stay_valid(former: str, algorithm: str) -> None:
+    job = parse_job({**TINY, "algorithm": "auto", "organisation": former}, chosen=["organisation"])
+    assert job.problem.algorithm == algorithm == job.flat()["algorithm"]
+    assert parse_job({**TINY, "algorithm": former}) == parse_job({**TINY, "algorithm": algorithm}) == job
+    if former != "auto":
+        with pytest.raises(JobError, match="organisation is the former name of algorithm: set one of them"):
+            parse_job({**TINY, "algorithm": "one_read", "organisation": former})
+
+
+def test_a_wrong_value_under_a_former_name_is_told_by_the_present_one() -> None:
+    with pytest.raises(
+        JobError, match=r"algorithm=cache does not exist.*valid: auto, two_reads, two_kernels, one_read"
+    ):
+        parse_job({**TINY, "organisation": "cache"})
+
+
+def test_committed_rows_keep_their_keys() -> None:
+    """Otherwise `resume=true` would measure cells again whose field has a new name."""
+    file = Path(__file__).parents[2] / "tpbench" / "kernels" / "rows" / "h200-2026-11-21.parquet"
+    rows = pq.read_table(file, columns=["key", "job"]).to_pylist()
+    assert {json.loads(row["job"])["organisation"] for row in rows} == {"fused", "cached", "one_pass"}
+    assert [stored_job(json.loads(row["job"])).key for row in rows] == [row["key"] for row in rows]

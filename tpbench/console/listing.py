@@ -17,12 +17,6 @@ from tpbench.measure import machine
 from tpbench.workloads import Variant, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
-LOSSES = {
-    "cross_entropy": "-log p[label], from labels",
-    "soft_cross_entropy": "-sum(q log p), q from target logits",
-    "forward_kl": "KL(q || p), q from target logits",
-    "reverse_kl": "KL(p || q), q from target logits",
-}
 HERE = "yes"
 
 
@@ -55,9 +49,9 @@ def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
     """Everything, under its headings."""
     made = []
     for workload in workloads().values():
-        plainly = {option.name: option.neutral for option in workload.options}
         found = [
-            Entry(name, variant.summary, here(variant, gpus, plainly)) for name, variant in workload.variants.items()
+            Entry(name, variant.summary, here(variant, gpus, workload.option_defaults))
+            for name, variant in workload.variants.items()
         ]
         made.append((f"variant=  of {workload.name}, {workload.summary}", found))
     made.append(("shape=", shapes(gpus)))
@@ -65,17 +59,17 @@ def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
     made.append(
         ("model=  of train_step, with any of its shapes; or a path to a local folder with a config.json", models)
     )
-    made.append(("loss=", [Entry(name, LOSSES.get(name, "")) for name in names("loss")]))
+    made.append(("loss=", [Entry(name, comment("loss", name)) for name in names("loss")]))
     made.append(("+experiment=  with -m", [Entry(name, comment("experiment", name)) for name in names("experiment")]))
     return made
 
 
 def here(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
     """Whether a variant runs on this machine, with these options."""
-    missing = [name for name in variant.needs if importlib.util.find_spec(name) is None]
+    missing = [name for name in variant.requires if importlib.util.find_spec(name) is None]
     if missing:
         return f"no: needs {', '.join(missing)} (not installed)"
-    if variant.needs_cuda is True and not gpus:
+    if variant.requires_cuda is True and not gpus:
         return "no: needs a CUDA GPU"
     uses = variant.uses_triton
     triton = uses(SimpleNamespace(**options)) if callable(uses) else uses

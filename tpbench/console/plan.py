@@ -8,13 +8,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from tpbench.console import machine
 from tpbench.job import Job
-from tpbench.predict.cells import ITEM_BYTES, WORKLOAD, Size, measured
+from tpbench.predict.cells import measured, predictable
 from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import VariantModel, models
 from tpbench.predict.oom import predicted_oom
@@ -98,14 +98,15 @@ class Expectations:
     def __init__(self, rows: pd.DataFrame | None) -> None:
         self.wall_s: dict[str, float] = {}
         self.typical_s: dict[tuple[str, int, str], float] = {}
-        self.models: Mapping[str, VariantModel] = {}
+        self.models: dict[str, Mapping[str, VariantModel]] = {}
         if rows is None or rows.empty:
             return
         done = rows[rows["wall_s"].notna() & (rows["status"] == "ok")]
         self.wall_s = dict(done.groupby("key")["wall_s"].last())
         self.typical_s = dict(done.groupby(["workload", "world_size", "device"])["wall_s"].median())
-        with contextlib.suppress(JobError):  # nothing was measured on a GPU: then nothing is foretold
-            self.models = models(measured(rows))
+        for name, workload in predictable().items():
+            with contextlib.suppress(JobError):  # nothing was measured on a GPU: then nothing is foretold
+                self.models[name] = models(measured(rows, workload))
 
     def seconds(self, job: Job) -> float | None:
         """What a job took before, or what its like took, or the budget of its clocks and a start. None of one whose
@@ -119,28 +120,26 @@ class Expectations:
     def oom(self, job: Job, gpu_memory_gib: float | None) -> str | None:
         """Why a job is predicted to run out of memory, or None."""
         free = job.memory_limit_gib or (gpu_memory_gib and gpu_memory_gib - RESERVE_GIB)
-        problem: Any = job.problem
-        if job.device != "cuda" or not free or job.workload.name != WORKLOAD or problem.dtype not in ITEM_BYTES:
+        cost_model = job.workload.cost_model and job.workload.cost_model()
+        size = cost_model and cost_model.size_of(job.flat())
+        if job.device != "cuda" or not free or size is None:
             return None
-        size = Size(problem.tokens, problem.vocab, job.tp_size, problem.loss, problem.dtype)
-        return predicted_oom(self.models, head(job), size, free)
+        return predicted_oom(self.models.get(job.workload.name, {}), head(job), size, free)
 
 
 def _interpreting(job: Job) -> float:
-    """Seconds that Triton's interpreter takes for a pass: 45 s a core for one rank's 4096 x 16384 logits."""
-    if job.device != "cpu" or not job.implementation.uses_triton or job.workload.name != WORKLOAD:
+    """Return the seconds that Triton's interpreter takes for a pass."""
+    cost_model = job.workload.cost_model and job.workload.cost_model()
+    size = cost_model and cost_model.size_of(job.flat())
+    if not cost_model or size is None or job.device != "cpu" or not job.implementation.uses_triton:
         return 0.0
-    shard = Size(job.problem.tokens, job.problem.vocab, job.tp_size, job.problem.loss).shard
-    return 45.0 * shard / (4096 * 16384) * max(1.0, job.world_size / (os.cpu_count() or 1))
+    return cost_model.interpreter_core_s(size) * max(1.0, job.world_size / (os.cpu_count() or 1))
 
 
 def head(job: Job) -> str:
-    """A job's variant with the options that it takes, as a report's column has it. The block cap changes no memory."""
-    options = [
-        (option.name, getattr(job.problem, option.name))
-        for option in job.workload.options
-        if option.name != "block_cap" and getattr(job.problem, option.name) != option.neutral
-    ]
+    """Return a job's variant with its options, as in the head of a report's column, but without tuning options."""
+    tuning = job.workload.cost_model().tuning_options if job.workload.cost_model else ()
+    options = [(name, value) for name, value in job.chosen_options().items() if name not in tuning]
     if job.measure.graph:
         options.append(("graph", True))
     return " ".join(

@@ -1,7 +1,29 @@
-"""Triton kernels with thin torch wrappers. They need torch and triton, and nothing of tpbench outside this package."""
+"""Triton kernels with thin torch wrappers. They need torch and triton, and no other package of tpbench.
 
-from tpbench.kernels.entropy_loss import EntropyLossResult, How, entropy_loss
-from tpbench.kernels.entropy_module import EntropyLoss
-from tpbench.kernels.two_pass import block_for, bytes_exchanged
+The public names are imported on first use, so that `tpbench.kernels.losses` can be imported without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpbench.kernels.entropy_function import EntropyLossResult, How, entropy_loss
+    from tpbench.kernels.entropy_module import EntropyLoss
+    from tpbench.kernels.two_pass import block_for, bytes_exchanged
 
 __all__ = ["EntropyLoss", "EntropyLossResult", "How", "block_for", "bytes_exchanged", "entropy_loss"]
+
+_MODULES = {
+    "EntropyLoss": "entropy_module",
+    "EntropyLossResult": "entropy_function",
+    "How": "entropy_function",
+    "block_for": "two_pass",
+    "bytes_exchanged": "two_pass",
+    "entropy_loss": "entropy_function",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
 REDUCTIONS = ("mean", "sum", "none")
 GRADS = ("new", "in_place", "none")
 EXCHANGES = ("auto", "nccl", "symmetric")
-ORGANISATIONS = ("auto", "fused", "cached", "one_pass")
+ALGORITHMS = ("auto", "two_reads", "two_kernels", "one_read")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
@@ -136,19 +135,19 @@ def block_cap(value: Any) -> None:
         raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {value}")
 
 
-def organisation(value: object, exchange: str, world_size: int) -> None:
-    """One of the words, and one that goes with the exchange."""
-    choice("organisation", value, ORGANISATIONS)
+def algorithm(value: object, exchange: str, world_size: int) -> None:
+    """ValueError unless `value` is a known algorithm that can use the exchange over so many ranks."""
+    choice("algorithm", value, ALGORITHMS)
     if world_size == 1:
         return
-    if value == "fused":
+    if value == "two_reads":
         raise ValueError(
-            "organisation='fused' makes loss and gradient in one launch, on one rank: over ranks the exchange lies "
-            "between them; use 'cached', 'one_pass' or 'auto'"
+            "algorithm='two_reads' makes loss and gradient in one kernel, on one rank: over ranks the exchange lies "
+            "between them; use 'two_kernels', 'one_read' or 'auto'"
         )
-    needed = {"cached": "nccl", "one_pass": "symmetric"}.get(str(value), exchange)
+    needed = {"two_kernels": "nccl", "one_read": "symmetric"}.get(str(value), exchange)
     if exchange not in ("auto", needed):
-        raise ValueError(f"organisation={value!r} over ranks is exchange={needed!r}, got exchange={exchange!r}")
+        raise ValueError(f"algorithm={value!r} over ranks is exchange={needed!r}, got exchange={exchange!r}")
 
 
 def group(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What block_cap="auto" means: the fastest cap of those measured, by organisation, loss and columns, from a file.
+"""What block_cap="auto" means: the fastest cap of those measured, by algorithm, loss and columns, from a file.
 
 Nothing is tuned while a program runs, so that no timed region pays for it and ranks never differ. The file,
 `block_caps.json`, says what each cap was compared with and on which machine; `scripts/choose_block_caps.py` makes it
@@ -17,9 +17,9 @@ FILE = "block_caps.json"
 
 @dataclass(frozen=True)
 class Winner:
-    """The fastest block cap for one organisation, loss and width."""
+    """The fastest block cap for one algorithm, loss and width."""
 
-    organisation: str
+    algorithm: str
     loss: str
     columns: int
     """Columns that a rank held."""
@@ -39,13 +39,13 @@ def winners() -> tuple[Winner, ...]:
 
 
 @functools.cache
-def measured_cap(organisation: str, loss: str, share: int) -> int:
+def measured_cap(algorithm: str, loss: str, share: int) -> int:
     """The winner for the narrowest measured width that `share` fits into, or else for the widest.
 
     share: columns that each rank holds if the vocabulary is split evenly, so that all ranks choose alike. A loss that
     was not measured takes the caps of one that holds as many logits a column.
     """
-    alike = [each for each in winners() if each.organisation == organisation]
+    alike = [each for each in winners() if each.algorithm == algorithm]
     own = [each for each in alike if each.loss == loss] or [
         each for each in alike if (each.loss == "cross_entropy") == (loss == "cross_entropy")
     ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tpbench.kernels import _checks, _entropy_kernels
-from tpbench.kernels.entropy_loss import entropy_loss
+from tpbench.kernels.entropy_function import entropy_loss
 from tpbench.kernels.launches import launch_of
 from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
 

@@ -104,7 +104,7 @@ def tiling(
     column_bytes = itemsize * (1 if loss == "cross_entropy" else 2)
     wanted = max(SMALLEST_BLOCK, _next_power_of_2(share))
     most = TILE_BYTES // column_bytes
-    cap = measured_cap("one_pass", loss, share) if block_cap == "auto" else int(block_cap)
+    cap = measured_cap("one_read", loss, share) if block_cap == "auto" else int(block_cap)
     # A row that fills a multiprocessor: six tiles of it stay in shared memory, and two pass through a seventh place to
     # registers. Else it would be two programs', which wait for each other.
     fits = on.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES

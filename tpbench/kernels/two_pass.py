@@ -30,14 +30,14 @@ _REDUCE_BLOCK = 4096
 
 def block_for(
     columns: int, block_cap: int | Literal["auto"] = "auto", loss: str = "cross_entropy",
-    organisation: Literal["fused", "cached"] = "cached", share: int | None = None,
+    algorithm: Literal["two_reads", "two_kernels"] = "two_kernels", share: int | None = None,
 ) -> int:  # fmt: skip
     """The column block of these kernels for `columns` local columns: a power of two, at most the cap.
 
     share: columns a rank if the vocabulary is split evenly, by which "auto" chooses (default: `columns`).
     """
     if block_cap == "auto":
-        block_cap = _INTERPRETED_CAP if INTERPRETED else measured_cap(organisation, loss, share or columns)
+        block_cap = _INTERPRETED_CAP if INTERPRETED else measured_cap(algorithm, loss, share or columns)
     return max(16, min(block_cap, int(triton.next_power_of_2(columns))))
 
 
@@ -55,9 +55,9 @@ def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: floa
 
 def launch(
     logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, group: dist.ProcessGroup | None,
-    organisation: Literal["fused", "cached"], block: int, *, loss: str, reduction: str, valid: int, vocab_start: int,
-    vocab_size: int, ignore_index: int, logits_scale: float, temperature: float, label_smoothing: float, z_loss: float,
-    grad_scale: float, accumulate: bool,
+    algorithm: Literal["two_reads", "two_kernels"], block: int, *, loss: str, reduction: str, valid: int,
+    vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float, temperature: float,
+    label_smoothing: float, z_loss: float, grad_scale: float, accumulate: bool,
 ) -> tuple[Tensor, tuple[Any, ...]]:  # fmt: skip
     """Queue the kernels on the current stream: row_loss and grad (where it is not None).
 
@@ -78,7 +78,7 @@ def launch(
     kernels = []
     inverse_count = _inverse_count(target, vocab_size, ignore_index) if labels_mean else None
     gathered = None
-    if organisation == "cached":
+    if algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
         states = launch_of(_entropy_kernels.statistics_kernel, **flags)
         kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *vocabulary), scales))

@@ -188,7 +188,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> WorkerTask:
         "world_size": job.world_size,
         "interpreted": job.device == "cpu" and job.uses_triton,
         "job": json.dumps(flat, sort_keys=True),
-        **job.workload.beforehand(job),
+        **job.workload.planned_columns(job),
     }
     row_id = f"{started:%Y%m%dT%H%M%S}-{job.key}-{uuid.uuid4().hex[:6]}"
     return WorkerTask(job, row_id, folder, started, columns={**of_job, **columns})
@@ -200,7 +200,7 @@ def store(result: WorkerResult, job: Job, folder: Path) -> dict[str, Any]:
     `folder` is the cell's. Raises RowExists if the row is there already, OSError if the disk does not take it.
     """
     reason = result.reason
-    if result.status == "oom" and (needed := job.workload.needed(job)):
+    if result.status == "oom" and (needed := job.workload.expected_memory(job)):
         reason = f"{reason}; {needed}"
     finished_at = max(result.started_at, result.finished_at)  # a clock may be set back while a job runs
     row = {

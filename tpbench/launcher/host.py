@@ -16,7 +16,7 @@ from tpbench.launcher.cold import ColdJob
 from tpbench.launcher.devices import Devices, Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.interleaved import InterleavedCells, problem_of
-from tpbench.launcher.options import Conduct
+from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell, ThisHost
 from tpbench.launcher.process import end_orphans
 from tpbench.launcher.warm import WarmGroup, WarmJob
@@ -71,7 +71,7 @@ class Lane:
 class Host:
     """Runs cells in the given order, as far as free devices allow."""
 
-    def __init__(self, how: Conduct) -> None:
+    def __init__(self, how: SweepOptions) -> None:
         if not how.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
         self.place = ThisHost(machine.gpu_count())

@@ -1,16 +1,18 @@
-"""How a sweep is run, as opposed to what its jobs are: nothing here may change a result."""
+"""Options of a whole sweep. None of them may change a cell's result."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
+from tpbench.job import field_names
 from tpbench.settings import setting
+from tpbench.workloads import Workload
 
 
 @dataclass(frozen=True)
-class Conduct:
-    """One for a whole sweep. Flat names on the command line, like a job's fields."""
+class SweepOptions:
+    """Options that apply to all cells of a sweep. They have flat names on the command line, like a job's fields."""
 
     resume: bool = setting(False, help="run only cells that have no finished row, or one of other software or hardware")
     retries: int = setting(0, help="times that a cell which ended as error or timeout is run again", low=0, high=100)
@@ -22,3 +24,11 @@ class Conduct:
     dry_run: bool = setting(False, help="show the plan: cells, GPUs, expected minutes and OOMs; run nothing")
     skip_predicted_oom: bool = setting(False, help="skip cells that are predicted to run out of memory")
     wait: bool = setting(True, help="false: submit the jobs to the cluster and leave")
+
+
+SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
+
+
+def command_line_names(workload: Workload | None = None) -> set[str]:
+    """Return the flat names that a command line may set, for jobs of one workload or of any."""
+    return field_names(workload) | SWEEP_OPTION_NAMES

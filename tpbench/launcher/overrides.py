@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -14,7 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from tpbench.job import field_names
+from tpbench.job import former_field_names
+from tpbench.launcher.options import command_line_names
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import workloads
 
@@ -25,6 +26,7 @@ GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contende
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
 """In a value that is more than a list of words."""
+_OVERRIDE = re.compile(r"([+~]*)(\w+)")
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 
 
@@ -40,9 +42,9 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
     folder so, which makes equal jobs: they run once.
     """
     made = []
-    for each in arguments:
+    for each in present_names(arguments):
         name, equals, value = each.partition("=")
-        if name.replace(".", "_") in field_names():
+        if name.replace(".", "_") in command_line_names():
             name = name.replace(".", "_")
         if name == "model" and "/" in value:
             choices = [value] if _NESTED.search(value) else value.split(",")
@@ -51,6 +53,17 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
             name, value = "model_dir", ",".join(["null"] * bool(names) + [each for each in choices if "/" in each])
         made.append(f"{name}{equals}{value}")
     return made
+
+
+def present_names(arguments: Iterable[str]) -> list[str]:
+    """Replace the former names of fields by the present ones: `organisation=fused` becomes `algorithm=fused`."""
+    former = former_field_names()
+
+    def renamed(argument: str) -> str:
+        match = _OVERRIDE.match(argument)
+        return f"{match[1]}{former[match[2]]}{argument[match.end() :]}" if match and match[2] in former else argument
+
+    return [renamed(each) for each in arguments]
 
 
 def force_fields(arguments: Sequence[str]) -> list[str]:
@@ -64,8 +77,8 @@ def force_fields(arguments: Sequence[str]) -> list[str]:
 
 def _special_fields() -> set[str]:
     """Those that only some workloads have."""
-    shared: set[str] = set.intersection(*map(field_names, workloads().values()))
-    return field_names() - shared
+    shared: set[str] = set.intersection(*map(command_line_names, workloads().values()))
+    return command_line_names() - shared
 
 
 def _name(argument: str) -> str:
@@ -117,7 +130,7 @@ def _complaints(override: Override, loader: ConfigLoader) -> list[str]:
     if key.startswith("hydra") or override.is_delete():
         return []
     if key not in GROUPS:
-        return [] if key in field_names() else [unknown("field", key, field_names() | set(GROUPS))]
+        return [] if key in command_line_names() else [unknown("field", key, command_line_names() | set(GROUPS))]
     choices = _choices(override)
     valid = loader.get_group_options(key)
     complaints = [unknown(key, choice, valid) for choice in choices if choice not in valid]

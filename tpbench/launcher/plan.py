@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 
 import yaml
 
-from tpbench.job import Job, parse_job, refusal
-from tpbench.launcher.options import Conduct
+from tpbench.job import Job, parse_job, unsupported_reason
+from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.measure import machine
 from tpbench.settings import JobError, parse
 
@@ -85,7 +85,7 @@ def plan(requests: Sequence[Request], place: Place | None = None) -> list[Cell]:
     shapes = functools.cache(_shapes)
     for request in requests:
         try:
-            job = parse_job(request.values, request.chosen, shapes(tuple(request.folders)))
+            job = parse_job(request.values, request.chosen, shapes(tuple(request.folders)), SWEEP_OPTION_NAMES)
         except JobError as error:
             complaints += str(error).splitlines()
             continue
@@ -95,7 +95,7 @@ def plan(requests: Sequence[Request], place: Place | None = None) -> list[Cell]:
         cells.append(Cell(request.index, job, obstacle(job, place), None if same_as == request.index else same_as))
     if complaints:
         raise JobError("\n".join(dict.fromkeys(complaints)))
-    refused = [(cell.job.implementation.name, refusal(cell.job)) for cell in cells]
+    refused = [(cell.job.implementation.name, unsupported_reason(cell.job)) for cell in cells]
     if cells and all(reason for _, reason in refused):
         # In a mixed sweep a pair that does not exist is a hole in the table, alone it is a mistake.
         said = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in refused)
@@ -120,13 +120,13 @@ def told_apart(cells: Sequence[Cell]) -> list[Cell]:
     ]
 
 
-def conduct(requests: Sequence[Request]) -> Conduct:
+def conduct(requests: Sequence[Request]) -> SweepOptions:
     """How the whole sweep is run. Raises JobError where its jobs do not agree on that."""
-    found: list[Conduct] = [parse(Conduct, request.values) for request in requests]
-    for each in fields(Conduct):
+    found: list[SweepOptions] = [parse(SweepOptions, request.values) for request in requests]
+    for each in fields(SweepOptions):
         if len({getattr(one, each.name) for one in found}) > 1:
             raise JobError(f"{each.name} is one setting for the whole sweep: it cannot be swept")
-    how = found[0] if found else Conduct()
+    how = found[0] if found else SweepOptions()
     if how.order == "interleaved" and not how.reuse:
         raise JobError("order=interleaved needs reuse=true: cells that take turns have to stay between their rounds")
     return how
@@ -134,19 +134,19 @@ def conduct(requests: Sequence[Request]) -> Conduct:
 
 def obstacle(job: Job, place: Place) -> str | None:
     """Why the job cannot run there, or None: its variant, a missing package, too few GPUs."""
-    if reason := refusal(job):
+    if reason := unsupported_reason(job):
         return reason
-    if missing := [each for each in job.implementation.needs if importlib.util.find_spec(each) is None]:
+    if missing := [each for each in job.implementation.requires if importlib.util.find_spec(each) is None]:
         return f"needs {', '.join(missing)} (not installed)"
     if reason := place.obstacle(job):
         return reason
-    if job.device == "cuda" and job.implementation.cpu_only:
-        return job.implementation.cpu_only
-    if job.device == "cpu" and job.needs_cuda:
+    if job.device == "cuda" and job.implementation.cpu_only_reason:
+        return job.implementation.cpu_only_reason
+    if job.device == "cpu" and job.requires_cuda:
         return "needs a CUDA GPU"
     if job.device == "cpu" and job.measure.graph:
         return "graph=true needs a CUDA GPU"
-    return job.workload.hindrance(job)
+    return job.workload.unsupported_reason(job)
 
 
 def _shapes(folders: tuple[Path, ...]) -> dict[str, str]:

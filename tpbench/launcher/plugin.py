@@ -21,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tpbench.launcher.attempt import FAILURES, Outcome
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import Conduct
-from tpbench.launcher.overrides import chosen_fields
+from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.overrides import chosen_fields, present_names
 from tpbench.launcher.plan import Request, conduct, plan
 from tpbench.launcher.sweep import Runner, run_sweep
 from tpbench.settings import JobError
@@ -97,7 +97,7 @@ def _compose_once(loader: ConfigLoader) -> None:
         key = tuple(sweep_overrides)
         if key in made:
             return made.pop(key)
-        made[key] = config = compose(master_config, sweep_overrides)
+        made[key] = config = compose(master_config, present_names(sweep_overrides))  # an experiment may have old ones
         return config
 
     setattr(loader, "load_sweep_config", once)  # noqa: B010  mypy forbids it as an assignment
@@ -130,7 +130,7 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> lis
         raise CompactHydraException(str(error)) from None
 
 
-def _runner(launcher: DictConfig, how: Conduct) -> Runner:
+def _runner(launcher: DictConfig, how: SweepOptions) -> Runner:
     if launcher._target_.rpartition(".")[2] != TorchrunSlurmLauncher.__name__:
         return Host(how)
     if importlib.util.find_spec("submitit") is None:

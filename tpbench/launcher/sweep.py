@@ -17,7 +17,7 @@ from tpbench.launcher import resume
 from tpbench.launcher.attempt import RETRIED, Attempt, Outcome, StartAttempt, discard_rows
 from tpbench.launcher.display import Display
 from tpbench.launcher.locks import Claims
-from tpbench.launcher.options import Conduct
+from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell, Place
 from tpbench.launcher.process import Terminated
 from tpbench.results.compact import Busy, compact
@@ -49,7 +49,7 @@ class Runner(Protocol):
         """Run the cells in any order, and yield each outcome as soon as there is one."""
 
 
-def run_sweep(cells: Sequence[Cell], folder: Path, conduct: Conduct, runner: Runner) -> list[Outcome]:
+def run_sweep(cells: Sequence[Cell], folder: Path, conduct: SweepOptions, runner: Runner) -> list[Outcome]:
     """Run the cells; logs go to `folder`. Raises JobError before anything runs if no row could be stored.
 
     An interrupt ends the running jobs with all their processes, prints how to continue, and is raised again.
@@ -78,7 +78,7 @@ class _Sweep:
         self,
         cells: Sequence[Cell],
         folder: Path,
-        conduct: Conduct,
+        conduct: SweepOptions,
         runner: Runner,
         claims: Claims,
         display: Display,

@@ -31,8 +31,8 @@ def reusable(job: Job) -> bool:
     return (
         job.device == "cuda"
         and job.memory_limit_gib is None
-        and job.workload.forgets
-        and set(job.implementation.needs) <= {"triton"}  # other packages may keep any state
+        and job.workload.reusable_process
+        and set(job.implementation.requires) <= {"triton"}  # other packages may keep any state
     )
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tpbench.job import Measure
 from tpbench.measure.clock import Clock
 from tpbench.measure.interleaving import TurnTaker, Wants
 from tpbench.measure.ranks import by_rank
 from tpbench.measure.session import Context, Session
+from tpbench.measure.settings import MeasureSettings
 from tpbench.measure.statistics import precise_enough
 
 ROUNDS = 24
@@ -35,7 +35,7 @@ class Series:
     """One clock's rounds."""
 
     def __init__(
-        self, clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: Measure
+        self, clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
     ) -> None:
         self.clock, self.step, self.session = clock, step, session
         self.context, self.settings = context, settings

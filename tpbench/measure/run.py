@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tpbench.job import Measure
 from tpbench.measure import memory
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
@@ -19,6 +18,7 @@ from tpbench.measure.ranks import of_all
 from tpbench.measure.rounds import Series, take_turns, timed
 from tpbench.measure.scheduled import run_scheduled
 from tpbench.measure.session import Context, Scheduled, Session, Verdict
+from tpbench.measure.settings import MeasureSettings
 from tpbench.measure.statistics import precise_enough
 
 WARMUP_ITERATIONS = 3
@@ -28,7 +28,7 @@ FIRST_BLOCK = 5
 def run(
     session: Session,
     context: Context,
-    settings: Measure,
+    settings: MeasureSettings,
     copy_gb_per_s: float,
     say: Callable[[str], None],
     interpreted: bool = False,
@@ -92,7 +92,7 @@ def run(
 
 
 def _until_known(
-    clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: Measure
+    clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
 ) -> list[np.ndarray[Any, Any]]:
     """Blocks of iterations until the median is known well enough or the budget is spent: each iteration's time on every
     rank. Rank 0 decides the size of each block and everybody hears of it before the block, so that all make the same
@@ -105,7 +105,7 @@ def _until_known(
     return taken
 
 
-def _next_block(taken: Sequence[np.ndarray[Any, Any]], spent_s: float, settings: Measure) -> int:
+def _next_block(taken: Sequence[np.ndarray[Any, Any]], spent_s: float, settings: MeasureSettings) -> int:
     """Iterations of the next block, 0 to stop."""
     count = len(taken)
     if count == 0:

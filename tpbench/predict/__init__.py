@@ -1,1 +1,1 @@
-"""What a cell that was not measured would take, from those that were. Knows no torch."""
+"""Predict the time and memory of problems that were not measured, from rows. Imports no torch."""

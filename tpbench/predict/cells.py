@@ -1,62 +1,31 @@
-"""From rows to the measured cells that a model is fitted to."""
+"""Read the measured cells that a cost model is fitted to from rows."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import pandas as pd
 
 from tpbench.report.layout import lay_out
 from tpbench.report.pivot import mark
 from tpbench.settings import JobError
+from tpbench.workloads import Workload, workloads
+from tpbench.workloads.cost_model import CostModel, ProblemSize
 
-WORKLOAD = "entropy_loss"
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-_NEEDS = ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "gpu_name", "nodes")
-
-
-@dataclass(frozen=True)
-class Size:
-    """A problem, as far as its cost depends on it."""
-
-    tokens: int
-    vocab: int
-    tp_size: int
-    loss: str
-    dtype: str = "bfloat16"
-
-    @property
-    def shard(self) -> int:
-        """Logits on the rank that holds the most."""
-        return self.tokens * math.ceil(self.vocab / self.tp_size)
-
-    @property
-    def full(self) -> int:
-        """Logits of the whole vocabulary."""
-        return self.tokens * self.vocab
-
-    @property
-    def item(self) -> int:
-        """Bytes of one of them."""
-        return ITEM_BYTES[self.dtype]
-
-    @property
-    def inputs_gib(self) -> float:
-        """What the inputs take: the shard of the logits, and as much again of target logits, or labels."""
-        labels = self.loss == "cross_entropy"
-        return (self.shard * self.item * (1 if labels else 2) + (8 * self.tokens if labels else 0)) / 2**30
+_COLUMNS = ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "gpu_name", "nodes")
 
 
 @dataclass(frozen=True)
-class Cell:
+class MeasuredCell:
     """One cell that was run on a GPU."""
 
     head: str
     """The variant, with the options that it was run with."""
-    size: Size
+    size: Any
+    """The problem's `ProblemSize`."""
     status: str
     time_ms: float | None
     device_ms: float | None
@@ -65,11 +34,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """All usable cells of one kind of GPU."""
+class MeasuredCells:
+    """All usable cells of one workload on one GPU model."""
 
+    cost_model: CostModel
     gpu: str
-    cells: tuple[Cell, ...]
+    cells: tuple[MeasuredCell, ...]
 
     @property
     def heads(self) -> list[str]:
@@ -77,44 +47,59 @@ class Measured:
         return [head for head, _ in Counter(cell.head for cell in self.cells if cell.status == "ok").most_common()]
 
 
-def measured(frame: pd.DataFrame, gpu: str | None = None, *, block_caps: bool = False) -> Measured:
-    """The newest row of each cell of the entropy loss that was measured, or ran out of memory, on one kind of GPU.
+def predictable() -> dict[str, Workload]:
+    """Return the workloads that have a cost model, by name."""
+    return {name: each for name, each in workloads().items() if each.cost_model is not None}
 
-    Without `gpu`, the one with the most cells. Cells with a block cap of their own are a study, not a choice, and left
-    out unless asked for. Raises JobError where nothing is left.
+
+def cost_model_of(workload: Workload) -> CostModel:
+    """Return the workload's cost model. Raises JobError if it has none."""
+    if workload.cost_model is None:
+        raise JobError(
+            f"{workload.name} has no cost model, so nothing can be predicted of it (workloads with one: "
+            f"{', '.join(predictable())})"
+        )
+    return workload.cost_model()
+
+
+def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) -> MeasuredCells:
+    """Return the newest row of each cell of a workload that was measured, or ran out of memory, on one GPU model.
+
+    Without `gpu`, the model with the most cells is taken. Cells that set a tuning option, such as a block cap, are left
+    out. Raises JobError if the workload has no cost model, or if no cell is left.
     """
-    by_gpu: dict[str, list[Cell]] = {}
-    layout = lay_out(frame[frame["workload"] == WORKLOAD], _NEEDS)
+    cost_model = cost_model_of(workload)
+    by_gpu: dict[str, list[MeasuredCell]] = {}
+    layout = lay_out(frame[frame["workload"] == workload.name], _COLUMNS)
     for section in layout.sections:
         for row in section.rows:
             for head, record in zip(section.heads, row.records, strict=True):
                 fits = record and record["device"] == "cuda" and (record["nodes"] or 1) == 1 and not mark(record)
                 if not (record and fits and record["status"] in ("ok", "oom") and record["gpu_name"]):
                     continue
-                sizes = [record[name] for name in ("tokens", "vocab", "tp_size", "loss", "dtype")]
-                if None in sizes or sizes[-1] not in ITEM_BYTES or (" block_cap=" in head and not block_caps):
-                    continue
-                by_gpu.setdefault(record["gpu_name"], []).append(_cell(head, Size(*sizes), record))
+                size = cost_model.size_of(record)
+                if size is not None and not any(f" {name}=" in head for name in cost_model.tuning_options):
+                    by_gpu.setdefault(record["gpu_name"], []).append(_cell(head, size, record))
     if gpu is not None and gpu not in by_gpu:
         raise JobError(f"no row was measured on {gpu} (there are: {', '.join(sorted(by_gpu)) or 'none'})")
     if not by_gpu:
         raise JobError(
-            f"no row of {WORKLOAD} was measured on a GPU: name a folder that has some, say outputs/reference"
+            f"no row of {workload.name} was measured on a GPU: name a folder that has some, say outputs/reference"
         )
     chosen = gpu or max(by_gpu, key=lambda name: len(by_gpu[name]))
-    return Measured(chosen, tuple(by_gpu[chosen]))
+    return MeasuredCells(cost_model, chosen, tuple(by_gpu[chosen]))
 
 
-def _cell(head: str, size: Size, record: dict[str, object]) -> Cell:
+def _cell(head: str, size: ProblemSize, record: dict[str, object]) -> MeasuredCell:
     values = [record[name] for name in ("time_ms", "device_ms", "peak_gib", "bytes_communicated")]
     numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
-    return Cell(head, size, str(record["status"]), *numbers)
+    return MeasuredCell(head, size, str(record["status"]), *numbers)
 
 
-def span(cells: Iterable[Cell]) -> dict[str, tuple[float, float]]:
-    """The smallest and largest of each size that was measured."""
+def span(cells: Iterable[MeasuredCell]) -> dict[str, tuple[int, int]]:
+    """Return the smallest and the largest measured value of each whole number in the size."""
     sizes = [cell.size for cell in cells if cell.status == "ok"]
+    names = [each.name for each in fields(sizes[0]) if isinstance(getattr(sizes[0], each.name), int)] if sizes else []
     return {
-        name: (min(getattr(size, name) for size in sizes), max(getattr(size, name) for size in sizes))
-        for name in ("tokens", "vocab", "tp_size")
+        name: (min(getattr(size, name) for size in sizes), max(getattr(size, name) for size in sizes)) for name in names
     }

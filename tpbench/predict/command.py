@@ -1,55 +1,68 @@
-"""`scripts/predict.py`: what the entropy loss would take at a size that was not measured."""
+"""`scripts/predict.py`: the predicted time and memory of a problem that was not measured."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import Field, fields
 from pathlib import Path
+from typing import Any
 
+from tpbench.job import Job
 from tpbench.predict import render
-from tpbench.predict.cells import ITEM_BYTES, Measured, Size, measured
+from tpbench.predict.cells import MeasuredCells, cost_model_of, measured, predictable
 from tpbench.predict.memory import ASSUMPTION, MODELS, free_gib
 from tpbench.predict.model import VariantModel, models
 from tpbench.report.rows import read_rows
 from tpbench.settings import JobError, unknown
-
-LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
+from tpbench.workloads import Workload, workloads
+from tpbench.workloads.cost_model import ProblemSize
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; exits 1 when a validation misses its aims, 2 for what cannot be answered."""
-    asked = _parser().parse_args(arguments)
+    """Run the command. Return 1 if a validation misses its aims, and 2 for a question that cannot be answered."""
     try:
-        found = measured(read_rows(asked.rows), asked.gpu)
-        made = models(found, errors=not asked.picture)
-        if not made:
-            raise JobError(f"no variant was measured in enough cells on {found.gpu} to predict from")
+        workload = _workload(arguments)
+        asked = _parser(workload).parse_args(arguments)
+        cells = measured(read_rows(asked.rows), workload, asked.gpu)
+        fitted = models(cells, errors=not asked.picture)
+        if not fitted:
+            raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
         if asked.picture:
-            _picture(found, made, asked)
+            _picture(cells, fitted, _size(workload, asked), asked.picture)
             return 0
         if asked.validate:
-            said, reached = render.validation(made, found)
-            print(said, end="")
+            table, reached = render.validation(fitted, cells)
+            print(table, end="")
             return 0 if reached else 1
-        print(_answer(found, made, asked), end="")
+        print(_answer(cells, fitted, workload, asked), end="")
     except (JobError, OSError) as error:
         print(f"predict: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _workload(arguments: Sequence[str] | None) -> Workload:
+    """Return the chosen workload: its cost model says which further options there are. Raises JobError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--workload", default=next(iter(predictable())))
+    name = parser.parse_known_args(arguments)[0].workload
+    if name not in workloads():
+        raise JobError(unknown("workload", name, workloads()))
+    cost_model_of(workloads()[name])
+    return workloads()[name]
+
+
+def _parser(workload: Workload) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="predict.py",
-        description="Time, communication and memory of the entropy loss at any size, from a model fitted to rows.",
+        description=f"Time, communication and memory of any problem ({workload.summary}), from a model fitted to rows.",
         epilog=f"What a model leaves free is an assumption: {ASSUMPTION}.",
     )
-    parser.add_argument("--vocab", type=_positive, default=131072, help="columns of logits (131072)")
-    parser.add_argument("--tp", type=_positive, default=8, help="tensor-parallel ranks (8)")
-    parser.add_argument("--tokens", type=_positive, default=4096, help="rows of logits per replica (4096)")
-    parser.add_argument("--loss", default="cross_entropy", choices=LOSSES)
-    parser.add_argument("--dtype", default="bfloat16", choices=ITEM_BYTES)
+    for each in fields(cost_model_of(workload).size):
+        _add_size(parser, each, workload)
     parser.add_argument(
         "--gpu-memory",
         type=float,
@@ -66,9 +79,27 @@ def _parser() -> argparse.ArgumentParser:
         "--validate", action="store_true", help="predict each measured cell from the others, show the errors"
     )
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw where the gather becomes infeasible (.png, .svg)"
+        "--picture", type=Path, metavar="FILE", help="draw where a variant runs out of memory (.png, .svg)"
     )
+    parser.add_argument("--workload", default=workload.name, choices=predictable(), help=f"({workload.name})")
     return parser
+
+
+def _add_size(parser: argparse.ArgumentParser, size: Field[Any], workload: Workload) -> None:
+    """Add the option for one field of the size. Its help and choices are those of the job's field."""
+    owner = next(cls for cls in (workload.problem, Job) if size.name in cls.__dataclass_fields__)
+    choices = typing.get_args(typing.get_type_hints(owner)[size.name])
+    parser.add_argument(
+        _flag(size.name),
+        dest=size.name,
+        default=size.default,
+        help=f"{owner.__dataclass_fields__[size.name].metadata['help']} ({size.default})",
+        **({"choices": choices} if choices else {"type": _positive, "metavar": _flag(size.name)[2:].upper()}),
+    )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.removesuffix('_size')}"
 
 
 def _positive(text: str) -> int:
@@ -78,34 +109,44 @@ def _positive(text: str) -> int:
     return value
 
 
-def _answer(found: Measured, made: Mapping[str, VariantModel], asked: argparse.Namespace) -> str:
-    if asked.vocab < asked.tp:
-        raise JobError(f"--vocab {asked.vocab} cannot be sharded over --tp {asked.tp}")
-    size = Size(asked.tokens, asked.vocab, asked.tp, asked.loss, asked.dtype)
-    able = {head: model for head, model in made.items() if size.loss in model.fits["peak_gib"].losses}
+def _size(workload: Workload, asked: argparse.Namespace) -> Any:
+    size = cost_model_of(workload).size
+    return size(**{each.name: getattr(asked, each.name) for each in fields(size)})
+
+
+def _answer(
+    cells: MeasuredCells, fitted: Mapping[str, VariantModel], workload: Workload, asked: argparse.Namespace
+) -> str:
+    size = _size(workload, asked)
+    problem = {each.name: getattr(size, each.name) for each in fields(size) if each.name != "tp_size"}
+    if complaints := workload.problem(**problem).check(size.tp_size, 1):
+        raise JobError("\n".join(complaints))
+    able = {head: model for head, model in fitted.items() if size.kind in model.fits["peak_gib"].kinds}
     for name in asked.variant.split(",") if asked.variant else ():
         if name not in able:
             raise JobError(unknown("variant with enough cells", name, able))
     if asked.variant:
         able = {head: able[head] for head in asked.variant.split(",")}
     if not able:
-        raise JobError(f"loss={size.loss} was not measured on {found.gpu}")
+        raise JobError(f"{size.kind} was not measured on {cells.gpu}")
     free = free_gib(asked.gpu_memory, size, MODELS.get(asked.beside))
     form = render.as_json if asked.format == "json" else render.text
-    return form([model(size) for model in able.values()], able, size, free, found.gpu)
+    return form([model(size) for model in able.values()], able, size, free, cells.gpu)
 
 
-def _picture(found: Measured, made: Mapping[str, VariantModel], asked: argparse.Namespace) -> None:
+def _picture(cells: MeasuredCells, fitted: Mapping[str, VariantModel], size: ProblemSize, file: Path) -> None:
     from tpbench.predict.picture import draw
     from tpbench.report.plots import style
 
     style.require()
-    if "pytorch_gather" not in made:
-        raise JobError("pytorch_gather was not measured in enough cells")
-    form = asked.picture.suffix.removeprefix(".")
+    if (plot := cells.cost_model.plot) is None:
+        raise JobError("the workload's cost model has no plot")
+    if plot.variants[0] not in fitted:
+        raise JobError(f"{plot.variants[0]} was not measured in enough cells")
+    form = file.suffix.removeprefix(".")
     if form not in ("png", "svg"):
-        raise JobError(f"--picture {asked.picture} must end in .png or .svg")
+        raise JobError(f"--picture {file} must end in .png or .svg")
     with style.drawing("feasible"):
-        figure = draw(made["pytorch_gather"], made.get("triton_tp"), found.cells, asked.loss)
-        asked.picture.write_bytes(style.png(figure) if form == "png" else style.svg(figure))
-    print(f"predict: wrote {asked.picture}", file=sys.stderr)
+        figure = draw([fitted[name] for name in plot.variants if name in fitted], plot, cells.cells, size)
+        file.write_bytes(style.png(figure) if form == "png" else style.svg(figure))
+    print(f"predict: wrote {file}", file=sys.stderr)

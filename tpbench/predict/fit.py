@@ -1,26 +1,20 @@
-"""The model of a cell's cost: a sum of terms that each have a meaning, fitted with no negative coefficient.
+"""Fit a sum of terms to measured cells, with no negative coefficient.
 
-time = launches(loss) + bytes worked on / effective bandwidth(loss)
-     + latency of the collectives, which grows with the logarithm of the world size
-     + bytes sent / bandwidth of the collectives
-
-The bytes worked on are a rank's shard, or all of the logits for a variant that gathers them: which of the two is found
-by trying both. Memory and bytes sent are counts, and their terms are fitted the same way.
+The terms come from the workload's cost model (`tpbench.workloads.cost_model`). A time has alternative terms, and the
+ones with the smallest error are taken. Memory and bytes sent are counts, and are fitted in the same way.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from scipy import optimize
 
-from tpbench.predict.cells import Cell, Size
-
-Terms: TypeAlias = Callable[[Size], dict[str, float]]
+from tpbench.predict.cells import MeasuredCell
+from tpbench.workloads.cost_model import CostModel, ProblemSize, Terms, TimeTerms
 
 
 @dataclass(frozen=True)
@@ -29,22 +23,23 @@ class Fit:
 
     terms: Terms
     coefficients: dict[str, float]
-    losses: frozenset[str]
+    kinds: frozenset[str]
+    """The kinds of problems that were measured."""
 
-    def __call__(self, size: Size) -> float:
+    def __call__(self, size: ProblemSize) -> float:
         return sum(self.parts(size).values())
 
-    def parts(self, size: Size) -> dict[str, float]:
-        """What each term adds."""
+    def parts(self, size: ProblemSize) -> dict[str, float]:
+        """Return the contribution of each term."""
         return {name: self.coefficients.get(name, 0.0) * value for name, value in self.terms(size).items()}
 
-    def communication(self, size: Size) -> float:
-        """What the terms of the collectives add."""
+    def communication(self, size: ProblemSize) -> float:
+        """Return the contribution of the collectives."""
         return sum(value for name, value in self.parts(size).items() if name.startswith("collective"))
 
 
-def fit(terms: Terms, sizes: Sequence[Size], values: Sequence[float]) -> Fit:
-    """Least squares on the relative error, coefficients at least zero."""
+def fit(terms: Terms, sizes: Sequence[ProblemSize], values: Sequence[float]) -> Fit:
+    """Fit by least squares of the relative error, with coefficients of at least zero."""
     rows = [terms(size) for size in sizes]
     names = list(dict.fromkeys(name for row in rows for name in row))
     matrix: np.ndarray[Any, Any] = np.array([[row.get(name, 0.0) for name in names] for row in rows])
@@ -53,69 +48,36 @@ def fit(terms: Terms, sizes: Sequence[Size], values: Sequence[float]) -> Fit:
     scaled = matrix * weights[:, None]
     norms = np.maximum(np.linalg.norm(scaled, axis=0), 1e-30)  # terms in ms and in bytes side by side
     solution, _ = optimize.nnls(scaled / norms, targets * weights, maxiter=100 * len(names))
-    found = dict(zip(names, (solution / norms).tolist(), strict=True))
-    return Fit(terms, found, frozenset(size.loss for size in sizes))
+    coefficients = dict(zip(names, (solution / norms).tolist(), strict=True))
+    return Fit(terms, coefficients, frozenset(size.kind for size in sizes))
 
 
-def fit_time(cells: Sequence[Cell], clock: str, sent: Callable[[Size], float]) -> Fit:
-    """The model of a variant's wall (`time_ms`) or device (`device_ms`) time."""
-    sizes, values = _known(cells, clock)
-    fits = [fit(_time_terms(gathers, sent), sizes, values) for gathers in (False, True)]
-    return min(fits, key=lambda each: _error(each, sizes, values))
+def fit_cells(cost_model: CostModel, cells: Sequence[MeasuredCell]) -> dict[str, Fit]:
+    """Fit a variant's `peak_gib`, and its `sent`, `time_ms` and `device_ms` if a cell has them."""
+    fits: dict[str, Fit] = {"peak_gib": fit(cost_model.memory_terms, *_known(cells, "peak_gib"))}
+    sending = [cell for cell in cells if cost_model.sent_terms(cell.size)]
+    if any(cell.bytes_communicated is not None for cell in sending):
+        fits["sent"] = fit(cost_model.sent_terms, *_known(sending, "bytes_communicated"))
+    for clock in ("time_ms", "device_ms"):
+        sizes, values = _known(cells, clock)
+        if sizes:
+            sent = fits.get("sent", lambda size: 0.0)
+            tried = [fit(_with_sent(terms, sent), sizes, values) for terms in cost_model.time_terms]
+            fits[clock] = min(tried, key=lambda each: _error(each, sizes, values))
+    return fits
 
 
-def _time_terms(gathers: bool, sent: Callable[[Size], float]) -> Terms:
-    def terms(size: Size) -> dict[str, float]:
-        work = size.full if gathers else size.shard
-        found = {f"launches {size.loss}": 1.0, f"bytes {size.loss}": float(work * size.item)}
-        if size.tp_size > 1:
-            found |= {
-                "collective start": 1.0,
-                "collective latency": math.log2(size.tp_size),
-                "collective bytes": sent(size),
-            }
-        return found
+def _with_sent(terms: TimeTerms, sent: Callable[[ProblemSize], float]) -> Terms:
+    def complete(size: ProblemSize) -> Mapping[str, float]:
+        return terms(size, sent(size))
 
-    return terms
+    return complete
 
 
-def fit_memory(cells: Sequence[Cell]) -> Fit:
-    """The model of a variant's extra peak memory, in GiB."""
-    return fit(_memory_terms, *_known(cells, "peak_gib"))
+def _known(cells: Sequence[MeasuredCell], name: str) -> tuple[list[ProblemSize], list[float]]:
+    known = [(cell.size, value) for cell in cells if (value := getattr(cell, name)) is not None]
+    return [size for size, _ in known], [value for _, value in known]
 
 
-def _memory_terms(size: Size) -> dict[str, float]:
-    found = {
-        "constant": 1.0,
-        "a row": float(size.tokens),
-        f"shard {size.loss}": float(size.shard * size.item),
-        f"full {size.loss}": float(size.full * size.item),
-    }
-    if size.tp_size > 1:  # what is gathered where there is something to gather
-        found[f"gathered {size.loss}"] = float(size.full * size.item)
-    return found
-
-
-def fit_sent(cells: Sequence[Cell]) -> Fit:
-    """The count of bytes that the busiest rank sends."""
-    sharded = [cell for cell in cells if cell.size.tp_size > 1]
-    return fit(_sent_terms, *_known(sharded, "bytes_communicated"))
-
-
-def _sent_terms(size: Size) -> dict[str, float]:
-    if size.tp_size == 1:
-        return {}
-    return {
-        f"once {size.loss}": float(size.tokens),
-        f"each peer {size.loss}": float(size.tokens * (size.tp_size - 1)),
-        f"shards {size.loss}": float(size.shard * (size.tp_size - 1) * size.item),
-    }
-
-
-def _known(cells: Sequence[Cell], name: str) -> tuple[list[Size], list[float]]:
-    found = [(cell.size, value) for cell in cells if (value := getattr(cell, name)) is not None]
-    return [size for size, _ in found], [value for _, value in found]
-
-
-def _error(made: Fit, sizes: Sequence[Size], values: Sequence[float]) -> float:
-    return sum((made(size) / max(value, 1e-9) - 1) ** 2 for size, value in zip(sizes, values, strict=True))
+def _error(fitted: Fit, sizes: Sequence[ProblemSize], values: Sequence[float]) -> float:
+    return sum((fitted(size) / max(value, 1e-9) - 1) ** 2 for size, value in zip(sizes, values, strict=True))

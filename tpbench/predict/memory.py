@@ -1,29 +1,29 @@
-"""What a GPU has left for the loss, and whether a cell fits into it."""
+"""Free memory of a GPU, and the verdict on a cell: it fits, it is tight, or it runs out of memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpbench.predict.cells import Size
 from tpbench.predict.model import Estimate
+from tpbench.workloads.cost_model import ProblemSize
 
 RESERVE_GIB = 2.0
-"""CUDA's context, NCCL's buffers and what the allocator cannot use."""
+"""Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
 
 
 @dataclass(frozen=True)
-class Model:
-    """A transformer in training, as far as it takes memory beside the loss."""
+class TrainedModel:
+    """A transformer in training that shares the GPU's memory with the measured operation."""
 
     name: str
     parameters: float
     layers: int
     hidden: int
     gpus: int
-    """GPUs that it is trained on: what is sharded is sharded over all of them."""
+    """GPUs that it is trained on. Its states are sharded over all of them."""
 
     def taken_gib(self, tokens: int, tp_size: int) -> float:
-        """Memory of a GPU that is taken when the loss begins. An assumption, stated in `ASSUMPTION`."""
+        """Return the memory of a GPU that is taken before the operation. `ASSUMPTION` explains the formula."""
         states = 16 * self.parameters / self.gpus
         gathered = 2 * 2 * self.parameters / self.layers / tp_size
         checkpoints = 2 * tokens * self.hidden * self.layers / tp_size
@@ -40,20 +40,20 @@ ASSUMPTION = (
 MODELS = {
     model.name: model
     for model in (
-        Model("8B", 8.03e9, 32, 4096, 8),
-        Model("70B", 70.6e9, 80, 8192, 64),
-        Model("405B", 405.9e9, 126, 16384, 512),
+        TrainedModel("8B", 8.03e9, 32, 4096, 8),
+        TrainedModel("70B", 70.6e9, 80, 8192, 64),
+        TrainedModel("405B", 405.9e9, 126, 16384, 512),
     )
 }
 
 
-def free_gib(gpu_memory_gib: float, size: Size, model: Model | None = None) -> float:
-    """What a GPU has for the loss, inputs included."""
+def free_gib(gpu_memory_gib: float, size: ProblemSize, model: TrainedModel | None = None) -> float:
+    """Return the memory of a GPU for the operation, inputs included."""
     return gpu_memory_gib - RESERVE_GIB - (model.taken_gib(size.tokens, size.tp_size) if model else 0.0)
 
 
-def verdict(size: Size, peak_gib: Estimate, free: float) -> str:
-    """`fits`, `OOM`, or `tight` where the error bar holds both."""
+def memory_verdict(size: ProblemSize, peak_gib: Estimate, free: float) -> str:
+    """Return `fits`, `OOM`, or `tight` if the error bar includes both."""
     if size.inputs_gib + peak_gib.high <= free:
         return "fits"
     return "OOM" if size.inputs_gib + peak_gib.low > free else "tight"

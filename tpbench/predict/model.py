@@ -1,4 +1,4 @@
-"""A variant's model with what it is worth: its errors on cells that it was not shown, and how far it reaches."""
+"""A variant's model, with its errors on cells that were left out of the fit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tpbench.predict.cells import Cell, Measured, Size, span
-from tpbench.predict.fit import Fit, fit_memory, fit_sent, fit_time
+from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
+from tpbench.predict.fit import Fit, fit_cells
+from tpbench.workloads.cost_model import CostModel, ProblemSize
 
 FEWEST = 4
-"""Cells of a variant below which nothing is predicted."""
+"""A variant with fewer measured sizes is not predicted."""
 SHARE = 0.9
-"""Of the left-out cells, how many lie within an error bar."""
+"""Share of the left-out cells that lie within an error bar."""
 QUANTITIES = ("time_ms", "device_ms", "peak_gib")
 
 
@@ -37,7 +38,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a variant would take."""
+    """Predicted cost of a variant."""
 
     head: str
     time_ms: Estimate | None
@@ -49,15 +50,15 @@ class Prediction:
 
 @dataclass(frozen=True)
 class VariantModel:
-    """One variant's fits, and the relative errors that they made on cells left out."""
+    """One variant's fits, with their relative errors on cells that were left out."""
 
     head: str
-    cells: tuple[Cell, ...]
+    cells: tuple[MeasuredCell, ...]
     fits: dict[str, Fit]
     errors: dict[str, list[float]] = field(default_factory=dict)
 
-    def __call__(self, size: Size) -> Prediction:
-        """The prediction for a size. Its loss must be among those measured."""
+    def __call__(self, size: ProblemSize) -> Prediction:
+        """Return the prediction for a size. Problems of its kind must have been measured."""
         stretch = 1 + sum(math.log2(times) for times in beyond(self.cells, size).values())
         estimates = {
             name: Estimate(self.fits[name](size), stretch * self.error(name))
@@ -65,7 +66,7 @@ class VariantModel:
             if name in self.fits
         }
         wall, device = estimates.get("time_ms"), estimates.get("device_ms")
-        if wall and device and wall.value < device.value:  # fitted apart, and no iteration ends before its device does
+        if wall and device and wall.value < device.value:  # fitted separately, but no iteration ends before its device
             estimates["time_ms"] = replace(wall, value=device.value)
         clock = self.fits.get("device_ms") or self.fits.get("time_ms")
         return Prediction(
@@ -73,17 +74,17 @@ class VariantModel:
             estimates.get("time_ms"),
             estimates.get("device_ms"),
             clock.communication(size) if clock else 0.0,
-            self.fits["sent"](size) if size.tp_size > 1 and "sent" in self.fits else 0.0,
+            float(self.fits["sent"](size)) if "sent" in self.fits else 0.0,
             estimates["peak_gib"],
         )
 
     def error(self, name: str) -> float:
-        """The share by which all but a tenth of the left-out cells were missed at most."""
+        """Return the relative error that 90% of the left-out cells did not exceed."""
         return float(np.quantile(self.errors[name], SHARE)) if self.errors.get(name) else 1.0
 
 
-def beyond(cells: Sequence[Cell], size: Size) -> dict[str, float]:
-    """By which factor each size lies outside what was measured; sizes within are left out."""
+def beyond(cells: Sequence[MeasuredCell], size: ProblemSize) -> dict[str, float]:
+    """Return the factor by which each field of the size lies outside the measured range. Fields within are left out."""
     found = {}
     for name, (low, high) in span(cells).items():
         value = getattr(size, name)
@@ -92,37 +93,28 @@ def beyond(cells: Sequence[Cell], size: Size) -> dict[str, float]:
     return found
 
 
-def models(measured: Measured, *, errors: bool = True) -> dict[str, VariantModel]:
-    """A model for each variant that was measured often enough. `errors=False` leaves the slow part out."""
+def models(measured: MeasuredCells, *, errors: bool = True) -> dict[str, VariantModel]:
+    """Return a model for each variant that was measured often enough. `errors=False` leaves out the slow part."""
     made = {}
     for head in measured.heads:
         cells = tuple(cell for cell in measured.cells if cell.head == head and cell.status == "ok")
         if len({cell.size for cell in cells}) >= FEWEST and any(cell.peak_gib is not None for cell in cells):
-            made[head] = VariantModel(head, cells, _fits(cells), leave_out(cells) if errors else {})
+            left_out = leave_out(measured.cost_model, cells) if errors else {}
+            made[head] = VariantModel(head, cells, fit_cells(measured.cost_model, cells), left_out)
     return made
 
 
-def _fits(cells: Sequence[Cell]) -> dict[str, Fit]:
-    fits: dict[str, Fit] = {"peak_gib": fit_memory(cells)}
-    if any(cell.size.tp_size > 1 and cell.bytes_communicated is not None for cell in cells):
-        fits["sent"] = fit_sent(cells)
-    for clock in ("time_ms", "device_ms"):
-        if any(getattr(cell, clock) is not None for cell in cells):
-            fits[clock] = fit_time(cells, clock, fits.get("sent", lambda size: 0.0))
-    return fits
+def leave_out(cost_model: CostModel, cells: Sequence[MeasuredCell]) -> dict[str, list[float]]:
+    """Return the relative errors of all cells for each quantity. Each cell is predicted from the others.
 
-
-def leave_out(cells: Sequence[Cell]) -> dict[str, list[float]]:
-    """For each quantity the relative errors of all cells, each predicted by a model that has not seen it.
-
-    A cell whose loss is in no other cell cannot be predicted and is not counted.
+    A cell is not counted if fewer than two other cells are of its kind.
     """
     errors: dict[str, list[float]] = {name: [] for name in QUANTITIES}
     for left_out in cells:
         others = [cell for cell in cells if cell.size != left_out.size]
-        if sum(cell.size.loss == left_out.size.loss for cell in others) < 2:
+        if sum(cell.size.kind == left_out.size.kind for cell in others) < 2:
             continue
-        fits = _fits(others)
+        fits = fit_cells(cost_model, others)
         for name in QUANTITIES:
             truth = getattr(left_out, name)
             if truth and name in fits:

@@ -1,27 +1,30 @@
-"""For a sweep: the cells that are not worth starting, because they would run out of memory."""
+"""Find the cells of a sweep that are predicted to run out of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpbench.predict.cells import Size
-from tpbench.predict.memory import verdict
+from tpbench.predict.memory import memory_verdict
 from tpbench.predict.model import VariantModel
+from tpbench.workloads.cost_model import ProblemSize
 
 
-def predicted_oom(models: Mapping[str, VariantModel], head: str, size: Size, free_gib: float) -> str | None:
-    """Why a cell is predicted to run out of memory, or None: it fits, may fit, or nothing is known of it.
+def predicted_oom(models: Mapping[str, VariantModel], head: str, size: ProblemSize, free_gib: float) -> str | None:
+    """Return why a cell is predicted to run out of memory, or None if it fits, may fit, or cannot be predicted.
 
-    `models`: of `tpbench.predict.model.models`. `head`: the variant with its options, as a report's column has it.
-    `free_gib`: memory that each rank may use. Only what does not fit with the whole error bar counts.
+    Args:
+        models: the result of `tpbench.predict.model.models`.
+        head: the variant with its options, as in the head of a report's column.
+        size: the problem.
+        free_gib: memory that each rank may use. A cell runs out only if the whole error bar lies above it.
     """
     model = models.get(head)
-    if model is None or size.loss not in model.fits["peak_gib"].losses:
+    if model is None or size.kind not in model.fits["peak_gib"].kinds:
         return None
-    needed = model(size).peak_gib
-    if verdict(size, needed, free_gib) != "OOM":
+    peak = model(size).peak_gib
+    if memory_verdict(size, peak, free_gib) != "OOM":
         return None
     return (
-        f"predicted to run out of memory: {size.inputs_gib + needed.value:.3g} GiB (error {needed.error:.1%}), "
+        f"predicted to run out of memory: {size.inputs_gib + peak.value:.3g} GiB (error {peak.error:.1%}), "
         f"{free_gib:.3g} GiB free"
     )

@@ -1,35 +1,33 @@
-"""Where the gather becomes infeasible: over vocabulary, world size and tokens, for GPUs and what fills them."""
+"""Plot the most tokens that fit into a GPU, for several GPUs and models that share their memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from tpbench.predict.cells import Cell, Size
-from tpbench.predict.memory import MODELS, Model, free_gib, verdict
+from tpbench.predict.cells import MeasuredCell
+from tpbench.predict.memory import MODELS, TrainedModel, free_gib, memory_verdict
 from tpbench.predict.model import Estimate, VariantModel
 from tpbench.report.plots import style
+from tpbench.workloads.cost_model import FeasibilityPlot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-VOCABS = (32768, 65536, 131072, 262144)
-TP_SIZES = (1, 2, 4, 8)
 GPU_MEMORY_GIB = (80.0, 141.0)
-LEAST, MOST = 2**9, 2**20
-_STYLES = {1: ":", 2: "-.", 4: "--", 8: "-"}
+FEWEST_TOKENS, MOST_TOKENS = 2**9, 2**20
+_STYLES = (":", "-.", "--", "-")
 
 
-def most_tokens(
-    model: VariantModel, vocab: int, tp_size: int, loss: str, gpu_gib: float, beside: Model | None
-) -> float:
-    """The most tokens that are predicted to fit, 0 where none do."""
+def most_tokens(model: VariantModel, size: Any, gpu_gib: float, beside: TrainedModel | None) -> float:
+    """Return the most tokens that are predicted to fit, 0 if none do. The tokens of `size` itself do not matter."""
 
     def fits(tokens: int) -> bool:
-        size = Size(tokens, vocab, tp_size, loss)
-        needed = Estimate(model(size).peak_gib.value, 0.0)
-        return verdict(size, needed, free_gib(gpu_gib, size, beside)) == "fits"
+        tried = replace(size, tokens=tokens)
+        peak = Estimate(model(tried).peak_gib.value, 0.0)
+        return memory_verdict(tried, peak, free_gib(gpu_gib, tried, beside)) == "fits"
 
     if not fits(1):
         return 0
@@ -42,57 +40,76 @@ def most_tokens(
     return low
 
 
-def draw(gather: VariantModel, sharded: VariantModel | None, cells: Sequence[Cell], loss: str) -> Figure:
-    """A panel for each GPU and each model beside the loss: lines predicted, marks measured."""
-    beside: list[Model | None] = [None, *MODELS.values()]
+def draw(models: Sequence[VariantModel], plot: FeasibilityPlot, cells: Sequence[MeasuredCell], size: Any) -> Figure:
+    """Draw a panel for each GPU and each model in training: predictions as lines, measured cells as marks.
+
+    Marks are of the first variant. `size` says everything but the tokens and the axes, for example the loss.
+    """
+    beside: list[TrainedModel | None] = [None, *MODELS.values()]
     figure = style.new_figure(12.5, 7)
     grid = figure.subplots(len(GPU_MEMORY_GIB), len(beside), sharex=True, sharey=True)
+    marked = [cell for cell in cells if cell.head == models[0].head and cell.size.kind == size.kind]
     for line, gpu_gib in zip(grid, GPU_MEMORY_GIB, strict=True):
         for axes, model in zip(line, beside, strict=True):
-            for variant, colour in ((gather, style.colour(1)), (sharded, style.colour(0))):
-                if variant is not None:
-                    _lines(axes, variant, colour, loss, gpu_gib, model)
-            _marks(
-                axes, [cell for cell in cells if cell.head == gather.head and cell.size.loss == loss], gpu_gib, model
-            )
+            for at, variant in enumerate(models):
+                colour = style.colour(len(plot.variants) - 1 - at)
+                _lines(axes, variant, plot, size, colour, gpu_gib, model)
+            _marks(axes, marked, plot, gpu_gib, model)
             title = f"beside a model of {model.name} on {model.gpus} GPUs" if model else "the loss alone"
             axes.set_title(f"{gpu_gib:g} GB GPU, {title}", fontsize=8)
+    x, values = plot.x
     for axes in grid[-1]:
-        axes.set_xlabel("vocab")
+        axes.set_xlabel(x)
     for axes in grid[:, 0]:
         axes.set_ylabel("tokens per replica")
     axes = grid[0][0]
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_ylim(LEAST, MOST)
-    axes.set_xticks(VOCABS, [f"{vocab // 1024}k" for vocab in VOCABS])
+    axes.set_ylim(FEWEST_TOKENS, MOST_TOKENS)
+    axes.set_xticks(values, [f"{value // 1024}k" for value in values])
     axes.set_yticks([2**power for power in range(9, 21, 2)], ["512", "2k", "8k", "32k", "128k", "512k"])
     axes.minorticks_off()
     handles = {
         text: handle for each in grid.flat for handle, text in zip(*each.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(f"Above its line a variant runs out of memory ({loss}, predicted); marks: measured", fontsize=9)
+    kind = size.kind.partition("=")[2]
+    figure.suptitle(f"Above its line a variant runs out of memory ({kind}, predicted); marks: measured", fontsize=9)
     return figure
 
 
-def _lines(axes: Axes, variant: VariantModel, colour: str, loss: str, gpu_gib: float, beside: Model | None) -> None:
-    for tp_size in TP_SIZES:
-        limits = [most_tokens(variant, vocab, tp_size, loss, gpu_gib, beside) for vocab in VOCABS]
-        axes.plot(VOCABS, limits, _STYLES[tp_size], color=colour, label=f"{variant.head} tp {tp_size}, predicted")
+def _lines(
+    axes: Axes,
+    variant: VariantModel,
+    plot: FeasibilityPlot,
+    size: Any,
+    colour: str,
+    gpu_gib: float,
+    beside: TrainedModel | None,
+) -> None:
+    (x, x_values), (name, line_values) = plot.x, plot.lines
+    for value, line_style in zip(line_values, _STYLES, strict=False):
+        sizes = [replace(size, **{x: each, name: value}) for each in x_values]
+        limits = [most_tokens(variant, each, gpu_gib, beside) for each in sizes]
+        label = f"{variant.head} {name.removesuffix('_size')} {value}, predicted"
+        axes.plot(x_values, limits, line_style, color=colour, label=label)
 
 
-def _marks(axes: Axes, cells: Sequence[Cell], gpu_gib: float, beside: Model | None) -> None:
-    """Measured cells: whether what they were measured to need fits here. Ranks side by side, for they share a vocab."""
+def _marks(
+    axes: Axes, cells: Sequence[MeasuredCell], plot: FeasibilityPlot, gpu_gib: float, beside: TrainedModel | None
+) -> None:
+    """Mark measured cells: whether their measured memory fits here. Cells of different lines stand side by side."""
+    name, values = plot.lines
     for cell in cells:
         free = free_gib(gpu_gib, cell.size, beside)
         fits = cell.peak_gib is not None and cell.size.inputs_gib + cell.peak_gib <= free
         if cell.status == "oom" and beside is None and gpu_gib == max(GPU_MEMORY_GIB):
             fits = False
         elif cell.peak_gib is None:
-            continue  # it ran out of memory on a GPU of its own: that says nothing of this one
+            continue  # out of memory on a GPU of another size
+        value = getattr(cell.size, name)
         axes.plot(
-            cell.size.vocab * 1.05 ** (TP_SIZES.index(cell.size.tp_size) if cell.size.tp_size in TP_SIZES else 0),
+            getattr(cell.size, plot.x[0]) * 1.05 ** (values.index(value) if value in values else 0),
             cell.size.tokens,
             "o" if fits else "X",
             color=style.ink() if fits else style.colour(5), markersize=4 if fits else 6, linestyle="",

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 
-from tpbench.predict.cells import Measured, Size
-from tpbench.predict.memory import verdict
+from tpbench.predict.cells import MeasuredCells
+from tpbench.predict.memory import memory_verdict
 from tpbench.predict.model import QUANTITIES, SHARE, Estimate, Prediction, VariantModel, beyond
 from tpbench.report.metric import number
+from tpbench.workloads.cost_model import ProblemSize
 
 AIMS = {"time_ms": 0.10, "device_ms": 0.10, "peak_gib": 0.03}
 _NAMES = {"time_ms": "wall time", "device_ms": "device time", "peak_gib": "peak memory"}
 
 
 def text(
-    predictions: Sequence[Prediction], models: Mapping[str, VariantModel], size: Size, free: float, gpu: str
+    predictions: Sequence[Prediction], models: Mapping[str, VariantModel], size: ProblemSize, free: float, gpu: str
 ) -> str:
-    """A line for each variant, and how far this is from what was measured."""
+    """Return a table with one line for each variant, and notes on inputs and extrapolation."""
     heads = [
         "variant",
         "wall time",
@@ -34,11 +36,10 @@ def text(
         grid.append([
             each.head, _with_error(each.time_ms, "ms"), _with_error(each.device_ms, "ms"),
             f"{number(each.communication_ms)} ms", f"{number(each.bytes_communicated / 2**20)} MiB",
-            _with_error(each.peak_gib, "GiB"), verdict(size, each.peak_gib, free),
+            _with_error(each.peak_gib, "GiB"), memory_verdict(size, each.peak_gib, free),
         ])  # fmt: skip
     lines = [
-        f"{size.loss}, tokens={size.tokens} vocab={size.vocab} tp_size={size.tp_size}, {size.dtype}: "
-        f"predicted from {sum(len(models[each.head].cells) for each in predictions)} cells measured on {gpu}",
+        f"{size}: predicted from {sum(len(models[each.head].cells) for each in predictions)} cells measured on {gpu}",
         *_aligned(grid),
         f"+-: all but {1 - SHARE:.0%} of measured cells were missed by less when left out of the fit, times 1 + the "
         "number of doublings beyond what was measured",
@@ -50,8 +51,8 @@ def text(
     return "\n".join(lines) + "\n"
 
 
-def extrapolation(model: VariantModel, size: Size) -> list[str]:
-    """How far a size lies outside what was measured of a variant: a sentence for each of its parts."""
+def extrapolation(model: VariantModel, size: ProblemSize) -> list[str]:
+    """Return a sentence for each field of the size that lies outside the variant's measured range."""
     return [
         f"extrapolates: {name}={getattr(size, name)} is {times:.3g} times beyond what was measured"
         for name, times in beyond(model.cells, size).items()
@@ -59,9 +60,9 @@ def extrapolation(model: VariantModel, size: Size) -> list[str]:
 
 
 def as_json(
-    predictions: Sequence[Prediction], models: Mapping[str, VariantModel], size: Size, free: float, gpu: str
+    predictions: Sequence[Prediction], models: Mapping[str, VariantModel], size: ProblemSize, free: float, gpu: str
 ) -> str:
-    """The same for programs."""
+    """Return the same as JSON."""
 
     def estimate(found: Estimate | None) -> dict[str, float] | None:
         return None if found is None else {"value": found.value, "low": found.low, "high": found.high}
@@ -70,12 +71,12 @@ def as_json(
         each.head: {
             "time_ms": estimate(each.time_ms), "device_ms": estimate(each.device_ms),
             "communication_ms": each.communication_ms, "bytes_communicated": each.bytes_communicated,
-            "peak_gib": estimate(each.peak_gib), "memory": verdict(size, each.peak_gib, free),
+            "peak_gib": estimate(each.peak_gib), "memory": memory_verdict(size, each.peak_gib, free),
             "beyond": beyond(models[each.head].cells, size),
         }
         for each in predictions
     }  # fmt: skip
-    problem = {name: getattr(size, name) for name in ("tokens", "vocab", "tp_size", "loss", "dtype")}
+    problem: dict[str, object] = asdict(size)  # type: ignore[call-overload]  # a dataclass
     return (
         json.dumps(
             {"gpu": gpu, "free_gib": free, "inputs_gib": size.inputs_gib, **problem, "variants": variants}, indent=2
@@ -84,8 +85,9 @@ def as_json(
     )
 
 
-def validation(models: Mapping[str, VariantModel], measured: Measured) -> tuple[str, bool]:
-    """Each variant's median error on cells left out of the fit, and whether all aims are reached over all variants."""
+def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> tuple[str, bool]:
+    """Return a table of each variant's median error on left-out cells, and true if the errors of all variants together
+    reach the aims."""
     grid = [["variant", "cells", *(f"{_NAMES[name]}, median error" for name in QUANTITIES)]]
     for head, model in models.items():
         grid.append([head, str(len(model.cells)), *(_median(model.errors[name]) for name in QUANTITIES)])

@@ -22,6 +22,7 @@ from tpbench.report.rows import read_rows
 from tpbench.report.study import Sheet, columns, sheets, studies
 from tpbench.report.table import Report
 from tpbench.results.schema import all_columns
+from tpbench.results.upgrade import present_name, present_value
 from tpbench.settings import JobError, unknown
 
 STUDIES: dict[str, Callable[[Sequence[Sheet]], str]] = {
@@ -128,9 +129,9 @@ def _rows(asked: argparse.Namespace) -> pd.DataFrame:
             frame = _only(frame, name, wanted.split(","))
     for each in asked.only:
         name, _, value = each.partition("=")
-        if name not in frame:
+        if present_name(name) not in frame:
             raise JobError(unknown("column", name, all_columns()))
-        frame = _only(frame, name, [value])
+        frame = _only(frame, present_name(name), [present_value(name, value)])
     return frame
 
 

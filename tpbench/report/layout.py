@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.job import NO_PART_OF_A_RESULT
+from tpbench.job import NOT_IN_KEY
 from tpbench.report.records import Record, identity, job_fields, label, order, records, say
 from tpbench.report.table import NEVER_RUN, heading
 from tpbench.results.cells import newest
@@ -139,14 +139,11 @@ def _values(found: Iterable[Record], name: str) -> set[Any]:
 
 def _columns(found: list[Record], workload: Workload | None) -> list[Key]:
     """Each row's column: its variant, then the options that it was run with, as (name, value) in declared order."""
-    neutral: dict[str, Any] = (
-        {option.name: option.neutral for option in workload.options} if workload else {"block_cap": "auto"}
-    )
-    neutral["graph"] = False
+    defaults = {**(workload.option_defaults if workload else {"block_cap": "auto"}), "graph": False}
     return [
         (
             record["variant"],
-            *((name, record[name]) for name, plainly in neutral.items() if record[name] not in (None, plainly)),
+            *((name, record[name]) for name, default in defaults.items() if record[name] not in (None, default)),
         )
         for record in found
     ]
@@ -170,7 +167,7 @@ def _tell_apart(found: list[Record], keys: list[str], columns: list[Key]) -> lis
     differing: set[str] = set()
     for group in _crowded(found, keys, columns):
         jobs = [job_fields(record) for record in group]
-        names = {name for job in jobs for name in job} - {*NO_PART_OF_A_RESULT}
+        names = {name for job in jobs for name in job} - {*NOT_IN_KEY}
         differing |= {name for name in names if len({job.get(name) for job in jobs}) > 1}
     if differing:
         added = [f"job {name}" for name in sorted(differing)]

@@ -36,7 +36,7 @@ class Sheet:
 @functools.cache
 def shares() -> frozenset[str]:
     """Columns that are written as percentages."""
-    return frozenset({"fraction_of_floor"}.union(*(each.shares for each in workloads().values())))
+    return frozenset({"fraction_of_floor"}.union(*(each.percentages for each in workloads().values())))
 
 
 def studies() -> dict[str, dict[str, Study]]:
@@ -52,7 +52,7 @@ def columns(name: str) -> tuple[str, ...]:
     """What records need for the study of that name. Raises JobError that lists the valid ones."""
     if name not in studies():
         raise JobError(unknown("study", name, studies()))
-    return tuple(dict.fromkeys(each for study in studies()[name].values() for each in (*study.shows, *study.best)))
+    return tuple(dict.fromkeys(each for study in studies()[name].values() for each in (*study.columns, *study.best_by)))
 
 
 def sheets(layout: Layout, name: str) -> tuple[Sheet, ...]:
@@ -80,14 +80,16 @@ def standings(section: Section, study: Study) -> list[str]:
     """For each cell how many times worse it is than the best it compares with; nothing where the study has no such
     column. Only right and measured cells compare."""
     found = cells(section)
-    name = next((each for each in study.best if any(record.get(each) is not None for _, _, record in found)), None)
+    name = next((each for each in study.best_by if any(record.get(each) is not None for _, _, record in found)), None)
     if name is None:
         return []
     contests: dict[tuple[object, ...], list[int]] = {}
     for at, (key, _, record) in enumerate(found):
         if record["status"] == "ok" and not mark(record) and record.get(name) is not None:
             pairs = zip(section.names, key, strict=True)
-            contests.setdefault(tuple(value for each, value in pairs if each not in study.across), []).append(at)
+            contests.setdefault(tuple(value for each, value in pairs if each not in study.compared_across), []).append(
+                at
+            )
     stands = ["-"] * len(found)
     for places in contests.values():
         ratios = metric(name).ratios([float(found[at][2][name]) for at in places])
@@ -109,7 +111,7 @@ def cells(section: Section) -> list[tuple[tuple[object, ...], str, Record]]:
 def shown_columns(section: Section, study: Study) -> tuple[str, ...]:
     """The study's columns that some record has."""
     found = [record for _, _, record in cells(section)]
-    return tuple(name for name in study.shows if any(record.get(name) is not None for record in found))
+    return tuple(name for name in study.columns if any(record.get(name) is not None for record in found))
 
 
 def write(name: str, record: Record) -> str:

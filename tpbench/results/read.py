@@ -23,7 +23,7 @@ from tpbench.results.columns import FLAG, INT, TEXT
 from tpbench.results.find import Where, row_files
 from tpbench.results.plain import plain_rows
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, all_columns
-from tpbench.results.upgrade import upgrade
+from tpbench.results.upgrade import present_name, present_value, upgrade, with_former_names
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import unknown
 
@@ -77,7 +77,7 @@ def load_table(where: Where = "outputs", *, columns: Sequence[str] | None = None
 
 
 def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
-    needed = None if columns is None else frozenset({*columns, *equal, *_ORDER, "finished_at"})
+    needed = None if columns is None else frozenset({*map(present_name, (*columns, *equal)), *_ORDER, "finished_at"})
     reads, complaints = _read_all(where, needed)
     newer = [path for path, read in reads.items() if read.version > SCHEMA_VERSION]
     if newer:
@@ -89,11 +89,12 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
     table, misfits, _ = _unite(reads)
     for complaint in complaints + misfits:
         warnings.warn(complaint, RowWarning, stacklevel=3)
-    for name in (*equal, *(columns or ())):
+    table = with_former_names(table, columns or ())
+    for name in (*map(present_name, equal), *(columns or ())):
         if name not in table.column_names:
             raise ValueError(unknown("column", name, table.column_names))
     for name, value in equal.items():
-        table = table.filter(_has(table.column(name), name, value))
+        table = table.filter(_has(table.column(present_name(name)), name, value))
     table = _in_order(table)
     return table if columns is None else table.select(list(dict.fromkeys(columns)))
 
@@ -101,6 +102,7 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
 def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
     """Return a mask of the rows that have the value, or one of the values in a list."""
     values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    values = [present_value(name, each) for each in values]
     kind = TEXT if pa.types.is_null(column.type) else column.type
     try:
         wanted = pa.array(values, kind)

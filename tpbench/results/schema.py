@@ -12,7 +12,7 @@ import pyarrow as pa
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, Column
 from tpbench.workloads import Workload, workloads
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised when a column is renamed, retyped or removed (with an entry in `upgrade.UPGRADES`), not when one is added."""
 
 MARKER = b"tpbench.schema_version"

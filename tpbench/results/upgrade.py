@@ -1,8 +1,9 @@
-"""Files of an older schema, made into the current one."""
+"""Read rows of an older schema as rows of the current one, and columns by their former names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,29 +11,93 @@ import pyarrow as pa
 
 from tpbench.results.schema import SCHEMA_VERSION
 
+Values = Mapping[str, str]
+
 
 @dataclass(frozen=True)
 class Upgrade:
-    """What changed between a version of the schema and the next. A new column needs no mention: it reads as null."""
+    """The changes from one version of the schema to the next. A new column needs no mention: it reads as null.
+
+    Renamed names and values are also replaced in the JSON of the column `job`.
+    """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Old name to new name."""
+    """Old column name to new name."""
+    values: Mapping[str, Values] = field(default_factory=dict)
+    """New column name to its renamed values, old to new."""
     removed: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What the rows of the old version would have said in a new column: name to value."""
+    """New column name to the value that rows of the old version have there."""
 
 
-UPGRADES: dict[int, Upgrade] = {}
-"""By the version that each upgrade starts from. A version without an entry differs in nothing that needs one."""
+_ALGORITHMS = {"fused": "two_reads", "cached": "two_kernels", "one_pass": "one_read"}
+UPGRADES: dict[int, Upgrade] = {
+    1: Upgrade(
+        renamed={"organisation": "algorithm", "organisation_used": "algorithm_used"},
+        values={"algorithm": _ALGORITHMS, "algorithm_used": _ALGORITHMS},
+    ),
+}
+"""By the version that each upgrade starts from. A version without an entry has no change that needs one."""
 
 
 def upgrade(table: pa.Table, version: int) -> pa.Table:
-    """Rows of schema `version` as rows of the current one."""
+    """Return rows of schema `version` as rows of the current one."""
     for step in range(version, SCHEMA_VERSION):
         change = UPGRADES.get(step, Upgrade())
         table = table.select([name for name in table.column_names if name not in change.removed])
         table = table.rename_columns([change.renamed.get(name, name) for name in table.column_names])
+        for name, values in change.values.items():
+            table = _map(table, name, values)
+        if change.renamed and "job" in table.column_names:
+            jobs = table.column("job").unique().to_pylist()
+            table = _map(table, "job", {job: _renamed_job(job, change) for job in jobs if job})
         for name, value in change.defaults.items():
             if name not in table.column_names:
                 table = table.append_column(name, pa.array([value] * len(table)))
     return table
+
+
+def present_name(name: str) -> str:
+    """Return the present name of a column that may be called by a former one."""
+    for step in sorted(UPGRADES):
+        name = UPGRADES[step].renamed.get(name, name)
+    return name
+
+
+def present_value(name: str, value: Any) -> Any:
+    """Return a column's value, which may be a former one, under its present name. `name`: present or former."""
+    for step in sorted(UPGRADES):
+        name = UPGRADES[step].renamed.get(name, name)
+        value = UPGRADES[step].values.get(name, {}).get(value, value) if isinstance(value, str) else value
+    return value
+
+
+def with_former_names(table: pa.Table, names: Iterable[str]) -> pa.Table:
+    """Add the columns that `names` calls by a former name. They hold the former values."""
+    for former in names:
+        if former in table.column_names or (name := present_name(former)) not in table.column_names:
+            continue
+        table = table.append_column(former, table.column(name))
+        for step in sorted(UPGRADES, reverse=True):
+            table = _map(table, former, {new: old for old, new in UPGRADES[step].values.get(name, {}).items()})
+    return table
+
+
+def _renamed_job(job: str, change: Upgrade) -> str:
+    try:
+        fields = json.loads(job)
+        renamed = {change.renamed.get(name, name): value for name, value in fields.items()}
+    except (ValueError, AttributeError, RecursionError):
+        return job
+    return json.dumps({
+        name: change.values[name].get(value, value) if name in change.values and isinstance(value, str) else value
+        for name, value in renamed.items()
+    })  # fmt: skip
+
+
+def _map(table: pa.Table, name: str, values: Values) -> pa.Table:
+    """Replace values of a text column."""
+    if not values or name not in table.column_names or table.schema.field(name).type != pa.string():
+        return table
+    column = pa.array([values.get(value, value) for value in table.column(name).to_pylist()], pa.string())
+    return table.set_column(table.column_names.index(name), name, column)

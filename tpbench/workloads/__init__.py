@@ -1,17 +1,20 @@
-"""What can be measured: the workloads, their variants, and what each must say of itself.
+"""The workloads that can be measured, and how a workload and its variants are declared.
 
-Nothing here imports torch: the launcher reads this room to plan a sweep. A workload is a folder with two faces, its
-`__init__` (what it is: the problem's fields, the variants, the columns it adds to a row) and its `bench` module (what
-a rank does with it), which only the worker imports.
+No module that this package imports uses torch: the launcher reads workloads to plan a sweep. A workload is a folder
+with two entry points. Its `__init__` declares the problem's fields, the variants and the columns of a row. Its `bench`
+module runs the workload on a rank, and only a worker imports it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any
+
+from tpbench.workloads.cost_model import CostModel
 
 NAMES = ("entropy_loss", "embedding_grad", "tp_block", "train_step")
 """The folders beside this file that hold a workload."""
@@ -23,88 +26,88 @@ class Variant:
 
     name: str
     summary: str
-    """One line for people."""
+    """One line for users."""
     prepare: Callable[..., Any]
-    """The implementation. Its signature is the workload's; it imports what is heavy when called."""
-    takes: frozenset[str] = frozenset()
-    """Problem fields, among the workload's `options`, that this variant honours."""
-    needs: tuple[str, ...] = ()
-    """Importable names of packages without which it is skipped."""
-    needs_cuda: bool | Callable[[Any], bool] = False
-    """On a CPU it is skipped. Or a function of the problem that says whether."""
-    cpu_only: str = ""
-    """Why it cannot run on GPUs, or nothing."""
-    no_graph: str = ""
-    """Why its iterations cannot be captured in a CUDA graph, or nothing."""
+    """The implementation. Each workload defines its signature. It imports heavy modules when called, not before."""
+    options: frozenset[str] = frozenset()
+    """Names of the workload's `options` that this variant supports."""
+    requires: tuple[str, ...] = ()
+    """Importable names of the packages without which the variant is skipped."""
+    requires_cuda: bool | Callable[[Any], bool] = False
+    """True if the variant is skipped on a CPU. May be a function of the problem."""
+    cpu_only_reason: str = ""
+    """Why the variant cannot run on GPUs. Empty if it can."""
+    no_graph_reason: str = ""
+    """Why an iteration cannot be captured in a CUDA graph. Empty if it can."""
     uses_triton: bool | Callable[[Any], bool] = False
-    """Its kernels run in Triton's interpreter on a CPU: such rows are marked `interpreted`. Or a function of the
-    problem that says whether."""
-    refuses: Callable[[Any, int], str | None] = lambda problem, tp_size: None
-    """Why it cannot do a (valid) problem over tp_size ranks, or None: the cell is skipped with that reason."""
+    """True if the kernels run in Triton's interpreter on a CPU: such rows are marked `interpreted`. May be a function
+    of the problem."""
+    unsupported_reason: Callable[[Any, int], str | None] = lambda problem, tp_size: None
+    """Return why the variant cannot run a (valid) problem on tp_size ranks, or None if it can. The cell is skipped with
+    that reason."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A problem field that only some variants honour (they name it in `takes`)."""
+    """A problem field that only some variants support. Such a variant names the field in its `options`."""
 
     name: str
-    neutral: Any
-    """The value that means "not used"."""
-    drop: bool = False
-    """For a variant without it: true takes the neutral value silently, false skips the cell and says so."""
+    ignorable: bool = False
+    """For a variant without the option: true sets the field to its default silently, false skips the cell."""
 
 
 @dataclass(frozen=True)
 class Pivot:
-    """How a report lays out a workload's rows. Names are of a row's columns, or of `derived` ones.
+    """Layout of a workload's rows in a report. Names are columns of a row, or keys of `derived`.
 
-    Beside these, whatever else of the problem varies gets a place of its own: a field that makes another problem one
-    among the keys of a table row, an option of a variant one among the table's columns.
+    Other fields of the problem that vary are added: a field that changes the problem becomes a key of the table's rows,
+    an option of a variant becomes a part of the table's column.
     """
 
     rows: tuple[str, ...] = ("tp_size",)
     """Keys of a table row: the problem's size."""
     sections: tuple[str, ...] = ("dtype",)
-    """What makes a table of its own, beside the hardware."""
+    """Keys that start a new table, beside the hardware."""
     derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Keys that are computed from a row."""
     implied: tuple[str, ...] = ()
-    """Fields of the problem that a key says already: they get no place, unless nothing else tells two rows apart."""
+    """Fields of the problem that follow from another key. They are left out, unless only they distinguish two rows."""
     trajectories: Mapping[str, float] = field(default_factory=dict)
-    """Columns with a number a step, in which equal problems must agree too: at the first step within the loss's
-    tolerance, and by what that is multiplied with each step (1: it stays)."""
+    """Columns with one number per step that must agree between equal problems, each with a growth factor. The tolerance
+    of the first step is the loss's. Each later step multiplies the tolerance by the factor (1: constant)."""
     loss_tolerance: Mapping[str, float] = field(
         default_factory=lambda: {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
     )
-    """By dtype, how far the losses of equal problems may be apart, relative to the greater of the loss and 1."""
+    """By dtype, the largest difference between the losses of equal problems, relative to the larger of the loss and
+    1."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Several numbers of each cell side by side, for a question that no single one answers."""
+    """A table with several numbers of each cell side by side, for a question that no single number answers."""
 
     question: str
-    shows: tuple[str, ...]
-    """Columns of a row, in order. Those that no row has are left out."""
-    over: str = ""
-    """The option that it is about: a page shows the study where that has several values. Empty: always."""
-    best: tuple[str, ...] = ()
-    """The column by which cells are compared with the best of their problem: of these the first that a row has."""
-    across: tuple[str, ...] = ()
-    """Keys in which cells may differ and be compared all the same."""
+    columns: tuple[str, ...]
+    """Columns of a row, in order. Columns that no row has are left out."""
+    option: str = ""
+    """The option that the study is about: a page shows the study if that option has several values. Empty: always."""
+    best_by: tuple[str, ...] = ()
+    """Columns to compare a cell with the best one of its problem. The first that a row has is used."""
+    compared_across: tuple[str, ...] = ()
+    """Keys in which compared cells may differ."""
 
 
 @dataclass
 class Workload:
-    """A problem with an oracle and a count of what it cannot avoid doing."""
+    """A problem with an oracle and a count of its unavoidable bytes, FLOPs and communicated bytes."""
 
     name: str
     summary: str
     problem: type
-    """Frozen dataclass: the problem's fields, built with `tpbench.settings.setting`. May have `check(tp_size, dp_size)`
-    that returns a list of complaints."""
+    """Frozen dataclass: the problem's fields, declared with `tpbench.settings.setting`. It may have a method
+    `check(tp_size, dp_size)` that returns a list of complaints."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Columns that only this workload's rows have: name to what it is, with its unit."""
+    """Columns that only this workload's rows have, each with its meaning and unit."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line."""
     options: tuple[Option, ...] = ()
@@ -112,26 +115,34 @@ class Workload:
     studies: Mapping[str, Study] = field(default_factory=dict)
     """By name, as `report.py --study` takes it."""
     resolve: Callable[[Any, frozenset[str]], Any] = lambda problem, chosen: problem
-    """The problem with whatever its fields leave to be found elsewhere, such as in a file, given the names of those
-    that a person set on the command line. Raises JobError."""
-    beforehand: Callable[[Any], Mapping[str, Any]] = lambda job: {}
-    """Columns that follow from the job alone: every row has them, whatever becomes of its cell."""
-    needed: Callable[[Any], str] = lambda job: ""
-    """What a job is expected to take of a rank's memory, for the reason of a row that is out of it."""
-    hindrance: Callable[[Any], str | None] = lambda job: None
-    """Why this installation, or the job's kind of device, cannot run a (valid) job whatever its variant, or None."""
-    shares: tuple[str, ...] = ()
-    """Those of its columns that are written as percentages."""
+    """Return the problem with all values that its fields refer to, for example values of a file. The second argument
+    holds the names that a user set on the command line. Raises JobError."""
+    planned_columns: Callable[[Any], Mapping[str, Any]] = lambda job: {}
+    """Return the columns that follow from the job alone. Every row of the workload has them, also after a failure."""
+    expected_memory: Callable[[Any], str] = lambda job: ""
+    """Return the expected memory of a rank as text, for the reason of a row that ran out of memory."""
+    unsupported_reason: Callable[[Any], str | None] = lambda job: None
+    """Return why this installation or the job's device cannot run a (valid) job with any variant, or None if it can."""
+    percentages: tuple[str, ...] = ()
+    """Columns that are written as percentages."""
     metrics: Mapping[str, int] = field(default_factory=dict)
-    """Those of its columns that a report can make a table of: 1 where more is better, -1 where less is, 0: neither."""
+    """Columns that a report can make a table of. 1: more is better, -1: less is better, 0: neither."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
-    """A row as a JSON document with the name of its file, in a form that this workload's users know, or None."""
+    """Return a row as a JSON document that this workload's users know, with its file name, or None."""
+    cost_model: Callable[[], CostModel] | None = None
+    """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
     scheduled: bool = False
-    """Its problem says how many iterations are run, and each goes on from the last: nothing else decides when to stop,
-    no graph replays one, and cells cannot take turns. Its sessions have a `Schedule`."""
-    forgets: bool = False
-    """Its own variants keep nothing in the process once their session is gone: a warm process may have the next job."""
+    """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
+    applies, no CUDA graph replays an iteration, and cells cannot be interleaved. Sessions have a `Schedule`."""
+    reusable_process: bool = False
+    """True if the workload's own variants leave no state in a process, so that a warm process may run the next job."""
     variants: dict[str, Variant] = field(default_factory=dict)
+
+    @functools.cached_property
+    def option_defaults(self) -> dict[str, Any]:
+        """The value of each option that means "not used": its field's default. In order of declaration."""
+        defaults = {each.name: each.default for each in fields(self.problem)}
+        return {option.name: defaults[option.name] for option in self.options}
 
     def variant(self, summary: str, **traits: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the decorated function as the variant of that name. `traits`: the fields of `Variant`."""
@@ -140,7 +151,7 @@ class Workload:
             name = prepare.__name__
             if name in self.variants:
                 raise ValueError(f"{self.name} has two variants called {name}")
-            traits["takes"] = frozenset(traits.get("takes", ()))
+            traits["options"] = frozenset(traits.get("options", ()))
             self.variants[name] = Variant(name, summary, prepare, **traits)
             return prepare
 
@@ -148,17 +159,17 @@ class Workload:
 
     @property
     def bench(self) -> ModuleType:
-        """The module that a worker runs: `setup(problem, variant, context) -> Session`. Imports torch."""
+        """The module that a worker runs. It has `setup(problem, variant, context) -> Session` and imports torch."""
         return importlib.import_module(f"{__name__}.{self.name}.bench")
 
 
 def workloads() -> dict[str, Workload]:
-    """Every workload by name."""
+    """Return every workload by name."""
     return {name: importlib.import_module(f"{__name__}.{name}").WORKLOAD for name in NAMES}
 
 
 def variants() -> dict[str, tuple[Workload, Variant]]:
-    """Every variant by name, with its workload. Names are unique across workloads."""
+    """Return every variant by name, with its workload. Names are unique across workloads."""
     return {
         name: (workload, variant) for workload in workloads().values() for name, variant in workload.variants.items()
     }

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 import tpbench as package
 from tests.support.command import ROOT, refused, tpbench
-from tpbench.job import Job, parse_job, refusal
+from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.plan import ThisHost, obstacle
 from tpbench.workloads.tp_block import WORKLOAD
 
@@ -81,7 +81,9 @@ def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
     lines = [{**first, key: value} for key, values in choices.items() for value in values]
     own = {"part", "save_gathered"}  # no default of these stands in config.yaml
     made = [job(*(f"{'++' * (key in own)}{key}={value}" for key, value in line.items())) for line in lines]
-    assert {each.workload.name for each in made} == {"tp_block"} and not [each for each in made if refusal(each)]
+    assert {each.workload.name for each in made} == {"tp_block"} and not [
+        each for each in made if unsupported_reason(each)
+    ]
     if name == "tp_overlap":
         assert {each.variant for each in made} == set(WORKLOAD.variants)
 
@@ -91,11 +93,11 @@ def test_shapes_fit_every_variant_at_every_length_that_is_measured(shape: str) -
     values = composed("variant=block_tp", f"shape={shape}")
     for tokens in (values["tokens"], *(() if shape.startswith("tiny") else (512, 2048))):
         for name in WORKLOAD.variants:
-            assert refusal(parse_job({**values, "tokens": tokens, "variant": name})) is None
+            assert unsupported_reason(parse_job({**values, "tokens": tokens, "variant": name})) is None
     assert f"tp{values['tp_size']}" == shape.rpartition("_")[2]
 
 
 def test_what_needs_a_gpu_is_skipped_on_a_cpu() -> None:
     for name, variant in WORKLOAD.variants.items():
         reason = obstacle(job(f"variant={name}", "shape=tiny_block_tp2", "device=cpu"), ThisHost(gpus=0))
-        assert reason == ("needs a CUDA GPU" if variant.needs_cuda else None)
+        assert reason == ("needs a CUDA GPU" if variant.requires_cuda else None)

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
-from tpbench.job import Job, parse_job, refusal
+from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.plan import ThisHost, obstacle
 
 
@@ -90,7 +90,7 @@ def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
     made = [job(*(f"{key}={value}" for key, value in line.items())) for line in lines]
     jobs = {each.key: each for each in made}
     assert {each.workload.name for each in jobs.values()} == {"embedding_grad"}
-    assert not [each for each in jobs.values() if refusal(each)]
+    assert not [each for each in jobs.values() if unsupported_reason(each)]
     if name == "sparse_grad_density":
         expected = {each.problem.tokens / each.problem.table_rows for each in jobs.values()}
         assert min(expected) < 0.011 and max(expected) == 1.0
@@ -101,4 +101,6 @@ def test_what_gpus_cannot_do_is_skipped_there() -> None:
     assert obstacle(cell, ThisHost(gpus=2)) == "NCCL has no sparse all-reduce"
     assert job("variant=sparse_auto", "shape=bigram_w4").uses_triton
     assert not job("variant=sparse_auto", "shape=bigram_w4", "merge=index_add").uses_triton
-    assert "float16" in str(refusal(job("variant=torch_sparse_all_reduce", "shape=bigram_w2", "dtype=float16")))
+    assert "float16" in str(
+        unsupported_reason(job("variant=torch_sparse_all_reduce", "shape=bigram_w2", "dtype=float16"))
+    )

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
 from tpbench.handover.task import WorkerTask
-from tpbench.job import Job, parse_job, refusal
+from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.overrides import flat_names, force_fields
 from tpbench.launcher.plan import ThisHost, obstacle
@@ -203,7 +203,7 @@ def test_every_choice_of_the_experiment_makes_a_job_that_something_can_run() -> 
             job(f"variant={each}", f"shape={shape}", f"seq_length={swept['seq_length'][-1]}")
             for each in swept["variant"]
         ]
-        able = [each.variant for each in jobs if not refusal(each)]
+        able = [each.variant for each in jobs if not unsupported_reason(each)]
         tensor = {"autotp", "fsdp_dtensor", "fsdp_dtensor_async"}
         assert set(able) == (tensor if jobs[0].tp_size > 1 else {"autotp", "fsdp_dtensor", "fsdp", "ddp"})
 
@@ -215,7 +215,7 @@ def test_what_this_machine_cannot_do_is_skipped() -> None:
     assert obstacle(job("variant=fsdp_dtensor", *at, "compile=true"), cpu) == "compile=true needs a CUDA GPU"
     flash = job("variant=fsdp_dtensor", *at, "attention=flash_attention_2", "dtype=bfloat16")
     assert "attention=flash_attention_2 needs" in str(obstacle(flash, cpu))
-    assert "float16" in str(refusal(job("variant=autotp", *at, "dtype=float16", "autocast=true")))
+    assert "float16" in str(unsupported_reason(job("variant=autotp", *at, "dtype=float16", "autocast=true")))
     assert obstacle(job("variant=fsdp_dtensor", *at, "train_loss=tpbench"), cpu) is None
     assert job("variant=fsdp_dtensor", *at, "train_loss=tpbench").uses_triton
 

@@ -16,15 +16,15 @@ from tpbench import kernels
 from tpbench.kernels import EntropyLoss, block_for
 
 INF = float("inf")
-ORGANISATIONS = {"fused": {"organisation": "fused"}, "cached": {"organisation": "cached"}}
+ALGORITHMS = {"two_reads": {"algorithm": "two_reads"}, "two_kernels": {"algorithm": "two_kernels"}}
 if torch.cuda.is_available():
-    ORGANISATIONS["one_pass where it fits"] = {"exchange": "symmetric"}
+    ALGORITHMS["one_read where it fits"] = {"exchange": "symmetric"}
 
 
-@pytest.fixture(autouse=True, params=ORGANISATIONS)
-def organisation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(autouse=True, params=ALGORITHMS)
+def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test runs with each; a call may name its own."""
-    monkeypatch.setattr(sys.modules[__name__], "default", ORGANISATIONS[request.param])
+    monkeypatch.setattr(sys.modules[__name__], "default", ALGORITHMS[request.param])
     return str(request.param)
 
 
@@ -329,11 +329,9 @@ VOCABS = [40000, 65536, 65544, 131072] if torch.cuda.is_available() else [1000]
 
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_long_rows_of_padding_and_minus_infinity(
-    loss: Any, vocab: int, device: torch.device, organisation: str
-) -> None:
+def test_long_rows_of_padding_and_minus_infinity(loss: Any, vocab: int, device: torch.device, algorithm: str) -> None:
     """On a GPU: rows of one part and of several, of few tiles and whole."""
-    if device.type == "cuda" and not organisation.startswith("one_pass"):
+    if device.type == "cuda" and not algorithm.startswith("one_read"):
         pytest.skip("takes long rows as short ones, and its turn is long")
     logits, target = make(loss, rows=300, vocab=vocab, dtype=torch.bfloat16, device=device)
     logits[:, 8 : vocab // 3] = -INF
@@ -455,7 +453,7 @@ LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.c
         (ValueError, "grad_scale must be finite in float32; got nan", {"grad_scale": math.nan}),
         (ValueError, "block_cap must be 'auto' or a power of two", {"block_cap": 100}),
         (ValueError, "exchange must be one of auto, nccl, symmetric", {"exchange": "mpi"}),
-        (ValueError, "organisation must be one of auto, fused, cached, one_pass", {"organisation": "split"}),
+        (ValueError, "algorithm must be one of auto, two_reads, two_kernels, one_read", {"algorithm": "split"}),
     ],
 )
 def test_errors_name_the_argument(error: type[Exception], names: str, changes: dict[str, Any]) -> None:
@@ -584,28 +582,28 @@ def test_autograd_learns_of_what_is_written_over(device: torch.device) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without CUDA")
-def test_one_pass_needs_cuda() -> None:
+def test_one_read_needs_cuda() -> None:
     with pytest.raises(RuntimeError, match="exchange='symmetric' needs CUDA"):
         kernels.entropy_loss(LOGITS, LABELS, exchange="symmetric")
-    with pytest.raises(RuntimeError, match="organisation='one_pass' needs CUDA"):
-        entropy_loss(LOGITS, LABELS, organisation="one_pass")
+    with pytest.raises(RuntimeError, match="algorithm='one_read' needs CUDA"):
+        entropy_loss(LOGITS, LABELS, algorithm="one_read")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_one_pass_that_is_named_does_not_give_way() -> None:
-    with pytest.raises(ValueError, match="organisation='one_pass' cannot do this: it has no label_smoothing"):
-        entropy_loss(LOGITS, LABELS, organisation="one_pass", label_smoothing=0.1)
+def test_one_read_by_name_does_not_give_way() -> None:
+    with pytest.raises(ValueError, match="algorithm='one_read' cannot do this: it has no label_smoothing"):
+        entropy_loss(LOGITS, LABELS, algorithm="one_read", label_smoothing=0.1)
     with pytest.raises(ValueError, match="whole 16-byte vectors"):
-        entropy_loss(LOGITS[:, 1:], LABELS, organisation="one_pass")
+        entropy_loss(LOGITS[:, 1:], LABELS, algorithm="one_read")
 
 
-@pytest.mark.parametrize("name", ["fused", "cached"])
+@pytest.mark.parametrize("name", ["two_reads", "two_kernels"])
 def test_the_result_says_how(name: Any) -> None:
-    how = kernels.entropy_loss(LOGITS, LABELS, organisation=name).how
-    assert (how.organisation, how.block, how.bytes_sent, len(how.kernels)) == (name, 16, 0, 1 + (name == "cached"))
+    how = kernels.entropy_loss(LOGITS, LABELS, algorithm=name).how
+    assert (how.algorithm, how.block, how.bytes_sent, len(how.kernels)) == (name, 16, 0, 1 + (name == "two_kernels"))
 
 
 def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy_loss"], "INTERPRETED", False)
+    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy_function"], "INTERPRETED", False)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         entropy_loss(*make("cross_entropy"))

@@ -124,13 +124,13 @@ def test_ranks_agree_on_symmetric_memory(ranks: list[tuple[str, str, str, int]],
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_after_a_wait_in_vain_every_call_raises() -> None:
     logits, labels = make("cross_entropy", vocab=128, device="cuda")
-    entropy_loss(logits, labels, organisation="one_pass")
+    entropy_loss(logits, labels, algorithm="one_read")
     workspace = one_pass.local_workspace(logits.device)
     workspace.failed.fill_(1)  # as a kernel would
     try:
         for _ in range(2):
             with pytest.raises(RuntimeError, match="in vain for the statistics of another rank"):
-                entropy_loss(logits, labels, organisation="one_pass")
+                entropy_loss(logits, labels, algorithm="one_read")
     finally:
         workspace.failed.zero_()
 
@@ -207,9 +207,9 @@ def _refused(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[str
     start, stop = _bounds(rank, logits.shape[1])
     local, labels = logits[:, start:stop].to(rank.device), labels.to(rank.device)
     options: list[dict[str, Any]] = [
-        {"organisation": "fused"},
-        {"organisation": "cached", "exchange": "symmetric"},
-        {"organisation": "one_pass", "exchange": "nccl"},
+        {"algorithm": "two_reads"},
+        {"algorithm": "two_kernels", "exchange": "symmetric"},
+        {"algorithm": "one_read", "exchange": "nccl"},
     ]
     errors = []
     for each in options:
@@ -220,13 +220,13 @@ def _refused(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[str
     return errors
 
 
-def test_organisations_that_do_not_go_with_the_exchange() -> None:
+def test_algorithms_that_do_not_go_with_the_exchange() -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
     for fused, cached, once in run_on_ranks(2, _refused, *make("cross_entropy", vocab=101)):
-        assert "use 'cached', 'one_pass' or 'auto'" in fused
-        assert "'cached' over ranks is exchange='nccl'" in cached
-        assert "'one_pass' over ranks is exchange='symmetric'" in once
+        assert "use 'two_kernels', 'one_read' or 'auto'" in fused
+        assert "'two_kernels' over ranks is exchange='nccl'" in cached
+        assert "'one_read' over ranks is exchange='symmetric'" in once
 
 
 def _empty_shard(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -> torch.Tensor:
@@ -256,7 +256,7 @@ def _uneven(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -
     columns = slice(0, held) if rank.rank == 0 else slice(held + rank.rank - 1, held + rank.rank)
     target = target if loss == "cross_entropy" else target[:, columns]
     result = entropy_loss(logits[:, columns].to(rank.device), target.to(rank.device), loss=loss, group=rank.group)
-    return result.row_loss, result.how.organisation
+    return result.row_loss, result.how.algorithm
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -267,7 +267,7 @@ def test_one_rank_may_hold_nearly_all_columns(loss: Any, world_size: int) -> Non
         pytest.skip(f"needs {world_size} GPUs")
     logits, target = make(loss, rows=3, vocab=40000)
     found = run_on_ranks(world_size, _uneven, logits, target, loss)
-    assert {organisation for _, organisation in found} == {"cached"}
+    assert {algorithm for _, algorithm in found} == {"two_kernels"}
     assert all(torch.equal(losses, found[0][0]) for losses, _ in found)
     torch.testing.assert_close(found[0][0].double(), reference(logits, target, loss=loss)[1], rtol=1e-5, atol=1e-5)
 

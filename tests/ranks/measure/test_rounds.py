@@ -9,10 +9,10 @@ import torch
 
 from tests.ranks.measure.test_run import Sleeper
 from tests.support.ranks import Rank, run_on_ranks
-from tpbench.job import Measure
 from tpbench.measure import run as running
 from tpbench.measure.interleaving import Wants
 from tpbench.measure.session import Context
+from tpbench.measure.settings import MeasureSettings
 
 
 class Taker:
@@ -27,7 +27,7 @@ class Taker:
         return self.left >= 0 and wants != Wants.NO_MORE
 
 
-def measured(here: Rank, settings: Measure, turns: int) -> tuple[dict[str, Any], int, list[Wants]]:
+def measured(here: Rank, settings: MeasureSettings, turns: int) -> tuple[dict[str, Any], int, list[Wants]]:
     context = Context(
         here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group, torch.device("cpu")
     )
@@ -37,7 +37,7 @@ def measured(here: Rank, settings: Measure, turns: int) -> tuple[dict[str, Any],
 
 
 def test_rounds_of_all_ranks_until_the_median_is_known() -> None:
-    settings = Measure(time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5)
+    settings = MeasureSettings(time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5)
     (columns, steps, wanted), (_, other_steps, asked) = run_on_ranks(2, measured, settings, 15)
     assert steps == other_steps and asked == []  # rank 0 asks for all
     assert wanted == [Wants.MORE] * 12 + [Wants.ENOUGH] * 4
@@ -52,11 +52,11 @@ def test_rounds_of_all_ranks_until_the_median_is_known() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        Measure(time_budget_s=5.0, min_iterations=8, max_iterations=13, precision=0.0),
-        Measure(time_budget_s=0.1, min_iterations=8, max_iterations=5000, precision=0.0),
+        MeasureSettings(time_budget_s=5.0, min_iterations=8, max_iterations=13, precision=0.0),
+        MeasureSettings(time_budget_s=0.1, min_iterations=8, max_iterations=5000, precision=0.0),
     ],
 )
-def test_limits_are_kept(settings: Measure) -> None:
+def test_limits_are_kept(settings: MeasureSettings) -> None:
     columns, _, wanted = run_on_ranks(2, measured, settings, 1000)[0]
     assert wanted[-1] == Wants.NO_MORE and set(wanted[:-1]) == {Wants.MORE}
     assert columns["iterations"] <= settings.max_iterations

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from tests.support.ranks import Rank, run_on_ranks
-from tpbench.job import Measure
 from tpbench.measure import run as running
 from tpbench.measure.session import Context, Costs, Schedule, Verdict
+from tpbench.measure.settings import MeasureSettings
 
 
 class Sleeper:
@@ -41,7 +41,7 @@ class Sleeper:
 
 
 def measured(
-    here: Rank, seconds: float, settings: Measure, wrong: str | None = None, interpreted: bool = False
+    here: Rank, seconds: float, settings: MeasureSettings, wrong: str | None = None, interpreted: bool = False
 ) -> tuple[dict[str, Any], int]:
     context = Context(
         here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group, torch.device("cpu")
@@ -52,7 +52,7 @@ def measured(
 
 
 def test_the_slowest_rank_is_the_time_and_all_ranks_agree() -> None:
-    settings = Measure(time_budget_s=1.0, min_iterations=5, max_iterations=40, precision=0.001)
+    settings = MeasureSettings(time_budget_s=1.0, min_iterations=5, max_iterations=40, precision=0.001)
     results = run_on_ranks(2, measured, 0.005, settings)
     columns = results[0][0]
     assert 10 <= columns["time_ms"] == pytest.approx(np.median(columns["samples_ms"]))
@@ -65,15 +65,15 @@ def test_the_slowest_rank_is_the_time_and_all_ranks_agree() -> None:
 
 
 def test_iterations_end_when_the_median_is_known_or_at_the_limit() -> None:
-    known = Measure(time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5)
+    known = MeasureSettings(time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5)
     assert 8 <= run_on_ranks(2, measured, 0.002, known)[0][0]["iterations"] <= 20
-    limited = Measure(time_budget_s=5.0, min_iterations=8, max_iterations=10, precision=0.0)
+    limited = MeasureSettings(time_budget_s=5.0, min_iterations=8, max_iterations=10, precision=0.0)
     assert run_on_ranks(2, measured, 0.002, limited)[0][0]["iterations"] == 10
 
 
 @pytest.mark.parametrize("interpreted", [True, False])
 def test_a_budget_shorter_than_a_pass(interpreted: bool) -> None:
-    settings = Measure(time_budget_s=0.1)
+    settings = MeasureSettings(time_budget_s=0.1)
     columns, steps = run_on_ranks(2, measured, 0.2, settings, None, interpreted)[0]
     assert (steps, columns["warmed_up"]) == ((1, False) if interpreted else (2, True))
     assert columns["iterations"] == 1
@@ -81,7 +81,7 @@ def test_a_budget_shorter_than_a_pass(interpreted: bool) -> None:
 
 
 def test_what_is_wrong_has_no_time() -> None:
-    columns, _ = run_on_ranks(2, measured, 0.001, Measure(time_budget_s=0.1), "not right")[0]
+    columns, _ = run_on_ranks(2, measured, 0.001, MeasureSettings(time_budget_s=0.1), "not right")[0]
     assert "time_ms" not in columns
     assert columns["peak_gib"] >= 0
 
@@ -120,7 +120,7 @@ def captured(here: Rank) -> tuple[str | None, dict[str, Any]]:
         context = Context(
             here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group, torch.device("cpu")
         )
-        settings = Measure(time_budget_s=0.2, graph=True)
+        settings = MeasureSettings(time_budget_s=0.2, graph=True)
         verdict, columns = running.run(session, context, settings, 2.0, lambda what: None)
     finally:
         running._captured = whole
@@ -135,7 +135,7 @@ def test_with_a_graph_its_replay_is_checked_and_timed() -> None:
 
 
 def test_next_block_never_passes_the_limit() -> None:
-    settings = Measure(time_budget_s=1.0, min_iterations=20, max_iterations=30, precision=0.0)
+    settings = MeasureSettings(time_budget_s=1.0, min_iterations=20, max_iterations=30, precision=0.0)
     taken = [np.array([1.0, 2.0]), np.array([1.0, 3.0])] * 14
     assert running._next_block(taken, 0.1, settings) == 2
     assert running._next_block(taken + taken, 0.1, settings) == 0
@@ -171,7 +171,7 @@ def trained(here: Rank, wrong: str | None) -> tuple[dict[str, Any], list[str], l
     context = Context(here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group,
                       torch.device("cpu"))  # fmt: skip
     session = Training(wrong)
-    settings = Measure(time_budget_s=0.001, min_iterations=50, max_iterations=100)  # none of it is asked
+    settings = MeasureSettings(time_budget_s=0.001, min_iterations=50, max_iterations=100)  # none of it is asked
     _, columns = running.run(session, context, settings, 2.0, lambda what: None)
     return columns, session.calls, session.slept_ms
 
@@ -206,7 +206,7 @@ class Detailing(Sleeper):
 def detailed(here: Rank, wrong: str | None) -> dict[str, Any]:
     context = Context(here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group,
                       torch.device("cpu"))  # fmt: skip
-    settings = Measure(time_budget_s=0.1, min_iterations=2, max_iterations=4)
+    settings = MeasureSettings(time_budget_s=0.1, min_iterations=2, max_iterations=4)
     return running.run(Detailing(0.001, wrong), context, settings, 2.0, lambda what: None)[1]
 
 

@@ -64,8 +64,8 @@ def test_a_kernel_says_what_it_was_compiled_to() -> None:
 
     logits = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
     labels = torch.zeros(64, dtype=torch.int64, device="cuda")
-    for organisation, kernels in (("fused", 1), ("cached", 2), ("one_pass", 1)):
-        how = entropy_loss(logits, labels, organisation=organisation).how
+    for algorithm, kernels in (("two_reads", 1), ("two_kernels", 2), ("one_read", 1)):
+        how = entropy_loss(logits, labels, algorithm=algorithm).how
         found = worst(how.kernels, logits.device)
         assert len(how.kernels) == kernels and found is not None
         assert 16 <= found.registers <= 255 and 0 < found.occupancy <= 1
@@ -77,20 +77,20 @@ def test_the_file_says_where_it_was_measured() -> None:
     for each in winners():
         assert each.block_cap in each.tried and each.device_ms > 0 and each.source
         assert math.log2(each.block_cap).is_integer()
-    places = [(each.organisation, each.loss, each.columns) for each in winners()]
+    places = [(each.algorithm, each.loss, each.columns) for each in winners()]
     assert len(set(places)) == len(places)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"])
-@pytest.mark.parametrize("organisation", ["fused", "cached", "one_pass"])
-def test_auto_is_the_narrowest_measured_width_that_fits(organisation: str, loss: str) -> None:
-    own = sorted((e for e in winners() if (e.organisation, e.loss) == (organisation, loss)), key=lambda e: e.columns)
+@pytest.mark.parametrize("algorithm", ["two_reads", "two_kernels", "one_read"])
+def test_auto_is_the_narrowest_measured_width_that_fits(algorithm: str, loss: str) -> None:
+    own = sorted((e for e in winners() if (e.algorithm, e.loss) == (algorithm, loss)), key=lambda e: e.columns)
     for each in own:
-        assert measured_cap(organisation, loss, each.columns) == each.block_cap
-        assert measured_cap(organisation, loss, each.columns - 1) == each.block_cap
+        assert measured_cap(algorithm, loss, each.columns) == each.block_cap
+        assert measured_cap(algorithm, loss, each.columns - 1) == each.block_cap
     if own:
-        assert measured_cap(organisation, loss, 1) == own[0].block_cap
-        assert measured_cap(organisation, loss, 10**7) == own[-1].block_cap
+        assert measured_cap(algorithm, loss, 1) == own[0].block_cap
+        assert measured_cap(algorithm, loss, 10**7) == own[-1].block_cap
     else:  # another loss of as many logits a column
         other = "cross_entropy" if loss == "cross_entropy" else "reverse_kl"
-        assert measured_cap(organisation, loss, 65536) == measured_cap(organisation, other, 65536)
+        assert measured_cap(algorithm, loss, 65536) == measured_cap(algorithm, other, 65536)

@@ -20,7 +20,7 @@ from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Outcome, abandon, discard_rows
-from tpbench.launcher.options import Conduct
+from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.overrides import check_overrides
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster, collect
@@ -400,12 +400,12 @@ def test_a_sweep_of_one_host_is_looked_at_without_slurm(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        (Conduct(reuse=True), "reuse=true: that is for one host"),
-        (Conduct(parallel="auto"), "parallel=auto: that is for one host"),
-        (Conduct(reuse=True, parallel="auto"), "reuse=true and parallel=auto: that is for one host"),
+        (SweepOptions(reuse=True), "reuse=true: that is for one host"),
+        (SweepOptions(parallel="auto"), "parallel=auto: that is for one host"),
+        (SweepOptions(reuse=True, parallel="auto"), "reuse=true and parallel=auto: that is for one host"),
     ],
 )
-def test_what_is_for_one_host_is_refused(how: Conduct, said: str) -> None:
+def test_what_is_for_one_host_is_refused(how: SweepOptions, said: str) -> None:
     with pytest.raises(JobError, match=said):
         Slurm(SlurmSettings(), how)
 

@@ -62,6 +62,8 @@ def test_picture(rows, tmp_path, form, start):
         (["--loss", "forward_kl"], "loss=forward_kl was not measured on NVIDIA H200"),
         (["--gpu", "H100"], "no row was measured on H100 (there are: NVIDIA H200)"),
         (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
+        (["--workload", "tp_block"], "tp_block has no cost model"),
+        (["--workload", "tp_blok"], "no workload is called tp_blok, did you mean tp_block?"),
         (["--picture", "x.pdf"], "must end in .png or .svg"),
     ],
 )

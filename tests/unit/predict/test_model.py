@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from tests.support import synthetic
-from tpbench.predict.cells import Size, measured
-from tpbench.predict.memory import MODELS, RESERVE_GIB, free_gib, verdict
+from tpbench.predict.cells import measured
+from tpbench.predict.memory import MODELS, RESERVE_GIB, free_gib, memory_verdict
 from tpbench.predict.model import Estimate, VariantModel, beyond, models
 from tpbench.predict.oom import predicted_oom
 from tpbench.predict.picture import most_tokens
 from tpbench.results.read import load
 from tpbench.settings import JobError
+from tpbench.workloads import workloads
+from tpbench.workloads.entropy_loss.cost_model import LossSize as Size
+
+WORKLOAD = workloads()["entropy_loss"]
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +26,17 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(rows):
-    return models(measured(rows))
+    return models(measured(rows, WORKLOAD))
 
 
 def test_what_is_usable(rows):
-    found = measured(rows)
+    found = measured(rows, WORKLOAD)
     assert found.gpu == "NVIDIA H200" and set(found.heads) == set(synthetic.VARIANTS)
     assert {cell.status for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
     with pytest.raises(JobError, match="no row was measured on B300"):
-        measured(rows, "B300")
+        measured(rows, WORKLOAD, "B300")
     with pytest.raises(JobError, match="was measured on a GPU"):
-        measured(rows[rows.status == "skipped"])
+        measured(rows[rows.status == "skipped"], WORKLOAD)
 
 
 @pytest.mark.parametrize("variant", synthetic.VARIANTS)
@@ -76,20 +80,20 @@ def test_noise_shows_in_the_error_bar(tmp_path):
         for loss in synthetic.LOSSES
         for vocab, tp in synthetic.SIZES
     ]
-    model = models(measured(load(synthetic.write(noisy, tmp_path))))["triton_tp"]
+    model = models(measured(load(synthetic.write(noisy, tmp_path)), WORKLOAD))["triton_tp"]
     assert 0.1 < model.error("device_ms") < 1
 
 
 def test_too_few_cells_predict_nothing(tmp_path):
     few = [synthetic.cell("triton_tp", vocab, 4) for vocab in (32768, 65536)]
-    assert models(measured(load(synthetic.write(few, tmp_path)))) == {}
+    assert models(measured(load(synthetic.write(few, tmp_path)), WORKLOAD)) == {}
 
 
 def test_fits_tight_or_not():
     size = Size(4096, 131072, 4, "cross_entropy")
     assert size.inputs_gib == pytest.approx(0.25, rel=1e-3)
     assert Size(4096, 131072, 4, "reverse_kl").inputs_gib == 0.5
-    words = [verdict(size, Estimate(peak, 0.1), 10.25) for peak in (9.0, 10.0, 10.5, 11.5)]
+    words = [memory_verdict(size, Estimate(peak, 0.1), 10.25) for peak in (9.0, 10.0, 10.5, 11.5)]
     assert words == ["fits", "tight", "tight", "OOM"]
     assert free_gib(80, size) == 80 - RESERVE_GIB
     left = [free_gib(80, size, model) for model in MODELS.values()]
@@ -99,11 +103,11 @@ def test_fits_tight_or_not():
 
 def test_the_limit_is_where_it_stops_fitting(made):
     gather = made["pytorch_gather"]
-    tokens = most_tokens(gather, 131072, 4, "cross_entropy", 80, None)
+    tokens = most_tokens(gather, Size(vocab=131072, tp_size=4), 80, None)
     size = Size(tokens, 131072, 4, "cross_entropy")
     assert size.inputs_gib + gather(size).peak_gib.value == pytest.approx(78, rel=0.01)
-    assert most_tokens(made["triton_tp"], 131072, 4, "cross_entropy", 80, None) > 10 * tokens
-    assert most_tokens(gather, 131072, 1, "cross_entropy", 3, MODELS["405B"]) == 0
+    assert most_tokens(made["triton_tp"], Size(vocab=131072, tp_size=4), 80, None) > 10 * tokens
+    assert most_tokens(gather, Size(vocab=131072, tp_size=1), 3, MODELS["405B"]) == 0
 
 
 def test_for_a_sweep(made):
@@ -118,3 +122,8 @@ def test_for_a_sweep(made):
 def test_a_model_without_errors_is_unsure(made):
     bare = VariantModel("x", made["triton_tp"].cells, made["triton_tp"].fits)
     assert bare(Size(4096, 65536, 4, "cross_entropy")).time_ms.error == 1.0
+
+
+def test_a_workload_without_a_cost_model_gets_one_clear_message(rows):
+    with pytest.raises(JobError, match=r"tp_block has no cost model, .*\(workloads with one: entropy_loss\)"):
+        measured(rows, workloads()["tp_block"])

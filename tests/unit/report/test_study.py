@@ -17,10 +17,10 @@ SLOW = {"device_ms": 0.9, "fraction_of_floor": 0.14, "registers": 64, "spilled_b
 
 @pytest.fixture
 def caps(add):
-    add("triton_tp", 0.2, organisation="fused", block_cap="4096", **FAST)
-    add("triton_tp", 1.0, organisation="fused", block_cap="32768", **SLOW)
-    add("triton_tp", organisation="fused", block_cap="16384", status="oom", reason="no room")
-    add("triton_tp", 7.0, organisation="cached", block_cap="4096", interpreted=True, device="cpu", gpu_name=None)
+    add("triton_tp", 0.2, algorithm="two_reads", block_cap="4096", **FAST)
+    add("triton_tp", 1.0, algorithm="two_reads", block_cap="32768", **SLOW)
+    add("triton_tp", algorithm="two_reads", block_cap="16384", status="oom", reason="no room")
+    add("triton_tp", 7.0, algorithm="two_kernels", block_cap="4096", interpreted=True, device="cpu", gpu_name=None)
     add("pytorch_gather", 1.7, compile=True)
 
 
@@ -32,9 +32,9 @@ def test_a_line_for_each_cell(caps, frame):
     )  # fmt: skip
     lines = {line[3]: line[4:] for line in gpu.lines}
     assert lines == {
-        "triton_tp block_cap=4096 organisation=fused": ("ok", "1.00x", "0.200", "0.148", "85.7%", "40", "0", "50.0%"),
-        "triton_tp block_cap=16384 organisation=fused": ("oom", *"-------"),
-        "triton_tp block_cap=32768 organisation=fused": (
+        "triton_tp block_cap=4096 algorithm=two_reads": ("ok", "1.00x", "0.200", "0.148", "85.7%", "40", "0", "50.0%"),
+        "triton_tp block_cap=16384 algorithm=two_reads": ("oom", *"-------"),
+        "triton_tp block_cap=32768 algorithm=two_reads": (
             "ok",
             "6.08x",
             "1.000",
@@ -89,7 +89,7 @@ def test_what_cannot_be_shown(add, tmp_path, capsys, arguments, said):
 
 @pytest.mark.parametrize("form", ["text", "markdown", "csv"])
 def test_text_of_a_row_is_harmless(add, tmp_path, capsys, form):
-    add(HOSTILE, 1.0, organisation=HOSTILE)
+    add(HOSTILE, 1.0, algorithm=HOSTILE)
     assert main([str(tmp_path), "--study", "block_cap", "--format", form]) == 0
     printed = capsys.readouterr().out
     assert not {"\x1b", "\x07", "\u202e", "\r"} & set(printed)

@@ -21,7 +21,7 @@ from tpbench.results import read, upgrade
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import RowWarning, load
-from tpbench.results.schema import STATUSES, all_columns
+from tpbench.results.schema import SCHEMA_VERSION, STATUSES, all_columns
 from tpbench.results.upgrade import Upgrade
 from tpbench.results.write import write_row
 
@@ -254,9 +254,12 @@ def test_an_older_version(tmp_path, row, monkeypatch):
 def test_a_newer_version(tmp_path):
     table = pa.table({"row_id": ["a"], "time_ms": [3.0], "warp": [1], "vocab": [[1]]})
     for index in range(3):
-        pq.write_table(table.replace_schema_metadata({"tpbench.schema_version": "2"}), tmp_path / f"new{index}.parquet")
+        pq.write_table(
+            table.replace_schema_metadata({"tpbench.schema_version": str(SCHEMA_VERSION + 1)}),
+            tmp_path / f"new{index}.parquet",
+        )
     frame, said = complaints(tmp_path)
-    assert len(said) == 1 and "new0.parquet and 2 more: written by a newer tpbench (schema 2" in said[0]
+    assert len(said) == 1 and "new0.parquet and 2 more: written by a newer tpbench (schema 3" in said[0]
     assert frame.time_ms.tolist() == [3.0]
     assert "warp" not in frame and frame.vocab.isna().all()
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt, abandon
 from tpbench.launcher.display import Display
-from tpbench.launcher.options import Conduct
+from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.arrays import parts
@@ -31,7 +31,7 @@ SETTLE_S = 10.0
 class Slurm:
     """Runs cells as jobs of a Slurm cluster."""
 
-    def __init__(self, settings: SlurmSettings, how: Conduct) -> None:
+    def __init__(self, settings: SlurmSettings, how: SweepOptions) -> None:
         if how.retries and not how.wait:
             raise JobError("retries needs wait=true: a sweep that leaves sees no job fail")
         of_one_host = {"order": "interleaved", "reuse": True, "parallel": "auto"}

@@ -96,7 +96,7 @@ def _names(cells: Iterable[Identity]) -> dict[Identity, str]:
         for name, value in cell:
             seen[name].add(value)
     always = {"vocab", "tp_size"}
-    plain = {(option.name, option.neutral) for workload in workloads().values() for option in workload.options}
+    plain = {option for workload in workloads().values() for option in workload.option_defaults.items()}
     first = ("workload", "loss", "dtype", "tokens", "vocab", "tp_size")
     names = {}
     for cell in cells:

@@ -95,7 +95,7 @@ def _section(section: Section, metric_name: str, salt: str, with_plots: bool) ->
     if made := tables.failures(section):
         parts += ["<h3>Failed cells</h3>", made]
     for name, study in (known.studies if (known := workloads().get(section.workload)) else {}).items():
-        if not study.over or len({record[study.over] for _, _, record in cells(section)} - {None}) > 1:
+        if not study.option or len({record[study.option] for _, _, record in cells(section)} - {None}) > 1:
             parts += [f"<h3>Study: {text(name)}</h3>", paragraph(study.question), tables.study(section, name, study)]
     parts += ["<h3>Every cell</h3>", folded("All numbers of every cell", tables.every_cell(section))]
     return parts

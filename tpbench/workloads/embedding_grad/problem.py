@@ -118,9 +118,9 @@ WORKLOAD = Workload(
         **{f"{phase}_ms": f"the phase {phase} alone: device time on GPUs but for counts, ms" for phase in PHASES},
     },
     options=(
-        Option("merge", neutral="triton", drop=True),
-        Option("pinned", neutral=True, drop=True),
-        Option("transfers", neutral="early", drop=True),
+        Option("merge", ignorable=True),
+        Option("pinned", ignorable=True),
+        Option("transfers", ignorable=True),
     ),
     metrics={
         "exposed_ms": -1,
@@ -136,5 +136,5 @@ WORKLOAD = Workload(
         sections=("dtype", "overlap_ms"),
         derived={"density": expected_density},
     ),
-    forgets=True,
+    reusable_process=True,
 )

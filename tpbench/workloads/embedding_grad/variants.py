@@ -17,14 +17,14 @@ def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
     return "torch adds no sparse tensors in float16" if problem.dtype == "float16" else None
 
 
-@WORKLOAD.variant("reduce_scatter_tensor of the whole table", takes={"transfers"})
+@WORKLOAD.variant("reduce_scatter_tensor of the whole table", options={"transfers"})
 def dense_reduce_scatter(problem: EmbeddingGrad, place: Any) -> Any:
     from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
 
     return DenseReduceScatter(place.inputs, place.wire)
 
 
-@WORKLOAD.variant("all_reduce of the whole table, of which each rank uses its slice", takes={"transfers"})
+@WORKLOAD.variant("all_reduce of the whole table, of which each rank uses its slice", options={"transfers"})
 def dense_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
     from tpbench.workloads.embedding_grad.dense import DenseAllReduce
 
@@ -33,9 +33,9 @@ def dense_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows to their owners; row numbers known on the CPU before the forward pass",
-    takes={"merge", "pinned", "transfers"},
-    needs=("triton",),
-    no_graph=NO_GRAPH,
+    options={"merge", "pinned", "transfers"},
+    requires=("triton",),
+    no_graph_reason=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
 def sparse_all_to_all(problem: EmbeddingGrad, place: Any) -> Any:
@@ -49,9 +49,9 @@ def sparse_all_to_all(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows to their owners; row numbers found on the GPU, for which the host waits",
-    takes={"merge", "transfers"},
-    needs=("triton",),
-    no_graph=NO_GRAPH,
+    options={"merge", "transfers"},
+    requires=("triton",),
+    no_graph_reason=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
 def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
@@ -64,10 +64,10 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows into their owners' memory by one kernel over NVLink; one node",
-    takes={"pinned", "transfers"},
-    needs=("triton",),
-    needs_cuda=True,
-    no_graph=NO_GRAPH,
+    options={"pinned", "transfers"},
+    requires=("triton",),
+    requires_cuda=True,
+    no_graph_reason=NO_GRAPH,
     uses_triton=True,
 )
 def sparse_symmetric(problem: EmbeddingGrad, place: Any) -> Any:
@@ -86,9 +86,9 @@ def sparse_symmetric(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows to everybody: the coalesced COO tensor all-gathered",
-    takes={"merge", "pinned", "transfers"},
-    needs=("triton",),
-    no_graph=NO_GRAPH,
+    options={"merge", "pinned", "transfers"},
+    requires=("triton",),
+    no_graph_reason=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
 def sparse_all_gather(problem: EmbeddingGrad, place: Any) -> Any:
@@ -102,10 +102,10 @@ def sparse_all_gather(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "torch's all_reduce of a sparse COO tensor",
-    takes={"transfers"},
-    no_graph=NO_GRAPH,
-    cpu_only="NCCL has no sparse all-reduce",
-    refuses=_no_sparse_half,
+    options={"transfers"},
+    no_graph_reason=NO_GRAPH,
+    cpu_only_reason="NCCL has no sparse all-reduce",
+    unsupported_reason=_no_sparse_half,
 )
 def torch_sparse_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
     from tpbench.workloads.embedding_grad.coo import TorchSparseAllReduce
@@ -116,9 +116,9 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
-    takes={"merge", "pinned", "transfers"},
-    needs=("triton",),
-    no_graph=NO_GRAPH,
+    options={"merge", "pinned", "transfers"},
+    requires=("triton",),
+    no_graph_reason=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
 def sparse_auto(problem: EmbeddingGrad, place: Any) -> Any:

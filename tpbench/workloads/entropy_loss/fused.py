@@ -29,7 +29,7 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
             temperature=problem.temperature,
             block_cap=problem.block_cap,
             exchange=problem.exchange,
-            organisation=problem.organisation,
+            algorithm=problem.algorithm,
         )
         assert result.grad is not None
         last = result.how
@@ -38,7 +38,7 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     def columns() -> dict[str, Any]:
         if last is None:
             return {}
-        found: dict[str, Any] = {"organisation_used": last.organisation, "block_used": last.block}
+        found: dict[str, Any] = {"algorithm_used": last.algorithm, "block_used": last.block}
         made = worst(last.kernels, shard.device)
         if made is not None:
             found |= {

@@ -30,8 +30,8 @@ def _even_shards(problem: EntropyLoss, tp_size: int) -> str | None:
 
 @WORKLOAD.variant(
     "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()",
-    takes={"compute_dtype"},
-    refuses=_sharded_evenly,
+    options={"compute_dtype"},
+    unsupported_reason=_sharded_evenly,
 )
 def torch_loss_parallel(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import adapters
@@ -41,9 +41,9 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Any) -> Any:
 
 @WORKLOAD.variant(
     "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch",
-    needs=("quack",),
-    needs_cuda=True,
-    refuses=lambda problem, tp_size: "it is for one GPU" if tp_size > 1 else _labels_only(problem, tp_size),
+    requires=("quack",),
+    requires_cuda=True,
+    unsupported_reason=lambda problem, tp_size: "it is for one GPU" if tp_size > 1 else _labels_only(problem, tp_size),
 )
 def quack(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import adapters
@@ -53,8 +53,10 @@ def quack(problem: EntropyLoss, shard: Any) -> Any:
 
 @WORKLOAD.variant(
     "Megatron-LM's vocab_parallel_cross_entropy, in torch operations and fp32",
-    needs=("megatron",),
-    refuses=lambda problem, tp_size: "it needs a group of ranks" if tp_size == 1 else _even_shards(problem, tp_size),
+    requires=("megatron",),
+    unsupported_reason=lambda problem, tp_size: (
+        "it needs a group of ranks" if tp_size == 1 else _even_shards(problem, tp_size)
+    ),
 )
 def megatron(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import adapters
@@ -64,10 +66,10 @@ def megatron(problem: EntropyLoss, shard: Any) -> Any:
 
 @WORKLOAD.variant(
     "Liger's Triton kernel; the gradient takes the logits' memory (tp 1) or fp32 memory (tp > 1)",
-    takes={"compute_dtype"},
-    needs=("liger_kernel",),
-    needs_cuda=True,
-    refuses=_even_shards,
+    options={"compute_dtype"},
+    requires=("liger_kernel",),
+    requires_cuda=True,
+    unsupported_reason=_even_shards,
 )
 def liger(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import adapters

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tpbench.kernels.losses import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
+from tpbench.workloads.cost_model import CostModel
 
 
 @dataclass(frozen=True)
@@ -15,9 +17,7 @@ class EntropyLoss:
 
     tokens: int = setting(help="rows of logits per data-parallel replica", low=1)
     vocab: int = setting(help="columns of logits over all tensor-parallel ranks", low=1)
-    loss: Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"] = setting(
-        "cross_entropy", help="cross-entropy from labels, or a loss against target logits"
-    )
+    loss: Loss = setting("cross_entropy", help="cross-entropy from labels, or a loss against target logits")
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of logits, targets and gradient")
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     logits_scale: float = setting(1.0, help="factor on logits and target logits", low=1e-6)
@@ -25,8 +25,12 @@ class EntropyLoss:
     ignored: float = setting(0.0, help="share of rows whose label is ignored (cross_entropy)", low=0.0, high=1.0)
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
     exchange: Literal["auto", "nccl", "symmetric"] = setting("auto", help="how ranks exchange statistics (triton_tp)")
-    organisation: Literal["auto", "fused", "cached", "one_pass"] = setting(
-        "auto", help="one launch over the row twice, two with cached statistics, or one that reads once (triton_tp)"
+    algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = setting(
+        "auto",
+        help="one kernel that reads a row twice, two kernels with statistics between, or one that reads once "
+        "(triton_tp)",
+        former_name="organisation",
+        former_values={"fused": "two_reads", "cached": "two_kernels", "one_pass": "one_read"},
     )
     compile: bool = setting(False, help="through torch.compile")
     compute_dtype: Literal["float32", "logits"] = setting("float32", help="dtype in which gathered logits are used")
@@ -50,6 +54,12 @@ class EntropyLoss:
         return complaints
 
 
+def _cost_model() -> CostModel:
+    from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
+
+    return COST_MODEL
+
+
 WORKLOAD = Workload(
     name="entropy_loss",
     summary="entropy loss over a sharded vocabulary, forward and backward",
@@ -61,11 +71,11 @@ WORKLOAD = Workload(
         "temperature": "softens the target distribution only",
         "ignored": "share of rows whose label is ignored",
         "exchange": "how ranks exchange statistics (triton_tp)",
-        "organisation": "which organisation of the kernels was asked for (triton_tp)",
+        "algorithm": "requested algorithm of the kernels (triton_tp)",
         "compile": "whether through torch.compile",
         "compute_dtype": "dtype in which gathered logits are used (pytorch_gather)",
         "loss_identical": "whether all ranks had the same bits of every loss",
-        "organisation_used": "organisation of the kernels that ran: fused, cached or one_pass (triton_tp)",
+        "algorithm_used": "algorithm of the kernels that ran: two_reads, two_kernels or one_read (triton_tp)",
         "block_used": "columns a kernel's block really had (triton_tp)",
         "registers": "registers a thread, as compiled: most of the kernels that read the logits (triton_tp)",
         "spilled_bytes": "registers that did not fit, bytes a thread: most of those kernels (triton_tp)",
@@ -73,30 +83,30 @@ WORKLOAD = Workload(
         "occupancy": "share of a multiprocessor's warps that can be resident: least of those kernels (triton_tp)",
     },
     options=(
-        Option("block_cap", neutral="auto", drop=True),
-        Option("exchange", neutral="auto", drop=True),
-        Option("organisation", neutral="auto", drop=True),
-        Option("compile", neutral=False),
-        Option("compute_dtype", neutral="float32"),
+        Option("block_cap", ignorable=True),
+        Option("exchange", ignorable=True),
+        Option("algorithm", ignorable=True),
+        Option("compile"),
+        Option("compute_dtype"),
     ),
     pivot=Pivot(
         rows=("vocab", "tp_size", "shard"),
         sections=("loss", "dtype"),
         derived={"shard": lambda row: -(-row["vocab"] // row["tp_size"])},
     ),
-    shares=("occupancy",),
+    percentages=("occupancy",),
     studies={
         "block_cap": Study(
             "why is one block cap slow?",
-            over="block_cap",
-            best=("device_ms", "time_ms"),
-            shows=(
+            option="block_cap",
+            best_by=("device_ms", "time_ms"),
+            columns=(
                 "time_ms",
                 "device_ms",
                 "gb_per_s",
                 "fraction_of_floor",
                 "peak_gib",
-                "organisation_used",
+                "algorithm_used",
                 "block_used",
                 "registers",
                 "spilled_bytes",
@@ -105,5 +115,6 @@ WORKLOAD = Workload(
             ),
         )
     },
-    forgets=True,
+    cost_model=_cost_model,
+    reusable_process=True,
 )

@@ -7,23 +7,23 @@ from typing import Any
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 
 
-def _ours(problem: EntropyLoss, tp_size: int) -> str | None:
-    """What a kernel cannot be organised for, whatever the machine."""
-    if tp_size > 1 and problem.organisation == "fused":
-        return "organisation=fused makes loss and gradient in one launch: over ranks the exchange lies between them"
-    needed = {"cached": "nccl", "one_pass": "symmetric"}.get(problem.organisation, problem.exchange)
-    if tp_size > 1 and problem.exchange not in ("auto", needed):
-        return f"organisation={problem.organisation} over ranks is exchange={needed}, got exchange={problem.exchange}"
+def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
+    """Return why the kernels' algorithm cannot use the exchange over these ranks, or None if it can."""
+    if tp_size > 1 and problem.algorithm == "two_reads":
+        return "algorithm=two_reads makes loss and gradient in one kernel: over ranks the exchange lies between them"
+    exchange = {"two_kernels": "nccl", "one_read": "symmetric"}.get(problem.algorithm, problem.exchange)
+    if tp_size > 1 and problem.exchange not in ("auto", exchange):
+        return f"algorithm={problem.algorithm} over ranks is exchange={exchange}, got exchange={problem.exchange}"
     return None
 
 
 @WORKLOAD.variant(
     "our fused Triton kernels on the local shard; one exchange of a few scalars a row",
-    takes={"block_cap", "exchange", "organisation"},
-    needs=("triton",),
+    options={"block_cap", "exchange", "algorithm"},
+    requires=("triton",),
     uses_triton=True,
-    needs_cuda=lambda problem: problem.organisation == "one_pass" or problem.exchange == "symmetric",
-    refuses=_ours,
+    requires_cuda=lambda problem: problem.algorithm == "one_read" or problem.exchange == "symmetric",
+    unsupported_reason=_no_such_exchange,
 )
 def triton_tp(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import fused
@@ -31,7 +31,7 @@ def triton_tp(problem: EntropyLoss, shard: Any) -> Any:
     return fused.prepare(problem, shard)
 
 
-@WORKLOAD.variant("the same algorithm in torch operations (compile=true: torch.compile)", takes={"compile"})
+@WORKLOAD.variant("the same algorithm in torch operations (compile=true: torch.compile)", options={"compile"})
 def pytorch_tp_manual(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import manual
 
@@ -40,7 +40,7 @@ def pytorch_tp_manual(problem: EntropyLoss, shard: Any) -> Any:
 
 @WORKLOAD.variant(
     "all-gather the logits to the whole vocabulary, then torch's own loss (compile=true: torch.compile)",
-    takes={"compute_dtype", "compile"},
+    options={"compute_dtype", "compile"},
 )
 def pytorch_gather(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import gather

@@ -103,9 +103,9 @@ WORKLOAD = Workload(
         "timeline_lane": "traced step on rank 0: number of the stream (on a CPU: of the thread)",
     },
     options=(
-        Option("save_gathered", neutral=True, drop=True),
-        Option("signals", neutral="stream", drop=True),
-        Option("profile", neutral=False),
+        Option("save_gathered", ignorable=True),
+        Option("signals", ignorable=True),
+        Option("profile"),
     ),
     pivot=Pivot(rows=("hidden", "ffn", "tokens", "tp_size"), sections=("dtype", "part")),
     metrics={
@@ -122,12 +122,12 @@ WORKLOAD = Workload(
         "gemm_share": 0,
         "workspace_gib": -1,
     },
-    shares=("hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "gemm_share"),
+    percentages=("hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "gemm_share"),
     studies={
         "profile": Study(
             "what is a step made of, and how much of its communication is hidden?",
-            best=("device_ms", "time_ms"),
-            shows=(
+            best_by=("device_ms", "time_ms"),
+            columns=(
                 "time_ms",
                 "device_ms",
                 "forward_ms",
@@ -149,5 +149,5 @@ WORKLOAD = Workload(
             ),
         )
     },
-    forgets=True,
+    reusable_process=True,
 )

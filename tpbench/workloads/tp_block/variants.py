@@ -19,7 +19,7 @@ def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
     return _no_peers(problem, tp_size)
 
 
-@WORKLOAD.variant("the whole block on every rank, each for itself: the reference", takes={"profile"})
+@WORKLOAD.variant("the whole block on every rank, each for itself: the reference", options={"profile"})
 def block_no_tp(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
     from tpbench.workloads.tp_block.schedule import Alone
@@ -27,7 +27,9 @@ def block_no_tp(problem: TpBlock, place: Any) -> Any:
     return prepare(place, Alone())
 
 
-@WORKLOAD.variant("all-gather, product, reduce-scatter, one after the other", takes=_KEEPS, refuses=_no_peers)
+@WORKLOAD.variant(
+    "all-gather, product, reduce-scatter, one after the other", options=_KEEPS, unsupported_reason=_no_peers
+)
 def block_tp(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
     from tpbench.workloads.tp_block.schedule import Sequential
@@ -37,8 +39,8 @@ def block_tp(problem: TpBlock, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "overlap by hand: ring of sends beside products, products in pieces beside reduces",
-    takes=_KEEPS,
-    refuses=_not_in_pieces,
+    options=_KEEPS,
+    unsupported_reason=_not_in_pieces,
 )
 def block_tp_overlap(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
@@ -49,9 +51,9 @@ def block_tp_overlap(problem: TpBlock, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "torch's fused_all_gather_matmul and fused_matmul_reduce_scatter",
-    takes=_KEEPS,
-    needs_cuda=True,
-    refuses=_no_peers,
+    options=_KEEPS,
+    requires_cuda=True,
+    unsupported_reason=_no_peers,
 )
 def block_symm_mem(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block.fused import Fused
@@ -63,9 +65,9 @@ def block_symm_mem(problem: TpBlock, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "torch.compile with micro-pipelined tensor parallelism",
-    takes={"profile"},
-    needs_cuda=True,
-    refuses=_no_peers,
+    options={"profile"},
+    requires_cuda=True,
+    unsupported_reason=_no_peers,
 )
 def block_compile_async(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block import compiled
@@ -75,9 +77,9 @@ def block_compile_async(problem: TpBlock, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "copy engines move chunks through symmetric memory ahead of the products, which keep all SMs",
-    takes=_KEEPS | {"signals"},
-    needs_cuda=True,
-    refuses=_no_peers,
+    options=_KEEPS | {"signals"},
+    requires_cuda=True,
+    unsupported_reason=_no_peers,
 )
 def block_copy_engine(problem: TpBlock, place: Any) -> Any:
     from tpbench.comm.symmetric_buffers import Arena
@@ -90,8 +92,8 @@ def block_copy_engine(problem: TpBlock, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "for each operation the schedule that was fastest when tried, or one for all where the step is faster so",
-    takes=_KEEPS | {"signals"},
-    refuses=_no_peers,
+    options=_KEEPS | {"signals"},
+    unsupported_reason=_no_peers,
 )
 def block_auto(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block import auto

@@ -41,10 +41,10 @@ def _beyond_autotp(problem: TrainStep, tp_size: int) -> str | None:
 
 @WORKLOAD.variant(
     "DeepSpeed AutoTP by the model's own plan, ZeRO 0 to 2 over replicas",
-    takes=ALL | TENSOR_PARALLEL | {"zero_stage", "overlap"},
-    needs=("transformers", "deepspeed"),
+    options=ALL | TENSOR_PARALLEL | {"zero_stage", "overlap"},
+    requires=("transformers", "deepspeed"),
     uses_triton=_uses_triton,
-    refuses=_beyond_autotp,
+    unsupported_reason=_beyond_autotp,
 )
 def autotp(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step.autotp import prepare
@@ -54,10 +54,10 @@ def autotp(problem: TrainStep, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "torch's own: FSDP2 over replicas, DTensor with sequence parallelism within them",
-    takes=ALL | TENSOR_PARALLEL,
-    needs=("transformers",),
+    options=ALL | TENSOR_PARALLEL,
+    requires=("transformers",),
     uses_triton=_uses_triton,
-    refuses=_nothing_for_one,
+    unsupported_reason=_nothing_for_one,
 )
 def fsdp_dtensor(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step import mesh
@@ -67,11 +67,11 @@ def fsdp_dtensor(problem: TrainStep, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "fsdp_dtensor through torch.compile with async-TP: products in pieces beside their collectives",
-    takes=ALL | TENSOR_PARALLEL,
-    needs=("transformers",),
-    needs_cuda=True,
+    options=ALL | TENSOR_PARALLEL,
+    requires=("transformers",),
+    requires_cuda=True,
     uses_triton=_uses_triton,
-    refuses=_only_compiled_tensor_parallelism,
+    unsupported_reason=_only_compiled_tensor_parallelism,
 )
 def fsdp_dtensor_async(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step import mesh
@@ -81,10 +81,10 @@ def fsdp_dtensor_async(problem: TrainStep, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "no tensor parallelism: FSDP2, parameters sharded over replicas",
-    takes=ALL,
-    needs=("transformers",),
+    options=ALL,
+    requires=("transformers",),
     uses_triton=_uses_triton,
-    refuses=_no_tensor_parallelism,
+    unsupported_reason=_no_tensor_parallelism,
 )
 def fsdp(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step import mesh
@@ -94,10 +94,10 @@ def fsdp(problem: TrainStep, place: Any) -> Any:
 
 @WORKLOAD.variant(
     "no tensor parallelism: DistributedDataParallel, all of the model on every rank",
-    takes=ALL,
-    needs=("transformers",),
+    options=ALL,
+    requires=("transformers",),
     uses_triton=_uses_triton,
-    refuses=_no_tensor_parallelism,
+    unsupported_reason=_no_tensor_parallelism,
 )
 def ddp(problem: TrainStep, place: Any) -> Any:
     from tpbench.workloads.train_step import replicas

@@ -35,7 +35,7 @@ IN_FP32 = 2.0**-20
 
 def options(name: str) -> list[dict[str, Any]]:
     """What a variant can be told."""
-    takes = WORKLOAD.variants[name].takes
+    takes = WORKLOAD.variants[name].options
     return [{"merge": merge} for merge in ("triton", "index_add")] if "merge" in takes else [{}]
 
 
@@ -49,9 +49,9 @@ def cells(name: str) -> list[EmbeddingGrad]:
     ]
     found.append(problem(distribution="fixed", tokens=101, accumulate=1))  # every row of every rank
     variant = WORKLOAD.variants[name]
-    unused = {each.name: each.neutral for each in WORKLOAD.options if each.name not in variant.takes}
+    unused = {name: value for name, value in WORKLOAD.option_defaults.items() if name not in variant.options}
     different = dict.fromkeys(replace(cell, **unused) for cell in found)
-    return [cell for cell in different if variant.refuses(cell, 1) is None]
+    return [cell for cell in different if variant.unsupported_reason(cell, 1) is None]
 
 
 def everything_right(here: Rank, name: str) -> int:

@@ -24,13 +24,13 @@ def cells(name: str, tp_size: int) -> list[EntropyLoss]:
     found += [problem(ignored=share, seed=3, logits_scale=scale) for share in (0.4, 1.0) for scale in (1.0, 1.3)]
     found += [problem(vocab=996, dtype=dtype) for dtype in DTYPES]  # for those that need shards of one size
     found += [problem(loss=loss, logits_scale=0.7, temperature=1.9) for loss in LOSSES[1:]]
-    if "block_cap" in variant.takes:
+    if "block_cap" in variant.options:
         found.append(problem(loss="forward_kl", vocab=9000, tokens=3, block_cap=4096))
-    if "compute_dtype" in variant.takes:
+    if "compute_dtype" in variant.options:
         found += [
             problem(loss=loss, dtype=dtype, compute_dtype="logits") for loss, dtype in itertools.product(LOSSES, DTYPES)
         ]
-    return [cell for cell in found if variant.refuses(cell, tp_size) is None]
+    return [cell for cell in found if variant.unsupported_reason(cell, tp_size) is None]
 
 
 def run(here: Rank | None, name: str) -> list[tuple[EntropyLoss, Verdict]]:
@@ -46,10 +46,10 @@ def run(here: Rank | None, name: str) -> list[tuple[EntropyLoss, Verdict]]:
 @pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
 def test_it_is_right(name: str, tp_size: int) -> None:
     variant = WORKLOAD.variants[name]
-    for package in variant.needs:
+    for package in variant.requires:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
-    if (variant.needs_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
+    if (variant.requires_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
         pytest.skip("needs GPUs")
     if not cells(name, tp_size):
         pytest.skip("refuses all of it")
@@ -114,13 +114,13 @@ def test_what_it_must_move() -> None:
 
 
 def test_the_columns_of_a_verdict() -> None:
-    cell = problem(vocab=9000, tokens=2, block_cap=4096, organisation="cached")
+    cell = problem(vocab=9000, tokens=2, block_cap=4096, algorithm="two_kernels")
     session = setup(cell, WORKLOAD.variants["triton_tp"], context())
     with pytest.raises(RuntimeError, match="run step"):
         session.check()
     session.step()
     columns: dict[str, Any] = session.check().columns
-    assert (columns["block_used"], columns["organisation_used"]) == (4096, "cached")
+    assert (columns["block_used"], columns["algorithm_used"]) == (4096, "two_kernels")
     assert {"loss_value", "loss_error", "grad_error", "loss_identical"} <= columns.keys()
 
 

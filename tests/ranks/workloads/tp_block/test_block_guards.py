@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.ranks.workloads.tp_block.test_block_variants import differences, passed
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, place, problem
-from tpbench.job import JobError, parse_job, refusal
+from tpbench.job import JobError, parse_job, unsupported_reason
 from tpbench.workloads.tp_block import WORKLOAD, auto, bench, counts, oracle
 from tpbench.workloads.tp_block.copy_engine import CopyEngine
 from tpbench.workloads.tp_block.exposure import Collectives
@@ -50,12 +50,14 @@ def test_sizes_that_do_not_divide_are_errors_before_a_launch(changes: dict[str, 
 
 def test_what_a_variant_cannot_do_is_refused_with_the_reason() -> None:
     odd = {**TINY, "tokens": 8, "tp_size": 4}
-    assert "tokens=8 must divide by tp_size^2=16" in str(refusal(parse_job({"variant": "block_tp_overlap", **odd})))
-    assert refusal(parse_job({"variant": "block_tp", **odd})) is None
+    assert "tokens=8 must divide by tp_size^2=16" in str(
+        unsupported_reason(parse_job({"variant": "block_tp_overlap", **odd}))
+    )
+    assert unsupported_reason(parse_job({"variant": "block_tp", **odd})) is None
     alone = {**TINY, "tp_size": 1}
-    assert refusal(parse_job({"variant": "block_no_tp", **alone})) is None
+    assert unsupported_reason(parse_job({"variant": "block_no_tp", **alone})) is None
     for name in WORKLOAD.variants.keys() - {"block_no_tp"}:
-        assert "block_no_tp is that" in str(refusal(parse_job({"variant": name, **alone})))
+        assert "block_no_tp is that" in str(unsupported_reason(parse_job({"variant": name, **alone})))
     # Heads are no matter of the bare linears.
     assert parse_job({"variant": "block_tp", **TINY, "tp_size": 8, "part": "mlp"}).problem.part == "mlp"
 

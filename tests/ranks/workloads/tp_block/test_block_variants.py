@@ -28,7 +28,7 @@ def on(*numbers: int) -> list[Any]:
     ]
 
 
-HERE = sorted(name for name, each in WORKLOAD.variants.items() if torch.cuda.is_available() or not each.needs_cuda)
+HERE = sorted(name for name, each in WORKLOAD.variants.items() if torch.cuda.is_available() or not each.requires_cuda)
 one_process = functools.cache(one_process)
 
 
@@ -36,10 +36,10 @@ def cells(name: str) -> list[TpBlock]:
     """Every part, keeping what was gathered or not; keys and values shared by heads or not; rounded dtypes."""
     if name == "block_compile_async":
         return [problem(dtype="bfloat16", tokens=48)]  # each takes a compiler half a minute
-    keeps = (True, False) if "save_gathered" in WORKLOAD.variants[name].takes else (True,)
+    keeps = (True, False) if "save_gathered" in WORKLOAD.variants[name].options else (True,)
     found = [problem(part=part, save_gathered=keep) for part in PARTS for keep in keeps]
     found += [problem(kv_heads=8), problem(dtype="float32", seed=3), problem(dtype="bfloat16", tokens=48)]
-    return found + [problem(signals="kernel")] * ("signals" in WORKLOAD.variants[name].takes)
+    return found + [problem(signals="kernel")] * ("signals" in WORKLOAD.variants[name].options)
 
 
 def passed(cell: TpBlock, prepared: Prepared) -> Result:

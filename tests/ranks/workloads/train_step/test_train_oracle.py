@@ -9,9 +9,9 @@ import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import context, forget_groups, problem
-from tpbench.job import Measure
 from tpbench.measure.run import run as measure
 from tpbench.measure.session import Context
+from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
 
@@ -41,7 +41,7 @@ def measured(
         return norm * 1.1 if spoil == "norm" else norm * float("nan") if spoil == "nan" else norm
 
     trainer.accumulate, trainer.update = spoiled_accumulate, spoiled_update
-    verdict, columns = measure(session, place, Measure(), 10.0, lambda what: None)
+    verdict, columns = measure(session, place, MeasureSettings(), 10.0, lambda what: None)
     return verdict.wrong, columns | verdict.columns, count[0]
 
 

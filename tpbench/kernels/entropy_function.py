@@ -12,17 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels import _checks, one_pass, symmetric, two_pass
+from tpbench.kernels.losses import LOSSES, Loss
 from tpbench.kernels.one_pass import form
 from tpbench.kernels.two_pass import INTERPRETED, all_gather, block_for, launching
-
-Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"]
 
 
 @dataclass(frozen=True)
 class How:
     """What ran."""
 
-    organisation: Literal["fused", "cached", "one_pass"]
+    algorithm: Literal["two_reads", "two_kernels", "one_read"]
     block: int
     """Columns of the kernels' block."""
     bytes_sent: int = 0
@@ -62,7 +61,7 @@ def entropy_loss(
     grad_scale: float = 1.0,
     block_cap: int | Literal["auto"] = "auto",
     exchange: Literal["auto", "nccl", "symmetric"] = "auto",
-    organisation: Literal["auto", "fused", "cached", "one_pass"] = "auto",
+    algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = "auto",
 ) -> EntropyLossResult:
     """The loss of each row and, in the same go, the gradient with respect to the local logits.
 
@@ -115,18 +114,18 @@ def entropy_loss(
             kernel of one pass fits (label_smoothing, a grad to accumulate into, targets of another dtype, very long
             rows, a rank with far more than its share) two do it, whatever is asked for; with vocab_start and vocab_size
             given ranks do not know each other's columns, and one with too many raises. On one rank nothing is
-            exchanged: "nccl" is the fused organisation there, the others one_pass where it fits.
-        organisation: of the kernels. "fused": one launch, whose programs go over their row twice, for its statistics
-            and for its gradient; on one rank only. "cached": two, the first of which stores each row's statistics, so
-            that the second reads the logits once. "one_pass": one persistent kernel that reads each logit once in all;
-            over several ranks it is exchange="symmetric". "auto": as exchange says.
+            exchanged: "nccl" is algorithm two_reads there, the others are one_read where it fits.
+        algorithm: "two_reads": one kernel whose programs read their row twice, for its statistics and for its
+            gradient; on one rank only. "two_kernels": the first kernel stores each row's statistics, so that the second
+            reads the logits once. "one_read": one persistent kernel that reads each logit once in all; over several
+            ranks it needs exchange="symmetric". "auto": the exchange decides.
 
     A row whose logits are -inf throughout has no softmax: its loss and gradient are NaN. A weight on a probability of
     zero makes the loss infinite, as it should, and reverse_kl's gradient then is NaN.
 
     Raises:
-        TypeError, ValueError: naming the argument that is wrong and what would be right, also where an organisation
-            that was asked for by name cannot do it.
+        TypeError, ValueError: naming the argument that is wrong and what would be right, also if an algorithm that
+            was asked for by name cannot do it.
         RuntimeError: logits on a CPU and not in the interpreter; exchange="symmetric" where it is not available; a
             rank whose peer did not answer an earlier call (that call's loss is NaN).
     """
@@ -143,7 +142,7 @@ def entropy_loss(
     if loss != "cross_entropy" and label_smoothing:
         raise ValueError(f"label_smoothing smooths labels: it must be 0 for loss={loss!r}, got {label_smoothing}")
     world_size, rank = (1, 0) if group is None else (group.size(), group.rank())
-    _checks.organisation(organisation, exchange, world_size)
+    _checks.algorithm(algorithm, exchange, world_size)
 
     logits, target = logits.detach(), target.detach()
     if loss == "cross_entropy":
@@ -154,7 +153,9 @@ def entropy_loss(
     share = -(-size // world_size)
     out = _output(logits, grad)
     row_loss = torch.empty(rows, dtype=torch.float32, device=device)
-    two: Literal["fused", "cached"] = "cached" if organisation == "cached" or world_size > 1 else "fused"
+    two: Literal["two_reads", "two_kernels"] = (
+        "two_kernels" if algorithm == "two_kernels" or world_size > 1 else "two_reads"
+    )
     if rows == 0:
         nothing = row_loss if reduction == "none" else row_loss.sum()
         return EntropyLossResult(nothing, row_loss, out, How(two, block_for(columns, block_cap, loss, two, share)))
@@ -162,7 +163,7 @@ def entropy_loss(
     labels_mean = loss == "cross_entropy" and reduction == "mean"
     mean = 1.0 / rows if reduction == "mean" and not labels_mean else 1.0
     valid = min(max(size - start, 0), columns)
-    peers = _peers(organisation, exchange, group, world_size, device)
+    peers = _peers(algorithm, exchange, group, world_size, device)
     if peers is not None:
         prepared = one_pass.prepare(
             form(logits), form(target), None if out is None else form(out), device.index, loss=loss, valid=valid,
@@ -180,10 +181,12 @@ def entropy_loss(
                     prepared, logits, target, out, row_loss, total, workspace, logits_scale=logits_scale,
                     temperature=temperature, z_loss=z_loss, grad_scale=grad_scale * mean, loss_scale=mean,
                 )  # fmt: skip
-            how = How("one_pass", prepared.tiling.block, prepared.bytes_sent, (kernel,))
+            how = How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,))
             return EntropyLossResult(row_loss if total is None else total, row_loss, out, how)
-        if organisation == "one_pass":
-            raise ValueError(f"organisation='one_pass' cannot do this: {prepared}; use 'auto', 'cached' or 'fused'")
+        if algorithm == "one_read":
+            raise ValueError(
+                f"algorithm='one_read' cannot do this: {prepared}; use 'auto', 'two_kernels' or 'two_reads'"
+            )
 
     block = block_for(columns, block_cap, loss, two, share)
     with launching(device):
@@ -202,7 +205,7 @@ def _check(
     ignore_index: Any, block_cap: Any, exchange: Any, grad: Any,
 ) -> None:  # fmt: skip
     _checks.matrix("logits", logits)
-    _checks.choice("loss", loss, _checks.LOSSES)
+    _checks.choice("loss", loss, LOSSES)
     _checks.choice("reduction", reduction, _checks.REDUCTIONS)
     _checks.choice("exchange", exchange, _checks.EXCHANGES)
     _checks.target(target, logits, loss)
@@ -224,13 +227,13 @@ def _check(
 
 
 def _peers(
-    organisation: str, exchange: str, group: dist.ProcessGroup | None, world_size: int, device: torch.device
+    algorithm: str, exchange: str, group: dist.ProcessGroup | None, world_size: int, device: torch.device
 ) -> symmetric.PeerWorkspace | str | None:
     """The group's workspace; a word where no rank is needed; None where two kernels do the work."""
-    asked = "organisation='one_pass'" if organisation == "one_pass" else "exchange='symmetric'"
-    if organisation in ("fused", "cached") or (exchange == "nccl" and organisation == "auto"):
+    asked = "algorithm='one_read'" if algorithm == "one_read" else "exchange='symmetric'"
+    if algorithm in ("two_reads", "two_kernels") or (exchange == "nccl" and algorithm == "auto"):
         return None
-    named = organisation == "one_pass" or exchange == "symmetric"
+    named = algorithm == "one_read" or exchange == "symmetric"
     if INTERPRETED:
         if named:
             raise RuntimeError(f"{asked} needs CUDA devices, not Triton's interpreter")

@@ -1,0 +1,74 @@
+"""Interface of a workload's cost model: `tpbench.predict` fits it to measured rows.
+
+A cost model names terms that each have a meaning, such as the bytes of a shard. It knows no row format and no fitting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+
+class ProblemSize(Protocol):
+    """The part of a problem that its cost depends on: a frozen dataclass. `str(size)` describes it in one line.
+
+    Every field has a default, and is an option of `scripts/predict.py`. Its help is that of the problem's field.
+    """
+
+    @property
+    def tokens(self) -> int:
+        """Rows per data-parallel replica."""
+
+    @property
+    def tp_size(self) -> int:
+        """Tensor-parallel ranks."""
+
+    @property
+    def kind(self) -> str:
+        """Problems of one kind share coefficients. A kind without measured rows cannot be predicted."""
+
+    @property
+    def inputs_gib(self) -> float:
+        """Memory of one rank's inputs, in GiB."""
+
+
+Terms: TypeAlias = Callable[[Any], Mapping[str, float]]
+"""Return the terms of a cost by name, for a `ProblemSize`. A fit multiplies each with a coefficient that is not
+negative."""
+TimeTerms: TypeAlias = Callable[[Any, float], Mapping[str, float]]
+"""The same for a time, given also the bytes that a rank sends. Names of communication terms start with `collective`."""
+
+
+@dataclass(frozen=True)
+class FeasibilityPlot:
+    """Axes of `predict.py --picture`: the most tokens that fit into a GPU."""
+
+    variants: tuple[str, ...]
+    """The first must have been measured."""
+    x: tuple[str, tuple[int, ...]]
+    """A field of the size and its values, each a multiple of 1024."""
+    lines: tuple[str, tuple[int, ...]]
+    """A field of the size and at most four values: one line for each."""
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The terms of the time, memory and communication of one workload's iteration."""
+
+    size: type
+    """A `ProblemSize`."""
+    size_of: Callable[[Mapping[str, Any]], Any | None]
+    """Return the size of a row or of a job's flat fields, or None if one is missing or unknown."""
+    time_terms: tuple[TimeTerms, ...]
+    """Alternatives: the one that fits a variant best is used."""
+    memory_terms: Terms
+    """Terms of the extra peak memory."""
+    sent_terms: Terms
+    """Terms of the bytes that the busiest rank sends. No terms: nothing is sent."""
+    tuning_options: tuple[str, ...] = ()
+    """Options that tune a kernel. A row that sets one is not fitted. A job that sets one is predicted as if it did
+    not."""
+    interpreter_core_s: Callable[[Any], float] = lambda size: 0.0
+    """Return the seconds that Triton's interpreter takes for one rank's pass on one CPU core."""
+    plot: FeasibilityPlot | None = None
