@@ -43,7 +43,7 @@ class FixedStopwatch:
         run()
         return 1.0
 
-    def in_turns(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
         return [[self.ms(*each)] for each in timed]
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tpbench.comm import collectives
-from tpbench.measure.stopwatch import nothing
+from tpbench.measure.stopwatch import do_nothing
 
 
 class Noted(TorchDispatchMode):
@@ -62,11 +62,11 @@ class Pretended:
     def __init__(self, alone: Mapping[str, float], in_turns: Mapping[str, list[float]]) -> None:
         self.alone, self.turns = alone, in_turns
 
-    def ms(self, run: Callable[[], None], restore: Callable[[], None] = nothing) -> float:
+    def ms(self, run: Callable[[], None], restore: Callable[[], None] = do_nothing) -> float:
         restore()
         return self.alone[what(run)]
 
-    def in_turns(self, *timed: tuple[Callable[[], None], Callable[[], None]]) -> list[list[float]]:
+    def interleaved_ms(self, *timed: tuple[Callable[[], None], Callable[[], None]]) -> list[list[float]]:
         found = []
         for run, restore in timed:
             restore()

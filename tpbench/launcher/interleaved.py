@@ -17,7 +17,7 @@ from tpbench.job import Job
 from tpbench.launcher.attempt import Attempt, Outcome
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.warm import WarmJob
-from tpbench.measure.interleaving import FOLDER, TurnGiver, Wants
+from tpbench.measure.interleaving import FOLDER, InterleavingQueue, RoundRequest
 
 
 def problem_of(job: Job) -> tuple[tuple[str, Any], ...]:
@@ -31,15 +31,15 @@ class Seat:
     """A cell at work."""
 
     job: WarmJob
-    turns: TurnGiver | None = None
+    turns: InterleavingQueue | None = None
     """None of a cell that is measured alone after all."""
     left_s: float = 0.0
     """Of its timeout, while it waits: only its own turns count."""
 
     @property
-    def wants(self) -> Wants | None:
+    def wants(self) -> RoundRequest | None:
         """What it asked for, or None while it has its turn."""
-        return self.turns.asked() if self.turns else None
+        return self.turns.pending_request() if self.turns else None
 
     def pause(self) -> None:
         """Its turn is over."""
@@ -49,7 +49,7 @@ class Seat:
         """Its turn begins."""
         assert self.turns is not None
         self.job.deadline = time.monotonic() + self.left_s
-        self.turns.give(last)
+        self.turns.grant(last)
 
 
 class Interleaved:
@@ -103,10 +103,10 @@ class Interleaved:
         """Who has the next turn, each time that nobody has it."""
         for number, cell in enumerate(self.cells):
             yield self._set_up(number, cell)
-        while any(seat.wants == Wants.MORE for seat in self.seats):
+        while any(seat.wants == RoundRequest.MORE for seat in self.seats):
             order = list(self.seats)
             for seat in (*order, *reversed(order)):
-                if seat in self.seats and seat.wants != Wants.NO_MORE:
+                if seat in self.seats and seat.wants != RoundRequest.NO_MORE:
                     seat.resume(last=False)
                     yield seat
         for seat in list(self.seats):
@@ -123,7 +123,7 @@ class Interleaved:
             interleaved=f"{attempt.folder.parent.name}-{first}-{attempt.row.known['tries']}",
             interleaved_cells=len(self.cells),
         )
-        turns = TurnGiver(attempt.folder / FOLDER)
+        turns = InterleavingQueue(attempt.folder / FOLDER)
         self.seats.append(Seat(self.submit(attempt, number), turns))
         return self.seats[-1]
 

@@ -22,7 +22,7 @@ from tpbench.handover.rescue import rescue_folder
 from tpbench.handover.task import CellRow
 from tpbench.launcher.failure import EXIT_CROWDED, EXIT_PEER_LOST
 from tpbench.launcher.process import die_with_parent, parent_is_of
-from tpbench.measure.interleaving import FOLDER, TurnTaker
+from tpbench.measure.interleaving import FOLDER, InterleavedRank
 from tpbench.results.write import RowExists
 from tpbench.worker.reuse import Residence
 
@@ -90,7 +90,7 @@ def _measure(row: CellRow, meeting: str, residence: Residence, folder: Path) -> 
             world_size=job.world_size,
         )
     residence.settled()
-    _measure_in(row, device, residence.jobs, TurnTaker(folder / FOLDER) if row.known.get("interleaved") else None)
+    _measure_in(row, device, residence.jobs, InterleavedRank(folder / FOLDER) if row.known.get("interleaved") else None)
     obstacle = residence.ends_because(device)
     say(f"done; this process ends: {obstacle}" if obstacle else "done; this process may have another job")
     stays = torch.tensor(not obstacle, dtype=torch.int32)
@@ -98,7 +98,7 @@ def _measure(row: CellRow, meeting: str, residence: Residence, folder: Path) -> 
     return bool(stays)
 
 
-def _measure_in(row: CellRow, device: Any, jobs_before: int, turns: TurnTaker | None) -> None:
+def _measure_in(row: CellRow, device: Any, jobs_before: int, turns: InterleavedRank | None) -> None:
     """The cell, within the process group. Nothing refers to its tensors afterwards."""
     import torch
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tpbench.measure.stopwatch import nothing
+from tpbench.measure.stopwatch import do_nothing
 from tpbench.workloads.tp_block.exposure import Operation, backward, forward
 from tpbench.workloads.tp_block.linears import Linear
 from tpbench.workloads.tp_block.prepared import Place, Prepared, prepare
@@ -78,7 +78,9 @@ class Chooser:
         return self.schedules[self.chosen[key]]
 
     def _best(self, ways: Mapping[str, Callable[[], None]], iterations: int | None = None) -> str:
-        taken = self.place.stopwatch.in_turns(*((way, nothing) for way in ways.values()), iterations=iterations)
+        taken = self.place.stopwatch.interleaved_ms(
+            *((way, do_nothing) for way in ways.values()), iterations=iterations
+        )
         if self.place.inputs.device.type == "cuda":
             torch.cuda.empty_cache()
         return pick(dict(zip(ways, map(median, taken), strict=True)))

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.measure.stopwatch import Stopwatch, difference, nothing
+from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
 from tpbench.workloads.tp_block import operations
 from tpbench.workloads.tp_block.inputs import Inputs
 from tpbench.workloads.tp_block.linears import Linear
@@ -43,12 +43,12 @@ def measure(
         bare.zero_grad(set_to_none=True)
         prepared.x.grad = None
 
-    whole, bare_step = stopwatch.in_turns((step, release_step), (without, release))
+    whole, bare_step = stopwatch.interleaved_ms((step, release_step), (without, release))
     release_step()
     release()
     collectives = Collectives(inputs)
     communication_ms = stopwatch.ms(collectives.run)
-    exposed_ms = difference(whole, bare_step)
+    exposed_ms = paired_difference(whole, bare_step)
     found = {
         "compute_ms": median(bare_step),
         "communication_ms": communication_ms,
@@ -99,8 +99,8 @@ def _by_direction(
     silent = Silent(inputs.rank, inputs.size)
     for linear in inputs.problem.linears:
         run, schedule = forward(inputs, linear), prepared.plan(linear).forward
-        mine, bare = stopwatch.in_turns((partial(run, schedule), nothing), (partial(run, silent), nothing))
-        exposed[linear.kind].append(difference(mine, bare))
+        mine, bare = stopwatch.interleaved_ms((partial(run, schedule), do_nothing), (partial(run, silent), do_nothing))
+        exposed[linear.kind].append(paired_difference(mine, bare))
     alone = {"column": stopwatch.ms(collectives.gather), "row": stopwatch.ms(collectives.scatter)}
     names = {"column": "gather_hidden", "row": "scatter_hidden"}
     return {names[kind]: 1 - sum(each) / (len(each) * alone[kind]) for kind, each in exposed.items() if each}

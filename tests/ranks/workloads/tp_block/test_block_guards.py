@@ -235,7 +235,7 @@ class Pretended:
         self.of_operation, self.of_step, self.names = of_operation, of_step, names
         self.tried: list[int] = []
 
-    def in_turns(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
         for run, _ in timed:
             run()
         if iterations is None:
