@@ -13,9 +13,9 @@ from torch.nn import functional
 from tests.support.ranks import Rank
 from tpbench.measure.session import Context
 from tpbench.workloads.tp_block import TpBlock
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.oracle import Result
-from tpbench.workloads.tp_block.prepared import Place
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.oracle import BlockResult
+from tpbench.workloads.tp_block.prepared import BlockContext
 
 PARTS = ("block", "mlp", "column", "row")
 
@@ -47,21 +47,21 @@ class FixedStopwatch:
         return [[self.ms(*each)] for each in timed]
 
 
-def place(here: Rank, cell: TpBlock, group: dist.ProcessGroup | None = None) -> Place:
+def place(here: Rank, cell: TpBlock, group: dist.ProcessGroup | None = None) -> BlockContext:
     """What a variant is prepared with."""
     stopwatch: Any = FixedStopwatch()
-    return Place(cell, Inputs(cell, context(here, group=group)), stopwatch)
+    return BlockContext(cell, BlockInputs(cell, context(here, group=group)), stopwatch)
 
 
-def one_process(cell: TpBlock) -> Result:
+def one_process(cell: TpBlock) -> BlockResult:
     """The problem on full weights without any of the workload's layers, by torch's autograd, in its dtype."""
-    inputs = Inputs(cell, context())
+    inputs = BlockInputs(cell, context())
     weights = {name: each.requires_grad_() for name, each in inputs.weights_of(0, 1).items()}
     x = inputs.x(0, 1).requires_grad_()
     y = forward(cell, weights, x)
     y.backward(inputs.grad(0, 1))
     assert x.grad is not None
-    return Result(y.detach(), x.grad, {name: each.grad for name, each in weights.items() if each.grad is not None})
+    return BlockResult(y.detach(), x.grad, {name: each.grad for name, each in weights.items() if each.grad is not None})
 
 
 def forward(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:

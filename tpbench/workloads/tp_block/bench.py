@@ -11,10 +11,10 @@ from tpbench.measure.gemm import compute_ms
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.tp_block import counts, exposure, oracle, rates, trace
+from tpbench.workloads.tp_block import costs, exposed_communication, machine_rates, oracle, trace
 from tpbench.workloads.tp_block.block import gradients
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.prepared import Place, Prepared
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.problem import TpBlock
 
 
@@ -23,10 +23,10 @@ class TpBlockSession:
 
     def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
-        self.inputs = Inputs(problem, context)
+        self.inputs = BlockInputs(problem, context)
         self.stopwatch = Stopwatch(context)
-        self.rates = rates.measure(self.inputs, self.stopwatch)
-        self.prepared: Prepared = variant.prepare(problem, Place(problem, self.inputs, self.stopwatch))
+        self.rates = machine_rates.measure(self.inputs, self.stopwatch)
+        self.prepared: PreparedBlock = variant.prepare(problem, BlockContext(problem, self.inputs, self.stopwatch))
         self.output: Tensor | None = None
         self.costs = self._costs()
 
@@ -79,7 +79,7 @@ class TpBlockSession:
         }
         found["gemm_share"] = found["tflops"] / self.rates.gemm_tflops
         self.release()
-        found |= exposure.measure(self.inputs, self.prepared, self.stopwatch, self.step, self.release)
+        found |= exposed_communication.measure(self.inputs, self.prepared, self.stopwatch, self.step, self.release)
         found |= trace.of_step(self.step, self.context, keep=self.problem.profile)
         self.release()
         return found
@@ -88,24 +88,24 @@ class TpBlockSession:
         self.release()
         self.forward()
 
-    def _result(self) -> oracle.Result:
+    def _result(self) -> oracle.BlockResult:
         assert self.output is not None and self.prepared.x.grad is not None, "there is no step to check"
         grads = gradients(self.problem, self.prepared.module)
         found = {name: each for name, each in grads.items() if each is not None}
-        result = oracle.Result(self.output.detach(), self.prepared.x.grad, found)
+        result = oracle.BlockResult(self.output.detach(), self.prepared.x.grad, found)
         return result if self.prepared.size == self.inputs.size else oracle.own_part(result, self.inputs)
 
     def _costs(self) -> Costs:
         problem, size = self.problem, self.prepared.size
         item = self.inputs.dtype.itemsize
-        sent = counts.bytes_sent(problem, size, item)
-        flops = counts.flops(problem, size)
+        sent = costs.bytes_sent(problem, size, item)
+        flops = costs.flops(problem, size)
         return Costs(
-            bytes_moved=counts.bytes_moved(problem, size, item),
+            bytes_moved=costs.bytes_moved(problem, size, item),
             bytes_communicated=sent,
             flops=flops,
             compute_ms=compute_ms(flops, self.rates.gemm_tflops),
-            wire_ms=self.rates.wire_ms(counts.bytes_sent(problem, size, item, least=True)),
+            wire_ms=self.rates.wire_ms(costs.bytes_sent(problem, size, item, least=True)),
         )
 
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
-from tpbench.workloads.tp_block.linears import Linear
 from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.schedule import Plan
+from tpbench.workloads.tp_block.schedule import LinearPlan
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
-Planner = Callable[[Linear], Plan]
+Planner = Callable[[ShardedLinear], LinearPlan]
 """The schedules of each linear."""
 
 
@@ -60,7 +60,7 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.
     The norms' gradients are summed over the group of the first linear's schedule, and not where that sends nothing.
     """
 
-    def layer(linear: Linear) -> nn.Module:
+    def layer(linear: ShardedLinear) -> nn.Module:
         weight, schedules = weights[linear.name], plan(linear)
         if linear.kind == "row":
             return RowParallelLinear(linear.in_features, linear.out_features[0], weight=weight, plan=schedules)

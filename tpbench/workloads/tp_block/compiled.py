@@ -13,12 +13,12 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
 from tpbench.comm.symmetric_buffers import enabled
-from tpbench.workloads.tp_block.prepared import Place, Prepared
+from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.prepared import prepare as prepare_plain
-from tpbench.workloads.tp_block.schedule import Pending, Sequential
+from tpbench.workloads.tp_block.schedule import Pending, SequentialSchedule
 
 
-class Functional(Sequential):
+class FunctionalSchedule(SequentialSchedule):
     """The plain schedule in collectives that the compiler sees: it finds them beside their products."""
 
     def gather(self, shard: Tensor) -> Pending:
@@ -29,19 +29,19 @@ class Functional(Sequential):
         return functional.reduce_scatter_tensor(parts, "sum", 0, self.group)
 
 
-def prepare(place: Place) -> Prepared:
+def prepare(place: BlockContext) -> PreparedBlock:
     """Compiled when first called. Its elementwise operations are fused too, and so are those of the module without
     communication; there is no schedule of one operation that could be timed alone."""
     group: dist.ProcessGroup = place.inputs.group
     enabled(group)
     config: Any = importlib.import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
-    prepared = dataclasses.replace(prepare_plain(place, Functional(group), through=compiled), plan=None)
+    prepared = dataclasses.replace(prepare_plain(place, FunctionalSchedule(group), through=compiled), plan=None)
     fill(prepared)
     return prepared
 
 
-def fill(prepared: Prepared) -> None:
+def fill(prepared: PreparedBlock) -> None:
     """One step of the module without communication as it is: what it makes up is no work of the compiled one."""
     assert prepared.bare is not None
     prepared.bare(prepared.x).backward(prepared.grad)

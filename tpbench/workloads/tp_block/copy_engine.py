@@ -43,7 +43,7 @@ LARGE = 2**24
 about as long for one more event as the kernel takes that is saved."""
 
 
-class CopyEngine:
+class CopyEngineSchedule:
     """Products of chunks by cuBLAS; `merged`: one of neighbouring peers' gathered chunks, which waits for the last."""
 
     def __init__(self, arena: Arena, *, merged: bool = False) -> None:

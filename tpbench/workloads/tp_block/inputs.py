@@ -15,7 +15,7 @@ from tpbench.workloads.tp_block.problem import TpBlock
 
 if TYPE_CHECKING:
     from tpbench.measure.session import Context
-    from tpbench.workloads.tp_block.linears import Linear
+    from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 _X, _GRAD, _NORM, _WEIGHT = 60, 62, 64, 70
 """Streams of a seed: each row stream has the next one for its columns."""
@@ -27,7 +27,7 @@ CHUNK = 2**24
 """Elements made at once."""
 
 
-class Inputs:
+class BlockInputs:
     """What a rank is given: its shard of x and of the gradient by the output, and its part of each weight."""
 
     def __init__(self, problem: TpBlock, context: Context) -> None:
@@ -72,7 +72,7 @@ class Inputs:
         each = self.problem.tokens // size
         return range(rank * each, (rank + 1) * each)
 
-    def _weight(self, index: int, linear: Linear, rank: int, size: int) -> Tensor:
+    def _weight(self, index: int, linear: ShardedLinear, rank: int, size: int) -> Tensor:
         exponent = -_power(_DEVIATION * math.sqrt(linear.in_features))
         columns = linear.columns(rank, size)
         return torch.cat(

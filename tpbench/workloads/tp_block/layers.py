@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tpbench.workloads.tp_block import operations
-from tpbench.workloads.tp_block.linears import Linear
-from tpbench.workloads.tp_block.ring import Ring
-from tpbench.workloads.tp_block.schedule import Plan, Sequential
+from tpbench.workloads.tp_block import linear_operations
+from tpbench.workloads.tp_block.ring import RingSchedule
+from tpbench.workloads.tp_block.schedule import LinearPlan, SequentialSchedule
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 
 class ColumnParallelLinear(nn.Module):
@@ -38,7 +38,7 @@ class ColumnParallelLinear(nn.Module):
         save_gathered: bool = True,
         seed: int | None = None,
         weight: Tensor | None = None,
-        plan: Plan | None = None,
+        plan: LinearPlan | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -53,7 +53,7 @@ class ColumnParallelLinear(nn.Module):
             save_gathered,
             len(parts) == 1,
         )
-        self.linear = Linear("column", "column", in_features, parts)
+        self.linear = ShardedLinear("column", "column", in_features, parts)
         self.local_parts = [each // self.plan.forward.size for each in parts]
         self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
 
@@ -81,14 +81,14 @@ class RowParallelLinear(nn.Module):
         use_overlap: bool = False,
         seed: int | None = None,
         weight: Tensor | None = None,
-        plan: Plan | None = None,
+        plan: LinearPlan | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         """As of ColumnParallelLinear."""
         super().__init__()
         self.plan = _plan(plan, group, use_overlap)
-        self.linear = Linear("row", "row", in_features, (out_features,))
+        self.linear = ShardedLinear("row", "row", in_features, (out_features,))
         self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,13 +117,13 @@ class RMSNorm(nn.Module):
         return nn.functional.rms_norm(x, weight.shape, weight, self.eps)
 
 
-def plan_for(group: dist.ProcessGroup | None, use_overlap: bool) -> Plan:
+def plan_for(group: dist.ProcessGroup | None, use_overlap: bool) -> LinearPlan:
     """The plain plan of a group (None: of the world), or the one that overlaps by hand."""
     group = group_of(group)
-    return Plan.always(Ring(group) if use_overlap else Sequential(group))
+    return LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
 
 
-def _plan(plan: Plan | None, group: dist.ProcessGroup | None, use_overlap: bool) -> Plan:
+def _plan(plan: LinearPlan | None, group: dist.ProcessGroup | None, use_overlap: bool) -> LinearPlan:
     if plan is None:
         return plan_for(group, use_overlap)
     if use_overlap:
@@ -141,7 +141,7 @@ def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def drawn(linear: Linear, seed: int, dtype: torch.dtype | None = None) -> Tensor:
+def drawn(linear: ShardedLinear, seed: int, dtype: torch.dtype | None = None) -> Tensor:
     """The full W on the CPU: normal numbers of deviation in_features^-1/2 from one seed."""
     generator = torch.Generator().manual_seed(seed)
     shape = (sum(linear.out_features), linear.in_features)
@@ -149,8 +149,8 @@ def drawn(linear: Linear, seed: int, dtype: torch.dtype | None = None) -> Tensor
 
 
 def _parameter(
-    linear: Linear,
-    plan: Plan,
+    linear: ShardedLinear,
+    plan: LinearPlan,
     weight: Tensor | None,
     seed: int | None,
     device: torch.device | None,
@@ -169,8 +169,8 @@ def _parameter(
 
 class _Column(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, weight: Tensor, plan: Plan, save_gathered: bool) -> Tensor:
-        gathered, product = operations.column_forward(plan.forward, shard.contiguous(), weight, save_gathered)
+    def forward(ctx: Any, shard: Tensor, weight: Tensor, plan: LinearPlan, save_gathered: bool) -> Tensor:
+        gathered, product = linear_operations.column_forward(plan.forward, shard.contiguous(), weight, save_gathered)
         ctx.save_for_backward(gathered if save_gathered else shard, weight)
         ctx.plan, ctx.gathered = plan, save_gathered
         return product
@@ -178,7 +178,7 @@ class _Column(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         kept, weight = ctx.saved_tensors
-        both = operations.column_backward(
+        both = linear_operations.column_backward(
             ctx.plan.backward, grads[0].contiguous(), weight, kept.contiguous(), ctx.gathered
         )
         return *both, None, None
@@ -186,15 +186,15 @@ class _Column(torch.autograd.Function):
 
 class _Row(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.plan = plan
-        return operations.row_forward(plan.forward, x.contiguous(), weight)
+        return linear_operations.row_forward(plan.forward, x.contiguous(), weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
-        return *operations.row_backward(ctx.plan.backward, grads[0].contiguous(), x, weight), None
+        return *linear_operations.row_backward(ctx.plan.backward, grads[0].contiguous(), x, weight), None
 
 
 class _SumGradient(torch.autograd.Function):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from tpbench.workloads.tp_block.inputs import Inputs
+from tpbench.workloads.tp_block.inputs import BlockInputs
 
 EPS = 1e-5
 
@@ -28,7 +28,7 @@ partial sum, chunk or gather is an error of the order of 1. fp32 and fp64 err by
 
 
 @dataclass(frozen=True)
-class Result:
+class BlockResult:
     """What one pass of the block made on a rank, or what it should have."""
 
     output: Tensor
@@ -39,7 +39,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Errors:
+class BlockErrors:
     """How far a result is from the oracle, over all ranks: largest ||row - right|| / ||right||. A NaN makes it inf."""
 
     output_error: float
@@ -69,7 +69,7 @@ class Errors:
         return f"{' and '.join(wrong)} ({dtype})" if wrong else None
 
 
-def right(inputs: Inputs) -> Result:
+def right(inputs: BlockInputs) -> BlockResult:
     """Collective over the tp group."""
     problem, rank, size = inputs.problem, inputs.rank, inputs.size
     weights = {name: each.to(torch.float64, copy=True).requires_grad_() for name, each in inputs.weights.items()}
@@ -80,14 +80,14 @@ def right(inputs: Inputs) -> Result:
     over_rows_out = problem.linears[-1].kind == "row"
     y.backward((inputs.grad(0, 1) if over_rows_out else inputs.grad(rank, size)).double())
     assert x.grad is not None
-    return Result(
+    return BlockResult(
         output=_own_rows(y.detach(), inputs) if over_rows_out else y.detach(),
         grad_input=_own_rows(x.grad, inputs) if over_rows else x.grad,
         grads={name: each.grad for name, each in weights.items() if each.grad is not None},
     )
 
 
-def compare(inputs: Inputs, got: Result) -> Errors:
+def compare(inputs: BlockInputs, got: BlockResult) -> BlockErrors:
     """Collective."""
     expected = right(inputs)
     grad = inputs.grad(inputs.rank, inputs.size).double()
@@ -103,7 +103,7 @@ def compare(inputs: Inputs, got: Result) -> Errors:
     worst = torch.tensor([row_error(got.output, expected.output), *errors.values()], dtype=torch.float64)
     dist.all_reduce(worst, dist.ReduceOp.MAX, group=inputs.group)
     output_error, *grad_errors = worst.tolist()
-    return Errors(
+    return BlockErrors(
         output_error=output_error,
         grad_error=max(grad_errors),
         loss_value=found_loss,
@@ -114,7 +114,7 @@ def compare(inputs: Inputs, got: Result) -> Errors:
     )
 
 
-def own_part(whole: Result, inputs: Inputs) -> Result:
+def own_part(whole: BlockResult, inputs: BlockInputs) -> BlockResult:
     """This rank's part of a result that is whole on every rank."""
     first, last = inputs.problem.linears[0], inputs.problem.linears[-1]
 
@@ -122,7 +122,7 @@ def own_part(whole: Result, inputs: Inputs) -> Result:
         return tensor.chunk(inputs.size, dim=0 if over_rows else 1)[inputs.rank]
 
     linears = {each.name: each for each in inputs.problem.linears}
-    return Result(
+    return BlockResult(
         output=own(whole.output, last.kind == "row"),
         grad_input=own(whole.grad_input, first.kind == "column"),
         grads={
@@ -144,7 +144,7 @@ def row_error(got: Tensor | None, expected: Tensor) -> float:
 class _Forward:
     """The forward pass on the whole sequence."""
 
-    def __init__(self, inputs: Inputs, weights: dict[str, Tensor]) -> None:
+    def __init__(self, inputs: BlockInputs, weights: dict[str, Tensor]) -> None:
         self.problem, self.group, self.size, self.weights = inputs.problem, inputs.group, inputs.size, weights
 
     def run(self, x: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ def _added(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
-def _own_rows(whole: Tensor, inputs: Inputs) -> Tensor:
+def _own_rows(whole: Tensor, inputs: BlockInputs) -> Tensor:
     return whole.chunk(inputs.size)[inputs.rank]
 
 
@@ -238,7 +238,7 @@ def _loss(output: Tensor, grad: Tensor) -> float:
     return float((output.double() * grad).sum()) if output.shape == grad.shape else math.nan
 
 
-def _squares(grads: dict[str, Tensor], norms: tuple[str, ...], inputs: Inputs) -> float:
+def _squares(grads: dict[str, Tensor], norms: tuple[str, ...], inputs: BlockInputs) -> float:
     """This rank's part of the gradients' squared norm: norms are whole on every rank and count on the first."""
     counted = [each for name, each in grads.items() if name not in norms or inputs.rank == 0]
     return math.fsum(float(each.double().square().sum()) for each in counted)

@@ -10,23 +10,23 @@ from torch import Tensor, nn
 
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block.block import Planner, build
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.linears import Linear
+from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.schedule import Plan, Schedule, Silent
+from tpbench.workloads.tp_block.schedule import LinearPlan, NoCommunicationSchedule, Schedule
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockContext:
     """What a variant is prepared with."""
 
     problem: TpBlock
-    inputs: Inputs
+    inputs: BlockInputs
     stopwatch: Stopwatch
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedBlock:
     """A variant on one rank: the module that a step runs, and one to compare it with."""
 
     module: nn.Module
@@ -48,12 +48,12 @@ class Prepared:
 
 
 def prepare(
-    place: Place,
+    place: BlockContext,
     plan: Planner | Schedule,
     *,
     through: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
     facts: Callable[[], dict[str, Any]] = dict,
-) -> Prepared:
+) -> PreparedBlock:
     """This rank's part of the block under a plan, or all of it under a schedule of one process.
 
     `through`: what becomes of a module before it is called, such as torch.compile.
@@ -64,8 +64,8 @@ def prepare(
     inputs = place.inputs
     weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
     module = build(place.problem, weights, planner)
-    bare = build(place.problem, weights, _always(Silent(rank, size))) if size > 1 else None
-    return Prepared(
+    bare = build(place.problem, weights, _always(NoCommunicationSchedule(rank, size))) if size > 1 else None
+    return PreparedBlock(
         module=module,
         x=inputs.x(rank, size).requires_grad_(),
         grad=inputs.grad(rank, size),
@@ -79,9 +79,9 @@ def prepare(
 
 
 def _always(schedule: Schedule) -> Planner:
-    plan = Plan.always(schedule)
+    plan = LinearPlan.always(schedule)
 
-    def planner(linear: Linear) -> Plan:
+    def planner(linear: ShardedLinear) -> LinearPlan:
         return plan
 
     return planner

@@ -7,7 +7,7 @@ from typing import Literal
 
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.tp_block.linears import Linear
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class TpBlock:
         return complaints
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[ShardedLinear, ...]:
         """Those of the part, in the order of the forward pass."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = (
-            Linear("qkv", "column", self.hidden, (queries, keys, keys)),
-            Linear("out", "row", queries, (self.hidden,)),
+            ShardedLinear("qkv", "column", self.hidden, (queries, keys, keys)),
+            ShardedLinear("out", "row", queries, (self.hidden,)),
         )
         mlp = (
-            Linear("up", "column", self.hidden, (self.ffn, self.ffn)),
-            Linear("down", "row", self.ffn, (self.hidden,)),
+            ShardedLinear("up", "column", self.hidden, (self.ffn, self.ffn)),
+            ShardedLinear("down", "row", self.ffn, (self.hidden,)),
         )
-        bare = Linear("up", "column", self.hidden, (self.ffn,))
+        bare = ShardedLinear("up", "column", self.hidden, (self.ffn,))
         return {"block": attention + mlp, "mlp": mlp, "column": (bare,), "row": mlp[1:]}[self.part]
 
     @property

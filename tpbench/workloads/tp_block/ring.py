@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.workloads.tp_block.schedule import Pending, Sequential
+from tpbench.workloads.tp_block.schedule import Pending, SequentialSchedule
 
 
-class Ring(Sequential):
+class RingSchedule(SequentialSchedule):
     """Transfers run on a stream of their own (on a CPU: the backend's threads), products on the current one.
 
     The rows of a reduction must divide by size^2: each owner's rows are reduced in `size` pieces, so that only the

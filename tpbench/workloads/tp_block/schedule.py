@@ -51,18 +51,18 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class LinearPlan:
     """The schedules of one layer."""
 
     forward: Schedule
     backward: Schedule
 
     @classmethod
-    def always(cls, schedule: Schedule) -> Plan:
+    def always(cls, schedule: Schedule) -> LinearPlan:
         return cls(schedule, schedule)
 
 
-class Alone:
+class LocalSchedule:
     """One process: nothing to send."""
 
     rank, size, group, divisor = 0, 1, None, 1
@@ -78,7 +78,7 @@ class Alone:
         return lambda: product
 
 
-class Sequential:
+class SequentialSchedule:
     """All-gather, product, reduce-scatter, one after the other."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -102,8 +102,8 @@ class Sequential:
         return scatter_rows(parts, self.group)
 
 
-class Silent:
-    """Sequential without its communication: what a step costs apart from it. Its results are wrong by design.
+class NoCommunicationSchedule:
+    """SequentialSchedule without its communication: what a step costs apart from it. Its results are wrong by design.
 
     What would be gathered is made up of this rank's first shard of each shape, so that products run on real numbers.
     """

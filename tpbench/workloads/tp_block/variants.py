@@ -22,17 +22,17 @@ def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
 @WORKLOAD.variant("the whole block on every rank, each for itself: the reference", takes={"profile"})
 def block_no_tp(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.schedule import Alone
+    from tpbench.workloads.tp_block.schedule import LocalSchedule
 
-    return prepare(place, Alone())
+    return prepare(place, LocalSchedule())
 
 
 @WORKLOAD.variant("all-gather, product, reduce-scatter, one after the other", takes=_KEEPS, refuses=_no_peers)
 def block_tp(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.schedule import Sequential
+    from tpbench.workloads.tp_block.schedule import SequentialSchedule
 
-    return prepare(place, Sequential(place.inputs.group))
+    return prepare(place, SequentialSchedule(place.inputs.group))
 
 
 @WORKLOAD.variant(
@@ -42,9 +42,9 @@ def block_tp(problem: TpBlock, place: Any) -> Any:
 )
 def block_tp_overlap(problem: TpBlock, place: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.ring import Ring
+    from tpbench.workloads.tp_block.ring import RingSchedule
 
-    return prepare(place, Ring(place.inputs.group))
+    return prepare(place, RingSchedule(place.inputs.group))
 
 
 @WORKLOAD.variant(
@@ -54,10 +54,10 @@ def block_tp_overlap(problem: TpBlock, place: Any) -> Any:
     refuses=_no_peers,
 )
 def block_symm_mem(problem: TpBlock, place: Any) -> Any:
-    from tpbench.workloads.tp_block.fused import Fused
     from tpbench.workloads.tp_block.prepared import prepare
+    from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule
 
-    schedule = Fused(place.inputs.group)
+    schedule = SymmMemSchedule(place.inputs.group)
     return prepare(place, schedule, facts=schedule.facts)
 
 
@@ -81,10 +81,10 @@ def block_compile_async(problem: TpBlock, place: Any) -> Any:
 )
 def block_copy_engine(problem: TpBlock, place: Any) -> Any:
     from tpbench.comm.symmetric_buffers import Arena
-    from tpbench.workloads.tp_block.copy_engine import CopyEngine
+    from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
     from tpbench.workloads.tp_block.prepared import prepare
 
-    schedule = CopyEngine(Arena(place.inputs.group, place.inputs.device, problem.signals))
+    schedule = CopyEngineSchedule(Arena(place.inputs.group, place.inputs.device, problem.signals))
     return prepare(place, schedule, facts=schedule.facts)
 
 
@@ -94,6 +94,6 @@ def block_copy_engine(problem: TpBlock, place: Any) -> Any:
     refuses=_no_peers,
 )
 def block_auto(problem: TpBlock, place: Any) -> Any:
-    from tpbench.workloads.tp_block import auto
+    from tpbench.workloads.tp_block import autotune
 
-    return auto.prepare_fastest(place)
+    return autotune.prepare_fastest(place)

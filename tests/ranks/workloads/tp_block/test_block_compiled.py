@@ -23,7 +23,7 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 
-    from tpbench.workloads.tp_block.compiled import Functional, fill
+    from tpbench.workloads.tp_block.compiled import FunctionalSchedule, fill
     from tpbench.workloads.tp_block.prepared import prepare
 
     found: list[dict[str, int]] = []
@@ -42,7 +42,7 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     where = place(here, cell)
     prepared = prepare(
         where,
-        Functional(here.group),
+        FunctionalSchedule(here.group),
         through=lambda module: torch.compile(module, backend=backend, fullgraph=True, dynamic=False),
     )
     errors = differences(passed(cell, prepared), cell, where.inputs, prepared.size)

@@ -12,8 +12,8 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, problem
 from tests.support.tp_block_pretended import Pretended
 from tpbench.measure.gemm import SIDE
-from tpbench.workloads.tp_block import WORKLOAD, bench, rates
-from tpbench.workloads.tp_block.inputs import Inputs
+from tpbench.workloads.tp_block import WORKLOAD, bench, machine_rates
+from tpbench.workloads.tp_block.inputs import BlockInputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -44,7 +44,7 @@ FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
 
 
 def stopwatch() -> Any:
-    product, gather = "x".join([str(SIDE[DEVICE])] * 3), rates.SHARD_BYTES[DEVICE]
+    product, gather = "x".join([str(SIDE[DEVICE])] * 3), machine_rates.SHARD_BYTES[DEVICE]
     return Pretended({**ALONE, f"product {product}": PRODUCT_MS, f"gather {gather}": LARGE_GATHER_MS}, IN_TURNS)
 
 
@@ -62,7 +62,7 @@ def figures(here: Rank) -> dict[str, float]:
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 def test_every_figure_is_of_what_it_is_called() -> None:
     gemm = 2 * SIDE[DEVICE] ** 3 / PRODUCT_MS / 1e9
-    bandwidth = rates.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
+    bandwidth = machine_rates.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
     expected = {
         "forward_ms": 3.0,
         "backward_ms": 5.0,
@@ -86,17 +86,17 @@ def test_every_figure_is_of_what_it_is_called() -> None:
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
-def measured(here: Rank) -> rates.Rates:
-    return rates.measure(Inputs(problem(), context(here)), stopwatch())
+def measured(here: Rank) -> machine_rates.MachineRates:
+    return machine_rates.measure(BlockInputs(problem(), context(here)), stopwatch())
 
 
 @pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 def test_the_bandwidth_counts_what_a_rank_receives_of_its_peers() -> None:
-    received = 3 * rates.SHARD_BYTES[DEVICE]
+    received = 3 * machine_rates.SHARD_BYTES[DEVICE]
     for found in run_on_ranks(4, measured):
         assert found.gather_gb_per_s == pytest.approx(received / LARGE_GATHER_MS / 1e6)
 
 
 def test_the_time_on_the_wire_is_that_of_the_bytes_at_the_bandwidth() -> None:
-    assert rates.Rates(1.0, 50.0).wire_ms(10**9) == pytest.approx(20.0)
-    assert rates.Rates(1.0, 0.0).wire_ms(0) == 0.0
+    assert machine_rates.MachineRates(1.0, 50.0).wire_ms(10**9) == pytest.approx(20.0)
+    assert machine_rates.MachineRates(1.0, 0.0).wire_ms(0) == 0.0

@@ -19,13 +19,13 @@ from tests.ranks.workloads.tp_block.test_block_variants import differences, pass
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, place, problem
 from tpbench.job import JobError, parse_job, refusal
-from tpbench.workloads.tp_block import WORKLOAD, auto, bench, counts, oracle
-from tpbench.workloads.tp_block.copy_engine import CopyEngine
-from tpbench.workloads.tp_block.exposure import Collectives
-from tpbench.workloads.tp_block.fused import Fused, Workspace
+from tpbench.workloads.tp_block import WORKLOAD, autotune, bench, costs, oracle
+from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
+from tpbench.workloads.tp_block.exposed_communication import Collectives
 from tpbench.workloads.tp_block.prepared import prepare
-from tpbench.workloads.tp_block.ring import Ring
-from tpbench.workloads.tp_block.schedule import Sequential, Silent
+from tpbench.workloads.tp_block.ring import RingSchedule
+from tpbench.workloads.tp_block.schedule import NoCommunicationSchedule, SequentialSchedule
+from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule, TorchWorkspace
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 TINY = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
@@ -63,17 +63,17 @@ def test_what_a_variant_cannot_do_is_refused_with_the_reason() -> None:
 def test_counts_of_llama_8b() -> None:
     cell = problem(tokens=8192, hidden=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
     weights = 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336
-    assert counts.flops(cell, 4) == 3 * (2 * 8192 * weights + 2 * 8192**2 * 4096) // 4
+    assert costs.flops(cell, 4) == 3 * (2 * 8192 * weights + 2 * 8192**2 * 4096) // 4
     matrix = 8192 * 4096 * 2
-    assert counts.bytes_sent(cell, 4, 2) == (8 * matrix + 4 * 4096 * 2) * 3 // 4
+    assert costs.bytes_sent(cell, 4, 2) == (8 * matrix + 4 * 4096 * 2) * 3 // 4
     again = problem(**{**cell.__dict__, "save_gathered": False})
-    assert counts.bytes_sent(again, 4, 2) - counts.bytes_sent(cell, 4, 2) == 2 * matrix * 3 // 4
-    assert counts.bytes_sent(again, 4, 2, least=True) == counts.bytes_sent(cell, 4, 2)
-    assert counts.bytes_sent(cell, 1, 2) == 0
-    assert counts.bytes_moved(cell, 1, 2) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
+    assert costs.bytes_sent(again, 4, 2) - costs.bytes_sent(cell, 4, 2) == 2 * matrix * 3 // 4
+    assert costs.bytes_sent(again, 4, 2, least=True) == costs.bytes_sent(cell, 4, 2)
+    assert costs.bytes_sent(cell, 1, 2) == 0
+    assert costs.bytes_moved(cell, 1, 2) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
 
 
-class Counted(Sequential):
+class Counted(SequentialSchedule):
     """Knows what it handed over."""
 
     sent = 0
@@ -92,7 +92,7 @@ def sent(here: Rank, part: str, keep: bool) -> tuple[int, int]:
     schedule = Counted(here.group)
     passed(cell, prepare(place(here, cell), schedule))
     norms = len(cell.norms) * 2 * cell.hidden * 8 * (here.world_size - 1) // here.world_size
-    return schedule.sent + norms, counts.bytes_sent(cell, here.world_size, 8)
+    return schedule.sent + norms, costs.bytes_sent(cell, here.world_size, 8)
 
 
 @needs_ranks
@@ -114,7 +114,7 @@ def alone(here: Rank, part: str, keep: bool) -> tuple[list[str], int]:
         mock.patch.object(dist, "all_reduce", lambda *_, **__: names.append("norm")),
     ):
         timed.run()
-    return names, counts.bytes_sent(cell, here.world_size, 8)
+    return names, costs.bytes_sent(cell, here.world_size, 8)
 
 
 @needs_ranks
@@ -129,7 +129,7 @@ def test_what_is_timed_as_communication_is_what_is_counted(part: str, keep: bool
 
 def order_of_events(here: Rank) -> tuple[list[str], list[str]]:
     """What a ring does in a gather and in a scatter, in order."""
-    ring, said = Ring(here.group), []
+    ring, said = RingSchedule(here.group), []
 
     def told(name: str, of: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
@@ -175,7 +175,7 @@ def verdicts(here: Rank) -> list[tuple[str | None, float]]:
     session.step()
     found = [session.check()]
     right = session.prepared
-    session.prepared = prepare(session_place := place(here, cell), Silent(here.rank, here.world_size))
+    session.prepared = prepare(session_place := place(here, cell), NoCommunicationSchedule(here.rank, here.world_size))
     session.step()
     found.append(session.check())
     session.prepared = right
@@ -224,8 +224,8 @@ def test_details_are_of_what_the_part_communicates(name: str, part: str, directi
 
 
 def test_the_plain_schedule_is_kept_unless_another_is_clearly_faster() -> None:
-    assert auto.pick({"plain": 1.0, "ring": 0.995, "copy_engine": 1.2}) == "plain"
-    assert auto.pick({"plain": 1.0, "ring": 0.985, "copy_engine": 0.9}) == "copy_engine"
+    assert autotune.pick({"plain": 1.0, "ring": 0.995, "copy_engine": 1.2}) == "plain"
+    assert autotune.pick({"plain": 1.0, "ring": 0.985, "copy_engine": 0.9}) == "copy_engine"
 
 
 class Pretended:
@@ -250,9 +250,9 @@ def chosen(here: Rank, best_step: str) -> tuple[dict[str, str], float]:
     """What is chosen where the ring takes half the time in the MLP's operations, and the worst error of the result."""
     cell = problem()
     where = place(here, cell)
-    schedules = auto.candidates(cell, where)
+    schedules = autotune.candidates(cell, where)
     stopwatch: Any = Pretended(lambda turn: "ring" if turn >= 4 else "plain", best_step, list(schedules))
-    chooser = auto.Chooser(type(where)(cell, where.inputs, stopwatch), schedules)
+    chooser = autotune.ScheduleTuner(type(where)(cell, where.inputs, stopwatch), schedules)
     chooser.settle()
     prepared = prepare(where, chooser.plan)
     errors = differences(passed(cell, prepared), cell, where.inputs, prepared.size)
@@ -279,20 +279,20 @@ class FakeArena:
     gib = 0.1875
 
 
-class FakeFused(Fused):
+class FakeFused(SymmMemSchedule):
     """Plain collectives, and torch's memory."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        Sequential.__init__(self, group)
-        self.memory = Workspace(group.group_name)
+        SequentialSchedule.__init__(self, group)
+        self.memory = TorchWorkspace(group.group_name)
 
-    gather_matmul, matmul_scatter = Sequential.gather_matmul, Sequential.matmul_scatter
+    gather_matmul, matmul_scatter = SequentialSchedule.gather_matmul, SequentialSchedule.matmul_scatter
 
 
-class FakeEngine(Sequential):
+class FakeEngine(SequentialSchedule):
     """Plain collectives, and an arena's memory."""
 
-    memory: Any = CopyEngine.memory
+    memory: Any = CopyEngineSchedule.memory
 
     def __init__(self, group: dist.ProcessGroup, arena: FakeArena) -> None:
         super().__init__(group)
@@ -305,14 +305,14 @@ def held(here: Rank, best: list[str]) -> tuple[float | None, bool]:
     where = place(here, cell)
     arena = FakeArena()
     schedules = {
-        "plain": Sequential(here.group),
+        "plain": SequentialSchedule(here.group),
         "symm_mem": FakeFused(here.group),
         "copy_engine": FakeEngine(here.group, arena),
         "copy_engine_merged": FakeEngine(here.group, arena),
     }
     there = weakref.ref(arena)
     stopwatch: Any = Pretended(lambda turn: best[turn % len(best)], "mixed", list(schedules))
-    chooser = auto.Chooser(type(where)(cell, where.inputs, stopwatch), schedules)
+    chooser = autotune.ScheduleTuner(type(where)(cell, where.inputs, stopwatch), schedules)
     del arena, schedules
     library: Any = importlib.import_module("torch.distributed._symmetric_memory")
     workspace = torch.zeros(2**20, dtype=torch.uint8).expand(64, -1)  # nbytes as of 64 MiB

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, forward, problem
 from tpbench.workloads.tp_block.block import build
-from tpbench.workloads.tp_block.inputs import Inputs
+from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear, drawn, plan_for
-from tpbench.workloads.tp_block.linears import Linear
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 
@@ -34,7 +34,7 @@ def weights_of(here: Rank, use_overlap: bool) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_shards_are_the_full_weight_bit_for_bit(ranks: int, use_overlap: bool) -> None:
     columns, rows = zip(*run_on_ranks(ranks, weights_of, use_overlap), strict=True)
-    column, row = Linear("column", "column", 6, (8, 4, 4)), Linear("row", "row", 12, (5,))
+    column, row = ShardedLinear("column", "column", 6, (8, 4, 4)), ShardedLinear("row", "row", 12, (5,))
     assert torch.equal(column.whole(columns), drawn(column, 11, torch.bfloat16))
     assert torch.equal(row.whole(rows), drawn(row, 11, torch.bfloat16))
     assert not torch.equal(drawn(row, 11), drawn(row, 12))
@@ -44,7 +44,7 @@ def test_shards_are_the_full_weight_bit_for_bit(ranks: int, use_overlap: bool) -
 def test_hashed_inputs_are_the_same_whole_at_any_size(size: int) -> None:
     for part in ("block", "column", "row"):
         cell = problem(part=part, dtype="bfloat16")
-        inputs = Inputs(cell, context())
+        inputs = BlockInputs(cell, context())
         full, shards = inputs.weights_of(0, 1), [inputs.weights_of(rank, size) for rank in range(size)]
         for linear in cell.linears:
             assert torch.equal(linear.whole([each[linear.name] for each in shards]), full[linear.name])
@@ -71,8 +71,8 @@ def sequence() -> Tensor:
 
 @pytest.mark.parametrize("use_overlap", [False, True])
 def test_layers_take_a_batch_of_sequences(use_overlap: bool) -> None:
-    up = drawn(Linear("up", "column", 6, (12,)), 1, torch.float64)
-    down = drawn(Linear("down", "row", 12, (6,)), 2, torch.float64)
+    up = drawn(ShardedLinear("up", "column", 6, (12,)), 1, torch.float64)
+    down = drawn(ShardedLinear("down", "row", 12, (6,)), 2, torch.float64)
     expected = torch.relu(sequence() @ up.T) @ down.T
     found = torch.cat(run_on_ranks(2, through_layers, use_overlap))
     torch.testing.assert_close(found, expected)
@@ -93,7 +93,7 @@ def scale() -> Tensor:
 
 
 def test_layers_that_are_given_no_group_are_of_the_world() -> None:
-    linears = Linear("up", "column", 6, (12,)), Linear("down", "row", 12, (6,))
+    linears = ShardedLinear("up", "column", 6, (12,)), ShardedLinear("down", "row", 12, (6,))
     up, down = (drawn(each, seed, torch.float64).requires_grad_() for seed, each in enumerate(linears, 1))
     x, weight = sequence().requires_grad_(), scale().requires_grad_()
     y = torch.relu(nn.functional.rms_norm(x, (6,), weight, 1e-5) @ up.T) @ down.T
@@ -109,7 +109,7 @@ def test_layers_that_are_given_no_group_are_of_the_world() -> None:
 def trained(here: Rank, use_overlap: bool) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step of plain gradient descent on a mean squared error."""
     cell = problem()
-    inputs = Inputs(cell, context(here))
+    inputs = BlockInputs(cell, context(here))
     rank, size = here.rank, here.world_size
     plan = plan_for(here.group, use_overlap)
     block = build(cell, inputs.weights, lambda linear: plan)
@@ -142,7 +142,7 @@ def descend(parameters: dict[str, nn.Parameter] | dict[str, Tensor]) -> None:
 @functools.cache
 def trained_alone() -> list[tuple[float, float]]:
     cell = problem()
-    inputs = Inputs(cell, context())
+    inputs = BlockInputs(cell, context())
     weights = {name: each.requires_grad_() for name, each in inputs.weights_of(0, 1).items()}
     found = []
     for _ in range(STEPS):

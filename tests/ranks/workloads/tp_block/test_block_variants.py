@@ -14,9 +14,9 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import PARTS, context, one_process, place, problem
 from tpbench.workloads.tp_block import WORKLOAD, TpBlock, oracle
 from tpbench.workloads.tp_block.block import gradients
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.oracle import Result
-from tpbench.workloads.tp_block.prepared import Prepared, prepare
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.oracle import BlockResult
+from tpbench.workloads.tp_block.prepared import PreparedBlock, prepare
 
 
 def on(*numbers: int) -> list[Any]:
@@ -42,13 +42,15 @@ def cells(name: str) -> list[TpBlock]:
     return found + [problem(signals="kernel")] * ("signals" in WORKLOAD.variants[name].takes)
 
 
-def passed(cell: TpBlock, prepared: Prepared) -> Result:
+def passed(cell: TpBlock, prepared: PreparedBlock) -> BlockResult:
     """One pass."""
     output = prepared.run(prepared.x)
     output.backward(prepared.grad)
     assert prepared.x.grad is not None
     grads = gradients(cell, prepared.module)
-    result = Result(output.detach(), prepared.x.grad, {name: each for name, each in grads.items() if each is not None})
+    result = BlockResult(
+        output.detach(), prepared.x.grad, {name: each for name, each in grads.items() if each is not None}
+    )
     prepared.x.grad = None
     prepared.module.zero_grad(set_to_none=True)
     return result
@@ -66,7 +68,7 @@ def everything_right(here: Rank, name: str) -> int:
     return len(cells(name))
 
 
-def differences(got: Result, cell: TpBlock, inputs: Inputs, size: int) -> dict[str, float]:
+def differences(got: BlockResult, cell: TpBlock, inputs: BlockInputs, size: int) -> dict[str, float]:
     """By tensor, the largest relative error of a row."""
     if size != inputs.size:
         got = oracle.own_part(got, inputs)
@@ -89,7 +91,7 @@ def merged_right(here: Rank, in_pieces: bool) -> float:
 
     cell = problem(dtype="float32", save_gathered=False)
     where = place(here, cell)
-    engine = copy_engine.CopyEngine(Arena(here.group, here.device, "stream"), merged=True)
+    engine = copy_engine.CopyEngineSchedule(Arena(here.group, here.device, "stream"), merged=True)
     prepared = prepare(where, engine)
     with mock.patch.object(copy_engine, "PIECE", 1 if in_pieces else copy_engine.PIECE):
         errors = [differences(passed(cell, prepared), cell, where.inputs, prepared.size) for _ in range(3)]
@@ -139,7 +141,7 @@ def test_without_the_sum_over_ranks_norms_are_wrong() -> None:
 
 
 def oracle_error(here: Rank, cell: TpBlock) -> float:
-    inputs = Inputs(cell, context(here))
+    inputs = BlockInputs(cell, context(here))
     return max(differences(oracle.right(inputs), cell, inputs, here.world_size).values())
 
 

@@ -18,19 +18,19 @@ from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SharedA
 from tpbench.comm import symmetric_buffers
 from tpbench.comm.peer_copies import copy_beside_compute
 from tpbench.comm.signals import StreamSignals
-from tpbench.workloads.tp_block import copy_engine, operations
-from tpbench.workloads.tp_block.copy_engine import CopyEngine, peer_runs
+from tpbench.workloads.tp_block import copy_engine, linear_operations
+from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule, peer_runs
 
 Installs = Callable[[Machine], None]
 streams = on_streams
 
 
-def queued(machine: Machine, ranks: int, work: Callable[[CopyEngine], Any], merged: bool = False) -> list[Any]:
+def queued(machine: Machine, ranks: int, work: Callable[[CopyEngineSchedule], Any], merged: bool = False) -> list[Any]:
     """What each rank's work returns, before any of it has happened."""
     found = []
     for rank in range(ranks):
         machine.issuing = rank
-        engine = CopyEngine(SharedArena(machine, rank, ranks), merged=merged)
+        engine = CopyEngineSchedule(SharedArena(machine, rank, ranks), merged=merged)
         with machine.rank():
             found.append(work(engine))
     return found
@@ -60,17 +60,17 @@ def test_operations_in_a_row_are_right_at_any_speed(
     if limit:
         monkeypatch.setattr(copy_engine, limit, 1)
 
-    def work(engine: CopyEngine) -> list[tuple[Tensor, ...]]:
+    def work(engine: CopyEngineSchedule) -> list[tuple[Tensor, ...]]:
         found = []
         for turn in range(8):
             rows, k, n = SIZES[turn % 3]
             shard, weight = numbers(engine.rank, turn, rows, k), numbers(engine.rank, turn + 50, n, k)
             grad, saved = numbers(engine.rank, turn + 20, rows * ranks, n), turn % 2 == 0
-            whole, product = operations.column_forward(engine, shard, weight, saved)
+            whole, product = linear_operations.column_forward(engine, shard, weight, saved)
             kept = whole if saved else shard
-            found.append((kept, product, *operations.column_backward(engine, grad, weight, kept, saved)))
-            summed = operations.row_forward(engine, grad, weight.t())
-            found.append((summed, *operations.row_backward(engine, shard, grad, weight.t())))
+            found.append((kept, product, *linear_operations.column_backward(engine, grad, weight, kept, saved)))
+            summed = linear_operations.row_forward(engine, grad, weight.t())
+            found.append((summed, *linear_operations.row_backward(engine, shard, grad, weight.t())))
         return found
 
     for seed in range(6):
@@ -96,7 +96,7 @@ def test_a_sum_goes_around_the_ring_to_its_owner(streams: Installs) -> None:
     """1 + 2^60 - 2^60 in fp32 is 0 from the left: only rank 0's sum begins with rank 1 and ends with its own part."""
     values = torch.tensor([1.0, 2.0**60, -(2.0**60)])
 
-    def work(engine: CopyEngine) -> Tensor:
+    def work(engine: CopyEngineSchedule) -> Tensor:
         return engine.matmul_scatter(values[engine.rank].expand(3, 1).contiguous(), torch.ones(1, 4))()
 
     streams(machine := Machine(at_random(0)))
@@ -107,15 +107,15 @@ def test_a_sum_goes_around_the_ring_to_its_owner(streams: Installs) -> None:
 
 ROWS, IN, OUT = 64, 16, 32
 """A row-parallel linear's tokens, and its features on a rank; a column-parallel one's the other way around."""
-OPERATIONS: dict[str, Callable[[CopyEngine], Any]] = {
-    "row forward": lambda engine: operations.row_forward(engine, torch.zeros(ROWS, IN), torch.zeros(OUT, IN)),
-    "row backward": lambda engine: operations.row_backward(
+OPERATIONS: dict[str, Callable[[CopyEngineSchedule], Any]] = {
+    "row forward": lambda engine: linear_operations.row_forward(engine, torch.zeros(ROWS, IN), torch.zeros(OUT, IN)),
+    "row backward": lambda engine: linear_operations.row_backward(
         engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(ROWS, IN), torch.zeros(OUT, IN)
     ),
-    "column forward": lambda engine: operations.column_forward(
+    "column forward": lambda engine: linear_operations.column_forward(
         engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(IN, OUT), True
     ),
-    "column backward": lambda engine: operations.column_backward(
+    "column backward": lambda engine: linear_operations.column_backward(
         engine, torch.zeros(ROWS, IN), torch.zeros(IN, OUT), torch.zeros(ROWS, OUT), True
     ),
 }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Linear:
+class ShardedLinear:
     """A linear y = x W^T with W (sum(out_features), in_features), sharded over ranks."""
 
     name: str

@@ -8,15 +8,15 @@ import torch
 
 from tpbench.measure.gemm import gemm_tflops
 from tpbench.measure.stopwatch import Stopwatch
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.schedule import Sequential
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.schedule import SequentialSchedule
 
 SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
 """Of each rank, in the all-gather: large against its latency."""
 
 
 @dataclass(frozen=True)
-class Rates:
+class MachineRates:
     """The same on every rank, the slowest's."""
 
     gemm_tflops: float
@@ -29,15 +29,15 @@ class Rates:
         return received / self.gather_gb_per_s / 1e6 if received else 0.0
 
 
-def measure(inputs: Inputs, stopwatch: Stopwatch) -> Rates:
+def measure(inputs: BlockInputs, stopwatch: Stopwatch) -> MachineRates:
     """Collective."""
     reached = gemm_tflops(inputs.dtype, inputs.device, stopwatch)
     if inputs.size == 1:
-        return Rates(reached, 0.0)
+        return MachineRates(reached, 0.0)
     shard = torch.zeros(SHARD_BYTES[inputs.device.type], 1, dtype=torch.uint8, device=inputs.device)
-    schedule = Sequential(inputs.group)
+    schedule = SequentialSchedule(inputs.group)
 
     def gather() -> None:
         schedule.gather(shard)
 
-    return Rates(reached, shard.nbytes * (inputs.size - 1) / stopwatch.ms(gather) / 1e6)
+    return MachineRates(reached, shard.nbytes * (inputs.size - 1) / stopwatch.ms(gather) / 1e6)

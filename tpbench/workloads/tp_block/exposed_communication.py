@@ -18,18 +18,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
-from tpbench.workloads.tp_block import operations
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.linears import Linear
-from tpbench.workloads.tp_block.prepared import Prepared
-from tpbench.workloads.tp_block.schedule import Schedule, Sequential, Silent
+from tpbench.workloads.tp_block import linear_operations
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.prepared import PreparedBlock
+from tpbench.workloads.tp_block.schedule import NoCommunicationSchedule, Schedule, SequentialSchedule
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 Operation: TypeAlias = Callable[[Schedule], None]
 """One of a linear, under a schedule."""
 
 
 def measure(
-    inputs: Inputs, prepared: Prepared, stopwatch: Stopwatch, step: Callable[[], None], release_step: Callable[[], None]
+    inputs: BlockInputs,
+    prepared: PreparedBlock,
+    stopwatch: Stopwatch,
+    step: Callable[[], None],
+    release_step: Callable[[], None],
 ) -> dict[str, Any]:
     """The columns about it. Collective; nothing where nothing is sent."""
     if prepared.bare is None or prepared.run_bare is None:
@@ -61,8 +65,8 @@ def measure(
 class Collectives:
     """The collectives that a step cannot do without, as the plain schedule has them."""
 
-    def __init__(self, inputs: Inputs) -> None:
-        self.schedule = Sequential(inputs.group)
+    def __init__(self, inputs: BlockInputs) -> None:
+        self.schedule = SequentialSchedule(inputs.group)
         self.passes = len(inputs.problem.linears)
         again = sum(each.kind == "column" for each in inputs.problem.linears)
         self.gathers = self.passes + (0 if inputs.problem.save_gathered else again)
@@ -90,13 +94,13 @@ class Collectives:
 
 
 def _by_direction(
-    inputs: Inputs, prepared: Prepared, stopwatch: Stopwatch, collectives: Collectives
+    inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch, collectives: Collectives
 ) -> dict[str, float]:
     """The share hidden in each direction, from the forward operations of the linears alone."""
     if prepared.plan is None:
         return {}
     exposed: dict[str, list[float]] = {"column": [], "row": []}
-    silent = Silent(inputs.rank, inputs.size)
+    silent = NoCommunicationSchedule(inputs.rank, inputs.size)
     for linear in inputs.problem.linears:
         run, schedule = forward(inputs, linear), prepared.plan(linear).forward
         mine, bare = stopwatch.interleaved_ms((partial(run, schedule), do_nothing), (partial(run, silent), do_nothing))
@@ -106,20 +110,20 @@ def _by_direction(
     return {names[kind]: 1 - sum(each) / (len(each) * alone[kind]) for kind, each in exposed.items() if each}
 
 
-def forward(inputs: Inputs, linear: Linear) -> Operation:
+def forward(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
     """A linear's forward operation on inputs of its size."""
     weight, x, keep = inputs.weights[linear.name], activations(inputs, linear), inputs.problem.save_gathered
 
     def run(schedule: Schedule) -> None:
         if linear.kind == "row":
-            operations.row_forward(schedule, x, weight)
+            linear_operations.row_forward(schedule, x, weight)
         else:
-            operations.column_forward(schedule, x, weight, keep)
+            linear_operations.column_forward(schedule, x, weight, keep)
 
     return run
 
 
-def backward(inputs: Inputs, linear: Linear) -> Operation:
+def backward(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
     """A linear's backward operation on gradients of its size."""
     weight, x = inputs.weights[linear.name], activations(inputs, linear)
     saved, rows = inputs.problem.save_gathered, inputs.problem.tokens
@@ -129,18 +133,18 @@ def backward(inputs: Inputs, linear: Linear) -> Operation:
 
     def run(schedule: Schedule) -> None:
         if by_row:
-            operations.row_backward(schedule, grad, x, weight)
+            linear_operations.row_backward(schedule, grad, x, weight)
         else:
-            operations.column_backward(schedule, grad, weight, kept, saved)
+            linear_operations.column_backward(schedule, grad, weight, kept, saved)
 
     return run
 
 
-def activations(inputs: Inputs, linear: Linear) -> Tensor:
+def activations(inputs: BlockInputs, linear: ShardedLinear) -> Tensor:
     """What a linear is given, in size and kind."""
     rows = inputs.problem.tokens // (inputs.size if linear.kind == "column" else 1)
     return _numbers(inputs, rows, linear.local_shape(inputs.size)[1])
 
 
-def _numbers(inputs: Inputs, rows: int, columns: int) -> Tensor:
+def _numbers(inputs: BlockInputs, rows: int, columns: int) -> Tensor:
     return torch.randn(rows, columns, device=inputs.device).to(inputs.dtype)

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.symmetric_buffers import enabled
-from tpbench.workloads.tp_block.schedule import Pending, Sequential
+from tpbench.workloads.tp_block.schedule import Pending, SequentialSchedule
 
 
 @dataclass(frozen=True)
-class Workspace:
+class TorchWorkspace:
     """torch's memory for the fused operations of a group, by its name."""
 
     name: str
@@ -28,7 +28,7 @@ class Workspace:
         return 0.0 if memory is None else memory.nbytes / 2**30
 
 
-class Fused(Sequential):
+class SymmMemSchedule(SequentialSchedule):
     """torch.ops.symm_mem.fused_all_gather_matmul and fused_matmul_reduce_scatter, without NVLink multicast."""
 
     lasting = True
@@ -37,7 +37,7 @@ class Fused(Sequential):
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self.name = enabled(group)
-        self.memory = Workspace(self.name)
+        self.memory = TorchWorkspace(self.name)
         self.operations: Any = torch.ops.symm_mem
 
     def facts(self) -> dict[str, Any]:

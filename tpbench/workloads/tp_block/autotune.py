@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from tpbench.measure.stopwatch import do_nothing
-from tpbench.workloads.tp_block.exposure import Operation, backward, forward
-from tpbench.workloads.tp_block.linears import Linear
-from tpbench.workloads.tp_block.prepared import Place, Prepared, prepare
+from tpbench.workloads.tp_block.exposed_communication import Operation, backward, forward
+from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock, prepare
 from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.ring import Ring
-from tpbench.workloads.tp_block.schedule import Plan, Schedule, Sequential
+from tpbench.workloads.tp_block.ring import RingSchedule
+from tpbench.workloads.tp_block.schedule import LinearPlan, Schedule, SequentialSchedule
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 MARGIN = 0.99
 """Of the plain schedule's time: what is not faster than that by more than noise is not preferred to it."""
@@ -30,16 +30,16 @@ STEPS = 10
 PLAIN, MIXED = "plain", "mixed"
 
 
-class Chooser:
+class ScheduleTuner:
     """Plans by measured time. The stopwatch's times are the slowest rank's, the same on all ranks, which so agree."""
 
-    def __init__(self, place: Place, schedules: Mapping[str, Schedule]) -> None:
+    def __init__(self, place: BlockContext, schedules: Mapping[str, Schedule]) -> None:
         self.place, self.schedules = place, schedules
         self.chosen: dict[str, str] = {}
 
-    def plan(self, linear: Linear) -> Plan:
+    def plan(self, linear: ShardedLinear) -> LinearPlan:
         """A linear's schedules, forward and backward each for itself. Collective the first time."""
-        return Plan(self._fastest("forward", linear, forward), self._fastest("backward", linear, backward))
+        return LinearPlan(self._fastest("forward", linear, forward), self._fastest("backward", linear, backward))
 
     def settle(self) -> None:
         """Choose, and let go of what was not chosen. Collective."""
@@ -70,7 +70,7 @@ class Chooser:
         if best != MIXED:
             self.chosen = dict.fromkeys(self.chosen, best)
 
-    def _fastest(self, name: str, linear: Linear, made: Callable[..., Operation]) -> Schedule:
+    def _fastest(self, name: str, linear: ShardedLinear, made: Callable[..., Operation]) -> Schedule:
         key = f"{linear.name} {name}"
         if key not in self.chosen:
             run = made(self.place.inputs, linear)
@@ -86,9 +86,9 @@ class Chooser:
         return pick(dict(zip(ways, map(median, taken), strict=True)))
 
 
-def prepare_fastest(place: Place) -> Prepared:
+def prepare_fastest(place: BlockContext) -> PreparedBlock:
     """Under what is chosen of this machine's schedules."""
-    chooser = Chooser(place, candidates(place.problem, place))
+    chooser = ScheduleTuner(place, candidates(place.problem, place))
     chooser.settle()
     return prepare(place, chooser.plan, facts=chooser.facts)
 
@@ -99,27 +99,27 @@ def pick(times: Mapping[str, float]) -> str:
     return fastest if times[fastest] < MARGIN * times[PLAIN] else PLAIN
 
 
-def _step(prepared: Prepared) -> None:
+def _step(prepared: PreparedBlock) -> None:
     """One step, of which nothing stays."""
     prepared.run(prepared.x).backward(prepared.grad)
     prepared.x.grad = None
     prepared.module.zero_grad(set_to_none=True)
 
 
-def candidates(problem: TpBlock, place: Place) -> dict[str, Schedule]:
+def candidates(problem: TpBlock, place: BlockContext) -> dict[str, Schedule]:
     """What can be chosen on this machine for this problem, by name."""
     inputs = place.inputs
-    found: dict[str, Schedule] = {PLAIN: Sequential(inputs.group)}
+    found: dict[str, Schedule] = {PLAIN: SequentialSchedule(inputs.group)}
     if problem.tokens % inputs.size**2 == 0:
-        found["ring"] = Ring(inputs.group)
+        found["ring"] = RingSchedule(inputs.group)
     if inputs.device.type == "cuda":
         from tpbench.comm.symmetric_buffers import Arena
-        from tpbench.workloads.tp_block.copy_engine import CopyEngine
-        from tpbench.workloads.tp_block.fused import Fused
+        from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
+        from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule
 
         arena = Arena(inputs.group, inputs.device, problem.signals)
-        found["symm_mem"] = Fused(inputs.group)
-        found["copy_engine"] = CopyEngine(arena)
+        found["symm_mem"] = SymmMemSchedule(inputs.group)
+        found["copy_engine"] = CopyEngineSchedule(arena)
         if inputs.size > 2:  # one peer has no neighbour
-            found["copy_engine_merged"] = CopyEngine(arena, merged=True)
+            found["copy_engine_merged"] = CopyEngineSchedule(arena, merged=True)
     return found
