@@ -32,8 +32,8 @@ _CPU_OTHER = re.compile(r"^aten::(scaled_dot_product_attention|_scaled_dot_produ
 class Interval:
     """A kernel, copy or operation that ran: times in ms from the first interval's start."""
 
-    start: float
-    length: float
+    start_ms: float
+    length_ms: float
     kind: int
     """PRODUCT, COMMUNICATION or OTHER."""
     lane: int
@@ -100,7 +100,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 def spans(intervals: Iterable[Interval]) -> list[Span]:
     """Return the spans in which at least one of the intervals runs."""
-    return union((each.start, each.start + each.length) for each in intervals)
+    return union((each.start_ms, each.start_ms + each.length_ms) for each in intervals)
 
 
 def covered_ms(intervals: Iterable[Interval]) -> float:

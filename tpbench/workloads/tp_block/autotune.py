@@ -1,7 +1,8 @@
-"""The fastest schedule for each operation and shape, found by trying them before anything is timed.
+"""Choose the fastest schedule of each operation by trying all of them before anything is timed.
 
-What an operation takes alone is not quite what it takes within a step, where others came before and the GPU may be at
-its power limit. So the mixture is then tried as a whole step, beside each of its schedules for all operations.
+An operation alone does not take quite the time that it takes within a step, where others ran before it and the GPU may
+be at its power limit. The mixture of schedules is therefore tried as a whole step too, beside each of its schedules for
+all operations.
 """
 
 from __future__ import annotations
@@ -14,112 +15,118 @@ from typing import Any
 import torch
 
 from tpbench.measure.stopwatch import do_nothing
-from tpbench.workloads.tp_block.exposed_communication import Operation, backward, forward
+from tpbench.workloads.tp_block import isolated_operations
+from tpbench.workloads.tp_block.isolated_operations import Operation
 from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock, prepare
-from tpbench.workloads.tp_block.problem import TpBlock
 from tpbench.workloads.tp_block.ring import RingSchedule
 from tpbench.workloads.tp_block.schedule import LinearPlan, Schedule, SequentialSchedule
 from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 MARGIN = 0.99
-"""Of the plain schedule's time: what is not faster than that by more than noise is not preferred to it."""
+"""A schedule replaces the plain one only if it takes less than this fraction of the plain time: noise is smaller."""
 
 STEPS = 10
-"""Timed, of each way to do the whole step."""
+"""Timed iterations of each candidate for the whole step."""
 
 PLAIN, MIXED = "plain", "mixed"
 
 
 class ScheduleTuner:
-    """Plans by measured time. The stopwatch's times are the slowest rank's, the same on all ranks, which so agree."""
+    """Plans by measured time. The stopwatch returns the slowest rank's times, so that all ranks choose alike."""
 
-    def __init__(self, place: BlockContext, schedules: Mapping[str, Schedule]) -> None:
-        self.place, self.schedules = place, schedules
+    def __init__(self, context: BlockContext, schedules: Mapping[str, Schedule]) -> None:
+        self.context, self.schedules = context, schedules
         self.chosen: dict[str, str] = {}
+        """The name of the schedule of each operation, such as "qkv forward"."""
 
     def plan(self, linear: ShardedLinear) -> LinearPlan:
-        """A linear's schedules, forward and backward each for itself. Collective the first time."""
-        return LinearPlan(self._fastest("forward", linear, forward), self._fastest("backward", linear, backward))
+        """Return the fastest schedules of a linear. Collective on the first call for that linear."""
+        return LinearPlan(
+            self._fastest("forward", linear, isolated_operations.forward),
+            self._fastest("backward", linear, isolated_operations.backward),
+        )
 
-    def settle(self) -> None:
-        """Choose, and let go of what was not chosen. Collective."""
-        for linear in self.place.problem.linears:
+    def choose(self) -> None:
+        """Choose all schedules and free the memory of the others. Collective."""
+        for linear in self.context.problem.linears:
             self.plan(linear)
         self._try_steps()
-        # An arena's memory goes with the last schedule that has it; what stays is kept to be counted.
-        chosen = set(self.chosen.values())
+        # Symmetric buffers are freed with the last schedule that uses them. Permanent memory stays, to be counted.
+        used = set(self.chosen.values())
         self.schedules = {
-            name: each for name, each in self.schedules.items() if name in chosen or getattr(each, "lasting", False)
+            name: schedule
+            for name, schedule in self.schedules.items()
+            if name in used or getattr(schedule, "memory_is_permanent", False)
         }
 
-    def facts(self) -> dict[str, Any]:
-        """What was chosen, as a column, and all memory that is still there, each once."""
-        said = ", ".join(f"{operation}: {name}" for operation, name in self.chosen.items())
-        gib = sum(each.gib for each in {it.memory for it in self.schedules.values() if hasattr(it, "memory")})
-        return {"chosen": said, **({"workspace_gib": gib} if gib else {})}
+    def columns(self) -> dict[str, Any]:
+        """Return the column of chosen schedules, and that of the memory that is still held, each buffer once."""
+        chosen = ", ".join(f"{operation}: {name}" for operation, name in self.chosen.items())
+        memories = {schedule.memory for schedule in self.schedules.values() if hasattr(schedule, "memory")}
+        gib = sum(memory.gib for memory in memories)
+        return {"chosen": chosen, **({"workspace_gib": gib} if gib else {})}
 
     def _try_steps(self) -> None:
-        """Try the whole step, and leave the mixture for one schedule where that is faster."""
+        """Time whole steps. Replace the mixture by one schedule for all operations if that is faster."""
         names = sorted({PLAIN, *self.chosen.values()})
         if names == [PLAIN]:
             return
-        ways = {name: prepare(self.place, self.schedules[name]) for name in names}
+        candidates = {name: prepare(self.context, self.schedules[name]) for name in names}
         if len(set(self.chosen.values())) > 1:
-            ways[MIXED] = prepare(self.place, self.plan)
-        best = self._best({name: partial(_step, way) for name, way in ways.items()}, STEPS)
+            candidates[MIXED] = prepare(self.context, self.plan)
+        best = self._best({name: partial(_step, prepared) for name, prepared in candidates.items()}, STEPS)
         if best != MIXED:
             self.chosen = dict.fromkeys(self.chosen, best)
 
-    def _fastest(self, name: str, linear: ShardedLinear, made: Callable[..., Operation]) -> Schedule:
-        key = f"{linear.name} {name}"
+    def _fastest(self, direction: str, linear: ShardedLinear, operation: Callable[..., Operation]) -> Schedule:
+        key = f"{linear.name} {direction}"
         if key not in self.chosen:
-            run = made(self.place.inputs, linear)
-            self.chosen[key] = self._best({each: partial(run, it) for each, it in self.schedules.items()})
+            run = operation(self.context.inputs, linear)
+            self.chosen[key] = self._best({name: partial(run, each) for name, each in self.schedules.items()})
         return self.schedules[self.chosen[key]]
 
-    def _best(self, ways: Mapping[str, Callable[[], None]], iterations: int | None = None) -> str:
-        taken = self.place.stopwatch.interleaved_ms(
-            *((way, do_nothing) for way in ways.values()), iterations=iterations
-        )
-        if self.place.inputs.device.type == "cuda":
+    def _best(self, candidates: Mapping[str, Callable[[], None]], iterations: int | None = None) -> str:
+        steps = ((run, do_nothing) for run in candidates.values())
+        samples = self.context.stopwatch.interleaved_ms(*steps, iterations=iterations)
+        if self.context.inputs.device.type == "cuda":
             torch.cuda.empty_cache()
-        return pick(dict(zip(ways, map(median, taken), strict=True)))
+        return fastest(dict(zip(candidates, map(median, samples), strict=True)))
 
 
-def prepare_fastest(place: BlockContext) -> PreparedBlock:
-    """Under what is chosen of this machine's schedules."""
-    chooser = ScheduleTuner(place, candidates(place.problem, place))
-    chooser.settle()
-    return prepare(place, chooser.plan, facts=chooser.facts)
+def prepare_fastest(context: BlockContext) -> PreparedBlock:
+    """Prepare the block under the fastest of this machine's schedules. Collective."""
+    tuner = ScheduleTuner(context, available_schedules(context))
+    tuner.choose()
+    return prepare(context, tuner.plan, columns=tuner.columns)
 
 
-def pick(times: Mapping[str, float]) -> str:
-    """The fastest, but the plain one where no other is clearly faster."""
-    fastest = min(times, key=lambda name: times[name])
-    return fastest if times[fastest] < MARGIN * times[PLAIN] else PLAIN
+def fastest(times_ms: Mapping[str, float]) -> str:
+    """Return the name of the fastest schedule: the plain one unless another is clearly faster."""
+    best = min(times_ms, key=lambda name: times_ms[name])
+    return best if times_ms[best] < MARGIN * times_ms[PLAIN] else PLAIN
 
 
-def _step(prepared: PreparedBlock) -> None:
-    """One step, of which nothing stays."""
-    prepared.run(prepared.x).backward(prepared.grad)
-    prepared.x.grad = None
-    prepared.module.zero_grad(set_to_none=True)
-
-
-def candidates(problem: TpBlock, place: BlockContext) -> dict[str, Schedule]:
-    """What can be chosen on this machine for this problem, by name."""
-    inputs = place.inputs
-    found: dict[str, Schedule] = {PLAIN: SequentialSchedule(inputs.group)}
+def available_schedules(context: BlockContext) -> dict[str, Schedule]:
+    """Return the schedules that this machine can run for this problem, by name."""
+    problem, inputs = context.problem, context.inputs
+    schedules: dict[str, Schedule] = {PLAIN: SequentialSchedule(inputs.group)}
     if problem.tokens % inputs.size**2 == 0:
-        found["ring"] = RingSchedule(inputs.group)
+        schedules["ring"] = RingSchedule(inputs.group)
     if inputs.device.type == "cuda":
-        from tpbench.comm.symmetric_buffers import Arena
+        from tpbench.comm.symmetric_buffers import Arena as SymmetricBuffers
         from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
         from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule
 
-        arena = Arena(inputs.group, inputs.device, problem.signals)
-        found["symm_mem"] = SymmMemSchedule(inputs.group)
-        found["copy_engine"] = CopyEngineSchedule(arena)
-        if inputs.size > 2:  # one peer has no neighbour
-            found["copy_engine_merged"] = CopyEngineSchedule(arena, merged=True)
-    return found
+        buffers = SymmetricBuffers(inputs.group, inputs.device, problem.signals)
+        schedules["symm_mem"] = SymmMemSchedule(inputs.group)
+        schedules["copy_engine"] = CopyEngineSchedule(buffers)
+        if inputs.size > 2:  # a single peer has no neighbour to merge with
+            schedules["copy_engine_merged"] = CopyEngineSchedule(buffers, merged=True)
+    return schedules
+
+
+def _step(prepared: PreparedBlock) -> None:
+    """Run one step and free its gradients."""
+    prepared.run(prepared.x).backward(prepared.grad)
+    prepared.x.grad = None
+    prepared.module.zero_grad(set_to_none=True)

@@ -1,9 +1,12 @@
-"""What of a step's communication its products do not hide.
+"""Measure the communication of a step that its products do not hide.
 
-exposed = step - the same step with its communication removed (products in one piece): the median of the differences of
-pairs that were timed one right after the other; hidden = 1 - exposed / all the step's collectives alone, one after the
-other. What cutting products into chunks costs so counts as exposed. The sums of the norms' gradients are collectives
-that nobody here hides.
+exposed = step - the same step with its communication removed. The second step computes each product in one piece. The
+result is the median of the differences of interleaved pairs.
+
+hidden share = 1 - exposed / time of all the step's collectives alone, one after the other.
+
+The cost of cutting products into chunks therefore counts as exposed. The all-reduces of the norms' gradients count as
+communication that no variant hides.
 """
 
 from __future__ import annotations
@@ -11,21 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
-from tpbench.workloads.tp_block import linear_operations
+from tpbench.workloads.tp_block import isolated_operations
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.prepared import PreparedBlock
-from tpbench.workloads.tp_block.schedule import NoCommunicationSchedule, Schedule, SequentialSchedule
-from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
-
-Operation: TypeAlias = Callable[[Schedule], None]
-"""One of a linear, under a schedule."""
+from tpbench.workloads.tp_block.schedule import NoCommunicationSchedule
 
 
 def measure(
@@ -35,116 +34,77 @@ def measure(
     step: Callable[[], None],
     release_step: Callable[[], None],
 ) -> dict[str, Any]:
-    """The columns about it. Collective; nothing where nothing is sent."""
-    if prepared.bare is None or prepared.run_bare is None:
+    """Return the columns about exposed communication, none if the block does not communicate. Collective."""
+    if prepared.without_communication is None or prepared.run_without_communication is None:
         return {}
-    run_bare, bare = prepared.run_bare, prepared.bare
+    run, module = prepared.run_without_communication, prepared.without_communication
 
-    def without() -> None:
-        run_bare(prepared.x).backward(prepared.grad)
+    def compute_step() -> None:
+        run(prepared.x).backward(prepared.grad)
 
-    def release() -> None:
-        bare.zero_grad(set_to_none=True)
+    def release_compute_step() -> None:
+        module.zero_grad(set_to_none=True)
         prepared.x.grad = None
 
-    whole, bare_step = stopwatch.interleaved_ms((step, release_step), (without, release))
+    step_ms, compute_ms = stopwatch.interleaved_ms((step, release_step), (compute_step, release_compute_step))
     release_step()
-    release()
-    collectives = Collectives(inputs)
+    release_compute_step()
+    collectives = StepCollectives(inputs)
     communication_ms = stopwatch.ms(collectives.run)
-    exposed_ms = paired_difference(whole, bare_step)
-    found = {
-        "compute_ms": median(bare_step),
+    exposed_ms = paired_difference(step_ms, compute_ms)
+    columns = {
+        "compute_ms": median(compute_ms),
         "communication_ms": communication_ms,
         "exposed_ms": exposed_ms,
         "hidden_share": 1 - exposed_ms / communication_ms,
     }
-    return found | _by_direction(inputs, prepared, stopwatch, collectives)
+    return columns | _by_direction(inputs, prepared, stopwatch, collectives)
 
 
-class Collectives:
-    """The collectives that a step cannot do without, as the plain schedule has them."""
+class StepCollectives:
+    """The collectives that a step needs, as the sequential schedule runs them."""
 
     def __init__(self, inputs: BlockInputs) -> None:
-        self.schedule = SequentialSchedule(inputs.group)
-        self.passes = len(inputs.problem.linears)
-        again = sum(each.kind == "column" for each in inputs.problem.linears)
-        self.gathers = self.passes + (0 if inputs.problem.save_gathered else again)
-        shape = (inputs.problem.tokens // inputs.size, inputs.problem.hidden)
-        self.shard = torch.zeros(shape, dtype=inputs.dtype, device=inputs.device)
+        problem = inputs.problem
+        again = 0 if problem.save_gathered else sum(linear.kind == "column" for linear in problem.linears)
+        self.group = inputs.group
+        self.gathers, self.scatters = len(problem.linears) + again, len(problem.linears)
+        self.norms = len(problem.norms)
+        self.shard = torch.zeros(
+            problem.tokens // inputs.size, problem.hidden, dtype=inputs.dtype, device=inputs.device
+        )
         self.whole = self.shard.repeat(inputs.size, 1)
-        self.norms = len(inputs.problem.norms)
 
     def run(self) -> None:
-        """All of a step's."""
+        """Run all collectives of a step."""
         for _ in range(self.gathers):
             self.gather()
-        for _ in range(self.passes):
+        for _ in range(self.scatters):
             self.scatter()
         for _ in range(self.norms):
-            dist.all_reduce(self.shard[0], group=self.schedule.group)
+            dist.all_reduce(self.shard[0], group=self.group)
 
     def gather(self) -> None:
-        """One all-gather."""
-        self.schedule.gather(self.shard)
+        """Run one all-gather."""
+        gather_rows(self.shard, self.group)
 
     def scatter(self) -> None:
-        """One reduce-scatter."""
-        self.schedule.scatter(self.whole)
+        """Run one reduce-scatter."""
+        scatter_rows(self.whole, self.group)
 
 
 def _by_direction(
-    inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch, collectives: Collectives
+    inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch, collectives: StepCollectives
 ) -> dict[str, float]:
-    """The share hidden in each direction, from the forward operations of the linears alone."""
+    """The hidden share of all-gathers and of reduce-scatters, from the forward operations of the linears alone."""
     if prepared.plan is None:
         return {}
-    exposed: dict[str, list[float]] = {"column": [], "row": []}
-    silent = NoCommunicationSchedule(inputs.rank, inputs.size)
+    exposed_ms: dict[str, list[float]] = {"column": [], "row": []}
+    without = NoCommunicationSchedule(inputs.rank, inputs.size)
     for linear in inputs.problem.linears:
-        run, schedule = forward(inputs, linear), prepared.plan(linear).forward
-        mine, bare = stopwatch.interleaved_ms((partial(run, schedule), do_nothing), (partial(run, silent), do_nothing))
-        exposed[linear.kind].append(paired_difference(mine, bare))
-    alone = {"column": stopwatch.ms(collectives.gather), "row": stopwatch.ms(collectives.scatter)}
+        run, schedule = isolated_operations.forward(inputs, linear), prepared.plan(linear).forward
+        samples = stopwatch.interleaved_ms((partial(run, schedule), do_nothing), (partial(run, without), do_nothing))
+        exposed_ms[linear.kind].append(paired_difference(*samples))
+    alone_ms = {"column": stopwatch.ms(collectives.gather), "row": stopwatch.ms(collectives.scatter)}
     names = {"column": "gather_hidden", "row": "scatter_hidden"}
-    return {names[kind]: 1 - sum(each) / (len(each) * alone[kind]) for kind, each in exposed.items() if each}
-
-
-def forward(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
-    """A linear's forward operation on inputs of its size."""
-    weight, x, keep = inputs.weights[linear.name], activations(inputs, linear), inputs.problem.save_gathered
-
-    def run(schedule: Schedule) -> None:
-        if linear.kind == "row":
-            linear_operations.row_forward(schedule, x, weight)
-        else:
-            linear_operations.column_forward(schedule, x, weight, keep)
-
-    return run
-
-
-def backward(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
-    """A linear's backward operation on gradients of its size."""
-    weight, x = inputs.weights[linear.name], activations(inputs, linear)
-    saved, rows = inputs.problem.save_gathered, inputs.problem.tokens
-    by_row = linear.kind == "row"
-    grad = _numbers(inputs, *((rows // inputs.size, linear.out_features[0]) if by_row else (rows, weight.shape[0])))
-    kept = x.repeat(inputs.size, 1) if saved and not by_row else x
-
-    def run(schedule: Schedule) -> None:
-        if by_row:
-            linear_operations.row_backward(schedule, grad, x, weight)
-        else:
-            linear_operations.column_backward(schedule, grad, weight, kept, saved)
-
-    return run
-
-
-def activations(inputs: BlockInputs, linear: ShardedLinear) -> Tensor:
-    """What a linear is given, in size and kind."""
-    rows = inputs.problem.tokens // (inputs.size if linear.kind == "column" else 1)
-    return _numbers(inputs, rows, linear.local_shape(inputs.size)[1])
-
-
-def _numbers(inputs: BlockInputs, rows: int, columns: int) -> Tensor:
-    return torch.randn(rows, columns, device=inputs.device).to(inputs.dtype)
+    return {names[kind]: 1 - sum(each) / (len(each) * alone_ms[kind]) for kind, each in exposed_ms.items() if each}

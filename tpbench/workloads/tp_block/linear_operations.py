@@ -1,6 +1,7 @@
-"""The four operations of tensor-parallel linears, each a product or two and a collective or two, under a schedule.
+"""Forward and backward of column- and row-parallel linears under a schedule: products with their collectives.
 
-p ranks; x, y and their gradients are matrices of rows by features, weights this rank's (out, in) part of W.
+Activations and their gradients are (rows, features) matrices; a weight is this rank's (out, in) part of W. p is the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ from tpbench.workloads.tp_block.schedule import Schedule
 
 
 def column_forward(schedule: Schedule, shard: Tensor, weight: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """x's shard (rows / p, in) to the gathered x (rows, in), to `keep` or not, and y = x W^T (rows, out / p)."""
+    """Gather x and multiply it by a column-parallel weight.
+
+    `shard`: this rank's (rows / p, in) of x. Returns the gathered x (rows, in) and y = x W^T (rows, out / p). The
+    gathered x stays valid only if `keep` is set.
+    """
     return schedule.gather_matmul(shard, weight.t(), keep=keep)
 
 
 def column_backward(
     schedule: Schedule, grad: Tensor, weight: Tensor, kept: Tensor, gathered: bool
 ) -> tuple[Tensor, Tensor]:
-    """y's gradient (rows, out / p) to those of x's shard and of the weight. `kept`: x, gathered or this rank's shard.
+    """Return the gradients of x's shard (rows / p, in) and of the weight, given y's gradient (rows, out / p).
 
-    The weight's product lies between the scatter's begin and its end, and hides what is still under way.
+    `kept`: the x of the forward pass, gathered or only this rank's shard. The weight's product runs between the start
+    and the end of the reduce-scatter, and so hides the rest of its communication.
     """
     whole = (lambda: kept) if gathered else schedule.gather(kept)
     finish = schedule.matmul_scatter(grad, weight)
@@ -29,11 +35,11 @@ def column_backward(
 
 
 def row_forward(schedule: Schedule, x: Tensor, weight: Tensor) -> Tensor:
-    """x (rows, in / p) to this rank's shard (rows / p, out) of y = sum over ranks of x W^T."""
+    """Return this rank's (rows / p, out) of y, the sum over ranks of x W^T, given x (rows, in / p)."""
     return schedule.matmul_scatter(x, weight.t(), awaited=True)()
 
 
 def row_backward(schedule: Schedule, grad_shard: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of y's shard (rows / p, out) to those of x and of the weight."""
+    """Return the gradients of x (rows, in / p) and of the weight, given that of y's shard (rows / p, out)."""
     grad, grad_x = schedule.gather_matmul(grad_shard, weight, keep=False)
     return grad_x, grad.t() @ x

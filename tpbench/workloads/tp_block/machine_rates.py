@@ -1,4 +1,4 @@
-"""What this machine reaches: the rate of a large product, and the bandwidth of a large all-gather."""
+"""Rates that this machine reaches: of a large matrix product, and of a large all-gather."""
 
 from __future__ import annotations
 
@@ -6,38 +6,37 @@ from dataclasses import dataclass
 
 import torch
 
+from tpbench.comm.collectives import gather_rows
 from tpbench.measure.gemm import gemm_tflops
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.schedule import SequentialSchedule
 
 SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
-"""Of each rank, in the all-gather: large against its latency."""
+"""Bytes of each rank in the all-gather: large enough that its latency does not matter."""
 
 
 @dataclass(frozen=True)
 class MachineRates:
-    """The same on every rank, the slowest's."""
+    """Rates of the slowest rank, the same on every rank."""
 
     gemm_tflops: float
-    """Of a large product in the problem's dtype, while all ranks compute, TFLOP/s."""
+    """A large matrix product in the problem's dtype while all ranks compute, in TFLOP/s."""
     gather_gb_per_s: float
-    """Bytes that a rank receives in a large all-gather, 1e9 a second; 0 where there is one rank."""
+    """Bytes that a rank receives in a large all-gather, in 1e9 bytes per second. 0 for one rank."""
 
     def wire_ms(self, received: int) -> float:
-        """The least time to receive so many bytes."""
+        """Return the least time in ms to receive that many bytes."""
         return received / self.gather_gb_per_s / 1e6 if received else 0.0
 
 
 def measure(inputs: BlockInputs, stopwatch: Stopwatch) -> MachineRates:
-    """Collective."""
-    reached = gemm_tflops(inputs.dtype, inputs.device, stopwatch)
+    """Measure both rates. Collective."""
+    tflops = gemm_tflops(inputs.dtype, inputs.device, stopwatch)
     if inputs.size == 1:
-        return MachineRates(reached, 0.0)
+        return MachineRates(tflops, 0.0)
     shard = torch.zeros(SHARD_BYTES[inputs.device.type], 1, dtype=torch.uint8, device=inputs.device)
-    schedule = SequentialSchedule(inputs.group)
 
     def gather() -> None:
-        schedule.gather(shard)
+        gather_rows(shard, inputs.group)
 
-    return MachineRates(reached, shard.nbytes * (inputs.size - 1) / stopwatch.ms(gather) / 1e6)
+    return MachineRates(tflops, shard.nbytes * (inputs.size - 1) / stopwatch.ms(gather) / 1e6)

@@ -10,7 +10,7 @@ _KEEPS = {"save_gathered", "profile"}
 
 
 def _no_peers(problem: TpBlock, tp_size: int) -> str | None:
-    return None if tp_size > 1 else "with tp_size=1 there is nobody to communicate with: block_no_tp is that"
+    return None if tp_size > 1 else "with tp_size=1 there is no communication: block_no_tp is that"
 
 
 def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
@@ -20,19 +20,19 @@ def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
 
 
 @WORKLOAD.variant("the whole block on every rank, each for itself: the reference", takes={"profile"})
-def block_no_tp(problem: TpBlock, place: Any) -> Any:
+def block_no_tp(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
     from tpbench.workloads.tp_block.schedule import LocalSchedule
 
-    return prepare(place, LocalSchedule())
+    return prepare(context, LocalSchedule())
 
 
 @WORKLOAD.variant("all-gather, product, reduce-scatter, one after the other", takes=_KEEPS, refuses=_no_peers)
-def block_tp(problem: TpBlock, place: Any) -> Any:
+def block_tp(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
     from tpbench.workloads.tp_block.schedule import SequentialSchedule
 
-    return prepare(place, SequentialSchedule(place.inputs.group))
+    return prepare(context, SequentialSchedule(context.inputs.group))
 
 
 @WORKLOAD.variant(
@@ -40,11 +40,11 @@ def block_tp(problem: TpBlock, place: Any) -> Any:
     takes=_KEEPS,
     refuses=_not_in_pieces,
 )
-def block_tp_overlap(problem: TpBlock, place: Any) -> Any:
+def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
     from tpbench.workloads.tp_block.ring import RingSchedule
 
-    return prepare(place, RingSchedule(place.inputs.group))
+    return prepare(context, RingSchedule(context.inputs.group))
 
 
 @WORKLOAD.variant(
@@ -53,12 +53,12 @@ def block_tp_overlap(problem: TpBlock, place: Any) -> Any:
     needs_cuda=True,
     refuses=_no_peers,
 )
-def block_symm_mem(problem: TpBlock, place: Any) -> Any:
+def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
     from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule
 
-    schedule = SymmMemSchedule(place.inputs.group)
-    return prepare(place, schedule, facts=schedule.facts)
+    schedule = SymmMemSchedule(context.inputs.group)
+    return prepare(context, schedule, columns=schedule.columns)
 
 
 @WORKLOAD.variant(
@@ -67,10 +67,10 @@ def block_symm_mem(problem: TpBlock, place: Any) -> Any:
     needs_cuda=True,
     refuses=_no_peers,
 )
-def block_compile_async(problem: TpBlock, place: Any) -> Any:
+def block_compile_async(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block import compiled
 
-    return compiled.prepare(place)
+    return compiled.prepare(context)
 
 
 @WORKLOAD.variant(
@@ -79,13 +79,13 @@ def block_compile_async(problem: TpBlock, place: Any) -> Any:
     needs_cuda=True,
     refuses=_no_peers,
 )
-def block_copy_engine(problem: TpBlock, place: Any) -> Any:
-    from tpbench.comm.symmetric_buffers import Arena
+def block_copy_engine(problem: TpBlock, context: Any) -> Any:
+    from tpbench.comm.symmetric_buffers import Arena as SymmetricBuffers
     from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
     from tpbench.workloads.tp_block.prepared import prepare
 
-    schedule = CopyEngineSchedule(Arena(place.inputs.group, place.inputs.device, problem.signals))
-    return prepare(place, schedule, facts=schedule.facts)
+    schedule = CopyEngineSchedule(SymmetricBuffers(context.inputs.group, context.inputs.device, problem.signals))
+    return prepare(context, schedule, columns=schedule.columns)
 
 
 @WORKLOAD.variant(
@@ -93,7 +93,7 @@ def block_copy_engine(problem: TpBlock, place: Any) -> Any:
     takes=_KEEPS | {"signals"},
     refuses=_no_peers,
 )
-def block_auto(problem: TpBlock, place: Any) -> Any:
+def block_auto(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block import autotune
 
-    return autotune.prepare_fastest(place)
+    return autotune.prepare_fastest(context)

@@ -37,5 +37,5 @@ def exposed_share(found: Sequence[Interval]) -> float:
     else does."""
     if not found:
         return 0.0
-    whole = max(each.start + each.length for each in found) - min(each.start for each in found)
+    whole = max(each.start_ms + each.length_ms for each in found) - min(each.start_ms for each in found)
     return (covered_ms(found) - covered_ms(each for each in found if each.kind != COMMUNICATION)) / whole

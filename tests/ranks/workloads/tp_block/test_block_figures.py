@@ -95,8 +95,3 @@ def test_the_bandwidth_counts_what_a_rank_receives_of_its_peers() -> None:
     received = 3 * machine_rates.SHARD_BYTES[DEVICE]
     for found in run_on_ranks(4, measured):
         assert found.gather_gb_per_s == pytest.approx(received / LARGE_GATHER_MS / 1e6)
-
-
-def test_the_time_on_the_wire_is_that_of_the_bytes_at_the_bandwidth() -> None:
-    assert machine_rates.MachineRates(1.0, 50.0).wire_ms(10**9) == pytest.approx(20.0)
-    assert machine_rates.MachineRates(1.0, 0.0).wire_ms(0) == 0.0

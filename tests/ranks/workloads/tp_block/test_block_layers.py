@@ -15,7 +15,7 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, forward, problem
 from tpbench.workloads.tp_block.block import build
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear, drawn, plan_for
+from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear, plan_for, random_weight
 from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
@@ -35,23 +35,9 @@ def weights_of(here: Rank, use_overlap: bool) -> tuple[Tensor, Tensor]:
 def test_shards_are_the_full_weight_bit_for_bit(ranks: int, use_overlap: bool) -> None:
     columns, rows = zip(*run_on_ranks(ranks, weights_of, use_overlap), strict=True)
     column, row = ShardedLinear("column", "column", 6, (8, 4, 4)), ShardedLinear("row", "row", 12, (5,))
-    assert torch.equal(column.whole(columns), drawn(column, 11, torch.bfloat16))
-    assert torch.equal(row.whole(rows), drawn(row, 11, torch.bfloat16))
-    assert not torch.equal(drawn(row, 11), drawn(row, 12))
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_hashed_inputs_are_the_same_whole_at_any_size(size: int) -> None:
-    for part in ("block", "column", "row"):
-        cell = problem(part=part, dtype="bfloat16")
-        inputs = BlockInputs(cell, context())
-        full, shards = inputs.weights_of(0, 1), [inputs.weights_of(rank, size) for rank in range(size)]
-        for linear in cell.linears:
-            assert torch.equal(linear.whole([each[linear.name] for each in shards]), full[linear.name])
-            assert torch.equal(linear.local(full[linear.name], 1, size), shards[1][linear.name])
-            assert 0.6 < full[linear.name].float().std() * linear.in_features**0.5 < 1.6
-        for made, over_rows in ((inputs.x, part != "row"), (inputs.grad, part != "column")):
-            assert torch.equal(torch.cat([made(rank, size) for rank in range(size)], 0 if over_rows else 1), made(0, 1))
+    assert torch.equal(column.unshard(columns), random_weight(column, 11, torch.bfloat16))
+    assert torch.equal(row.unshard(rows), random_weight(row, 11, torch.bfloat16))
+    assert not torch.equal(random_weight(row, 11), random_weight(row, 12))
 
 
 def through_layers(here: Rank, use_overlap: bool) -> Tensor:
@@ -71,8 +57,8 @@ def sequence() -> Tensor:
 
 @pytest.mark.parametrize("use_overlap", [False, True])
 def test_layers_take_a_batch_of_sequences(use_overlap: bool) -> None:
-    up = drawn(ShardedLinear("up", "column", 6, (12,)), 1, torch.float64)
-    down = drawn(ShardedLinear("down", "row", 12, (6,)), 2, torch.float64)
+    up = random_weight(ShardedLinear("up", "column", 6, (12,)), 1, torch.float64)
+    down = random_weight(ShardedLinear("down", "row", 12, (6,)), 2, torch.float64)
     expected = torch.relu(sequence() @ up.T) @ down.T
     found = torch.cat(run_on_ranks(2, through_layers, use_overlap))
     torch.testing.assert_close(found, expected)
@@ -94,7 +80,7 @@ def scale() -> Tensor:
 
 def test_layers_that_are_given_no_group_are_of_the_world() -> None:
     linears = ShardedLinear("up", "column", 6, (12,)), ShardedLinear("down", "row", 12, (6,))
-    up, down = (drawn(each, seed, torch.float64).requires_grad_() for seed, each in enumerate(linears, 1))
+    up, down = (random_weight(each, seed, torch.float64).requires_grad_() for seed, each in enumerate(linears, 1))
     x, weight = sequence().requires_grad_(), scale().requires_grad_()
     y = torch.relu(nn.functional.rms_norm(x, (6,), weight, 1e-5) @ up.T) @ down.T
     y.square().sum().backward()
@@ -103,7 +89,7 @@ def test_layers_that_are_given_no_group_are_of_the_world() -> None:
         torch.testing.assert_close(mine, x.grad.chunk(2)[rank])
         torch.testing.assert_close(of_norm, weight.grad)
         for linear, found, whole in zip(linears, of_weights, (up.grad, down.grad), strict=True):
-            torch.testing.assert_close(found, linear.local(whole, rank, 2))
+            torch.testing.assert_close(found, linear.shard(whole, rank, 2))
 
 
 def trained(here: Rank, use_overlap: bool) -> list[tuple[float, float]]:
@@ -264,9 +250,3 @@ def few_rows(here: Rank) -> list[int]:
 
 def test_rows_of_a_batch_are_counted_together() -> None:
     assert run_on_ranks(2, few_rows) == [[2, 2, 4]] * 2
-
-
-def test_without_a_group_layers_say_so() -> None:
-    for layer in (lambda: ColumnParallelLinear(4, 4), lambda: RMSNorm(torch.ones(4))):
-        with pytest.raises(ValueError, match="init_process_group first"):
-            layer()
