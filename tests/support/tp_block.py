@@ -53,7 +53,7 @@ class FixedStopwatch:
 def block_context(here: Rank, cell: TpBlock, group: dist.ProcessGroup | None = None) -> BlockContext:
     """The arguments of a variant's preparation."""
     stopwatch: Any = FixedStopwatch()
-    return BlockContext(cell, BlockInputs(cell, context(here, group=group)), stopwatch)
+    return BlockContext(BlockInputs(cell, context(here, group=group)), stopwatch)
 
 
 @functools.cache

@@ -20,11 +20,11 @@ class RoundRequest(StrEnum):
     """A cell's request after a round."""
 
     MORE = "more"
-    """Its medians are not precise enough yet."""
+    """The cell's medians are not precise enough yet."""
     ENOUGH = "enough"
-    """Its medians are precise. It runs further rounds while other cells need more, so that all have equally many."""
+    """The cell's medians are precise. It runs further rounds while other cells need more: all get equally many."""
     NO_MORE = "no more"
-    """Its time budget or its number of iterations is used up."""
+    """The cell's time budget or its number of iterations is used up."""
 
 
 class InterleavedRank:

@@ -65,7 +65,7 @@ def run(
         single, peak_gib = one_pass()
         if settings.graph:
             say("capturing a graph")
-            step = _captured(session, context)  # its replays fill the output that the capture left in the session
+            step = _captured(session, context)  # replays fill the output that the capture left in the session
             single, _ = one_pass()
     say("checking")
     verdict = session.check()

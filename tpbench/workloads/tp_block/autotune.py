@@ -48,7 +48,7 @@ class ScheduleTuner:
 
     def choose(self) -> None:
         """Choose all schedules and free the memory of the others. Collective."""
-        for linear in self.context.problem.linears:
+        for linear in self.context.inputs.problem.linears:
             self.plan(linear)
         self._try_steps()
         # Symmetric buffers are freed with the last schedule that uses them. Permanent memory stays, to be counted.
@@ -108,7 +108,7 @@ def fastest(times_ms: Mapping[str, float]) -> str:
 
 def available_schedules(context: BlockContext) -> dict[str, Schedule]:
     """Return the schedules that this machine can run for this problem, by name."""
-    problem, inputs = context.problem, context.inputs
+    inputs, problem = context.inputs, context.inputs.problem
     schedules: dict[str, Schedule] = {PLAIN: SequentialSchedule(inputs.group)}
     if problem.tokens % inputs.size**2 == 0:
         schedules["ring"] = RingSchedule(inputs.group)

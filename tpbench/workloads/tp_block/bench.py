@@ -26,7 +26,7 @@ class TpBlockSession:
         self.inputs = BlockInputs(problem, context)
         self.stopwatch = Stopwatch(context)
         self.rates = machine_rates.measure(self.inputs, self.stopwatch)
-        self.prepared: PreparedBlock = variant.prepare(problem, BlockContext(problem, self.inputs, self.stopwatch))
+        self.prepared: PreparedBlock = variant.prepare(problem, BlockContext(self.inputs, self.stopwatch))
         self.output: Tensor | None = None
         self.costs = self._costs()
 

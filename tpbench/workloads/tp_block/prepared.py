@@ -11,16 +11,14 @@ from torch import Tensor, nn
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block.block import Planner, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import TpBlock
 from tpbench.workloads.tp_block.schedule import LinearPlan, NoCommunicationSchedule, Schedule
 from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 
 @dataclass(frozen=True)
 class BlockContext:
-    """The arguments of a variant's preparation."""
+    """This rank's inputs, and a stopwatch to choose between schedules."""
 
-    problem: TpBlock
     inputs: BlockInputs
     stopwatch: Stopwatch
 
@@ -59,14 +57,14 @@ def prepare(
 
     `wrap` is applied to each module before it is called, for example torch.compile.
     """
+    inputs, problem = context.inputs, context.inputs.problem
     planner = plan if callable(plan) else _always(plan)
-    schedule = planner(context.problem.linears[0]).forward
+    schedule = planner(problem.linears[0]).forward
     rank, size = schedule.rank, schedule.size
-    inputs = context.inputs
     weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
-    module, without = build(context.problem, weights, planner), None
+    module, without = build(problem, weights, planner), None
     if size > 1:
-        without = build(context.problem, weights, _always(NoCommunicationSchedule(rank, size)))
+        without = build(problem, weights, _always(NoCommunicationSchedule(rank, size)))
     return PreparedBlock(
         module=module,
         x=inputs.x(rank, size).requires_grad_(),

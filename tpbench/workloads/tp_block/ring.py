@@ -22,7 +22,7 @@ class RingSchedule(SequentialSchedule):
         super().__init__(group)
         self.divisor = self.size**2
         self.transfers: torch.cuda.Stream | None = None
-        # P2P operations and reduce take ranks of the world, whatever the group.
+        # P2P operations and reduce take ranks of the world, in any group.
         self.world_rank = [dist.get_global_rank(group, rank) for rank in range(self.size)]
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -68,7 +69,27 @@ class LinearPlan:
         return cls(schedule, schedule)
 
 
-class LocalSchedule:
+class PlainSchedule(ABC):
+    """Products in one piece before or after their collective. Children define the two collectives."""
+
+    @abstractmethod
+    def gather(self, shard: Tensor) -> Pending:
+        """All-gather (rows, columns) shards to (size * rows, columns)."""
+
+    @abstractmethod
+    def scatter(self, partial: Tensor) -> Tensor:
+        """Reduce-scatter a (rows, n) matrix: return this rank's (rows / size, n) of the sum over ranks."""
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+        whole = self.gather(shard)()
+        return whole, whole @ matrix
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
+        summed = self.scatter(whole @ matrix)
+        return lambda: summed
+
+
+class LocalSchedule(PlainSchedule):
     """One process with the whole of every tensor: no communication."""
 
     rank, size, group, divisor = 0, 1, None, 1
@@ -76,15 +97,11 @@ class LocalSchedule:
     def gather(self, shard: Tensor) -> Pending:
         return lambda: shard
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
-        return shard, shard @ matrix
-
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
-        product = whole @ matrix
-        return lambda: product
+    def scatter(self, partial: Tensor) -> Tensor:
+        return partial
 
 
-class SequentialSchedule:
+class SequentialSchedule(PlainSchedule):
     """All-gather, product, reduce-scatter, one after the other."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -95,20 +112,11 @@ class SequentialSchedule:
         whole = gather_rows(shard, self.group)
         return lambda: whole
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
-        whole = self.gather(shard)()
-        return whole, whole @ matrix
-
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
-        summed = self.scatter(whole @ matrix)
-        return lambda: summed
-
     def scatter(self, partial: Tensor) -> Tensor:
-        """Reduce-scatter a (rows, n) matrix: return this rank's (rows / size, n) of the sum over ranks."""
         return scatter_rows(partial, self.group)
 
 
-class NoCommunicationSchedule:
+class NoCommunicationSchedule(PlainSchedule):
     """The sequential schedule with its communication removed, to time a step's products alone. Results are wrong.
 
     A gathered tensor is replaced by copies of the first shard of that shape, so that products use real numbers.
@@ -126,11 +134,5 @@ class NoCommunicationSchedule:
         whole = self.replacements[shard.shape]
         return lambda: whole
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
-        whole = self.gather(shard)()
-        return whole, whole @ matrix
-
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
-        product = whole @ matrix
-        own_rows = product.view(self.size, -1, product.shape[1])[self.rank]
-        return lambda: own_rows
+    def scatter(self, partial: Tensor) -> Tensor:
+        return partial.view(self.size, -1, partial.shape[1])[self.rank]

@@ -1,4 +1,4 @@
-"""The layers on their own, as a training code uses them: weights, gradients, a training loop, and what they refuse."""
+"""The layers alone, as a training code uses them: weights, gradients, a training loop and invalid options."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_shards_are_the_full_weight_bit_for_bit(ranks: int, use_overlap: bool) -
 
 
 def through_layers(here: Rank, use_overlap: bool) -> Tensor:
-    """down(relu(up(x))) of (rows, batch, features): this rank's rows of the output."""
+    """Return this rank's rows of down(relu(up(x))), for x (rows, batch, features)."""
     options: dict[str, Any] = {"use_overlap": use_overlap, "dtype": torch.float64, "device": here.device}
     up = ColumnParallelLinear(6, 12, here.group, seed=1, **options)
     down = RowParallelLinear(12, 6, here.group, seed=2, **options)
     y: Tensor = down(torch.relu(up(sequence().chunk(here.world_size)[here.rank].to(here.device))))
-    y.sum().backward()  # its gradient is an expanded view: no contiguous matrix
+    y.sum().backward()  # the gradient is an expanded view, no contiguous matrix
     assert up.weight.grad is not None and up.weight.grad.count_nonzero()
     return y
 
@@ -65,7 +65,7 @@ def test_layers_take_a_batch_of_sequences(use_overlap: bool) -> None:
 
 
 def gradients_by_default(here: Rank) -> list[Tensor]:
-    """Of down(relu(up(norm(x)))) in layers that were given no group: by x's own rows, and by each weight's own part."""
+    """Return the gradients of down(relu(up(norm(x)))) in layers without a group, on this rank."""
     options: dict[str, Any] = {"dtype": torch.float64, "device": here.device}
     norm = RMSNorm(scale().to(here.device))
     up, down = ColumnParallelLinear(6, 12, seed=1, **options), RowParallelLinear(12, 6, seed=2, **options)
@@ -78,7 +78,7 @@ def scale() -> Tensor:
     return torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
 
 
-def test_layers_that_are_given_no_group_are_of_the_world() -> None:
+def test_layers_without_a_group_use_the_world() -> None:
     linears = ShardedLinear("up", "column", 6, (12,)), ShardedLinear("down", "row", 12, (6,))
     up, down = (random_weight(each, seed, torch.float64).requires_grad_() for seed, each in enumerate(linears, 1))
     x, weight = sequence().requires_grad_(), scale().requires_grad_()
@@ -93,7 +93,7 @@ def test_layers_that_are_given_no_group_are_of_the_world() -> None:
 
 
 def trained(here: Rank, use_overlap: bool) -> list[tuple[float, float]]:
-    """Loss and gradient norm of each step of plain gradient descent on a mean squared error."""
+    """Return the loss and gradient norm of each step of gradient descent on a mean squared error."""
     cell = problem()
     inputs = BlockInputs(cell, context(here))
     rank, size = here.rank, here.world_size
@@ -152,7 +152,7 @@ def test_training_follows_one_process(ranks: int, use_overlap: bool) -> None:
 
 
 def saved_bytes(here: Rank, save_gathered: bool) -> int:
-    """What a column-parallel linear keeps for its backward pass beside its weight."""
+    """Return the bytes that a column-parallel linear saves for its backward pass beside its weight."""
     layer = ColumnParallelLinear(6, 8, here.group, save_gathered=save_gathered, device=here.device)
     sizes = {}
 
@@ -171,14 +171,14 @@ def test_gathering_again_keeps_only_the_own_rows() -> None:
 
 
 def complaints(attempts: list[Callable[[], Any]]) -> list[str]:
-    """What is said of those that are refused."""
-    said = []
+    """Return the messages of the attempts that raise a ValueError."""
+    messages = []
     for attempt in attempts:
         try:
             attempt()
         except ValueError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def refused(here: Rank) -> list[str]:
@@ -205,7 +205,7 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
 
 
 def given(here: Rank) -> list[Any]:
-    """What becomes of a weight that is given, and of options beside what they would be in place of."""
+    """Return dtypes and devices of given weights, and the messages about options beside their replacements."""
     plan = plan_for(here.group, False)
     column, row = torch.ones(6, 6, dtype=torch.float32), torch.ones(6, 6, dtype=torch.float32)
     made = [
@@ -226,7 +226,7 @@ def given(here: Rank) -> list[Any]:
     return found + [said.partition(":")[0] for said in complaints(attempts)]
 
 
-def test_no_option_is_taken_and_ignored() -> None:
+def test_no_option_is_ignored() -> None:
     refused = ["seed and weight", "use_overlap and plan", "group and plan"]
     assert run_on_ranks(2, given)[0] == [
         (torch.float64, "meta"),
@@ -239,7 +239,7 @@ def test_no_option_is_taken_and_ignored() -> None:
 
 
 def few_rows(here: Rank) -> list[int]:
-    """One row of each of two sequences on a rank: p^2 divides the gathered rows of both, not those of one."""
+    """Use one row of each of two sequences on a rank: p^2 divides the gathered rows of both, not those of one."""
     layer = ColumnParallelLinear(6, 8, here.group, use_overlap=True, device=here.device)
     x = torch.ones(1, 2, 6, device=here.device, requires_grad=True)
     y = layer(x)

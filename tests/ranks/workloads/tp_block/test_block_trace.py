@@ -1,4 +1,4 @@
-"""What is read from a profiler's trace."""
+"""The trace of one step on real ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tpbench.workloads.tp_block import WORKLOAD, trace
 def traced(here: Rank, folder: Path, keep: bool) -> dict[str, Any]:
     cell = problem(part="mlp")
     prepared = WORKLOAD.variants["block_tp"].prepare(cell, block_context(here, cell))
-    place_of = replace(context(here), folder=folder)
-    return trace.trace_step(lambda: prepared.run(prepared.x).backward(prepared.grad), place_of, keep=keep)
+    where = replace(context(here), folder=folder)
+    return trace.trace_step(lambda: prepared.run(prepared.x).backward(prepared.grad), where, keep=keep)
 
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
