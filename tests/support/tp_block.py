@@ -1,7 +1,8 @@
-"""Problems, contexts and one process by other means for the tests of this workload."""
+"""Problems, contexts and a reference in one process for the tests of the transformer block."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch.nn import functional
 from tests.support.ranks import Rank
 from tpbench.measure.session import Context
 from tpbench.workloads.tp_block import TpBlock
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.oracle import Result
-from tpbench.workloads.tp_block.prepared import Place
+from tpbench.workloads.tp_block.block import gradients
+from tpbench.workloads.tp_block.errors import row_error
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.oracle import BlockResult, own_part
+from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
 
 PARTS = ("block", "mlp", "column", "row")
 
@@ -37,35 +40,36 @@ def context(here: Rank | None = None, *, group: dist.ProcessGroup | None = None)
 
 
 class FixedStopwatch:
-    """Says that everything takes equally long: setting up is then no matter of time."""
+    """A stopwatch for which every step takes 1 ms, so that preparations do not depend on time."""
 
     def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
         run()
         return 1.0
 
-    def in_turns(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
         return [[self.ms(*each)] for each in timed]
 
 
-def place(here: Rank, cell: TpBlock, group: dist.ProcessGroup | None = None) -> Place:
-    """What a variant is prepared with."""
+def block_context(here: Rank, cell: TpBlock, group: dist.ProcessGroup | None = None) -> BlockContext:
+    """The arguments of a variant's preparation."""
     stopwatch: Any = FixedStopwatch()
-    return Place(cell, Inputs(cell, context(here, group=group)), stopwatch)
+    return BlockContext(BlockInputs(cell, context(here, group=group)), stopwatch)
 
 
-def one_process(cell: TpBlock) -> Result:
-    """The problem on full weights without any of the workload's layers, by torch's autograd, in its dtype."""
-    inputs = Inputs(cell, context())
+@functools.cache
+def one_process(cell: TpBlock) -> BlockResult:
+    """Run the problem on full weights in its dtype, with torch's autograd and none of the workload's layers."""
+    inputs = BlockInputs(cell, context())
     weights = {name: each.requires_grad_() for name, each in inputs.weights_of(0, 1).items()}
     x = inputs.x(0, 1).requires_grad_()
     y = forward(cell, weights, x)
     y.backward(inputs.grad(0, 1))
     assert x.grad is not None
-    return Result(y.detach(), x.grad, {name: each.grad for name, each in weights.items() if each.grad is not None})
+    return BlockResult(y.detach(), x.grad, {name: each.grad for name, each in weights.items() if each.grad is not None})
 
 
 def forward(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The part's formulas on the whole sequence."""
+    """The formulas of the part on the whole sequence."""
     if cell.part == "column":
         return x @ weights["up"].T
     if cell.part == "row":
@@ -96,3 +100,32 @@ def attention(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     scores = torch.einsum("shd,thd->hst", q, k) / math.sqrt(cell.head_dim)
     scores = scores + torch.full((len(x), len(x)), -math.inf, dtype=x.dtype).triu(1)
     return torch.einsum("hst,thd->shd", scores.softmax(-1), v).flatten(1) @ weights["out"].T
+
+
+def run_once(cell: TpBlock, prepared: PreparedBlock) -> BlockResult:
+    """Run one forward and backward pass, and free its gradients."""
+    output = prepared.run(prepared.x)
+    output.backward(prepared.grad)
+    assert prepared.x.grad is not None
+    grads = {name: each for name, each in gradients(cell, prepared.module).items() if each is not None}
+    result = BlockResult(output.detach(), prepared.x.grad, grads)
+    prepared.x.grad = None
+    prepared.module.zero_grad(set_to_none=True)
+    return result
+
+
+def errors_against_one_process(result: BlockResult, cell: TpBlock, inputs: BlockInputs, size: int) -> dict[str, float]:
+    """Return the largest relative error of a row, by tensor, of a result that `size` ranks share."""
+    if size != inputs.size:
+        result = own_part(result, inputs)
+    expected = own_part(one_process(cell), inputs)
+    assert set(result.grads) == set(expected.grads)
+    pairs = {"output": (result.output, expected.output), "input": (result.grad_input, expected.grad_input)}
+    pairs |= {name: (result.grads[name], grad) for name, grad in expected.grads.items()}
+    return {name: row_error(got.cpu(), right.double()) for name, (got, right) in pairs.items()}
+
+
+def largest_error(cell: TpBlock, context: BlockContext, prepared: PreparedBlock) -> float:
+    """Run once and return the largest relative error of a row."""
+    result = run_once(cell, prepared)
+    return max(errors_against_one_process(result, cell, context.inputs, prepared.size).values())

@@ -1,4 +1,4 @@
-"""A row as a GPU would leave it: not measured, and only for tests."""
+"""Synthetic rows of GPUs for tests: not measured."""
 
 from __future__ import annotations
 

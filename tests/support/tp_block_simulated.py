@@ -1,7 +1,8 @@
-"""GPUs in simulated time: what ranks queue on streams runs in the order that events, flags and durations give it.
+"""GPUs in simulated time: operations on streams run in the order that events, flags and durations allow.
 
-Nothing that ranks queue blocks the host, so they queue one after the other; then `Machine.run` lets time pass. An
-operation's reads and writes happen at its end, so that a buffer that is taken too early is read wrong.
+Queued operations never block the host, so that one process can queue those of all ranks, one rank after the other.
+Then `Machine.run` lets time pass. An operation reads and writes at its end: a buffer that is reused too early is read
+wrong.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from tpbench.comm.signals import StreamSignals
 FLAG_SPACE = 1 << 20
 
 Costs = Callable[[str, int], float]
-"""Of a product (its multiplications), a transfer, or another operation (the elements that it writes)."""
+"""Returns the seconds of an operation by its kind and size: multiplications of a product, elements of others."""
 
 
 @dataclass
 class Event:
-    """Of a stream, which is the current one when it is recorded."""
+    """A CUDA event: recorded on the current stream."""
 
     machine: Machine
     at: float | None = None
@@ -78,8 +79,10 @@ class Stream:
 
 
 class Machine(TorchFunctionMode):
-    """GPUs of one host, and the driver's memory operations. While it is entered, torch's operations on matrices are
-    queued on the current stream."""
+    """GPUs of one host, and the driver's memory operations.
+
+    While entered, it queues torch's operations on matrices on the current stream.
+    """
 
     def __init__(self, costs: Costs) -> None:
         super().__init__()
@@ -88,9 +91,9 @@ class Machine(TorchFunctionMode):
         self.current = self.stream()
         self.memory: dict[tuple[int, int], Tensor] = {}
         self.flags: dict[int, list[float]] = {}
-        """By address, when each value from 1 on was written."""
+        """By address, the times at which the values 1, 2, ... were written."""
         self.log: list[tuple[Stream, str, float, float]] = []
-        """What ran: stream, kind, begin, end."""
+        """Operations that ran: stream, kind, begin, end."""
 
     def stream(self) -> Stream:
         self.streams.append(Stream(self))
@@ -98,7 +101,7 @@ class Machine(TorchFunctionMode):
 
     @contextmanager
     def rank(self) -> Iterator[Stream]:
-        """Queues on a stream of its own."""
+        """Queue a rank's operations on a new stream."""
         self.current = self.stream()
         with self:
             yield self.current
@@ -107,7 +110,7 @@ class Machine(TorchFunctionMode):
         return self.memory.setdefault((number, rank), torch.full((nbytes,), 255, dtype=torch.uint8))
 
     def owner(self, tensor: Tensor) -> int | None:
-        """Whose shared memory it is, if any."""
+        """Return the rank whose symmetric memory holds the tensor, if any."""
         begin = tensor.untyped_storage().data_ptr()
         found = [rank for (_, rank), each in self.memory.items() if each.untyped_storage().data_ptr() == begin]
         return found[0] if found else None
@@ -133,7 +136,7 @@ class Machine(TorchFunctionMode):
         return function(*args, **kwargs)
 
     issuing = 0
-    """The rank that queues."""
+    """The rank that queues operations now."""
 
     def queue(self, kind: str, amount: int, run: Callable[[], Any]) -> None:
         stream, seconds = self.current, self.costs(kind, amount)
@@ -169,7 +172,7 @@ class Machine(TorchFunctionMode):
         return 0
 
     def run(self) -> float:
-        """Let all that is queued happen, in the order of its ends. When the last is done."""
+        """Run all queued operations in the order of their ends, and return the time of the last end."""
         while waiting := [each for each in self.streams if each.queue]:
             ends = []
             for stream in waiting:
@@ -184,7 +187,7 @@ class Machine(TorchFunctionMode):
 
 
 class Handle:
-    """What a rendezvous gives."""
+    """The handle that a rendezvous returns."""
 
     def __init__(self, machine: Machine, number: int, nbytes: int) -> None:
         self.machine, self.number, self.nbytes = machine, number, nbytes
@@ -194,26 +197,26 @@ class Handle:
         return whole[offset : offset + torch.Size(shape).numel()].view(shape)
 
 
-class SharedArena(symmetric_buffers.Arena):
-    """An arena on that machine."""
+class SimulatedBuffers(symmetric_buffers.Arena):
+    """Symmetric buffers on a simulated machine."""
 
     def __init__(self, machine: Machine, rank: int, ranks: int) -> None:
         self.machine, self.rank, self.size = machine, rank, ranks
         nobody: Any = None
         self.group, self.device = nobody, torch.device("cpu")
         self.copies: Any = machine.stream()
-        self.memory, self.outgrown, self.uses, self.made = {}, [], {}, 0
+        self.memory, self.outgrown, self.uses, self.allocations = {}, [], {}, 0
         self.signals = StreamSignals([FLAG_SPACE * (1 + each) for each in range(ranks)], rank)
 
     def _allocated(self, nbytes: int) -> tuple[Tensor, Any]:
-        self.made += 1
-        mine = self.machine.buffer(self.made, self.rank, nbytes)
-        return mine, Handle(self.machine, self.made, nbytes)
+        self.allocations += 1
+        mine = self.machine.buffer(self.allocations, self.rank, nbytes)
+        return mine, Handle(self.machine, self.allocations, nbytes)
 
 
 @pytest.fixture
 def on_streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
-    """torch.cuda's streams are a machine's from now on."""
+    """Return a function that replaces torch.cuda's streams and the driver by a simulated machine."""
 
     def install(machine: Machine) -> None:
         fakes: dict[str, Any] = {

@@ -18,7 +18,7 @@ from tpbench.job import Job
 from tpbench.launcher.attempt import Attempt, Outcome
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.warm import WarmJob
-from tpbench.measure.interleaving import FOLDER, TurnGiver, Wants
+from tpbench.measure.interleaving import FOLDER, InterleavingQueue, RoundRequest
 
 
 def problem_of(job: Job) -> tuple[tuple[str, Any], ...]:
@@ -32,15 +32,15 @@ class InterleavedCell:
     """One running cell of several that are interleaved."""
 
     job: WarmJob
-    turns: TurnGiver | None = None
+    rounds: InterleavingQueue | None = None
     """None for a cell that is measured alone after all."""
     left_s: float = 0.0
     """Rest of its timeout while it waits: only its own rounds count."""
 
     @property
-    def wants(self) -> Wants | None:
+    def request(self) -> RoundRequest | None:
         """Return what the cell asked for at the end of its round, or None while it measures."""
-        return self.turns.asked() if self.turns else None
+        return self.rounds.pending_request() if self.rounds else None
 
     def pause(self) -> None:
         """Stop the cell's clock: its round is over."""
@@ -48,9 +48,9 @@ class InterleavedCell:
 
     def resume(self, last: bool) -> None:
         """Start the cell's next round. The last one finishes the result."""
-        assert self.turns is not None
+        assert self.rounds is not None
         self.job.deadline = time.monotonic() + self.left_s
-        self.turns.give(last)
+        self.rounds.grant(last)
 
 
 class InterleavedCells:
@@ -88,7 +88,7 @@ class InterleavedCells:
                 else:
                     outcomes.append(outcome)
         if self.active in self.running and self.active is not None:
-            if self.active.wants is None:
+            if self.active.request is None:
                 return outcomes
             self.active.pause()
         self.active = next(self.schedule, None)
@@ -104,10 +104,10 @@ class InterleavedCells:
         """Yield the next cell to measure, each time that none does."""
         for number, cell in enumerate(self.cells):
             yield self._set_up(number, cell)
-        while any(running.wants == Wants.MORE for running in self.running):
+        while any(running.request == RoundRequest.MORE for running in self.running):
             order = list(self.running)
             for running in (*order, *reversed(order)):
-                if running in self.running and running.wants != Wants.NO_MORE:
+                if running in self.running and running.request != RoundRequest.NO_MORE:
                     running.resume(last=False)
                     yield running
         for running in list(self.running):
@@ -121,8 +121,8 @@ class InterleavedCells:
         attempt = self.begin(cell)
         group = f"{attempt.folder.parent.name}-{self.cells[0].index}-{attempt.task.columns['tries']}"
         attempt = replace(attempt, task=replace(attempt.task, interleaving=Interleaving(group, len(self.cells))))
-        turns = TurnGiver(attempt.folder / FOLDER)
-        self.running.append(InterleavedCell(self.submit(attempt, number), turns))
+        rounds = InterleavingQueue(attempt.folder / FOLDER)
+        self.running.append(InterleavedCell(self.submit(attempt, number), rounds))
         return self.running[-1]
 
     def _alone(self, attempt: Attempt) -> InterleavedCell:

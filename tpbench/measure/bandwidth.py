@@ -1,4 +1,4 @@
-"""The bandwidth that this machine really has: what floors are made of."""
+"""The copy bandwidth of this machine, from which floors are computed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import torch.distributed as dist
 
 COPIES = 9
 BYTES = {"cuda": 2**31, "cpu": 2**26}
-"""Large against the caches, small against the memory."""
+"""Source and target together: large against the caches, small against the memory."""
 
 
 def copy_gb_per_s(device: torch.device) -> float:
-    """GB/s of a large copy on one rank, bytes read plus bytes written, while every rank copies (on a CPU they share the
-    memory, and so do the variants). The median of a few, the slowest rank's, in bytes 1e9.
+    """Measure a large copy within each rank's memory, in 1e9 bytes per second. Collective.
+
+    Bytes read and bytes written both count. All ranks copy at once: on a CPU they share the memory bandwidth, as the
+    variants do. The result is the median of `COPIES` copies on the slowest rank.
     """
     source = torch.ones(BYTES[device.type] // 2, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     dist.barrier()
-    seconds = (_device_seconds if device.type == "cuda" else _host_seconds)(target, source)[
-        1:
-    ]  # one to touch the pages
-    rate = torch.tensor(2 * source.nbytes / statistics.median(seconds) / 1e9, dtype=torch.float64)
+    seconds = (_device_seconds if device.type == "cuda" else _host_seconds)(target, source)
+    median_s = statistics.median(seconds[1:])  # the first copy touches the pages of the target
+    rate = torch.tensor(2 * source.nbytes / median_s / 1e9, dtype=torch.float64)
     dist.all_reduce(rate, op=dist.ReduceOp.MIN)
     del source, target
     if device.type == "cuda":
@@ -33,7 +34,7 @@ def copy_gb_per_s(device: torch.device) -> float:
 
 
 def _device_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
-    """All copies are queued before the first ends, so that no launch lies between two events."""
+    """Queue all copies before the first one ends, so that no launch time lies between two events."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(COPIES + 2)]
     for event in events:
         event.record()
@@ -43,8 +44,8 @@ def _device_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
 
 
 def _host_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
-    marks = [time.perf_counter()]
+    times_s = [time.perf_counter()]
     for _ in range(COPIES + 1):
         target.copy_(source)
-        marks.append(time.perf_counter())
-    return [end - begin for begin, end in itertools.pairwise(marks)]
+        times_s.append(time.perf_counter())
+    return [end - begin for begin, end in itertools.pairwise(times_s)]

@@ -1,4 +1,4 @@
-"""What a measurement comes to in a row."""
+"""The columns of a row that a measurement fills."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import numpy as np
 import torch
 
 from tpbench.measure.machine import nvml_session
-from tpbench.measure.ranks import of_all
-from tpbench.measure.session import Context, Costs, Detailed
+from tpbench.measure.ranks import gather_number
+from tpbench.measure.session import Context, Costs, DetailedSession
 from tpbench.measure.statistics import summary
 
 Samples = Sequence[np.ndarray[Any, Any]]
-"""Each iteration's time on every rank, in ms."""
+"""Per iteration the time on every rank in ms, (world_size,)."""
 
 
 def memory_columns(peak_gib: float, context: Context) -> dict[str, Any]:
-    """The peak of every rank. Collective."""
-    peaks = of_all(peak_gib, context)
+    """Return the peak memory of every rank. Collective."""
+    peaks = gather_number(peak_gib, context)
     return {"rank_peak_gib": peaks, "peak_gib": max(peaks)}
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
-    """What an iteration cannot avoid, and the time that takes on this machine."""
+    """Return the unavoidable costs of an iteration and their time on this machine, the floor.
+
+    floor_ms = max(bytes_moved / copy_gb_per_s + wire_ms, compute_ms): memory traffic and communication, or products.
+    """
     return {
         "bytes_moved": costs.bytes_moved,
         "bytes_communicated": costs.bytes_communicated,
@@ -39,14 +42,16 @@ def time_columns(
     context: Context,
     wall: Samples,
     on_device: Samples | None,
-    costs: dict[str, Any],
+    columns: dict[str, Any],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The times (`on_device`: where there are events), what share of the floor they reach, and the session's details.
+    """Return `columns` (those so far) with the times, the fraction of the floor and the session's details.
 
-    `costs`: the columns so far. Collective where the session is `Detailed`.
+    time_ms and device_ms are medians over iterations of the maximum over ranks. The fraction of the floor and the
+    bandwidth use device_ms where there are device samples (`on_device`), else time_ms. Collective if the session has
+    details.
     """
-    columns = costs | _clock_columns(wall, "time", "samples_ms")
+    columns = columns | _clock_columns(wall, "time", "samples_ms")
     columns["iterations"] = len(wall)
     columns["skew_ms"] = float(np.median([each.max() - each.min() for each in wall]))
     best_ms = columns["time_ms"]
@@ -56,19 +61,19 @@ def time_columns(
         best_ms = columns["device_ms"]
     columns["fraction_of_floor"] = columns["floor_ms"] / best_ms
     columns["gb_per_s"] = columns["bytes_moved"] / best_ms / 1e6
-    if isinstance(session, Detailed):
+    if isinstance(session, DetailedSession):
         say("timing details")
         columns |= session.details(columns)
     return columns
 
 
-def _clock_columns(samples: Samples, prefix: str, raw: str) -> dict[str, Any]:
+def _clock_columns(samples: Samples, prefix: str, samples_column: str) -> dict[str, Any]:
     slowest = [float(each.max()) for each in samples]
-    return {**summary(slowest, prefix), raw: slowest}
+    return {**summary(slowest, prefix), samples_column: slowest}
 
 
 def _clocks_mhz(device: torch.device) -> dict[str, Any]:
-    """The clocks right after the timing, while they are still what they were."""
+    """The GPU's clocks right after the timing, before they can change."""
     with nvml_session() as nvml:
         if nvml is None:
             return {}

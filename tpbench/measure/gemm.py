@@ -7,11 +7,11 @@ import torch
 from tpbench.measure.stopwatch import Stopwatch
 
 SIDE = {"cuda": 8192, "cpu": 512}
-"""Of the square matrices that are multiplied."""
+"""Rows and columns of the square matrices that are multiplied."""
 
 
 def gemm_tflops(dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch) -> float:
-    """Of a large product in that dtype while all ranks compute, the slowest rank's, TFLOP/s. Collective."""
+    """Measure a large matrix product while all ranks compute: the slowest rank's rate in TFLOP/s. Collective."""
     side = SIDE[device.type]
     # Not zeros: a product of zeros draws less power and runs at higher clocks.
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
@@ -24,5 +24,5 @@ def gemm_tflops(dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch) 
 
 
 def compute_ms(flops: int, tflops: float) -> float:
-    """The least time for so many floating-point operations at that rate."""
+    """Return the least time in ms for `flops` floating-point operations at a rate in TFLOP/s."""
     return flops / tflops / 1e9

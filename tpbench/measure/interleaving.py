@@ -1,7 +1,7 @@
-"""Cells of one problem that are measured in turns: a round of one, a round of the next, and back again.
+"""The file protocol of interleaved cells: cells of one problem are measured in rounds, in ABBA order.
 
-The launcher gives the turns and a cell's rank 0 asks for them, through files in a folder of the cell's own. Whoever has
-no turn waits, with its inputs in place and nothing running.
+Rank 0 of a cell writes a request `N.request` into a folder of the cell and waits for the launcher's answer `N.grant`.
+A cell that waits keeps its inputs in memory and runs nothing.
 """
 
 from __future__ import annotations
@@ -10,59 +10,59 @@ import time
 from enum import StrEnum
 from pathlib import Path
 
-FOLDER = "turns"
-"""In the folder of a cell."""
+FOLDER = "interleaving"
+"""Name of the protocol's folder, inside the cell's folder."""
 
 POLL_S = 0.005
 
 
-class Wants(StrEnum):
-    """What a cell says of further rounds when it gives its turn back."""
+class RoundRequest(StrEnum):
+    """A cell's request after a round."""
 
     MORE = "more"
-    """Its medians are not known well enough yet."""
+    """The cell's medians are not precise enough yet."""
     ENOUGH = "enough"
-    """They are; it goes on as long as others want more, so that all have the same rounds."""
+    """The cell's medians are precise. It runs further rounds while other cells need more: all get equally many."""
     NO_MORE = "no more"
-    """Its time or its iterations are used up."""
+    """The cell's time budget or its number of iterations is used up."""
 
 
-class TurnTaker:
-    """The cell's side."""
+class InterleavedRank:
+    """The cell's side of the protocol, used by its rank 0."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.number = folder, 0
 
-    def next(self, wants: Wants) -> bool:
-        """Give the turn back and wait for the next. False when that is the last one: to finish, not to measure."""
-        _put(self.folder / f"{self.number}.asked", wants)
-        given = self.folder / f"{self.number}.given"
+    def request_round(self, request: RoundRequest) -> bool:
+        """Send a request and wait for the grant. Return whether to run a round: False means to finish the cell."""
+        _write_atomically(self.folder / f"{self.number}.request", request)
+        grant = self.folder / f"{self.number}.grant"
         self.number += 1
-        while not given.exists():
+        while not grant.exists():
             time.sleep(POLL_S)
-        return given.read_text() == "measure"
+        return grant.read_text() == "measure"
 
 
-class TurnGiver:
-    """The launcher's side, of one cell."""
+class InterleavingQueue:
+    """The launcher's side of the protocol, for one cell."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder, self.number = folder, 0
 
-    def asked(self) -> Wants | None:
-        """What the cell wants, or None while it has its turn."""
-        file = self.folder / f"{self.number}.asked"
-        return Wants(file.read_text()) if file.exists() else None
+    def pending_request(self) -> RoundRequest | None:
+        """Return the request that waits for a grant, or None while the cell runs."""
+        file = self.folder / f"{self.number}.request"
+        return RoundRequest(file.read_text()) if file.exists() else None
 
-    def give(self, last: bool) -> None:
-        """It is the cell's turn."""
-        _put(self.folder / f"{self.number}.given", "finish" if last else "measure")
+    def grant(self, last: bool) -> None:
+        """Let the cell run: a round, or its end if this is the last grant."""
+        _write_atomically(self.folder / f"{self.number}.grant", "finish" if last else "measure")
         self.number += 1
 
 
-def _put(file: Path, text: str) -> None:
-    """Whole or not there."""
+def _write_atomically(file: Path, text: str) -> None:
+    """Write a file such that a reader sees either all of it or no file."""
     temporary = file.with_name(f".{file.name}")
     temporary.write_text(text)
     temporary.rename(file)

@@ -1,4 +1,4 @@
-"""What this machine is and what is installed on it, found without torch (the worker adds what only torch knows)."""
+"""Facts about this machine and its installed software, found without torch. The worker adds facts from torch."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ RECORDED_VARIABLES = (
     "TORCH_SYMM_MEM_DISABLE_MULTICAST",
     "TRITON_INTERPRET",
 )
-"""The environment variables that a row may show: those that change a measurement. No other one leaves the process."""
+"""Environment variables that can change a measurement. A row records these and no others."""
 
 
 def facts() -> dict[str, Any]:
-    """Columns that are the same for every row made on this machine by this installation."""
+    """Return the columns that are equal in all rows from this machine and this installation."""
     return {
         "host": socket.gethostname(),
         "os": f"{platform.system()} {platform.release()}",
@@ -64,12 +64,12 @@ def facts() -> dict[str, Any]:
 
 
 def recorded_environment(environment: Mapping[str, str] = os.environ) -> str:
-    """The variables of a rank's environment that a row shows, as JSON."""
+    """Return the recorded environment variables that are set, as JSON."""
     return json.dumps({name: environment[name] for name in RECORDED_VARIABLES if name in environment})
 
 
 def gpu_count() -> int:
-    """GPUs that a job started here could use."""
+    """Return the number of GPUs that a job started here can use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     with nvml_session() as nvml:
         if nvml is None:
@@ -79,23 +79,24 @@ def gpu_count() -> int:
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package, without importing it. Includes a build's local part, as 2.11.0+cu130."""
+    """Return the installed version of a package without importing it, with a local part such as 2.11.0+cu130."""
     try:
-        found = metadata.distribution(package)
+        distribution = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         return None
-    # torch's own file says its local part, the metadata of a wheel need not: rows that ranks wrote would look stale.
+    # The metadata of torch's wheels may lack the local part. A version that differs from torch.__version__, which ranks
+    # record, would make rows look stale.
     with contextlib.suppress(OSError):
-        text = Path(str(found.locate_file(f"{package}/version.py"))).read_text()
-        said = re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE)
-        if said and said[1].startswith(f"{found.version}+"):
-            return said[1]
-    return found.version
+        text = Path(str(distribution.locate_file(f"{package}/version.py"))).read_text()
+        match = re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE)
+        if match and match[1].startswith(f"{distribution.version}+"):
+            return match[1]
+    return distribution.version
 
 
 @functools.cache
 def kernels_version() -> str:
-    """Hash of the kernels' source and choices: rows of different ones are of different things, whatever the release."""
+    """Return a hash of the kernels' source and launch choices: rows with different hashes measured different code."""
     import hashlib
 
     root = Path(tpbench.__file__).parent
@@ -106,13 +107,13 @@ def kernels_version() -> str:
 
 
 def kernel_sources(root: Path) -> list[Path]:
-    """The package's kernels with what chooses among them, and the Triton kernels that workloads keep themselves."""
-    own = [each for each in (root / "kernels").rglob("*") if each.suffix in (".py", ".json")]
-    return sorted([*own, *(root / "workloads").rglob("*_kernel.py")])
+    """Return the files of the package's kernels with their launch choices, and of the workloads' Triton kernels."""
+    package = [each for each in (root / "kernels").rglob("*") if each.suffix in (".py", ".json")]
+    return sorted([*package, *(root / "workloads").rglob("*_kernel.py")])
 
 
 def available_memory_gib() -> float:
-    """Main memory that could still be taken: what is free, or what this process's cgroup leaves of it."""
+    """Return the main memory that can still be allocated in GiB: free memory, limited by this process's cgroup."""
     free = psutil.virtual_memory().available
     with contextlib.suppress(OSError, ValueError):
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -123,7 +124,7 @@ def available_memory_gib() -> float:
 
 @contextlib.contextmanager
 def nvml_session() -> Iterator[Any]:
-    """NVML, or None where there is no NVIDIA driver."""
+    """Open NVML, or yield None where there is no NVIDIA driver."""
     import pynvml
 
     try:
@@ -150,7 +151,7 @@ def _gpus() -> dict[str, Any]:
 
 
 def nvml_text(value: str | bytes) -> str:
-    """What NVML's bindings give as bytes or as text, by their version."""
+    """Return a text of NVML, whose older bindings return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -163,7 +164,7 @@ def _cpu_model() -> str:
 
 
 def _git() -> dict[str, Any]:
-    """The commit of the checkout that this package lies in, if it lies in one."""
+    """The git commit of the checkout that contains this package, if there is one."""
     root = Path(tpbench.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return {}

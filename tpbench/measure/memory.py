@@ -1,4 +1,4 @@
-"""Memory of a rank: limiting it, watching its peak, and recognising its end."""
+"""Memory of a rank: limit it, measure its peak, and recognise errors that report a lack of it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import torch
 from tpbench.measure import machine
 
 SHARE_OF_FREE = 0.9
-"""Of a CPU machine's free memory, what the ranks share: the rest is for the launcher, the page cache and others."""
+"""Fraction of a CPU machine's free memory that the ranks share. The rest is for the launcher and the page cache."""
 
-_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)?")
+_REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)?")
 _UNITS = {None: 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> float:
-    """Limit what this rank may allocate from now on and return the limit in GiB.
+    """Limit the memory that this rank may allocate from now on, and return the limit in GiB.
 
-    On a GPU the allocator's fraction. On a CPU a limit on the process's data segment, beyond what is in use already,
-    so that an allocation that is too large raises instead of waking the kernel's killer; by default this rank's share
-    of the machine's free memory.
+    On a GPU this sets the fraction of torch's allocator; the default is the whole memory. On a CPU this limits the
+    data segment (RLIMIT_DATA) to its present size plus the limit; the default is this rank's share of the free memory.
+    A larger allocation then raises an error, and the kernel's out-of-memory killer is not called.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory / 2**30
@@ -43,14 +43,14 @@ def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> fl
 
 
 def lift_limit() -> None:
-    """Let the process allocate again, for what is left to do after it ran out of memory."""
+    """Remove the CPU limit, so that a process that ran out of memory can still report it."""
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def left(device: torch.device) -> int:
-    """Bytes that this rank may still allocate, by what `limit` set and what is free."""
+def available_bytes(device: torch.device) -> int:
+    """Return the bytes that this rank may still allocate: within the limit, and within the free memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
@@ -64,27 +64,27 @@ def left(device: torch.device) -> int:
 
 
 def shortage(error: BaseException) -> int | None:
-    """The bytes asked for (0 if unknown) when the error is a lack of memory, else None."""
+    """Return the requested bytes (0 if unknown) if the error reports a lack of memory, else None."""
     text = str(error)
-    if isinstance(error, MemoryError):  # numpy's has the shape and the dtype of what it could not make
+    if isinstance(error, MemoryError):  # numpy's error has the shape and dtype of the array
         shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)
         return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
     out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text
     if not out_of_memory and not (isinstance(error, RuntimeError) and re.search("out of memory|bad_alloc", text)):
         return None
-    found = _ASKED.search(text)
-    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    match = _REQUESTED.search(text)
+    return int(float(match[1]) * _UNITS[match[2]]) if match else 0
 
 
 @dataclass
 class Peak:
-    """Filled in when the watched region ends."""
+    """Peak memory of a region, set when the region ends. NaN where it is not known."""
 
     gib: float = math.nan
 
 
-def held(device: torch.device) -> int:
-    """Bytes that this rank holds now: by torch's allocator on a GPU, resident on a CPU (0 where that is not known)."""
+def held_bytes(device: torch.device) -> int:
+    """Return the bytes that this rank holds now: in torch's allocator on a GPU, resident on a CPU (0 if unknown)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.memory_allocated(device)
@@ -96,9 +96,9 @@ def held(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def extra_peak(device: torch.device, above: int | None = None) -> Iterator[Peak]:
-    """The most memory held in the region above what was held at its start, or above so many bytes, in GiB.
+    """Measure the peak memory of a region in GiB, above the memory at its start or `above` that many bytes.
 
-    On a GPU what torch's allocator handed out. On a CPU the resident set, whose high-water mark Linux can reset.
+    On a GPU this is the memory of torch's allocator. On a CPU it is the resident set, by Linux's high-water mark.
     """
     peak = Peak()
     if device.type == "cuda":
@@ -119,10 +119,11 @@ def extra_peak(device: torch.device, above: int | None = None) -> Iterator[Peak]
     peak.gib = max(0, _status_bytes("VmHWM") - before) / 2**30
 
 
-def spoil(device: torch.device, gib: float) -> None:
-    """Fill freed memory with NaN: a result that is not written again must not be found right where the last one lay.
+def fill_freed_with_nan(device: torch.device, gib: float) -> None:
+    """Fill freed memory with NaN, so that stale output cannot pass the check.
 
-    On a GPU, whose allocator hands the same block out again; a CPU's fresh pages are zeros.
+    Only on a GPU, whose allocator reuses freed blocks: all bits set are NaN in every floating-point dtype. A CPU's
+    fresh pages are zeros.
     """
     if device.type == "cuda" and gib > 0:
         torch.full((int(gib * 2**30),), 0xFF, dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""Numbers of every rank, on every rank."""
+"""Gather numbers of every rank on every rank."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import torch.distributed as dist
 from tpbench.measure.session import Context
 
 
-def of_all(value: float, context: Context) -> list[float]:
-    """One number of every rank, by rank. Collective."""
-    return [float(each) for each in by_rank([value], context)[0]]
+def gather_number(value: float, context: Context) -> list[float]:
+    """Return one number of every rank, in rank order. Collective."""
+    return [float(each) for each in gather_numbers([value], context)[0]]
 
 
-def by_rank(mine: Sequence[float], context: Context) -> list[np.ndarray[Any, Any]]:
-    """For each of this rank's numbers (equally many on all ranks) those of all ranks. Collective."""
-    numbers = torch.tensor(mine, dtype=torch.float64)
-    everyone = [torch.empty_like(numbers) for _ in range(context.world_size)]
-    dist.all_gather(everyone, numbers)
-    return list(torch.stack(everyone, dim=1).numpy())
+def gather_numbers(values: Sequence[float], context: Context) -> list[np.ndarray[Any, Any]]:
+    """Return one array for each of this rank's numbers: that number on every rank, (world_size,) float64.
+
+    Collective. All ranks pass equally many numbers.
+    """
+    numbers = torch.tensor(values, dtype=torch.float64)
+    by_rank = [torch.empty_like(numbers) for _ in range(context.world_size)]
+    dist.all_gather(by_rank, numbers)
+    return list(torch.stack(by_rank, dim=1).numpy())

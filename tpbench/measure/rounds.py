@@ -1,4 +1,4 @@
-"""A cell's clocks in rounds, between which other cells of the same problem have theirs."""
+"""The rounds of an interleaved cell: between them, other cells of the same problem run theirs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ import torch
 import torch.distributed as dist
 
 from tpbench.measure.clock import Clock
-from tpbench.measure.interleaving import TurnTaker, Wants
-from tpbench.measure.ranks import by_rank
+from tpbench.measure.interleaving import InterleavedRank, RoundRequest
+from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, Session
 from tpbench.measure.settings import MeasureSettings
 from tpbench.measure.statistics import precise_enough
 
 ROUNDS = 24
-"""What a clock's time budget is divided into."""
+"""A clock's time budget is divided into about so many rounds."""
 
-FEWEST_ROUNDS = 12
-"""Before that many no median counts as known: they are what the interval of a ratio is made from."""
+MIN_ROUNDS = 12
+"""Before that many rounds no median counts as precise: the interval of a ratio of cells is computed from rounds."""
 
 REWARM_ITERATIONS = 1
-"""At the start of a round: the memory that was given back is taken again, the caches are this cell's again."""
+"""Untimed iterations at the start of a round: they allocate the freed memory again and fill the caches."""
+
+FIRST_ROUND_ITERATIONS = 2
+"""Iterations of the first round, which shows the time of one iteration with its overhead."""
 
 
-FIRST_BLOCK = 2
-"""Iterations of the first round, which tells what one costs with all that goes before it."""
-
-
-class Series:
-    """One clock's rounds."""
+class ClockRounds:
+    """The rounds of one clock."""
 
     def __init__(
         self, clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
@@ -44,67 +43,71 @@ class Series:
 
     @property
     def samples(self) -> list[np.ndarray[Any, Any]]:
-        """Each iteration's time on every rank, in ms."""
-        return [sample for block in self.rounds for sample in block]
+        """Per iteration the time on every rank in ms."""
+        return [sample for samples in self.rounds for sample in samples]
 
     @property
     def medians_ms(self) -> list[float]:
-        """Each round's median of the slowest rank."""
-        return [float(np.median([sample.max() for sample in block])) for block in self.rounds]
+        """Per round the median over iterations of the slowest rank's time."""
+        return [float(np.median([sample.max() for sample in samples])) for samples in self.rounds]
 
     @property
-    def block(self) -> int:
-        """Iterations of the next round: such that about `ROUNDS` of them fill the time budget, or all iterations."""
+    def next_iterations(self) -> int:
+        """Iterations of the next round, so that about `ROUNDS` rounds fill the time budget or reach the limit."""
         if not self.rounds:
-            affordable = FIRST_BLOCK
+            affordable = FIRST_ROUND_ITERATIONS
         else:
             ran = len(self.samples) + REWARM_ITERATIONS * len(self.rounds)
             affordable = int(self.settings.time_budget_s / ROUNDS * ran / self.spent_s) - REWARM_ITERATIONS
         return max(1, min(affordable, self.settings.max_iterations // ROUNDS))
 
-    def round(self, iterations: int) -> None:
-        """One more. Collective."""
+    def run(self, iterations: int) -> None:
+        """Run one more round. Collective."""
         began = time.monotonic()
         self.clock.samples(self.step, self.session.restore, REWARM_ITERATIONS)
-        self.rounds.append(timed(self.clock, self.step, self.session, iterations, self.context))
+        self.rounds.append(timed_iterations(self.clock, self.step, self.session, iterations, self.context))
         self.spent_s += time.monotonic() - began
 
-    def wants(self) -> Wants:
-        """The stop rule of a measurement in one go, and a number of rounds."""
-        samples = self.samples
-        if len(samples) + self.block > self.settings.max_iterations or self.spent_s >= self.settings.time_budget_s:
-            return Wants.NO_MORE
-        if len(self.rounds) < FEWEST_ROUNDS or len(samples) < self.settings.min_iterations:
-            return Wants.MORE
-        known = precise_enough([sample.max() for sample in samples], self.settings.precision)
-        return Wants.ENOUGH if known else Wants.MORE
+    def request(self) -> RoundRequest:
+        """Apply the stop rule of a measurement in one go, with at least `MIN_ROUNDS` rounds."""
+        samples, settings = self.samples, self.settings
+        if len(samples) + self.next_iterations > settings.max_iterations or self.spent_s >= settings.time_budget_s:
+            return RoundRequest.NO_MORE
+        if len(self.rounds) < MIN_ROUNDS or len(samples) < settings.min_iterations:
+            return RoundRequest.MORE
+        precise = precise_enough([sample.max() for sample in samples], settings.precision)
+        return RoundRequest.ENOUGH if precise else RoundRequest.MORE
 
 
-def timed(
+def timed_iterations(
     clock: Clock, step: Callable[[], None], session: Session, iterations: int, context: Context
 ) -> list[np.ndarray[Any, Any]]:
-    """Each iteration's time on every rank, in ms. Collective."""
-    return by_rank(clock.samples(step, session.restore, iterations), context)
+    """Return per iteration the time on every rank in ms. Collective."""
+    return gather_numbers(clock.samples(step, session.restore, iterations), context)
 
 
-def take_turns(turns: TurnTaker, series: Sequence[Series], session: Session, context: Context) -> None:
-    """A round of each clock in each turn, until all cells know their medians. Collective."""
-    while any(blocks := _next_turn(turns, series, session, context)):
-        for each, block in zip(series, blocks, strict=True):
-            each.round(block)
+def run_rounds(rank: InterleavedRank, clocks: Sequence[ClockRounds], session: Session, context: Context) -> None:
+    """Run a round of every clock for each grant, until all cells have precise medians. Collective."""
+    while any(iterations := _next_round(rank, clocks, session, context)):
+        for clock, count in zip(clocks, iterations, strict=True):
+            clock.run(count)
 
 
-def _next_turn(turns: TurnTaker, series: Sequence[Series], session: Session, context: Context) -> list[int]:
-    """The iterations of each clock's next round, 0 for none. Rank 0 asks for all, who wait in the broadcast; meanwhile
-    this cell holds no memory but its inputs and, with a graph, the graph's."""
+def _next_round(rank: InterleavedRank, clocks: Sequence[ClockRounds], session: Session, context: Context) -> list[int]:
+    """Wait for the next grant and return the iterations of each clock's round, 0 for none.
+
+    Rank 0 waits for the grant, the other ranks wait in the broadcast. Meanwhile this cell holds only its inputs and,
+    with a CUDA graph, the graph's memory.
+    """
     session.release()
     if context.device.type == "cuda":
         torch.cuda.synchronize(context.device)
         torch.cuda.empty_cache()
-    blocks = torch.zeros(len(series), dtype=torch.int64)
+    iterations = torch.zeros(len(clocks), dtype=torch.int64)
     if context.rank == 0:
-        wants = {each.wants() for each in series}
-        if turns.next(next(want for want in (Wants.NO_MORE, Wants.MORE, Wants.ENOUGH) if want in wants)):
-            blocks = torch.tensor([each.block for each in series])
-    dist.broadcast(blocks, src=0)
-    return [int(block) for block in blocks]
+        requests = {clock.request() for clock in clocks}
+        precedence = (RoundRequest.NO_MORE, RoundRequest.MORE, RoundRequest.ENOUGH)
+        if rank.request_round(next(request for request in precedence if request in requests)):
+            iterations = torch.tensor([clock.next_iterations for clock in clocks])
+    dist.broadcast(iterations, src=0)
+    return [int(count) for count in iterations]

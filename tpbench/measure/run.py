@@ -1,4 +1,4 @@
-"""The measurement of one cell on one rank: first pass, check, then the clocks until the medians are known."""
+"""Measure one cell on one rank: first pass, check, then both clocks until the medians are precise."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch.distributed as dist
 from tpbench.measure import memory
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
-from tpbench.measure.interleaving import TurnTaker
-from tpbench.measure.ranks import of_all
-from tpbench.measure.rounds import Series, take_turns, timed
+from tpbench.measure.interleaving import InterleavedRank
+from tpbench.measure.ranks import gather_number
+from tpbench.measure.rounds import ClockRounds, run_rounds, timed_iterations
 from tpbench.measure.scheduled import run_scheduled
-from tpbench.measure.session import Context, Scheduled, Session, Verdict
+from tpbench.measure.session import Context, ScheduledSession, Session, Verdict
 from tpbench.measure.settings import MeasureSettings
 from tpbench.measure.statistics import precise_enough
 
 WARMUP_ITERATIONS = 3
 FIRST_BLOCK = 5
+"""Iterations of the first block."""
 
 
 def run(
@@ -32,37 +33,39 @@ def run(
     copy_gb_per_s: float,
     say: Callable[[str], None],
     interpreted: bool = False,
-    turns: TurnTaker | None = None,
+    interleaved: InterleavedRank | None = None,
 ) -> tuple[Verdict, dict[str, Any]]:
-    """Check and time a session. Collective; the columns are complete on rank 0.
+    """Check and time a session. Collective; the columns are complete on rank 0. A wrong result has no time.
 
-    Nothing that is wrong has a time. A first pass compiles and fills caches; the second is the one that is checked and
-    whose memory is watched. Where the kernels are interpreted and one pass takes longer than the whole time budget, it
-    is warm-up, check and time in one, and the row says so (`warmed_up` false). With `turns` the clocks run in rounds,
-    between which other cells have theirs. A `Scheduled` session runs just the iterations of its schedule.
+    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. If the kernels
+    are interpreted and one pass exceeds the time budget, that pass is warm-up, check and time (`warmed_up` is false).
+
+    `interleaved`: run the clocks in rounds, between which other cells run. A `ScheduledSession` runs exactly the
+    iterations of its schedule.
     """
     cache = ColdCache(context.device, context.world_size)
     wall = WallClock(context.device, cache)
-    if isinstance(session, Scheduled):
+    if isinstance(session, ScheduledSession):
         return run_scheduled(session, session.schedule, context, wall, copy_gb_per_s, say)
     say("first pass")
     step = session.step
 
     def one_pass() -> tuple[np.ndarray[Any, Any], float]:
+        """The time on every rank in ms, and this rank's peak memory in GiB."""
         with memory.extra_peak(context.device) as peak:
-            mine = wall.samples(step, session.restore, 1)
-        return np.array(of_all(mine[0], context)), peak.gib
+            samples = wall.samples(step, session.restore, 1)
+        return np.array(gather_number(samples[0], context)), peak.gib
 
     single, peak_gib = one_pass()
     warm = not interpreted or bool(single.max() / 1e3 <= settings.time_budget_s)
     if warm:
         session.release()
-        memory.spoil(context.device, peak_gib)
+        memory.fill_freed_with_nan(context.device, peak_gib)
         say("second pass")
         single, peak_gib = one_pass()
         if settings.graph:
             say("capturing a graph")
-            step = _captured(session, context)  # its replays fill the output that the capture left in the session
+            step = _captured(session, context)  # replays fill the output that the capture left in the session
             single, _ = one_pass()
     say("checking")
     verdict = session.check()
@@ -75,60 +78,64 @@ def run(
     if verdict.wrong:
         return verdict, columns
     say("timing")
-    in_one_pass = single.max() / 1e3 > settings.time_budget_s
+    one_pass_is_enough = single.max() / 1e3 > settings.time_budget_s
     clocks: list[Clock] = [wall, *([DeviceClock(context.device, cache)] if context.device.type == "cuda" else [])]
-    if turns is not None and not in_one_pass:
-        series = [Series(clock, step, session, context, settings) for clock in clocks]
-        take_turns(turns, series, session, context)
-        taken = [each.samples for each in series]
-        columns |= dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in series), strict=False))
+    if interleaved is not None and not one_pass_is_enough:
+        rounds = [ClockRounds(clock, step, session, context, settings) for clock in clocks]
+        run_rounds(interleaved, rounds, session, context)
+        samples = [each.samples for each in rounds]
+        columns |= dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in rounds), strict=False))
     else:
-        taken = [
-            [single] if in_one_pass and clock is wall else _until_known(clock, step, session, context, settings)
+        samples = [
+            [single]
+            if one_pass_is_enough and clock is wall
+            else _until_precise(clock, step, session, context, settings)
             for clock in clocks
         ]
-    on_device = taken[1] if context.device.type == "cuda" else None
-    return verdict, time_columns(session, context, taken[0], on_device, columns, say)
+    on_device = samples[1] if context.device.type == "cuda" else None
+    return verdict, time_columns(session, context, samples[0], on_device, columns, say)
 
 
-def _until_known(
+def _until_precise(
     clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
 ) -> list[np.ndarray[Any, Any]]:
-    """Blocks of iterations until the median is known well enough or the budget is spent: each iteration's time on every
-    rank. Rank 0 decides the size of each block and everybody hears of it before the block, so that all make the same
-    number of collectives."""
+    """Time blocks of iterations until the median is precise enough or the time budget is spent.
+
+    Rank 0 decides the size of each block and broadcasts it before the block, so that all ranks run equally many
+    collectives. Returns per iteration the time on every rank in ms.
+    """
     clock.samples(step, session.restore, WARMUP_ITERATIONS)
-    taken: list[np.ndarray[Any, Any]] = []
+    samples: list[np.ndarray[Any, Any]] = []
     began = time.monotonic()
-    while block := _agreed(_next_block(taken, time.monotonic() - began, settings)):
-        taken += timed(clock, step, session, block, context)
-    return taken
+    while block := _from_rank_0(_next_block(samples, time.monotonic() - began, settings)):
+        samples += timed_iterations(clock, step, session, block, context)
+    return samples
 
 
-def _next_block(taken: Sequence[np.ndarray[Any, Any]], spent_s: float, settings: MeasureSettings) -> int:
-    """Iterations of the next block, 0 to stop."""
-    count = len(taken)
+def _next_block(samples: Sequence[np.ndarray[Any, Any]], spent_s: float, settings: MeasureSettings) -> int:
+    """The iterations of the next block, 0 to stop."""
+    count = len(samples)
     if count == 0:
         return min(FIRST_BLOCK, settings.max_iterations)
     left = settings.max_iterations - count
     if left <= 0 or spent_s >= settings.time_budget_s:
         return 0
-    if count >= settings.min_iterations and precise_enough([each.max() for each in taken], settings.precision):
+    if count >= settings.min_iterations and precise_enough([each.max() for each in samples], settings.precision):
         return 0
     affordable = int((settings.time_budget_s - spent_s) / (spent_s / count))
     return max(1, min(left, affordable, max(count, settings.min_iterations - count)))
 
 
-def _agreed(block: int) -> int:
-    decided = torch.tensor(block)
-    dist.broadcast(decided, src=0)
-    return int(decided)
+def _from_rank_0(block: int) -> int:
+    agreed = torch.tensor(block)
+    dist.broadcast(agreed, src=0)
+    return int(agreed)
 
 
 def _captured(session: Session, context: Context) -> Callable[[], None]:
-    """The step as the replay of a CUDA graph (captured after warm-up passes on a side stream, as torch asks).
+    """Return the step as the replay of a CUDA graph, captured after warm-up passes on a side stream, as torch asks.
 
-    Nothing runs in a capture: the session holds an output that is not there until the first replay.
+    A capture runs no kernel: the session's output is filled by the first replay.
     """
     session.release()
     side = torch.cuda.Stream(context.device)

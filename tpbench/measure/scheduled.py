@@ -1,4 +1,4 @@
-"""The measurement of a session that says how many iterations there are, such as steps of training."""
+"""Measurement of a session with a fixed number of iterations, such as training steps."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ import torch
 from tpbench.measure import memory
 from tpbench.measure.clock import WallClock
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
-from tpbench.measure.ranks import by_rank
-from tpbench.measure.session import Context, Schedule, Session, Verdict
+from tpbench.measure.ranks import gather_numbers
+from tpbench.measure.session import Context, IterationSchedule, Session, Verdict
 
 
 def run_scheduled(
     session: Session,
-    schedule: Schedule,
+    schedule: IterationSchedule,
     context: Context,
     wall: WallClock,
     copy_gb_per_s: float,
     say: Callable[[str], None],
 ) -> tuple[Verdict, dict[str, Any]]:
-    """Each iteration is timed once, by wall and, on a GPU, by events around the same iteration (its launches are not
-    queued ahead). The memory watched is that of the timed ones. Collective."""
+    """Check and time a session whose iterations depend on the ones before. Collective.
+
+    Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its launches
+    are not queued ahead. The peak memory is that of the timed iterations.
+    """
     pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def between_events() -> None:
+    def step_with_events() -> None:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         session.step()
@@ -38,8 +41,8 @@ def run_scheduled(
     wall.samples(session.step, session.restore, schedule.warmup_iterations)
     say("timing")
     with memory.extra_peak(context.device, schedule.held_before) as peak:
-        mine = wall.samples(between_events if cuda else session.step, session.restore, schedule.iterations)
-    on_device = by_rank([begin.elapsed_time(end) for begin, end in pairs], context) if cuda else None
+        samples = wall.samples(step_with_events if cuda else session.step, session.restore, schedule.iterations)
+    on_device = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context) if cuda else None
     say("checking")
     verdict = session.check()
     columns: dict[str, Any] = {
@@ -50,4 +53,4 @@ def run_scheduled(
     }
     if verdict.wrong:
         return verdict, columns
-    return verdict, time_columns(session, context, by_rank(mine, context), on_device, columns, say)
+    return verdict, time_columns(session, context, gather_numbers(samples, context), on_device, columns, say)

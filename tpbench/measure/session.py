@@ -1,4 +1,4 @@
-"""Where a rank stands: what a worker hands to a workload."""
+"""The interface between a worker and a workload: `Context` in, a `Session` with `Costs` and `Verdict` out."""
 
 from __future__ import annotations
 
@@ -23,40 +23,41 @@ class Context:
     dp_rank: int
     dp_size: int
     tp_group: ProcessGroup
-    """The ranks of this replica. Holds CPU tensors through gloo and, on GPUs, CUDA tensors through NCCL."""
+    """The ranks of this replica. Communicates CPU tensors through gloo and, on GPUs, CUDA tensors through NCCL."""
     dp_group: ProcessGroup
     """The ranks of all replicas with this tp_rank."""
     device: torch.device
     folder: Path = Path()
-    """Where a rank may leave a file that belongs to the job: beside its logs."""
-    say: Callable[[str], None] = lambda what: None
-    """A line on stderr, for whoever watches the job."""
+    """Folder for files that a rank writes for the job, beside its logs."""
+    say: Callable[[str], None] = lambda message: None
+    """Write a progress line to stderr."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What one iteration cannot avoid on the busiest rank, by count."""
+    """Counted costs of one iteration on the busiest rank. The unavoidable ones make the floor."""
 
     bytes_moved: int
-    """Bytes through that rank's memory: each input read once, each output written once."""
+    """Unavoidable bytes through that rank's memory: each input read once, each output written once."""
     bytes_communicated: int
-    """Bytes that the variant as it is sends from that rank."""
+    """Bytes that this variant sends from that rank. Not part of the floor."""
     flops: int = 0
+    """Floating-point operations."""
     compute_ms: float = 0.0
-    """Time that the FLOPs take at a rate measured on this machine: the floor where it is longer than the rest of it."""
+    """Time of the FLOPs at a rate measured on this machine. The floor is at least this."""
     wire_ms: float = 0.0
-    """Time that the communication which cannot be avoided takes at a bandwidth measured on this machine: the floor's
-    part of a workload that is about the wire."""
+    """Time of the unavoidable communication at a bandwidth measured on this machine. Added to the time of
+    `bytes_moved`."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the oracle says of one iteration's result."""
+    """The oracle's result for one iteration."""
 
     columns: dict[str, Any]
-    """loss_value, loss_error, grad_error, and whatever else the workload's rows show of it."""
+    """loss_value, loss_error, grad_error and further columns of the workload."""
     wrong: str | None
-    """Why the result is not right, or None. The same on every rank."""
+    """Why the result is wrong, or None. The same on every rank."""
 
 
 class Session(Protocol):
@@ -64,44 +65,43 @@ class Session(Protocol):
 
     @property
     def costs(self) -> Costs:
-        """Of an iteration. Asked for after one."""
+        """The costs of an iteration. Read after the first one."""
 
     def step(self) -> None:
-        """One whole iteration on this rank. The result stays where `check` finds it."""
+        """Run one whole iteration on this rank and keep its result for `check`."""
 
     def release(self) -> None:
-        """Let go of the last step's result, so that memory measured next is one iteration's alone."""
+        """Free the last step's result, so that the next peak memory is that of one iteration."""
 
     def restore(self) -> None:
-        """Make the inputs what they were before a step that writes over them. Called before each step, never timed."""
+        """Restore inputs that a step overwrites. Called before each step, outside the timed region."""
 
     def check(self) -> Verdict:
-        """Compare the last step's result with the oracle. Collective: every rank calls it."""
+        """Compare the last step's result with the oracle. Collective."""
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Iterations that go somewhere, as steps of training do: just so many are run, in order, and every one of them
-    counts for the verdict."""
+class IterationSchedule:
+    """A fixed number of iterations that depend on each other, such as training steps. The verdict is about all."""
 
     warmup_iterations: int
     iterations: int
-    """Those that are timed, after the warm-up."""
+    """Timed iterations, after the warm-up."""
     held_before: int
-    """Bytes that the rank held before the session made what its iterations need (`memory.held`): the peak is above
-    that, since parameters and states are what implementations differ in."""
+    """Bytes that the rank held before the session allocated parameters and states (`memory.held_bytes`). The peak
+    memory counts from there, because implementations differ in these."""
 
 
 @runtime_checkable
-class Scheduled(Protocol):
-    """A session that says how many iterations there are."""
+class ScheduledSession(Protocol):
+    """A session with a fixed number of iterations."""
 
-    schedule: Schedule
+    schedule: IterationSchedule
 
 
 @runtime_checkable
-class Detailed(Protocol):
-    """A session that measures more than its whole iterations."""
+class DetailedSession(Protocol):
+    """A session that also measures parts of its iterations."""
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """More columns of a right row, after those measured so far. Collective; only rank 0's are kept."""
+        """Return more columns of a correct row, given those measured so far. Collective; rank 0's are stored."""

@@ -1,4 +1,4 @@
-"""From samples to the numbers of a row. Without scipy, whose import would cost every rank half a second."""
+"""Statistics of samples for the columns of a row. Without scipy, whose import would cost every rank half a second."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from collections.abc import Sequence
 import numpy as np
 
 ONE_IN = 40
-"""The median lies below a 95% interval in one of so many cases at most, and above it in as many."""
+"""The true median lies below the 95% interval in at most one of 40 cases, and above it in at most one of 40."""
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """A 95% confidence interval of the median that assumes nothing of the distribution, or None for too few samples.
+    """Return a 95% confidence interval of the median by order statistics, or None for fewer than 6 samples.
 
-    The k-th smallest and k-th largest sample, with the largest k for which a Binomial(n, 1/2) count of samples below
-    the median falls between them often enough (Conover, Practical Nonparametric Statistics, 3.2). Needs 6 samples.
+    The interval is [k-th smallest, k-th largest sample], for any distribution. The number of n samples below the true
+    median follows Binomial(n, 1/2); k is the largest number with P(fewer than k below) <= 1/40 on either side
+    (Conover, Practical Nonparametric Statistics, 3rd edition, section 3.2).
     """
     ordered = np.sort(samples)
-    k = _outside(len(ordered))
+    k = _interval_rank(len(ordered))
     if k < 1:
         return None
     return float(ordered[k - 1]), float(ordered[-k])
 
 
 @functools.cache
-def _outside(count: int) -> int:
-    """The largest k such that fewer than k of `count` fair coins show heads in one of 40 cases at most."""
-    k, ways, fewer = 0, 1, 1
-    while fewer * ONE_IN < 2**count:
+def _interval_rank(count: int) -> int:
+    """The largest k with P(Binomial(count, 1/2) < k) <= 1/40, in exact integers."""
+    k, ways, ways_fewer = 0, 1, 1  # ways: Binomial coefficient (count, k)
+    while ways_fewer * ONE_IN < 2**count:
         ways = ways * (count - k) // (k + 1)
-        k, fewer = k + 1, fewer + ways
+        k, ways_fewer = k + 1, ways_fewer + ways
     return k
 
 
 def summary(samples: Sequence[float], prefix: str) -> dict[str, float | None]:
-    """The columns that describe samples in ms: `PREFIX_p5_ms`, ... and the median as `PREFIX_ms`."""
+    """Return the columns that describe samples in ms: the median as `PREFIX_ms`, `PREFIX_p5_ms` and others."""
     low, high = median_interval(samples) or (None, None)
     p5, median, p95 = np.percentile(samples, [5, 50, 95])
     return {
@@ -49,7 +50,7 @@ def summary(samples: Sequence[float], prefix: str) -> dict[str, float | None]:
 
 
 def precise_enough(samples: Sequence[float], precision: float) -> bool:
-    """Whether the interval of the median lies within that share of the median on either side."""
+    """Return whether both ends of the median's interval are within `precision` (a fraction) of the median."""
     interval = median_interval(samples)
     median = float(np.median(samples))
     return interval is not None and max(interval[1] - median, median - interval[0]) <= precision * median

@@ -1,10 +1,9 @@
-"""Times of parts of an iteration, taken as whole iterations are: ranks lined up, caches cold, the slowest rank's."""
+"""Times of parts of an iteration, taken as those of whole iterations: ranks lined up, cold caches, slowest rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,48 +12,51 @@ from tpbench.measure.clock import Clock, ColdCache, DeviceClock, Timed, WallCloc
 from tpbench.measure.session import Context
 
 ITERATIONS = {"cuda": 20, "cpu": 5}
-WARMUP = 2
-
-Run: TypeAlias = Callable[[], None]
+WARMUP_ITERATIONS = 2
 
 
-def nothing() -> None:
-    """Restores nothing."""
+def do_nothing() -> None:
+    """The `restore` of a step that does not change its inputs."""
 
 
 class Stopwatch:
-    """Device time on GPUs, wall time on CPUs and where it is asked for. Collective."""
+    """Times in ms: device time on GPUs, wall time on CPUs or on request. Collective."""
 
     def __init__(self, context: Context) -> None:
         self.device, self.cache = context.device, ColdCache(context.device, context.world_size)
         self.iterations = ITERATIONS[context.device.type]
 
-    def ms(self, run: Run, restore: Run = nothing, *, on_host: bool = False) -> float:
-        """The median over a few iterations of the slowest rank's time. `restore` goes before each, untimed."""
-        clock = self._clock(on_host)
-        clock.samples(run, restore, WARMUP)
-        return median(_slowest(clock.samples(run, restore, self.iterations)))
+    def ms(self, step: Callable[[], None], restore: Callable[[], None] = do_nothing, *, on_host: bool = False) -> float:
+        """Return the median over a few iterations of the slowest rank's time.
 
-    def in_turns(self, *timed: Timed, iterations: int | None = None) -> list[list[float]]:
-        """The slowest rank's times of several, one iteration of each after the other (A B, B A, ...): a GPU at its
-        power limit lowers its clock as it goes on, so that only times from the same moment can be compared."""
+        `restore` is called before each iteration, outside the timed region.
+        """
+        clock = self._clock(on_host)
+        clock.samples(step, restore, WARMUP_ITERATIONS)
+        return median(_slowest(clock.samples(step, restore, self.iterations)))
+
+    def interleaved_ms(self, *timed: Timed, iterations: int | None = None) -> list[list[float]]:
+        """Return the slowest rank's time of each iteration, for several steps timed in ABBA order.
+
+        A GPU at its power limit lowers its clock over time, so that only times of the same moment are comparable.
+        """
         clock = self._clock(on_host=False)
-        for run, restore in timed:
-            clock.samples(run, restore, WARMUP)
-        return [_slowest(samples) for samples in clock.in_turns(timed, iterations or self.iterations)]
+        for step, restore in timed:
+            clock.samples(step, restore, WARMUP_ITERATIONS)
+        return [_slowest(samples) for samples in clock.interleaved(timed, iterations or self.iterations)]
 
     def _clock(self, on_host: bool) -> Clock:
         wall = on_host or self.device.type == "cpu"
         return (WallClock if wall else DeviceClock)(self.device, self.cache)
 
 
-def difference(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median over turns of how much longer one took than the other."""
+def paired_difference(above: Sequence[float], below: Sequence[float]) -> float:
+    """Return the median difference of interleaved samples: each sample minus the other step's of the same pass."""
     return median(one - other for one, other in zip(above, below, strict=True))
 
 
 def _slowest(samples: Sequence[float]) -> list[float]:
-    """Each iteration's time on the slowest rank."""
-    taken = torch.tensor(samples, dtype=torch.float64)
-    dist.all_reduce(taken, dist.ReduceOp.MAX)
-    return [float(each) for each in taken]
+    """The time of each iteration on its slowest rank."""
+    slowest = torch.tensor(samples, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return [float(each) for each in slowest]

@@ -1,4 +1,4 @@
-"""What the profiler saw run, and when: products, communication, and the rest."""
+"""Intervals of a profiled step: when products, communication and other work ran."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch._C._autograd import DeviceType
 from tpbench.measure.session import Context
 
 Span = tuple[float, float]
-"""From when to when."""
+"""Start and end."""
 
 PRODUCT, COMMUNICATION, OTHER = range(3)
 
 _GPU_COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel", re.IGNORECASE)
 """Kernels of collectives, copies between GPUs by their copy engines, and kernels that wait for peers."""
 _GPU_LABEL = re.compile(r"^(nccl:|FSDP::|## |ProfilerStep)|spin_kernel")
-"""Ranges with a name, which the device's timeline shows too, and the kernel of torch.cuda._sleep."""
+"""Named ranges that the device's timeline also shows, and the kernel of torch.cuda._sleep: no work of the step."""
 _GPU_PRODUCT = re.compile(r"gemm|nvjet|xmma|splitk|triton_tem\w*_mm", re.IGNORECASE)
 _ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
-"""Its kernels have parts that are called gemm."""
+"""Attention kernels, whose names may contain gemm."""
 _CPU_COMMUNICATION = re.compile(r"^gloo:")
 _CPU_PRODUCT = re.compile(r"^aten::(mm|addmm|bmm)$")
 _CPU_OTHER = re.compile(r"^aten::(scaled_dot_product_attention|_scaled_dot_product\w*_backward|rms_norm|silu\w*|mul)$")
@@ -30,36 +30,37 @@ _CPU_OTHER = re.compile(r"^aten::(scaled_dot_product_attention|_scaled_dot_produ
 
 @dataclass(frozen=True)
 class Interval:
-    """Something that ran, in ms from the step's begin."""
+    """A kernel, copy or operation that ran: times in ms from the first interval's start."""
 
-    start: float
-    length: float
+    start_ms: float
+    length_ms: float
     kind: int
+    """PRODUCT, COMMUNICATION or OTHER."""
     lane: int
     """Stream or thread, numbered in the order of appearance."""
 
 
 def keep_trace(profiler: Any, context: Context) -> None:
-    """Write this rank's Chrome trace beside the job's logs: `trace_rank0.json.gz`."""
+    """Write this rank's Chrome trace beside the job's logs, as `trace_rank0.json.gz`."""
     profiler.export_chrome_trace(str(context.folder / f"trace_rank{context.rank}.json.gz"))
 
 
 def events(profiler: Any, on_gpu: bool) -> list[tuple[str, int, int, int]]:
-    """(name, start ns, length ns, stream or thread) of what ran on the device."""
-    found = []
+    """Return (name, start in ns, length in ns, stream or thread) of each event on the device."""
+    result = []
     for event in profiler.profiler.kineto_results.events():
-        # On a GPU annotations are ranges of other work; on a CPU a collective of gloo's is one.
+        # On a GPU annotations are ranges of other work. On a CPU gloo's collectives appear as annotations.
         if (event.device_type() == DeviceType.CUDA) == on_gpu and not (on_gpu and event.is_user_annotation()):
             lane = event.device_resource_id() if on_gpu else event.start_thread_id()
-            found.append((event.name(), event.start_ns(), event.duration_ns(), lane))
-    return found
+            result.append((event.name(), event.start_ns(), event.duration_ns(), lane))
+    return result
 
 
 def intervals(events: Iterable[tuple[str, int, int, int]], on_gpu: bool) -> list[Interval]:
-    """What ran, in order: on a GPU every kernel and copy, on a CPU products, collectives and the longest others.
+    """Return the intervals of events by start: on a GPU all kernels and copies, on a CPU those of `kind_of`.
 
-    A GPU's stream that does nothing but copy is one of transfers, whatever the profiler calls copies of memory that is
-    mapped from a peer.
+    On a GPU a stream with nothing but copies counts as communication, because the profiler does not always name copies
+    from a peer's mapped memory as such.
     """
     kept = [(event, kind) for event in events if (kind := kind_of(event[0], on_gpu)) is not None]
     kept.sort(key=lambda each: each[0][1])
@@ -75,7 +76,7 @@ def intervals(events: Iterable[tuple[str, int, int, int]], on_gpu: bool) -> list
 
 
 def kind_of(name: str, on_gpu: bool) -> int | None:
-    """What an event is, by the profiler's name for it; None for what is no work of its own."""
+    """Return the kind of an event by its name in the profiler, or None if the event is not work of the step."""
     if on_gpu:
         if _GPU_LABEL.search(name):
             return None
@@ -87,7 +88,7 @@ def kind_of(name: str, on_gpu: bool) -> int | None:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same times as spans that do not overlap."""
+    """Return the union of spans, as sorted spans that do not overlap."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -97,11 +98,11 @@ def union(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def spans(found: Iterable[Interval]) -> list[Span]:
-    """When any of them runs."""
-    return union((each.start, each.start + each.length) for each in found)
+def spans(intervals: Iterable[Interval]) -> list[Span]:
+    """Return the spans in which at least one of the intervals runs."""
+    return union((each.start_ms, each.start_ms + each.length_ms) for each in intervals)
 
 
-def covered(found: Iterable[Interval]) -> float:
-    """How long any of them runs, ms."""
-    return sum(end - start for start, end in spans(found))
+def covered_ms(intervals: Iterable[Interval]) -> float:
+    """Return the time in ms in which at least one of the intervals runs."""
+    return sum(end - start for start, end in spans(intervals))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tpbench.handover import exit_codes
 from tpbench.handover.lifetime import die_with_parent, parent_runs_job
 from tpbench.handover.task import WorkerTask
-from tpbench.measure.interleaving import FOLDER, TurnTaker
+from tpbench.measure.interleaving import FOLDER, InterleavedRank
 from tpbench.worker.reuse import ReusableProcess
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _measure_in_group(task: WorkerTask, device: torch.device, tasks_before: int)
     columns = {"memory_limit_gib": limit, "jobs_before": tasks_before, **_torch_columns(device)}
     copy = copy_gb_per_s(device)
     session = job.workload.bench.setup(job.problem, job.implementation, context)
-    turns = TurnTaker(task.folder / FOLDER) if task.interleaving else None
-    verdict, measured = measure(session, context, job.measure, copy, say, task.interpreted, turns)
+    interleaved = InterleavedRank(task.folder / FOLDER) if task.interleaving else None
+    verdict, measured = measure(session, context, job.measure, copy, say, task.interpreted, interleaved)
     if RANK == 0:
         _save(task, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns, **measured, **verdict.columns)
 

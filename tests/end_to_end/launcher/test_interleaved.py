@@ -16,7 +16,7 @@ from tests.support.launcher_rows import cell
 from tpbench.launcher.attempt import Attempt, Outcome
 from tpbench.launcher.interleaved import InterleavedCells, problem_of
 from tpbench.launcher.plan import Cell
-from tpbench.measure.interleaving import TurnTaker, Wants
+from tpbench.measure.interleaving import FOLDER, InterleavedRank, RoundRequest
 
 INTERLEAVED = ("order=interleaved", "reuse=true", "device=cpu", "tp_size=2", "dtype=float32")
 VARIANTS = "variant=pytorch_tp_manual,pytorch_gather"
@@ -51,10 +51,10 @@ def _held(sweep: Path, cells: dict[str, int]) -> list[tuple[str, int, int]]:
     """Who had the turn to measure, from when to when."""
     found = []
     for name, index in cells.items():
-        folder = sweep / str(index) / "turns"
-        for given_ in folder.glob("[0-9]*.given"):
+        folder = sweep / str(index) / FOLDER
+        for given_ in folder.glob("[0-9]*.grant"):
             if given_.read_text() == "measure":
-                asked = folder / f"{int(given_.stem) + 1}.asked"
+                asked = folder / f"{int(given_.stem) + 1}.request"
                 found.append((name, given_.stat().st_mtime_ns, asked.stat().st_mtime_ns))
     return sorted(found, key=lambda each: each[1])
 
@@ -63,8 +63,8 @@ def test_a_rank_killed_in_its_round_costs_its_own_cell_only(tmp_path: Path) -> N
     running = Running("-m", VARIANTS, "tokens=64", "vocab=2048", "time_budget_s=0.6", "precision=0", "seed=1,2",
                       "max_iterations=100000", *INTERLEAVED, cwd=tmp_path)  # fmt: skip
     running.wait_for("timing", rank=0, cell=2)
-    third = next((tmp_path / "outputs/sweeps").glob("*/2/turns"))
-    running.until(lambda: (third / "2.given").exists() and running.workers(), "round 2")
+    third = next((tmp_path / "outputs/sweeps").glob(f"*/2/{FOLDER}"))
+    running.until(lambda: (third / "2.grant").exists() and running.workers(), "round 2")
     family = running.family()
     (log,) = third.parent.glob("warm/attempt_0/1")
     rank = next(
@@ -121,7 +121,7 @@ class FakeJob:
 
     def __init__(self, attempt: Any, script: dict[str, Any], log: list[str]) -> None:
         self.attempt, self.script, self.log, self.deadline = attempt, script, log, 1e18
-        self.turns = TurnTaker(attempt.folder / "turns")
+        self.turns = InterleavedRank(attempt.folder / FOLDER)
         self.rounds = -1
 
     def poll(self) -> Outcome | None:
@@ -131,7 +131,7 @@ class FakeJob:
             return Outcome(self.attempt.cell, None, "alone")
         folder, number = self.turns.folder, self.turns.number
         if self.rounds >= 0:
-            file = folder / f"{number - 1}.given"
+            file = folder / f"{number - 1}.grant"
             if not file.exists():
                 return None
             if file.read_text() == "finish":
@@ -141,9 +141,9 @@ class FakeJob:
         self.rounds += 1
         if self.rounds == self.script["dies"]:
             return Outcome(self.attempt.cell, None, "died", measure_alone=self.script["crowded"])
-        wants = Wants.MORE if self.rounds < self.script["wants"] else Wants.ENOUGH
-        wants = Wants.NO_MORE if self.rounds >= self.script["most"] else wants
-        (folder / f"{number}.asked").write_text(wants)
+        wants = RoundRequest.MORE if self.rounds < self.script["wants"] else RoundRequest.ENOUGH
+        wants = RoundRequest.NO_MORE if self.rounds >= self.script["most"] else wants
+        (folder / f"{number}.request").write_text(wants)
         self.turns.number += 1
         return None
 

@@ -1,21 +1,13 @@
-"""`python -m tpbench` with this workload: real processes, rows, and what a person reads."""
+"""`python -m tpbench` with the transformer block: real processes, rows and messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import hydra
 import pytest
-import yaml
-from omegaconf import OmegaConf
 
 import tpbench as package
-from tests.support.command import ROOT, refused, tpbench
-from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.plan import ThisHost, obstacle
-from tpbench.workloads.tp_block import WORKLOAD
+from tests.support.command import refused, tpbench
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
@@ -55,49 +47,3 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
     refused(REFUSED, tmp_path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield
-
-
-def composed(*overrides: str) -> dict[str, Any]:
-    found = OmegaConf.to_container(hydra.compose("config", overrides=list(overrides)))
-    assert isinstance(found, dict)
-    return {str(name): value for name, value in found.items()}
-
-
-def job(*overrides: str) -> Job:
-    return parse_job(composed(*overrides))
-
-
-@pytest.mark.parametrize("name", ["tp_overlap", "tp_overlap_mlp", "tp_overlap_memory"])
-def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
-    content = yaml.safe_load((ROOT / "conf/experiment" / f"{name}.yaml").read_text())
-    choices = {key: str(values).split(",") for key, values in content["hydra"]["sweeper"]["params"].items()}
-    first = {key: values[0] for key, values in choices.items()}
-    lines = [{**first, key: value} for key, values in choices.items() for value in values]
-    own = {"part", "save_gathered"}  # no default of these stands in config.yaml
-    made = [job(*(f"{'++' * (key in own)}{key}={value}" for key, value in line.items())) for line in lines]
-    assert {each.workload.name for each in made} == {"tp_block"} and not [
-        each for each in made if unsupported_reason(each)
-    ]
-    if name == "tp_overlap":
-        assert {each.variant for each in made} == set(WORKLOAD.variants)
-
-
-@pytest.mark.parametrize("shape", sorted(file.stem for file in (ROOT / "conf/shape").glob("*_block_*.yaml")))
-def test_shapes_fit_every_variant_at_every_length_that_is_measured(shape: str) -> None:
-    values = composed("variant=block_tp", f"shape={shape}")
-    for tokens in (values["tokens"], *(() if shape.startswith("tiny") else (512, 2048))):
-        for name in WORKLOAD.variants:
-            assert unsupported_reason(parse_job({**values, "tokens": tokens, "variant": name})) is None
-    assert f"tp{values['tp_size']}" == shape.rpartition("_")[2]
-
-
-def test_what_needs_a_gpu_is_skipped_on_a_cpu() -> None:
-    for name, variant in WORKLOAD.variants.items():
-        reason = obstacle(job(f"variant={name}", "shape=tiny_block_tp2", "device=cpu"), ThisHost(gpus=0))
-        assert reason == ("needs a CUDA GPU" if variant.requires_cuda else None)

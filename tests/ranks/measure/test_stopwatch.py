@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.simulated_time import simulated_time
 from tests.support.tp_block import context
-from tpbench.measure.clock import SLEEP_CYCLES_PER_S
-from tpbench.measure.stopwatch import Stopwatch, difference
+from tpbench.measure.clock import SLEEP_CYCLES_PER_S, ColdCache, WallClock
+from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
 
 
-def in_turns(here: Rank) -> tuple[str, str, list[list[float]]]:
-    """The kind of device, the order in which two were run, and their times."""
+def interleaved(here: Rank) -> tuple[str, str, list[list[float]]]:
+    """The kind of device, the order in which two steps were run, and their times."""
     order: list[str] = []
+    cuda = here.device.type == "cuda"
+    with contextlib.nullcontext() if cuda else simulated_time() as simulated:
 
-    def timed(name: str, seconds: float) -> None:
-        order.append(name)
-        if here.device.type == "cuda":  # a host that sleeps does not show there
-            torch.cuda._sleep(int(seconds * SLEEP_CYCLES_PER_S))
-        else:
-            time.sleep(seconds)
+        def step(name: str, seconds: float) -> None:
+            order.append(name)
+            if simulated is None:  # a host's sleep does not show in device time
+                torch.cuda._sleep(int(seconds * SLEEP_CYCLES_PER_S))
+            else:
+                simulated.sleep(seconds * (1 + here.rank))
 
-    taken = Stopwatch(context(here)).in_turns(
-        (lambda: timed("a", 0.001), lambda: order.append("(")),
-        (lambda: timed("b", 0.02), lambda: order.append("[")),
-        iterations=4,
-    )
-    return here.device.type, "".join(order), taken
+        samples = Stopwatch(context(here)).interleaved_ms(
+            (lambda: step("a", 0.001), lambda: order.append("(")),
+            (lambda: step("b", 0.02), lambda: order.append("[")),
+            iterations=4,
+        )
+    return here.device.type, "".join(order), samples
 
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs")
-def test_turns_alternate_and_each_is_restored_before() -> None:
-    (device, order, taken), (_, _, taken_there) = run_on_ranks(2, in_turns)
-    assert taken == taken_there  # the slowest rank's
-    plain = order.replace("(a", "A").replace("[b", "B")
-    # Warm-up, then the turns; the device clock queues one of each before any, to learn how long its launches take.
-    assert plain == {"cpu": "AABB" + "ABBAABBA", "cuda": "AAABBB" + "AB" + "ABBAABBA"}[device]
-    short, long = taken
-    assert len(short) == len(long) == 4 and difference(long, short) > 10
+def test_steps_alternate_in_abba_order_and_each_is_restored_before() -> None:
+    (device, order, samples), (_, _, samples_there) = run_on_ranks(2, interleaved)
+    assert samples == samples_there  # the slowest rank's
+    restored = order.replace("(a", "A").replace("[b", "B")
+    # Warm-up, then the samples. The device clock first queues one of each step to learn how long its launches take.
+    assert restored == {"cpu": "AABB" + "ABBAABBA", "cuda": "AAABBB" + "AB" + "ABBAABBA"}[device]
+    short, long = samples
+    if device == "cpu":
+        assert short == pytest.approx([2] * 4) and long == pytest.approx([40] * 4)
+    else:
+        assert len(short) == len(long) == 4
+        assert paired_difference(long, short) > 10
 
 
-def test_a_difference_is_of_each_turns_own_times() -> None:
-    """A clock that falls meanwhile is in neither difference, nor is a turn that something else disturbed."""
-    falling = [10.0, 12.0, 14.0, 16.0, 18.0]
-    assert difference([each + 1 for each in falling[:4]] + [90.0], falling) == 1
+def real_times_ms(here: Rank) -> list[float]:
+    clock = WallClock(here.device, ColdCache(here.device, here.world_size))
+    return clock.samples(lambda: time.sleep(0.01), do_nothing, 3)
+
+
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs")
+def test_the_wall_clock_measures_the_hosts_time() -> None:
+    for samples in run_on_ranks(2, real_times_ms):
+        assert len(samples) == 3 and min(samples) >= 10

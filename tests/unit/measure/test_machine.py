@@ -1,4 +1,4 @@
-"""What is recorded of a machine, and what is not."""
+"""Facts about a machine that a row records, and others that it must not record."""
 
 from __future__ import annotations
 

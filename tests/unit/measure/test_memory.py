@@ -1,75 +1,86 @@
-"""Limits, peaks and the end of memory, in processes of their own."""
+"""Limits, peaks and errors of memory, in this process: every test lifts its limit again."""
 
 from __future__ import annotations
 
-import subprocess
+import resource
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.command import ROOT
-from tpbench.measure import memory
+from tpbench.measure import machine, memory
+
+CPU = torch.device("cpu")
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux limits the data segment and keeps a peak")
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """64 GiB of free memory, and no limit after the test.
+
+    One thread, as in a worker: a limit counts 8 MiB of stack for each thread that torch starts after it is set.
+    """
+    monkeypatch.setattr(machine, "available_memory_gib", lambda: 64.0)
+    before, threads = resource.getrlimit(resource.RLIMIT_DATA), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
-@pytest.mark.parametrize("allocate", ["torch.empty(n, dtype=torch.int8)", "np.zeros(n, dtype=np.int8)"])
-def test_beyond_the_limit_an_allocation_raises_and_the_process_goes_on(allocate: str) -> None:
-    answer = run(
-        "import torch, numpy as np\n"
-        "from tpbench.measure import memory\n"
-        "print(memory.limit(torch.device('cpu'), 0.5, 1))\n"
-        f"n = 2**28\nkept = {allocate}\n"
-        f"n = 2**29\n"
-        f"try:\n    {allocate}\n"
-        "except (RuntimeError, MemoryError) as error:\n    print(memory.shortage(error))\n"
-        "print('on')"
-    )
-    assert answer.split() == ["0.5", str(2**29), "on"]
+@only_linux
+@pytest.mark.parametrize(
+    "allocate",
+    [lambda size: torch.empty(size, dtype=torch.int8), lambda size: np.zeros(size, dtype=np.int8)],
+    ids=["torch", "numpy"],
+)
+def test_beyond_the_limit_an_allocation_raises_and_the_process_goes_on(
+    allocate: Callable[[int], Any], limited: None
+) -> None:
+    assert memory.limit(CPU, 0.5, 1) == 0.5
+    kept = allocate(2**28)
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        allocate(2**29)
+    assert memory.shortage(caught.value) == 2**29
+    memory.lift_limit()
+    assert allocate(2**29).nbytes == 2 * kept.nbytes
 
 
-def test_the_default_limit_shares_what_is_free() -> None:
-    code = "import torch\nfrom tpbench.measure import memory\nprint(memory.limit(torch.device('cpu'), None, {}))"
-    one, four = (float(run(code.format(ranks))) for ranks in (1, 4))
-    assert one / four == pytest.approx(4, rel=0.1)
+@only_linux
+def test_the_default_limit_shares_the_free_memory(limited: None) -> None:
+    one, four = (memory.limit(CPU, None, ranks) for ranks in (1, 4))
+    assert one == pytest.approx(0.9 * 64) and one / four == pytest.approx(4)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark is Linux's")
-def test_extra_peak_sees_what_is_freed_again() -> None:
-    answer = run(
-        "import torch\n"
-        "from tpbench.measure import memory\n"
-        "before = torch.ones(2**28, dtype=torch.int8)\n"
-        "with memory.extra_peak(torch.device('cpu')) as peak:\n"
-        "    temporary = torch.ones(2**28, dtype=torch.int8)\n"
-        "    del temporary\n"
-        "    kept = torch.ones(2**27, dtype=torch.int8)\n"
-        "print(peak.gib)"
-    )
-    assert float(answer) == pytest.approx(0.25, abs=0.02)
+@only_linux
+def test_extra_peak_includes_memory_that_is_freed_again() -> None:
+    before = torch.ones(2**28, dtype=torch.int8)
+    with memory.extra_peak(CPU) as peak:
+        temporary = torch.ones(2**28, dtype=torch.int8)
+        del temporary
+        kept = torch.ones(2**27, dtype=torch.int8)
+    assert peak.gib == pytest.approx(0.25, abs=0.02)
+    del before, kept
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
-def test_what_is_left_is_what_the_limit_leaves() -> None:
-    answer = run(
-        "import torch\n"
-        "from tpbench.measure import memory\n"
-        "memory.limit(torch.device('cpu'), 1.0, 1)\n"
-        "kept = torch.ones(2**28, dtype=torch.int8)\n"
-        "print(memory.left(torch.device('cpu')) / 2**30)"
-    )
-    assert float(answer) == pytest.approx(0.75, abs=0.05)
+@only_linux
+def test_available_bytes_are_within_the_limit_and_the_free_memory(
+    limited: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert memory.available_bytes(CPU) == 64 * 2**30
+    memory.limit(CPU, 1.0, 1)
+    kept = torch.ones(2**28, dtype=torch.int8)
+    assert memory.available_bytes(CPU) / 2**30 == pytest.approx(0.75, abs=0.05)
+    monkeypatch.setattr(machine, "available_memory_gib", lambda: 0.5)
+    assert memory.available_bytes(CPU) / 2**30 == 0.5
+    del kept
 
 
 @pytest.mark.parametrize(
-    ("error", "bytes_asked"),
+    ("error", "requested_bytes"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 GiB. GPU 0 has a total"), 7 * 2**30),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), 20 * 2**20),
@@ -80,8 +91,8 @@ def test_what_is_left_is_what_the_limit_leaves() -> None:
         (ValueError("out of memory of my cat"), None),
     ],
 )
-def test_shortage(error: Exception, bytes_asked: int | None) -> None:
-    assert memory.shortage(error) == bytes_asked
+def test_shortage(error: Exception, requested_bytes: int | None) -> None:
+    assert memory.shortage(error) == requested_bytes
 
 
 def test_shortage_of_numpy() -> None:

@@ -1,9 +1,9 @@
-"""One transformer block under tensor and sequence parallelism, its communication plain or hidden behind the products.
+"""One transformer block under tensor and sequence parallelism, with and without overlapped communication.
 
-Between the layers each of p ranks holds tokens / p rows of the activations; inside attention and the MLP it holds all
-rows of 1/p of the columns. So every pair of linears costs an all-gather before the first (column-parallel) and a
-reduce-scatter after the second (row-parallel), and the same, swapped, in the backward pass. The variants compute the
-same and differ in how these are laid out in time: one after the other, or chunk by chunk beside the products.
+Between layers each of p ranks holds tokens / p rows of the activations. Inside attention and the MLP it holds all rows
+and 1/p of the columns. Every pair of linears therefore costs an all-gather before the first (column-parallel) one and a
+reduce-scatter after the second (row-parallel) one. The backward pass swaps the two. All variants compute the same; they
+differ in when products and communication run: one after the other, or in chunks beside each other.
 """
 
 from tpbench.workloads.tp_block import variants as variants

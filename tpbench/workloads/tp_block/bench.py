@@ -1,4 +1,4 @@
-"""What a rank does with the transformer block: make its part, run steps, ask the oracle, find what is exposed."""
+"""Run the transformer block on a rank: set up, step, check, and measure exposed communication."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from tpbench.measure.gemm import compute_ms
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.tp_block import counts, exposure, oracle, rates, trace
+from tpbench.workloads.tp_block import costs, errors, exposed_communication, machine_rates, oracle, trace
 from tpbench.workloads.tp_block.block import gradients
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.prepared import Place, Prepared
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.problem import TpBlock
 
 
 class TpBlockSession:
-    """A variant on this rank's part of the block."""
+    """Session of a variant on this rank's part of the block."""
 
     def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
-        self.inputs = Inputs(problem, context)
+        self.inputs = BlockInputs(problem, context)
         self.stopwatch = Stopwatch(context)
-        self.rates = rates.measure(self.inputs, self.stopwatch)
-        self.prepared: Prepared = variant.prepare(problem, Place(problem, self.inputs, self.stopwatch))
+        self.rates = machine_rates.measure(self.inputs, self.stopwatch)
+        self.prepared: PreparedBlock = variant.prepare(problem, BlockContext(self.inputs, self.stopwatch))
         self.output: Tensor | None = None
         self.costs = self._costs()
 
     def step(self) -> None:
-        """One forward and backward pass. The last one's gradients are freed first."""
+        """Run one forward and backward pass, after freeing the results of the last one."""
         self.release()
         self.forward()
         self.backward()
 
     def forward(self) -> None:
-        """Only the forward pass."""
+        """Run only the forward pass."""
         self.output = self.prepared.run(self.prepared.x)
 
     def backward(self) -> None:
-        """Only the backward pass of the last forward."""
+        """Run only the backward pass of the last forward pass."""
         assert self.output is not None
         self.output.backward(self.prepared.grad)
 
@@ -51,64 +51,62 @@ class TpBlockSession:
         self.prepared.module.zero_grad(set_to_none=True)
 
     def restore(self) -> None:
-        """A step writes over none of its inputs."""
+        """Nothing to do: a step does not overwrite its inputs."""
 
     def check(self) -> Verdict:
-        """Compare the last step's output and gradients with the oracle, and let go of them."""
-        errors = oracle.compare(self.inputs, self._result())
+        """Compare the last step's output and gradients with the oracle, then free them."""
+        result_errors = errors.compare(self.inputs, self._result())
         self.release()
         columns = {
-            "loss_value": errors.loss_value,
-            "loss_error": errors.loss_error,
-            "output_error": errors.output_error,
-            "grad_error": errors.grad_error,
-            "grad_norm": errors.grad_norm,
+            "loss_value": result_errors.loss_value,
+            "loss_error": result_errors.loss_error,
+            "output_error": result_errors.output_error,
+            "grad_error": result_errors.grad_error,
+            "grad_norm": result_errors.grad_norm,
             "gemm_tflops": self.rates.gemm_tflops,
             "gather_gb_per_s": self.rates.gather_gb_per_s,
-            **self.prepared.facts(),
+            **self.prepared.columns(),
         }
-        return Verdict(columns, errors.complaint(self.problem.dtype))
+        return Verdict(columns, result_errors.complaint(self.problem.dtype))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Forward and backward alone, what of the communication is exposed, and a traced step."""
+        """Return columns about forward and backward alone, exposed communication and a traced step."""
         step_ms = columns.get("device_ms") or columns["time_ms"]
-        found: dict[str, Any] = {
+        details: dict[str, Any] = {
             "forward_ms": self.stopwatch.ms(self.forward, self.release),
-            "backward_ms": self.stopwatch.ms(self.backward, self._forward_anew),
+            "backward_ms": self.stopwatch.ms(self.backward, self._fresh_forward),
             "tflops": self.costs.flops / step_ms / 1e9,
         }
-        found["gemm_share"] = found["tflops"] / self.rates.gemm_tflops
+        details["gemm_share"] = details["tflops"] / self.rates.gemm_tflops
         self.release()
-        found |= exposure.measure(self.inputs, self.prepared, self.stopwatch, self.step, self.release)
-        found |= trace.of_step(self.step, self.context, keep=self.problem.profile)
+        details |= exposed_communication.measure(self.inputs, self.prepared, self.stopwatch, self.step, self.release)
+        details |= trace.trace_step(self.step, self.context, keep=self.problem.profile)
         self.release()
-        return found
+        return details
 
-    def _forward_anew(self) -> None:
+    def _fresh_forward(self) -> None:
         self.release()
         self.forward()
 
-    def _result(self) -> oracle.Result:
-        assert self.output is not None and self.prepared.x.grad is not None, "there is no step to check"
+    def _result(self) -> oracle.BlockResult:
+        assert self.output is not None and self.prepared.x.grad is not None, "no step has run"
         grads = gradients(self.problem, self.prepared.module)
-        found = {name: each for name, each in grads.items() if each is not None}
-        result = oracle.Result(self.output.detach(), self.prepared.x.grad, found)
+        present = {name: grad for name, grad in grads.items() if grad is not None}
+        result = oracle.BlockResult(self.output.detach(), self.prepared.x.grad, present)
         return result if self.prepared.size == self.inputs.size else oracle.own_part(result, self.inputs)
 
     def _costs(self) -> Costs:
-        problem, size = self.problem, self.prepared.size
-        item = self.inputs.dtype.itemsize
-        sent = counts.bytes_sent(problem, size, item)
-        flops = counts.flops(problem, size)
+        problem, size, item = self.problem, self.prepared.size, self.inputs.dtype.itemsize
+        flops = costs.flops(problem, size)
         return Costs(
-            bytes_moved=counts.bytes_moved(problem, size, item),
-            bytes_communicated=sent,
+            bytes_moved=costs.bytes_moved(problem, size, item),
+            bytes_communicated=costs.bytes_sent(problem, size, item),
             flops=flops,
             compute_ms=compute_ms(flops, self.rates.gemm_tflops),
-            wire_ms=self.rates.wire_ms(counts.bytes_sent(problem, size, item, least=True)),
+            wire_ms=self.rates.wire_ms(costs.bytes_sent(problem, size, item, least=True)),
         )
 
 
 def setup(problem: TpBlock, variant: Variant, context: Context) -> TpBlockSession:
-    """The session of one cell on this rank."""
+    """Return the session of one cell on this rank."""
     return TpBlockSession(problem, variant, context)

@@ -1,4 +1,4 @@
-"""The transformer block and its parts, of tensor-parallel layers."""
+"""The transformer block and its parts, built from tensor-parallel layers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
-from tpbench.workloads.tp_block.linears import Linear
 from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.schedule import Plan
+from tpbench.workloads.tp_block.schedule import LinearPlan
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
-Planner = Callable[[Linear], Plan]
-"""The schedules of each linear."""
+Planner = Callable[[ShardedLinear], LinearPlan]
+"""Returns the schedules of a linear."""
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped keys and values, each rank its heads. x and y: (rows / p, hidden)."""
+    """Causal self-attention with grouped keys and values on this rank's heads. x and y: (rows / p, hidden)."""
 
     def __init__(self, qkv: nn.Module, out: nn.Module, head_dim: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """down(silu(gate(x)) * up(x)), each rank its columns. x and y: (rows / p, hidden)."""
+    """down(silu(gate(x)) * up(x)) on this rank's columns. x and y: (rows / p, hidden)."""
 
     def __init__(self, up: nn.Module, down: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Mlp(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), and on that the same with the MLP. x and y: (rows / p, hidden)."""
+    """h = x + attention(norm(x)); y = h + mlp(norm(h)). x and y: (rows / p, hidden)."""
 
     def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: Mlp) -> None:
         super().__init__()
@@ -55,12 +55,12 @@ class TransformerBlock(nn.Module):
 
 
 def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.Module:
-    """The problem's part of a block on this rank's weights, by the names of the linears and norms.
+    """Build the problem's part of a block from this rank's weights, given by the names of the linears and norms.
 
-    The norms' gradients are summed over the group of the first linear's schedule, and not where that sends nothing.
+    The norms' gradients are summed over the group of the first linear's schedule, if that schedule communicates.
     """
 
-    def layer(linear: Linear) -> nn.Module:
+    def layer(linear: ShardedLinear) -> nn.Module:
         weight, schedules = weights[linear.name], plan(linear)
         if linear.kind == "row":
             return RowParallelLinear(linear.in_features, linear.out_features[0], weight=weight, plan=schedules)
@@ -81,9 +81,9 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.
 
 
 def gradients(problem: TpBlock, module: nn.Module) -> dict[str, Tensor | None]:
-    """The gradients of a built module's weights, by the names of its linears and norms."""
-    found = {}
+    """Return the gradients of a built module's weights, by the names of its linears and norms."""
+    grads = {}
     for path, parameter in module.named_parameters():
         *owners, _ = path.split(".")
-        found[owners[-1] if owners else problem.linears[0].name] = parameter.grad
-    return found
+        grads[owners[-1] if owners else problem.linears[0].name] = parameter.grad
+    return grads

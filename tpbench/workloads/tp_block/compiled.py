@@ -1,4 +1,4 @@
-"""The same modules through torch.compile, whose pass for micro-pipelined tensor parallelism fuses the collectives."""
+"""The block through torch.compile, whose pass for micro-pipelined tensor parallelism overlaps the collectives."""
 
 from __future__ import annotations
 
@@ -13,42 +13,45 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
 from tpbench.comm.symmetric_buffers import enabled
-from tpbench.workloads.tp_block.prepared import Place, Prepared
-from tpbench.workloads.tp_block.prepared import prepare as prepare_plain
-from tpbench.workloads.tp_block.schedule import Pending, Sequential
+from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
+from tpbench.workloads.tp_block.prepared import prepare as prepare_eager
+from tpbench.workloads.tp_block.schedule import Pending, SequentialSchedule
 
 
-class Functional(Sequential):
-    """The plain schedule in collectives that the compiler sees: it finds them beside their products."""
+class FunctionalSchedule(SequentialSchedule):
+    """The sequential schedule in functional collectives, which the compiler sees beside their products."""
 
     def gather(self, shard: Tensor) -> Pending:
         whole = functional.all_gather_tensor(shard, 0, self.group)
         return lambda: whole
 
-    def scatter(self, parts: Tensor) -> Tensor:
-        return functional.reduce_scatter_tensor(parts, "sum", 0, self.group)
+    def scatter(self, partial: Tensor) -> Tensor:
+        return functional.reduce_scatter_tensor(partial, "sum", 0, self.group)
 
 
-def prepare(place: Place) -> Prepared:
-    """Compiled when first called. Its elementwise operations are fused too, and so are those of the module without
-    communication; there is no schedule of one operation that could be timed alone."""
-    group: dist.ProcessGroup = place.inputs.group
+def prepare(context: BlockContext) -> PreparedBlock:
+    """Prepare the block to be compiled at its first call.
+
+    The compiler also fuses elementwise operations, in the module without communication too. No schedule of a single
+    operation can be timed alone.
+    """
+    group: dist.ProcessGroup = context.inputs.group
     enabled(group)
     config: Any = importlib.import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
-    prepared = dataclasses.replace(prepare_plain(place, Functional(group), through=compiled), plan=None)
-    fill(prepared)
+    prepared = dataclasses.replace(prepare_eager(context, FunctionalSchedule(group), wrap=compiled), plan=None)
+    fill_replacements(prepared)
     return prepared
 
 
-def fill(prepared: Prepared) -> None:
-    """One step of the module without communication as it is: what it makes up is no work of the compiled one."""
-    assert prepared.bare is not None
-    prepared.bare(prepared.x).backward(prepared.grad)
-    prepared.bare.zero_grad(set_to_none=True)
+def fill_replacements(prepared: PreparedBlock) -> None:
+    """Run one eager step without communication, so that the compiled one does not contain its replacement tensors."""
+    assert prepared.without_communication is not None
+    prepared.without_communication(prepared.x).backward(prepared.grad)
+    prepared.without_communication.zero_grad(set_to_none=True)
     prepared.x.grad = None
 
 
 def compiled(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """As one graph each for the forward and the backward pass."""
+    """Compile a module to one graph for the forward pass and one for the backward pass."""
     return torch.compile(module, fullgraph=True, dynamic=False)

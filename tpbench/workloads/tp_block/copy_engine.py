@@ -1,22 +1,23 @@
-"""Our overlap: copy engines move chunks between GPUs while the products of other chunks have all SMs to themselves.
+"""Our overlap: copy engines move chunks between GPUs while the products of other chunks use all SMs.
 
-All-gather: each rank stages its shard in shared memory and pulls its peers' shards, nearest first, so that no two
-ranks read from one at a time; the product of the own shard needs none of it and goes first. What is gathered for the
-moment only is gathered where it is staged.
+All-gather. Each rank stages its shard in symmetric memory and pulls its peers' shards, nearest first, so that no two
+ranks read from the same peer at once. The product of the own shard needs no transfer and runs first. A gathered tensor
+that is needed only for the moment stays where it is staged.
 
-Reduce-scatter: the sum for each owner goes around the ring and ends with its owner. A rank pulls what the rank before
-it has of a sum and adds its own product, mostly within the product: cuBLAS reads the addend where it writes the result,
-so that no kernel of additions reads and writes everything once more. Beside a transfer runs the product for the next
-owner; where there is none, the other half of the rows, or the product that follows it, as the weight's gradient does
-the input's. Sums are rounded to the tensors' dtype at each rank, as NCCL's are; the order is the ring's.
+Reduce-scatter. The sum for each owner travels around the ring of ranks and ends at its owner. A rank pulls the partial
+sum from the rank before it and adds its own product. The addition is usually part of the product: cuBLAS reads the
+addend where it writes the result, so that no separate kernel reads and writes everything again. The product for the
+next owner runs beside each transfer. The last transfer runs beside the other half of the rows, or beside the product
+that follows, such as the weight's gradient. Each rank rounds a sum to the tensors' dtype, as NCCL does, in ring order.
 
-Two buffers alternate for each. A rank copies in order, so that the word that it has something to be pulled in one
-operation says too that it has pulled all that it wanted in the one before: its buffers are free in the next. Around the
-ring that word has come from everybody when a rank has its own sum.
+Buffers. Each name has two buffers that alternate. A rank copies in order. Its signal that data is ready in one
+operation therefore also says that it has pulled all its data of the operation before, whose buffers are free in the
+next. In the ring such a signal has come from every rank when a rank has its own sum.
 
-Copies within a GPU take SMs and so would wait for a product's end beside it: they go before it, on its stream, but for
-a large shard's to where it is kept, which is queued behind those of the peers' and runs in the last wave of the product
-beside it. Products follow each other on one stream: of two that may run at once the wrong one can be first.
+Copies within a GPU use SMs, and beside a product they would wait for its end. They run before the product, on its
+stream. The exception is a large shard that is kept: its copy is queued behind the peers' copies and runs in the last
+wave of the product beside it. All products are on one stream, because of two concurrent ones the wrong one can start
+first.
 """
 
 from __future__ import annotations
@@ -28,48 +29,51 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.peer_copies import copy_beside_compute
-from tpbench.comm.symmetric_buffers import Arena
+from tpbench.comm.symmetric_buffers import Arena as SymmetricBuffers
 from tpbench.workloads.tp_block.schedule import Pending
 
-STAGED, HANDED = range(2)
-"""Channels of signals: there is something to pull, in a gather and in a scatter."""
+STAGED, PARTIAL_SUM = range(2)
+"""Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
 
 PIECE = 2**22
-"""Elements of a product's piece, at least: tiles of 128 x 256 for each of an H200's SMs. Smaller ones leave SMs idle,
-which costs more than a kernel that adds."""
+"""Smallest number of elements of a product's piece: tiles of 128 x 256 for each SM of an H200. Smaller pieces leave SMs
+idle, which costs more than a separate kernel that adds."""
 
 LARGE = 2**24
-"""Bytes of a shard that is copied beside a product to where it is kept. With half of that the products' stream waits
-about as long for one more event as the kernel takes that is saved."""
+"""Smallest shard in bytes that is copied beside a product. At half this size one more event on the products' stream
+costs about as much time as the saved kernel."""
 
 
-class CopyEngine:
-    """Products of chunks by cuBLAS; `merged`: one of neighbouring peers' gathered chunks, which waits for the last."""
+class CopyEngineSchedule:
+    """Products of chunks by cuBLAS beside copies by the copy engines.
 
-    def __init__(self, arena: Arena, *, merged: bool = False) -> None:
-        self.arena, self.signals = arena, arena.signals
-        self.rank, self.size, self.group = arena.rank, arena.size, arena.group
+    `merged`: one product for all neighbouring peers' gathered chunks, which waits for the last of them.
+    """
+
+    def __init__(self, buffers: SymmetricBuffers, *, merged: bool = False) -> None:
+        self.buffers, self.signals = buffers, buffers.signals
+        self.rank, self.size, self.group = buffers.rank, buffers.size, buffers.group
         self.divisor = self.size
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
-        self.copies = arena.copies
+        self.copies = buffers.copies
         self.runs = peer_runs(self.rank, self.size, merged)
         self.peers = [peer for run in peer_runs(self.rank, self.size, merged=False) for peer in run]
 
     @property
-    def memory(self) -> Arena:
-        """What it shares with peers; others may have it too."""
-        return self.arena
+    def memory(self) -> SymmetricBuffers:
+        """The memory that it shares with peers. Other schedules may use the same."""
+        return self.buffers
 
-    def facts(self) -> dict[str, Any]:
-        """Columns about its memory."""
+    def columns(self) -> dict[str, Any]:
+        """Return the columns about its memory."""
         return {"workspace_gib": self.memory.gib}
 
     def gather(self, shard: Tensor) -> Pending:
         whole, arrived = self._pull(shard, keep=False)
 
         def finish() -> Tensor:
-            self._until(arrived.values())
-            self._end()
+            self._wait(arrived.values())
+            self._join_streams()
             return whole
 
         return finish
@@ -80,56 +84,61 @@ class CopyEngine:
         sources, products = whole.chunk(self.size), product.chunk(self.size)
         torch.mm(shard, matrix, out=products[self.rank])
         for run in self.runs:
-            self._until(arrived[peer] for peer in run)
+            self._wait(arrived[peer] for peer in run)
             torch.mm(_rows(sources, run), matrix, out=_rows(products, run))
         if self.rank in arrived:
-            self._until([arrived[self.rank]])
-        self._end()
+            self._wait([arrived[self.rank]])
+        self._join_streams()
         return whole, product
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
-        """In step s a rank adds to the sum for the owner s + 1 ranks before it, in the last step to its own."""
+        """In step s add to the sum for the owner s + 1 ranks before this one, in the last step to the own sum."""
         last = self.size - 1
         sources = whole.chunk(self.size)
         shape = (len(sources[0]), matrix.shape[1])
         parts = self._buffer("parts", (last, *shape), whole.dtype)
         total = whole.new_empty(shape)
-        sums = [*parts[self.rank], total]  # of each step
-        tight = awaited or self.size > 2  # a sum is under way when the product that is added to it could begin
+        sums = [*parts[self.rank], total]  # by step
+        tight = awaited or self.size > 2  # the addend is still in transfer when its product could start
         pieces = 2 if tight and total.numel() >= 2 * PIECE else 1
         arrived: list[torch.cuda.Event] = []
         for step in range(last):
             source, theirs = sources[(self.rank - 1 - step) % self.size], parts[self.before][step]
             cut = (each.chunk(pieces) for each in (source, sums[step], theirs, sums[step + 1]))
             addends, arrived = arrived, []
-            for piece, (rows, into, taken, following) in enumerate(zip(*cut, strict=True)):
-                self._add(rows, matrix, into, addends[piece : piece + 1], within=pieces > 1)
-                arrived.append(self._hand_on(taken, following))
+            for piece, (rows, into, pulled, following) in enumerate(zip(*cut, strict=True)):
+                self._add_product(rows, matrix, into, addends[piece : piece + 1], fused=pieces > 1)
+                arrived.append(self._pull_sum(pulled, following))
 
         def finish() -> Tensor:
             if awaited and pieces > 1:
                 for rows, into, addend in zip(
                     sources[self.rank].chunk(pieces), total.chunk(pieces), arrived, strict=True
                 ):
-                    self._add(rows, matrix, into, [addend], within=True)
+                    self._add_product(rows, matrix, into, [addend], fused=True)
             else:
-                self._add(sources[self.rank], matrix, total, arrived, within=not awaited)
-            self._end()
+                self._add_product(sources[self.rank], matrix, total, arrived, fused=not awaited)
+            self._join_streams()
             return total
 
         return finish
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-        """By rank, for this operation. In a captured graph, which has the same ones in each replay: once all are here,
-        and so have done with them."""
+        """Each rank's buffer of this operation, by rank.
+
+        A captured graph uses the same buffers in each replay. A barrier there makes sure that all ranks are done with
+        them.
+        """
         if torch.cuda.is_current_stream_capturing():
-            self.arena.barrier()
-        return self.arena.next(name, shape, dtype)
+            self.buffers.barrier()
+        return self.buffers.next(name, shape, dtype)
 
     def _pull(self, shard: Tensor, keep: bool) -> tuple[Tensor, dict[int, torch.cuda.Event]]:
-        """Queue the copies of everybody's shard, the own one on the current stream: into memory of its own (`keep`) or
-        to where it is staged, which the next gather but one takes again. By peer, when its shard is there; the own one
-        is there already, or under way too."""
+        """Queue the copies of all ranks' shards, and return the gathered tensor with an event for each copy, by peer.
+
+        `keep`: copy to new memory. Otherwise gather where shards are staged, which the next gather but one overwrites.
+        The own shard is copied on the current stream, or has an event too if it is copied beside a product.
+        """
         staged = self._buffer("staged", (self.size, *shard.shape), shard.dtype)
         here = staged[self.rank]
         whole = torch.empty_like(here) if keep else here
@@ -149,43 +158,48 @@ class CopyEngine:
             whole[self.rank].copy_(shard, non_blocking=True)
         return whole.flatten(0, 1), arrived
 
-    def _add(
-        self, rows: Tensor, matrix: Tensor, into: Tensor, arrived: Sequence[torch.cuda.Event], *, within: bool
+    def _add_product(
+        self, rows: Tensor, matrix: Tensor, into: Tensor, arrived: Sequence[torch.cuda.Event], *, fused: bool
     ) -> None:
-        """The product rows @ matrix, added to what has arrived (nothing: to 0): `within` it, or after it, so that it
-        need not wait."""
+        """Add rows @ matrix to the addend in `into` when it has arrived. Without an addend, overwrite `into`.
+
+        `fused`: one kernel multiplies and adds, and so waits for the addend. Otherwise the product does not wait, and a
+        second kernel adds.
+        """
         if not arrived:
             torch.mm(rows, matrix, out=into)
-        elif within:
-            self._until(arrived)
+        elif fused:
+            self._wait(arrived)
             into.addmm_(rows, matrix)
         else:
             product = rows @ matrix
-            self._until(arrived)
+            self._wait(arrived)
             into.add_(product)
 
-    def _hand_on(self, theirs: Tensor, mine: Tensor) -> torch.cuda.Event:
-        """After the current stream's last product: tell the next rank that it can have it, and pull what the rank
-        before has. When that is here."""
+    def _pull_sum(self, theirs: Tensor, mine: Tensor) -> torch.cuda.Event:
+        """Signal the next rank that the current stream's last sum is ready, and pull the sum of the rank before.
+
+        The event marks the end of the pull.
+        """
         self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
-            self.signals.send(HANDED, self.after)
-            self.signals.wait(HANDED, self.before)
+            self.signals.send(PARTIAL_SUM, self.after)
+            self.signals.wait(PARTIAL_SUM, self.before)
             mine.copy_(theirs, non_blocking=True)
             return self.copies.record_event()
 
-    def _until(self, arrived: Iterable[torch.cuda.Event]) -> None:
-        for each in arrived:
-            torch.cuda.current_stream().wait_event(each)
+    def _wait(self, arrived: Iterable[torch.cuda.Event]) -> None:
+        for event in arrived:
+            torch.cuda.current_stream().wait_event(event)
 
-    def _end(self) -> None:
-        """A captured graph ends on one stream."""
+    def _join_streams(self) -> None:
+        """Join the copy stream into the current one while capturing: a captured graph must end on one stream."""
         if torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().wait_stream(self.copies)
 
 
 def peer_runs(rank: int, size: int, merged: bool) -> list[range]:
-    """A rank's peers, from the next one on around: one by one, or as the at most two runs of neighbours."""
+    """Return a rank's peers in ring order after it: one by one, or merged to at most two runs of neighbours."""
     if merged:
         return [run for run in (range(rank + 1, size), range(rank)) if run]
     return [range(peer, peer + 1) for peer in (*range(rank + 1, size), *range(rank))]

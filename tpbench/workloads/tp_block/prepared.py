@@ -1,4 +1,4 @@
-"""What a variant is made with, and what it makes."""
+"""Prepare a variant on one rank: build its module, and the same module without communication to compare with."""
 
 from __future__ import annotations
 
@@ -10,78 +10,78 @@ from torch import Tensor, nn
 
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block.block import Planner, build
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.linears import Linear
-from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.schedule import Plan, Schedule, Silent
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.schedule import LinearPlan, NoCommunicationSchedule, Schedule
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a variant is prepared with."""
+class BlockContext:
+    """This rank's inputs, and a stopwatch to choose between schedules."""
 
-    problem: TpBlock
-    inputs: Inputs
+    inputs: BlockInputs
     stopwatch: Stopwatch
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A variant on one rank: the module that a step runs, and one to compare it with."""
+class PreparedBlock:
+    """A variant on one rank, ready to run."""
 
     module: nn.Module
     x: Tensor
-    """The leaf that the module is given."""
+    """The input of the module, a leaf that requires its gradient."""
     grad: Tensor
-    """The gradient by what it returns."""
-    bare: nn.Module | None
-    """The same with its communication removed, on the same weights; None where there is none to remove."""
+    """The upstream gradient: of the loss by the module's output."""
+    without_communication: nn.Module | None
+    """The module on the same weights with its communication removed, or None if it has none."""
     plan: Planner | None
-    """The schedules, where the linears have any."""
+    """The schedules of the linears, or None if they have none that can be timed alone."""
     size: int
-    """Ranks that share the block: 1 where each has the whole."""
+    """The number of ranks that share the block: 1 if each rank has the whole block."""
     run: Callable[[Tensor], Tensor]
-    """Calls the module."""
-    run_bare: Callable[[Tensor], Tensor] | None
-    facts: Callable[[], dict[str, Any]] = field(default=dict)
-    """Columns that the variant knows of itself, after a step."""
+    """Calls the module, possibly compiled."""
+    run_without_communication: Callable[[Tensor], Tensor] | None
+    """Calls the module without communication, possibly compiled."""
+    columns: Callable[[], dict[str, Any]] = field(default=dict)
+    """Returns the columns that only the variant knows, after a step."""
 
 
 def prepare(
-    place: Place,
+    context: BlockContext,
     plan: Planner | Schedule,
     *,
-    through: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
-    facts: Callable[[], dict[str, Any]] = dict,
-) -> Prepared:
-    """This rank's part of the block under a plan, or all of it under a schedule of one process.
+    wrap: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
+    columns: Callable[[], dict[str, Any]] = dict,
+) -> PreparedBlock:
+    """Prepare this rank's part of the block under a plan, or the whole block under the schedule of one process.
 
-    `through`: what becomes of a module before it is called, such as torch.compile.
+    `wrap` is applied to each module before it is called, for example torch.compile.
     """
+    inputs, problem = context.inputs, context.inputs.problem
     planner = plan if callable(plan) else _always(plan)
-    schedule = planner(place.problem.linears[0]).forward
+    schedule = planner(problem.linears[0]).forward
     rank, size = schedule.rank, schedule.size
-    inputs = place.inputs
     weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
-    module = build(place.problem, weights, planner)
-    bare = build(place.problem, weights, _always(Silent(rank, size))) if size > 1 else None
-    return Prepared(
+    module, without = build(problem, weights, planner), None
+    if size > 1:
+        without = build(problem, weights, _always(NoCommunicationSchedule(rank, size)))
+    return PreparedBlock(
         module=module,
         x=inputs.x(rank, size).requires_grad_(),
         grad=inputs.grad(rank, size),
-        bare=bare,
+        without_communication=without,
         plan=planner if size > 1 else None,
         size=size,
-        run=through(module),
-        run_bare=None if bare is None else through(bare),
-        facts=facts,
+        run=wrap(module),
+        run_without_communication=None if without is None else wrap(without),
+        columns=columns,
     )
 
 
 def _always(schedule: Schedule) -> Planner:
-    plan = Plan.always(schedule)
+    plan = LinearPlan.always(schedule)
 
-    def planner(linear: Linear) -> Plan:
+    def planner(linear: ShardedLinear) -> LinearPlan:
         return plan
 
     return planner

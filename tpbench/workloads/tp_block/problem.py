@@ -1,4 +1,4 @@
-"""The transformer block's problem: its fields and what a row and a report say of it."""
+"""The transformer block's problem: its fields, and its columns in rows and reports."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal
 
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.tp_block.linears import Linear
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 
 @dataclass(frozen=True)
 class TpBlock:
-    """The problem: sizes of the block, which part of it, and the variants' options."""
+    """The sizes of the block, the part to measure, and the variants' options."""
 
-    tokens: int = setting(help="length of the one sequence, which is causal", low=1)
+    tokens: int = setting(help="length of the one causal sequence", low=1)
     hidden: int = setting(help="width of the activations between layers", low=1)
     ffn: int = setting(help="width inside the MLP", low=1)
     heads: int = setting(help="query heads", low=1)
@@ -26,11 +26,11 @@ class TpBlock:
     dtype: Literal["bfloat16", "float32", "float64"] = setting("bfloat16", help="dtype of activations and weights")
     seed: int = setting(0, help="seed of activations and weights", low=0, high=2**31 - 1)
     save_gathered: bool = setting(True, help="keep gathered inputs for the backward pass; false: gather them again")
-    signals: Literal["stream", "kernel"] = setting("stream", help="block_copy_engine: how ranks tell of their copies")
+    signals: Literal["stream", "kernel"] = setting("stream", help="block_copy_engine: how ranks signal their copies")
     profile: bool = setting(False, help="keep each rank's profiler trace of one step")
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
-        """What is wrong with the fields taken together."""
+        """Return complaints about fields that do not fit together."""
         shared = {"tokens": self.tokens, "ffn": self.ffn}
         if self.part == "block":
             shared |= {"heads": self.heads, "kv_heads": self.kv_heads}
@@ -40,23 +40,23 @@ class TpBlock:
         if self.heads % self.kv_heads:
             complaints.append(f"heads={self.heads} must divide by kv_heads={self.kv_heads}")
         if dp_size != 1:
-            complaints.append(f"dp_size={dp_size} must be 1: replicas of a block have nothing to do with each other")
+            complaints.append(f"dp_size={dp_size} must be 1: replicas of a block do not communicate")
         return complaints
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
-        """Those of the part, in the order of the forward pass."""
+    def linears(self) -> tuple[ShardedLinear, ...]:
+        """The linears of the part, in the order of the forward pass."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = (
-            Linear("qkv", "column", self.hidden, (queries, keys, keys)),
-            Linear("out", "row", queries, (self.hidden,)),
+            ShardedLinear("qkv", "column", self.hidden, (queries, keys, keys)),
+            ShardedLinear("out", "row", queries, (self.hidden,)),
         )
         mlp = (
-            Linear("up", "column", self.hidden, (self.ffn, self.ffn)),
-            Linear("down", "row", self.ffn, (self.hidden,)),
+            ShardedLinear("up", "column", self.hidden, (self.ffn, self.ffn)),
+            ShardedLinear("down", "row", self.ffn, (self.hidden,)),
         )
-        bare = Linear("up", "column", self.hidden, (self.ffn,))
-        return {"block": attention + mlp, "mlp": mlp, "column": (bare,), "row": mlp[1:]}[self.part]
+        single = ShardedLinear("up", "column", self.hidden, (self.ffn,))
+        return {"block": attention + mlp, "mlp": mlp, "column": (single,), "row": mlp[1:]}[self.part]
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -78,10 +78,10 @@ WORKLOAD = Workload(
         "part": "block, mlp, column or row: which part of the block",
         "seed": "seed of activations and weights",
         "save_gathered": "whether gathered inputs are kept for the backward pass",
-        "signals": "how ranks tell of their copies (block_copy_engine)",
+        "signals": "how ranks signal their copies (block_copy_engine)",
         "profile": "whether the profiler's traces of a step were kept",
         "output_error": "largest ||row - right|| / ||right|| of the output against the float64 oracle",
-        "grad_norm": "norm of all weights' gradients, each rank's part once",
+        "grad_norm": "norm of all weights' gradients, counting each weight once",
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
         "chosen": "the schedule of each operation (block_auto)",
         "forward_ms": "forward pass, timed as the step is, ms",

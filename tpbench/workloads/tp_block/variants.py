@@ -10,7 +10,7 @@ _KEEPS = {"save_gathered", "profile"}
 
 
 def _no_peers(problem: TpBlock, tp_size: int) -> str | None:
-    return None if tp_size > 1 else "with tp_size=1 there is nobody to communicate with: block_no_tp is that"
+    return None if tp_size > 1 else "with tp_size=1 there is no communication: block_no_tp is that"
 
 
 def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
@@ -20,21 +20,21 @@ def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
 
 
 @WORKLOAD.variant("the whole block on every rank, each for itself: the reference", options={"profile"})
-def block_no_tp(problem: TpBlock, place: Any) -> Any:
+def block_no_tp(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.schedule import Alone
+    from tpbench.workloads.tp_block.schedule import LocalSchedule
 
-    return prepare(place, Alone())
+    return prepare(context, LocalSchedule())
 
 
 @WORKLOAD.variant(
     "all-gather, product, reduce-scatter, one after the other", options=_KEEPS, unsupported_reason=_no_peers
 )
-def block_tp(problem: TpBlock, place: Any) -> Any:
+def block_tp(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.schedule import Sequential
+    from tpbench.workloads.tp_block.schedule import SequentialSchedule
 
-    return prepare(place, Sequential(place.inputs.group))
+    return prepare(context, SequentialSchedule(context.inputs.group))
 
 
 @WORKLOAD.variant(
@@ -42,11 +42,11 @@ def block_tp(problem: TpBlock, place: Any) -> Any:
     options=_KEEPS,
     unsupported_reason=_not_in_pieces,
 )
-def block_tp_overlap(problem: TpBlock, place: Any) -> Any:
+def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.ring import Ring
+    from tpbench.workloads.tp_block.ring import RingSchedule
 
-    return prepare(place, Ring(place.inputs.group))
+    return prepare(context, RingSchedule(context.inputs.group))
 
 
 @WORKLOAD.variant(
@@ -55,12 +55,12 @@ def block_tp_overlap(problem: TpBlock, place: Any) -> Any:
     requires_cuda=True,
     unsupported_reason=_no_peers,
 )
-def block_symm_mem(problem: TpBlock, place: Any) -> Any:
-    from tpbench.workloads.tp_block.fused import Fused
+def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
+    from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule
 
-    schedule = Fused(place.inputs.group)
-    return prepare(place, schedule, facts=schedule.facts)
+    schedule = SymmMemSchedule(context.inputs.group)
+    return prepare(context, schedule, columns=schedule.columns)
 
 
 @WORKLOAD.variant(
@@ -69,10 +69,10 @@ def block_symm_mem(problem: TpBlock, place: Any) -> Any:
     requires_cuda=True,
     unsupported_reason=_no_peers,
 )
-def block_compile_async(problem: TpBlock, place: Any) -> Any:
+def block_compile_async(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block import compiled
 
-    return compiled.prepare(place)
+    return compiled.prepare(context)
 
 
 @WORKLOAD.variant(
@@ -81,13 +81,13 @@ def block_compile_async(problem: TpBlock, place: Any) -> Any:
     requires_cuda=True,
     unsupported_reason=_no_peers,
 )
-def block_copy_engine(problem: TpBlock, place: Any) -> Any:
-    from tpbench.comm.symmetric_buffers import Arena
-    from tpbench.workloads.tp_block.copy_engine import CopyEngine
+def block_copy_engine(problem: TpBlock, context: Any) -> Any:
+    from tpbench.comm.symmetric_buffers import Arena as SymmetricBuffers
+    from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
     from tpbench.workloads.tp_block.prepared import prepare
 
-    schedule = CopyEngine(Arena(place.inputs.group, place.inputs.device, problem.signals))
-    return prepare(place, schedule, facts=schedule.facts)
+    schedule = CopyEngineSchedule(SymmetricBuffers(context.inputs.group, context.inputs.device, problem.signals))
+    return prepare(context, schedule, columns=schedule.columns)
 
 
 @WORKLOAD.variant(
@@ -95,7 +95,7 @@ def block_copy_engine(problem: TpBlock, place: Any) -> Any:
     options=_KEEPS | {"signals"},
     unsupported_reason=_no_peers,
 )
-def block_auto(problem: TpBlock, place: Any) -> Any:
-    from tpbench.workloads.tp_block import auto
+def block_auto(problem: TpBlock, context: Any) -> Any:
+    from tpbench.workloads.tp_block import autotune
 
-    return auto.prepare_fastest(place)
+    return autotune.prepare_fastest(context)

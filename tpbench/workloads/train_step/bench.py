@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tpbench.measure import memory
 from tpbench.measure.gemm import compute_ms, gemm_tflops
-from tpbench.measure.session import Context, Costs, Schedule, Verdict
+from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.train_step import oracle, phases, sizes, speed, trace
@@ -28,7 +28,9 @@ class TrainStepSession:
         self.problem, self.context = problem, context
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
         self.right = oracle.expected(problem, context)
-        self.schedule = Schedule(problem.warmup_steps, problem.steps, held_before=memory.held(context.device))
+        self.schedule = IterationSchedule(
+            problem.warmup_steps, problem.steps, held_before=memory.held_bytes(context.device)
+        )
         context.say(f"making the model for {variant.name}")
         began = time.perf_counter()
         self.trainer: Trainer = variant.prepare(problem, Place(context))
@@ -76,7 +78,7 @@ class TrainStepSession:
             "oracle": self.right.source,
             "gemm_tflops": self.gemm_tflops,
             "init_s": self._most(self.init_s),
-            "steady_gib": self._most((memory.held(self.context.device) - self.schedule.held_before) / 2**30),
+            "steady_gib": self._most((memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30),
         }
         return Verdict(columns, errors.complaint(self.problem.dtype))
 

@@ -112,7 +112,7 @@ def _errors(right: Sequence[float], got: Sequence[float]) -> list[float]:
 def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
     needed = sizes.memory(problem, "ddp", 1, 1).total
     flops = sizes.step_flops(problem, 1) * context.dp_size * steps
-    return needed <= SHARE * memory.left(context.device) and flops <= FLOPS[context.device.type]
+    return needed <= SHARE * memory.available_bytes(context.device) and flops <= FLOPS[context.device.type]
 
 
 class _Shortage(Exception):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from tpbench.measure.session import Context
-from tpbench.measure.timeline import COMMUNICATION, Interval, covered, events, intervals, keep_trace
+from tpbench.measure.timeline import COMMUNICATION, Interval, covered_ms, events, intervals, keep_trace
 
 
 def profiled(train: Callable[[], None], restore: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:
@@ -37,5 +37,5 @@ def exposed_share(found: Sequence[Interval]) -> float:
     else does."""
     if not found:
         return 0.0
-    whole = max(each.start + each.length for each in found) - min(each.start for each in found)
-    return (covered(found) - covered(each for each in found if each.kind != COMMUNICATION)) / whole
+    whole = max(each.start_ms + each.length_ms for each in found) - min(each.start_ms for each in found)
+    return (covered_ms(found) - covered_ms(each for each in found if each.kind != COMMUNICATION)) / whole

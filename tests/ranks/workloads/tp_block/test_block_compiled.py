@@ -1,4 +1,4 @@
-"""The modules through torch.compile's front end, and its pass that fuses collectives with products, without a GPU."""
+"""torch.compile's front end on the block, and the pass that fuses collectives with products, without a GPU."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from unittest import mock
 
 import torch
 
-from tests.ranks.workloads.tp_block.test_block_variants import differences, passed
 from tests.support.ranks import Rank, run_on_ranks
-from tests.support.tp_block import place, problem
-from tpbench.workloads.tp_block import oracle
+from tests.support.tp_block import block_context, largest_error, problem
+from tpbench.workloads.tp_block.errors import TOLERANCE
 
 
 def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
-    """Of the forward and the backward graph: the operations that the pass leaves; and the worst error of a row."""
+    """Return the operations that the pass leaves in each graph, and the largest error of a row."""
     import torch.distributed._symmetric_memory as symmetric
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 
-    from tpbench.workloads.tp_block.compiled import Functional, fill
+    from tpbench.workloads.tp_block.compiled import FunctionalSchedule, fill_replacements
     from tpbench.workloads.tp_block.prepared import prepare
 
     found: list[dict[str, int]] = []
 
     def compiler(module: torch.fx.GraphModule, _: Any) -> Any:
         graph = copy.deepcopy(module.graph)
-        # The pass only wants to know whether the group could.
+        # The pass only asks whether the group supports symmetric memory.
         with symmetric._test_mode(), mock.patch("torch.distributed.is_nccl_available", return_value=True):
             micro_pipeline_tp_pass(graph)
         called = [str(node.target).split(".")[1] for node in graph.nodes if str(node.target).count(".") == 2]
@@ -39,23 +38,23 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
 
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
     cell = problem(dtype="float32")
-    where = place(here, cell)
+    where = block_context(here, cell)
     prepared = prepare(
         where,
-        Functional(here.group),
-        through=lambda module: torch.compile(module, backend=backend, fullgraph=True, dynamic=False),
+        FunctionalSchedule(here.group),
+        wrap=lambda module: torch.compile(module, backend=backend, fullgraph=True, dynamic=False),
     )
-    errors = differences(passed(cell, prepared), cell, where.inputs, prepared.size)
-    fill(prepared)
-    assert prepared.run_bare is not None and prepared.bare is not None
-    prepared.run_bare(prepared.x).backward(prepared.grad)
-    assert all(parameter.grad is not None for parameter in prepared.bare.parameters())
-    return found, max(errors.values())
+    error = largest_error(cell, where, prepared)
+    fill_replacements(prepared)
+    assert prepared.run_without_communication is not None and prepared.without_communication is not None
+    prepared.run_without_communication(prepared.x).backward(prepared.grad)
+    assert all(parameter.grad is not None for parameter in prepared.without_communication.parameters())
+    return found, error
 
 
 def test_the_pass_finds_every_collective_forward_and_backward() -> None:
     for graphs, error in run_on_ranks(2, fusions):
-        assert error <= oracle.TOLERANCE["float32"]
+        assert error <= TOLERANCE["float32"]
         assert len(graphs) == 4, "one graph forward, one backward; the same without communication"
         assert not {"fused_all_gather_matmul", "fused_matmul_reduce_scatter"} & {*graphs[2], *graphs[3]}
         for each in graphs[:2]:

@@ -1,4 +1,4 @@
-"""The figures of a row by number, from times that are pretended for whatever is timed."""
+"""The exact figures of a row, computed from preset times."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, problem
-from tests.support.tp_block_pretended import Pretended
+from tests.support.tp_block_preset_times import PresetStopwatch
 from tpbench.measure.gemm import SIDE
-from tpbench.workloads.tp_block import WORKLOAD, bench, rates
-from tpbench.workloads.tp_block.inputs import Inputs
+from tpbench.workloads.tp_block import WORKLOAD, bench, machine_rates
+from tpbench.workloads.tp_block.inputs import BlockInputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 PRODUCT_MS, LARGE_GATHER_MS = 0.5, 0.25
-"""Of what the rates are measured by."""
+"""Preset times of the product and the all-gather that the machine's rates are measured with."""
 
 FORWARD = "2 gather, 4 product, 2 scatter, 1 silu"
 BACKWARD = "4 gather, 8 product, 2 scatter, 1 silu_backward, 2 sum"
@@ -27,7 +27,7 @@ WITHOUT_COMMUNICATION = "12 product, 1 silu, 1 silu_backward"
 COLLECTIVES = "6 gather, 4 scatter, 2 sum"
 ALONE = {FORWARD: 3.0, BACKWARD: 5.0, COLLECTIVES: 4.0, "gather 3072": 2.0, "scatter 6144": 3.0}
 # The median of the differences is never the difference of the medians.
-IN_TURNS = {
+INTERLEAVED = {
     STEP: [10.0, 12.0, 14.0],
     WITHOUT_COMMUNICATION: [7.0, 8.0, 13.0],
     "gather 3072, product 32x24x48": [5.0, 6.0, 7.0],  # q, k and v
@@ -40,16 +40,18 @@ IN_TURNS = {
     "product 32x20x24": [3.75, 4.0, 7.0],
 }
 FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
-"""A rank's: weights of q, k and v; of out; of gate and up; of down; and half of the square of attention."""
+"""A rank's FLOPs: weights of q, k and v; of out; of gate and up; of down; and half of attention's square."""
 
 
 def stopwatch() -> Any:
-    product, gather = "x".join([str(SIDE[DEVICE])] * 3), rates.SHARD_BYTES[DEVICE]
-    return Pretended({**ALONE, f"product {product}": PRODUCT_MS, f"gather {gather}": LARGE_GATHER_MS}, IN_TURNS)
+    product, gather = "x".join([str(SIDE[DEVICE])] * 3), machine_rates.SHARD_BYTES[DEVICE]
+    return PresetStopwatch(
+        {**ALONE, f"product {product}": PRODUCT_MS, f"gather {gather}": LARGE_GATHER_MS}, INTERLEAVED
+    )
 
 
 def figures(here: Rank) -> dict[str, float]:
-    """Of a block that gathers its inputs again."""
+    """Return the figures of a block that gathers its inputs again."""
     with mock.patch.object(bench, "Stopwatch", lambda _: stopwatch()):
         session = bench.setup(problem(save_gathered=False), WORKLOAD.variants["block_tp"], context(here))
     session.step()
@@ -60,9 +62,9 @@ def figures(here: Rank) -> dict[str, float]:
 
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-def test_every_figure_is_of_what_it_is_called() -> None:
+def test_every_figure_has_the_right_value() -> None:
     gemm = 2 * SIDE[DEVICE] ** 3 / PRODUCT_MS / 1e9
-    bandwidth = rates.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
+    bandwidth = machine_rates.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
     expected = {
         "forward_ms": 3.0,
         "backward_ms": 5.0,
@@ -79,24 +81,19 @@ def test_every_figure_is_of_what_it_is_called() -> None:
         "gemm_share on the wall": FLOPS / 6.0 / 1e9 / gemm,
         "gather_gb_per_s": bandwidth,
         "floor's compute_ms": FLOPS / gemm / 1e9,
-        # 8 matrices and the sums of 2 norms, of which a rank sends half; what is gathered again need not be.
+        # A rank sends half of 8 matrices and of the sums of 2 norms. Gathering again is avoidable and does not count.
         "wire_ms": (8 * 32 + 2 * 2) * 24 * 8 // 2 / bandwidth / 1e6,
     }
     for found in run_on_ranks(2, figures):
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
-def measured(here: Rank) -> rates.Rates:
-    return rates.measure(Inputs(problem(), context(here)), stopwatch())
+def measured(here: Rank) -> machine_rates.MachineRates:
+    return machine_rates.measure(BlockInputs(problem(), context(here)), stopwatch())
 
 
 @pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
-def test_the_bandwidth_counts_what_a_rank_receives_of_its_peers() -> None:
-    received = 3 * rates.SHARD_BYTES[DEVICE]
+def test_the_bandwidth_counts_the_bytes_received_from_peers() -> None:
+    received = 3 * machine_rates.SHARD_BYTES[DEVICE]
     for found in run_on_ranks(4, measured):
         assert found.gather_gb_per_s == pytest.approx(received / LARGE_GATHER_MS / 1e6)
-
-
-def test_the_time_on_the_wire_is_that_of_the_bytes_at_the_bandwidth() -> None:
-    assert rates.Rates(1.0, 50.0).wire_ms(10**9) == pytest.approx(20.0)
-    assert rates.Rates(1.0, 0.0).wire_ms(0) == 0.0

@@ -1,4 +1,4 @@
-"""The layers on their own, as a training code uses them: weights, gradients, a training loop, and what they refuse."""
+"""The layers alone, as a training code uses them: weights, gradients, a training loop and invalid options."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, forward, problem
 from tpbench.workloads.tp_block.block import build
-from tpbench.workloads.tp_block.inputs import Inputs
-from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear, drawn, plan_for
-from tpbench.workloads.tp_block.linears import Linear
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear, plan_for, random_weight
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 
@@ -34,33 +34,19 @@ def weights_of(here: Rank, use_overlap: bool) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_shards_are_the_full_weight_bit_for_bit(ranks: int, use_overlap: bool) -> None:
     columns, rows = zip(*run_on_ranks(ranks, weights_of, use_overlap), strict=True)
-    column, row = Linear("column", "column", 6, (8, 4, 4)), Linear("row", "row", 12, (5,))
-    assert torch.equal(column.whole(columns), drawn(column, 11, torch.bfloat16))
-    assert torch.equal(row.whole(rows), drawn(row, 11, torch.bfloat16))
-    assert not torch.equal(drawn(row, 11), drawn(row, 12))
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_hashed_inputs_are_the_same_whole_at_any_size(size: int) -> None:
-    for part in ("block", "column", "row"):
-        cell = problem(part=part, dtype="bfloat16")
-        inputs = Inputs(cell, context())
-        full, shards = inputs.weights_of(0, 1), [inputs.weights_of(rank, size) for rank in range(size)]
-        for linear in cell.linears:
-            assert torch.equal(linear.whole([each[linear.name] for each in shards]), full[linear.name])
-            assert torch.equal(linear.local(full[linear.name], 1, size), shards[1][linear.name])
-            assert 0.6 < full[linear.name].float().std() * linear.in_features**0.5 < 1.6
-        for made, over_rows in ((inputs.x, part != "row"), (inputs.grad, part != "column")):
-            assert torch.equal(torch.cat([made(rank, size) for rank in range(size)], 0 if over_rows else 1), made(0, 1))
+    column, row = ShardedLinear("column", "column", 6, (8, 4, 4)), ShardedLinear("row", "row", 12, (5,))
+    assert torch.equal(column.unshard(columns), random_weight(column, 11, torch.bfloat16))
+    assert torch.equal(row.unshard(rows), random_weight(row, 11, torch.bfloat16))
+    assert not torch.equal(random_weight(row, 11), random_weight(row, 12))
 
 
 def through_layers(here: Rank, use_overlap: bool) -> Tensor:
-    """down(relu(up(x))) of (rows, batch, features): this rank's rows of the output."""
+    """Return this rank's rows of down(relu(up(x))), for x (rows, batch, features)."""
     options: dict[str, Any] = {"use_overlap": use_overlap, "dtype": torch.float64, "device": here.device}
     up = ColumnParallelLinear(6, 12, here.group, seed=1, **options)
     down = RowParallelLinear(12, 6, here.group, seed=2, **options)
     y: Tensor = down(torch.relu(up(sequence().chunk(here.world_size)[here.rank].to(here.device))))
-    y.sum().backward()  # its gradient is an expanded view: no contiguous matrix
+    y.sum().backward()  # the gradient is an expanded view, no contiguous matrix
     assert up.weight.grad is not None and up.weight.grad.count_nonzero()
     return y
 
@@ -71,15 +57,15 @@ def sequence() -> Tensor:
 
 @pytest.mark.parametrize("use_overlap", [False, True])
 def test_layers_take_a_batch_of_sequences(use_overlap: bool) -> None:
-    up = drawn(Linear("up", "column", 6, (12,)), 1, torch.float64)
-    down = drawn(Linear("down", "row", 12, (6,)), 2, torch.float64)
+    up = random_weight(ShardedLinear("up", "column", 6, (12,)), 1, torch.float64)
+    down = random_weight(ShardedLinear("down", "row", 12, (6,)), 2, torch.float64)
     expected = torch.relu(sequence() @ up.T) @ down.T
     found = torch.cat(run_on_ranks(2, through_layers, use_overlap))
     torch.testing.assert_close(found, expected)
 
 
 def gradients_by_default(here: Rank) -> list[Tensor]:
-    """Of down(relu(up(norm(x)))) in layers that were given no group: by x's own rows, and by each weight's own part."""
+    """Return the gradients of down(relu(up(norm(x)))) in layers without a group, on this rank."""
     options: dict[str, Any] = {"dtype": torch.float64, "device": here.device}
     norm = RMSNorm(scale().to(here.device))
     up, down = ColumnParallelLinear(6, 12, seed=1, **options), RowParallelLinear(12, 6, seed=2, **options)
@@ -92,9 +78,9 @@ def scale() -> Tensor:
     return torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
 
 
-def test_layers_that_are_given_no_group_are_of_the_world() -> None:
-    linears = Linear("up", "column", 6, (12,)), Linear("down", "row", 12, (6,))
-    up, down = (drawn(each, seed, torch.float64).requires_grad_() for seed, each in enumerate(linears, 1))
+def test_layers_without_a_group_use_the_world() -> None:
+    linears = ShardedLinear("up", "column", 6, (12,)), ShardedLinear("down", "row", 12, (6,))
+    up, down = (random_weight(each, seed, torch.float64).requires_grad_() for seed, each in enumerate(linears, 1))
     x, weight = sequence().requires_grad_(), scale().requires_grad_()
     y = torch.relu(nn.functional.rms_norm(x, (6,), weight, 1e-5) @ up.T) @ down.T
     y.square().sum().backward()
@@ -103,13 +89,13 @@ def test_layers_that_are_given_no_group_are_of_the_world() -> None:
         torch.testing.assert_close(mine, x.grad.chunk(2)[rank])
         torch.testing.assert_close(of_norm, weight.grad)
         for linear, found, whole in zip(linears, of_weights, (up.grad, down.grad), strict=True):
-            torch.testing.assert_close(found, linear.local(whole, rank, 2))
+            torch.testing.assert_close(found, linear.shard(whole, rank, 2))
 
 
 def trained(here: Rank, use_overlap: bool) -> list[tuple[float, float]]:
-    """Loss and gradient norm of each step of plain gradient descent on a mean squared error."""
+    """Return the loss and gradient norm of each step of gradient descent on a mean squared error."""
     cell = problem()
-    inputs = Inputs(cell, context(here))
+    inputs = BlockInputs(cell, context(here))
     rank, size = here.rank, here.world_size
     plan = plan_for(here.group, use_overlap)
     block = build(cell, inputs.weights, lambda linear: plan)
@@ -142,7 +128,7 @@ def descend(parameters: dict[str, nn.Parameter] | dict[str, Tensor]) -> None:
 @functools.cache
 def trained_alone() -> list[tuple[float, float]]:
     cell = problem()
-    inputs = Inputs(cell, context())
+    inputs = BlockInputs(cell, context())
     weights = {name: each.requires_grad_() for name, each in inputs.weights_of(0, 1).items()}
     found = []
     for _ in range(STEPS):
@@ -166,7 +152,7 @@ def test_training_follows_one_process(ranks: int, use_overlap: bool) -> None:
 
 
 def saved_bytes(here: Rank, save_gathered: bool) -> int:
-    """What a column-parallel linear keeps for its backward pass beside its weight."""
+    """Return the bytes that a column-parallel linear saves for its backward pass beside its weight."""
     layer = ColumnParallelLinear(6, 8, here.group, save_gathered=save_gathered, device=here.device)
     sizes = {}
 
@@ -185,14 +171,14 @@ def test_gathering_again_keeps_only_the_own_rows() -> None:
 
 
 def complaints(attempts: list[Callable[[], Any]]) -> list[str]:
-    """What is said of those that are refused."""
-    said = []
+    """Return the messages of the attempts that raise a ValueError."""
+    messages = []
     for attempt in attempts:
         try:
             attempt()
         except ValueError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def refused(here: Rank) -> list[str]:
@@ -219,7 +205,7 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
 
 
 def given(here: Rank) -> list[Any]:
-    """What becomes of a weight that is given, and of options beside what they would be in place of."""
+    """Return dtypes and devices of given weights, and the messages about options beside their replacements."""
     plan = plan_for(here.group, False)
     column, row = torch.ones(6, 6, dtype=torch.float32), torch.ones(6, 6, dtype=torch.float32)
     made = [
@@ -240,7 +226,7 @@ def given(here: Rank) -> list[Any]:
     return found + [said.partition(":")[0] for said in complaints(attempts)]
 
 
-def test_no_option_is_taken_and_ignored() -> None:
+def test_no_option_is_ignored() -> None:
     refused = ["seed and weight", "use_overlap and plan", "group and plan"]
     assert run_on_ranks(2, given)[0] == [
         (torch.float64, "meta"),
@@ -253,7 +239,7 @@ def test_no_option_is_taken_and_ignored() -> None:
 
 
 def few_rows(here: Rank) -> list[int]:
-    """One row of each of two sequences on a rank: p^2 divides the gathered rows of both, not those of one."""
+    """Use one row of each of two sequences on a rank: p^2 divides the gathered rows of both, not those of one."""
     layer = ColumnParallelLinear(6, 8, here.group, use_overlap=True, device=here.device)
     x = torch.ones(1, 2, 6, device=here.device, requires_grad=True)
     y = layer(x)
@@ -264,9 +250,3 @@ def few_rows(here: Rank) -> list[int]:
 
 def test_rows_of_a_batch_are_counted_together() -> None:
     assert run_on_ranks(2, few_rows) == [[2, 2, 4]] * 2
-
-
-def test_without_a_group_layers_say_so() -> None:
-    for layer in (lambda: ColumnParallelLinear(4, 4), lambda: RMSNorm(torch.ones(4))):
-        with pytest.raises(ValueError, match="init_process_group first"):
-            layer()

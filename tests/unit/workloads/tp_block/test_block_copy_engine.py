@@ -1,7 +1,7 @@
 """The copy engine's schedule without GPUs: on streams in simulated time, at any speed of products and transfers.
 
-That shows the addresses, the order of signals, the alternating buffers and the sums, and what hides behind what; how
-fast products and copies are shows on GPUs.
+This checks addresses, the order of signals, alternating buffers, sums, and which transfers are hidden. The speed of
+products and copies can only be measured on GPUs.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SharedArena, on_streams
+from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SimulatedBuffers, on_streams
 from tpbench.comm import symmetric_buffers
 from tpbench.comm.peer_copies import copy_beside_compute
 from tpbench.comm.signals import StreamSignals
-from tpbench.workloads.tp_block import copy_engine, operations
-from tpbench.workloads.tp_block.copy_engine import CopyEngine, peer_runs
+from tpbench.workloads.tp_block import copy_engine, linear_operations
+from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule, peer_runs
 
 Installs = Callable[[Machine], None]
 streams = on_streams
 
 
-def queued(machine: Machine, ranks: int, work: Callable[[CopyEngine], Any], merged: bool = False) -> list[Any]:
-    """What each rank's work returns, before any of it has happened."""
+def queued(machine: Machine, ranks: int, work: Callable[[CopyEngineSchedule], Any], merged: bool = False) -> list[Any]:
+    """Queue every rank's work and return its results, which are not computed yet."""
     found = []
     for rank in range(ranks):
         machine.issuing = rank
-        engine = CopyEngine(SharedArena(machine, rank, ranks), merged=merged)
+        engine = CopyEngineSchedule(SimulatedBuffers(machine, rank, ranks), merged=merged)
         with machine.rank():
             found.append(work(engine))
     return found
@@ -42,13 +42,13 @@ def numbers(rank: int, turn: int, rows: int, columns: int) -> Tensor:
 
 
 def at_random(seed: int) -> Costs:
-    """Anything may take up to a hundred times longer than usual."""
+    """Return random costs: any operation may take a hundred times longer than another."""
     generator = random.Random(seed)
     return lambda kind, amount: 10 ** generator.uniform(-1, 1) * (0.1 if kind == "signal" else 1.0)
 
 
 SIZES = ((2, 3, 5), (4, 6, 2), (1, 2, 3))
-"""Rows of a shard, and a linear's features: changing, so that buffers alternate, are taken again, and grow."""
+"""Rows of a shard, and a linear's features. They change, so that buffers alternate, are reused and grow."""
 
 
 @pytest.mark.parametrize("limit", [None, "PIECE", "LARGE"])
@@ -56,21 +56,21 @@ SIZES = ((2, 3, 5), (4, 6, 2), (1, 2, 3))
 def test_operations_in_a_row_are_right_at_any_speed(
     ranks: int, limit: str | None, streams: Installs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`limit`: that size is reached by all."""
+    """`limit`: the constant of the schedule that all sizes exceed."""
     if limit:
         monkeypatch.setattr(copy_engine, limit, 1)
 
-    def work(engine: CopyEngine) -> list[tuple[Tensor, ...]]:
+    def work(engine: CopyEngineSchedule) -> list[tuple[Tensor, ...]]:
         found = []
         for turn in range(8):
             rows, k, n = SIZES[turn % 3]
             shard, weight = numbers(engine.rank, turn, rows, k), numbers(engine.rank, turn + 50, n, k)
             grad, saved = numbers(engine.rank, turn + 20, rows * ranks, n), turn % 2 == 0
-            whole, product = operations.column_forward(engine, shard, weight, saved)
+            whole, product = linear_operations.column_forward(engine, shard, weight, saved)
             kept = whole if saved else shard
-            found.append((kept, product, *operations.column_backward(engine, grad, weight, kept, saved)))
-            summed = operations.row_forward(engine, grad, weight.t())
-            found.append((summed, *operations.row_backward(engine, shard, grad, weight.t())))
+            found.append((kept, product, *linear_operations.column_backward(engine, grad, weight, kept, saved)))
+            summed = linear_operations.row_forward(engine, grad, weight.t())
+            found.append((summed, *linear_operations.row_backward(engine, shard, grad, weight.t())))
         return found
 
     for seed in range(6):
@@ -93,10 +93,10 @@ def test_operations_in_a_row_are_right_at_any_speed(
 
 
 def test_a_sum_goes_around_the_ring_to_its_owner(streams: Installs) -> None:
-    """1 + 2^60 - 2^60 in fp32 is 0 from the left: only rank 0's sum begins with rank 1 and ends with its own part."""
+    """In fp32, (1 + 2^60) - 2^60 is 0. Only rank 0's sum starts at rank 1 and ends with its own part."""
     values = torch.tensor([1.0, 2.0**60, -(2.0**60)])
 
-    def work(engine: CopyEngine) -> Tensor:
+    def work(engine: CopyEngineSchedule) -> Tensor:
         return engine.matmul_scatter(values[engine.rank].expand(3, 1).contiguous(), torch.ones(1, 4))()
 
     streams(machine := Machine(at_random(0)))
@@ -106,24 +106,26 @@ def test_a_sum_goes_around_the_ring_to_its_owner(streams: Installs) -> None:
 
 
 ROWS, IN, OUT = 64, 16, 32
-"""A row-parallel linear's tokens, and its features on a rank; a column-parallel one's the other way around."""
-OPERATIONS: dict[str, Callable[[CopyEngine], Any]] = {
-    "row forward": lambda engine: operations.row_forward(engine, torch.zeros(ROWS, IN), torch.zeros(OUT, IN)),
-    "row backward": lambda engine: operations.row_backward(
+"""Tokens and local features of a row-parallel linear. A column-parallel linear swaps the features."""
+OPERATIONS: dict[str, Callable[[CopyEngineSchedule], Any]] = {
+    "row forward": lambda engine: linear_operations.row_forward(engine, torch.zeros(ROWS, IN), torch.zeros(OUT, IN)),
+    "row backward": lambda engine: linear_operations.row_backward(
         engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(ROWS, IN), torch.zeros(OUT, IN)
     ),
-    "column forward": lambda engine: operations.column_forward(
+    "column forward": lambda engine: linear_operations.column_forward(
         engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(IN, OUT), True
     ),
-    "column backward": lambda engine: operations.column_backward(
+    "column backward": lambda engine: linear_operations.column_backward(
         engine, torch.zeros(ROWS, IN), torch.zeros(IN, OUT), torch.zeros(ROWS, OUT), True
     ),
 }
 
 
 def exposed(streams: Installs, ranks: int, name: str, transfer: float) -> tuple[float, list[str]]:
-    """The operation's time beyond its products, where one product of all rows takes 1 and a shard's transfer so long;
-    and the kinds of what rank 0 ran on the stream of its products."""
+    """Return an operation's time beyond its products, and the kinds of operations on rank 0's stream of products.
+
+    A product of all rows takes 1, and the transfer of a shard takes `transfer`.
+    """
     shard = ROWS // ranks * OUT
     costs = {"product": 1 / (ROWS * IN * OUT), "transfer": transfer / shard, "engine": transfer / shard / 40}
     streams(machine := Machine(lambda kind, amount: costs.get(kind, 0.0) * amount))
@@ -137,23 +139,21 @@ def exposed(streams: Installs, ranks: int, name: str, transfer: float) -> tuple[
 def test_a_large_shard_is_kept_without_a_kernel_before_its_product(
     ranks: int, streams: Installs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the one that stages it for the peers. The copy hides as the transfers do."""
+    """Only the copy that stages it for the peers is a kernel. The other copy is hidden, as transfers are."""
     monkeypatch.setattr(copy_engine, "LARGE", 1)
     took, ran = exposed(streams, ranks, "column forward", transfer=0.5 / ranks)
     assert took == pytest.approx(0, abs=1e-6)
     assert ran == ["copy"] + ["product"] * ranks
 
 
-def test_a_driver_without_such_copies_leaves_them_to_kernels(
-    streams: Installs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_without_such_copies_uses_kernels(streams: Installs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_engine, "LARGE", 1)
     monkeypatch.setattr(Machine, "cuMemcpyBatchAsync_v2", None)
     _, ran = exposed(streams, 2, "column forward", transfer=0.25)
     assert ran == ["copy", "copy", "product", "product"]
 
 
-def test_a_copy_that_the_driver_refuses_is_an_error(streams: Installs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_driver_is_raised(streams: Installs, monkeypatch: pytest.MonkeyPatch) -> None:
     streams(Machine(at_random(0)))
     monkeypatch.setattr(Machine, "cuMemcpyBatchAsync_v2", lambda *_: 1)
     with pytest.raises(RuntimeError, match="cuMemcpyBatchAsync_v2 failed with CUDA error 1"):
@@ -162,10 +162,10 @@ def test_a_copy_that_the_driver_refuses_is_an_error(streams: Installs, monkeypat
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_transfers_that_take_half_a_product_hide(
+def test_transfers_of_half_a_product_are_hidden(
     name: str, ranks: int, streams: Installs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one rank's rows, that is: what each transfer runs beside."""
+    """Half of the product of one rank's rows, beside which each transfer runs."""
     monkeypatch.setattr(copy_engine, "PIECE", 1)
     took, ran = exposed(streams, ranks, name, transfer=0.5 / ranks)
     assert took == pytest.approx(0, abs=1e-6)
@@ -173,7 +173,7 @@ def test_transfers_that_take_half_a_product_hide(
 
 
 def test_the_input_gradients_transfer_hides_behind_the_weights_gradient(streams: Installs) -> None:
-    """However large it is, up to that product: in one piece, without a kernel of additions."""
+    """Up to the time of that product, in one piece and without a kernel that adds."""
     took, ran = exposed(streams, 2, "column backward", transfer=1.0)
     assert took == pytest.approx(0, abs=1e-6)
     assert ran == ["product"] * 3
@@ -185,7 +185,7 @@ def test_small_sums_are_added_after_the_own_product_which_hides_the_transfer(str
     assert ran == ["product", "product", "add"]
 
 
-def test_a_signal_that_never_comes_is_an_error_here(streams: Installs) -> None:
+def test_a_signal_that_never_comes_is_an_error(streams: Installs) -> None:
     streams(machine := Machine(at_random(0)))
     signals = StreamSignals([FLAG_SPACE, 2 * FLAG_SPACE], 0)
     signals.send(3, 1)

@@ -1,4 +1,4 @@
-"""The profile table and the timeline, from rows made up for it."""
+"""The profile table and the timeline, drawn from synthetic rows."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_its_bars_are_the_intervals(rows: Path) -> None:
         (["--only", "token=1"], "no column is called token, did you mean tokens?"),
     ],
 )
-def test_what_cannot_be_answered(
+def test_requests_without_an_answer(
     rows: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert report([str(rows), *arguments]) == 2

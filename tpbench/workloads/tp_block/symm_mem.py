@@ -1,4 +1,4 @@
-"""torch's fused operations through symmetric memory: copies to and from peers beside products of chunks."""
+"""torch's fused products and collectives through symmetric memory: peer copies beside products of chunks."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.symmetric_buffers import enabled
-from tpbench.workloads.tp_block.schedule import Pending, Sequential
+from tpbench.workloads.tp_block.schedule import Pending, SequentialSchedule
 
 
 @dataclass(frozen=True)
-class Workspace:
-    """torch's memory for the fused operations of a group, by its name."""
+class TorchWorkspace:
+    """torch's symmetric memory for the fused operations of one group, by the group's name."""
 
     name: str
 
     @property
     def gib(self) -> float:
-        """What this rank holds; 0 before the first operation."""
+        """The memory that this rank holds in GiB, 0 before the first operation."""
         library: Any = importlib.import_module("torch.distributed._symmetric_memory")
         memory = getattr(library, "_group_name_to_workspace_tensor", {}).get(self.name)
         return 0.0 if memory is None else memory.nbytes / 2**30
 
 
-class Fused(Sequential):
+class SymmMemSchedule(SequentialSchedule):
     """torch.ops.symm_mem.fused_all_gather_matmul and fused_matmul_reduce_scatter, without NVLink multicast."""
 
-    lasting = True
-    """torch keeps its memory for good, whoever lets go of this."""
+    memory_is_permanent = True
+    """torch never frees its workspace, even when this schedule is gone."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self.name = enabled(group)
-        self.memory = Workspace(self.name)
+        self.memory = TorchWorkspace(self.name)
         self.operations: Any = torch.ops.symm_mem
 
-    def facts(self) -> dict[str, Any]:
-        """Columns about its memory."""
+    def columns(self) -> dict[str, Any]:
+        """Return the columns about its memory."""
         return {"workspace_gib": self.memory.gib} if self.memory.gib else {}
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
@@ -49,5 +49,5 @@ class Fused(Sequential):
         return whole, products[0]
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
-        mine = self.operations.fused_matmul_reduce_scatter(whole, matrix, "sum", 0, self.name)
-        return lambda: mine
+        summed = self.operations.fused_matmul_reduce_scatter(whole, matrix, "sum", 0, self.name)
+        return lambda: summed

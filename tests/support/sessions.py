@@ -1,0 +1,42 @@
+"""Sessions for tests of the measurement: their steps only sleep, in simulated time."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.ranks import Rank
+from tests.support.simulated_time import SimulatedTime
+from tpbench.measure.session import Context, Costs, Verdict
+
+
+def cpu_context(here: Rank) -> Context:
+    """The context of a rank that measures on the CPU: all ranks are one tensor-parallel group."""
+    ranks = here.rank, here.world_size, here.rank, here.world_size, 0, 1
+    return Context(*ranks, here.group, here.group, torch.device("cpu"))
+
+
+class Sleeper:
+    """A session whose step takes `seconds` on rank 0, twice that on rank 1 and so on.
+
+    Each step takes slightly longer than the one before, so that no median is known exactly.
+    """
+
+    costs = Costs(bytes_moved=10**6, bytes_communicated=0)
+
+    def __init__(self, here: Rank, time: SimulatedTime, seconds: float, wrong: str | None = None) -> None:
+        self.time, self.wrong = time, wrong
+        self.seconds = seconds * (1 + here.rank)
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.time.sleep(self.seconds * (1 + 1e-9 * self.steps))
+
+    def release(self) -> None:
+        pass
+
+    def restore(self) -> None:
+        pass
+
+    def check(self) -> Verdict:
+        return Verdict({"loss_value": 1.0}, self.wrong)

@@ -1,0 +1,45 @@
+"""Counted costs of one step of the block on one rank. Without torch."""
+
+from __future__ import annotations
+
+from tpbench.workloads.tp_block.problem import TpBlock
+
+
+def flops(problem: TpBlock, size: int) -> int:
+    """Return the floating-point operations of a rank: two products in the backward pass for each in the forward pass.
+
+    Causal attention counts half of its square. What its backward pass computes again does not count.
+    """
+    attention = 0
+    if problem.part == "block":
+        attention = 2 * 2 * problem.tokens**2 * problem.head_dim * problem.heads // size // 2
+    return 3 * (2 * problem.tokens * _linear_weights(problem, size) + attention)
+
+
+def bytes_moved(problem: TpBlock, size: int, item: int) -> int:
+    """Return the unavoidable bytes through a rank's memory, for elements of `item` bytes.
+
+    Input, weights and the output's gradient are read once. The output and the other gradients are written once.
+    """
+    weights = _linear_weights(problem, size) + problem.hidden * len(problem.norms)
+    first, last = problem.linears[0], problem.linears[-1]
+    ends = problem.tokens * (first.in_features + sum(last.out_features)) // size
+    return 2 * item * (weights + ends)
+
+
+def bytes_sent(problem: TpBlock, size: int, item: int, *, least: bool = False) -> int:
+    """Return the bytes that a rank sends, for elements of `item` bytes.
+
+    Each linear gathers or scatters a (tokens, hidden) matrix in the forward pass and one in the backward pass. A rank
+    sends the fraction (size - 1) / size of it. Column-parallel linears without `save_gathered` gather their input
+    again; `least` does not count these. All-reduces of the norms' gradients count twice their size.
+    """
+    columns = sum(linear.kind == "column" for linear in problem.linears)
+    again = 0 if problem.save_gathered or least else columns
+    matrices = (2 * len(problem.linears) + again) * problem.tokens
+    return (matrices + 2 * len(problem.norms)) * problem.hidden * item * (size - 1) // size
+
+
+def _linear_weights(problem: TpBlock, size: int) -> int:
+    """The elements of a rank's part of all linear weights."""
+    return sum(rows * columns for rows, columns in (linear.local_shape(size) for linear in problem.linears))
