@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from tpbench.launcher import resume
 from tpbench.launcher.attempt import RETRIED, Attempt, Begin, Outcome, discard, forget
 from tpbench.launcher.display import Display
-from tpbench.launcher.locks import Claims
+from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.options import Conduct
-from tpbench.launcher.plan import Cell, Place
+from tpbench.launcher.plan import Cell
 from tpbench.launcher.process import Terminated
+from tpbench.launcher.target import PlanningTarget
 from tpbench.settings import JobError
 
 
@@ -27,7 +28,7 @@ class Runner(Protocol):
     """Where and how cells run."""
 
     @property
-    def place(self) -> Place:
+    def target(self) -> PlanningTarget:
         """What the cells are planned for."""
 
     @property
@@ -51,7 +52,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, conduct: Conduct, runner: Run
     for each in output_dirs:
         _require_writable(each)
     folder.mkdir(parents=True, exist_ok=True)
-    claims = Claims(output_dirs)
+    claims = CellLocks(output_dirs)
     with Display(len(cells), folder) as display:
         sweep = _Sweep(cells, folder, conduct, runner, claims, display)
         try:
@@ -73,7 +74,7 @@ class _Sweep:
         folder: Path,
         conduct: Conduct,
         runner: Runner,
-        claims: Claims,
+        claims: CellLocks,
         display: Display,
     ) -> None:
         self.folder, self.conduct, self.runner = folder, conduct, runner
@@ -87,15 +88,15 @@ class _Sweep:
     def run(self) -> None:
         if not self.conduct.resume:
             for cell in self.originals:
-                self.claims.take(cell)  # for others to see; two sweeps that measure the same on purpose both do
+                self.claims.acquire(cell)  # for others to see; two sweeps that measure the same on purpose both do
             self._run(self.originals)
             return
-        claimed = [cell for cell in self.originals if self.claims.take(cell)]
+        claimed = [cell for cell in self.originals if self.claims.acquire(cell)]
         self._resume(claimed)
         for cell in self.originals:
             if cell not in claimed:  # a living sweep has it: its row will do, and if it leaves none, this one runs it
                 self.display.start(cell, "runs in another sweep")
-                while not self.claims.take(cell):
+                while not self.claims.acquire(cell):
                     self.display.tick()
                     time.sleep(0.1)
                 self._resume([cell])
@@ -104,22 +105,22 @@ class _Sweep:
         """Run those of the (claimed) cells that need it."""
         # First, so that nothing writes a row of these cells after the rows have been read.
         at_work = self.runner.recover(cells)
-        verdicts = resume.verdicts(cells, self.runner.facts)
-        verdicts |= {index: replace(verdicts[index], why=why, row=None) for index, why in at_work.items()}
-        self.failures |= {index: each.failures for index, each in verdicts.items()}
-        self.display.explain([(cell, verdicts[cell.index].row is None, verdicts[cell.index].why) for cell in cells])
+        verdicts = resume.decide(cells, self.runner.facts)
+        verdicts |= {index: replace(verdicts[index], reason=why, row=None) for index, why in at_work.items()}
+        self.failures |= {index: each.superseded for index, each in verdicts.items()}
+        self.display.explain([(cell, verdicts[cell.index].row is None, verdicts[cell.index].reason) for cell in cells])
         for cell in cells:
             if (row := verdicts[cell.index].row) is not None:
-                self._settle(Outcome(cell, row, verdicts[cell.index].why))
+                self._settle(Outcome(cell, row, verdicts[cell.index].reason))
         self._run([cell for cell in cells if verdicts[cell.index].row is None])
 
     def _run(self, cells: Sequence[Cell]) -> None:
         """Run the cells, and those that fail again as often as was asked for."""
         begin = functools.partial(Attempt.begin, sweep=self.folder, facts=self.runner.facts)
         for cell in cells:
-            if cell.obstacle:
-                self._settle(begin(cell, tries=1).close("skipped", cell.obstacle))
-        waiting = [cell for cell in cells if not cell.obstacle]
+            if cell.skip_reason:
+                self._settle(begin(cell, tries=1).close("skipped", cell.skip_reason))
+        waiting = [cell for cell in cells if not cell.skip_reason]
         failed: dict[int, Outcome] = {}
 
         def begin_again(cell: Cell, tries: int) -> Attempt:

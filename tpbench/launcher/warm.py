@@ -11,7 +11,8 @@ from pathlib import Path
 from tpbench.job import Job
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Outcome
-from tpbench.launcher.devices import Device, Lease
+from tpbench.launcher.device_choice import Device
+from tpbench.launcher.devices import Lease
 from tpbench.launcher.process import ProcessTree
 from tpbench.worker.server import Order, Spool
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 import tpbench as package
 from tests.support.command import ROOT, refused, tpbench
 from tpbench.job import Job, parse_job, refusal
-from tpbench.launcher.plan import ThisHost, obstacle
+from tpbench.launcher.target import ThisHost, skip_reason
 from tpbench.workloads.tp_block import WORKLOAD
 
 
@@ -97,5 +97,5 @@ def test_shapes_fit_every_variant_at_every_length_that_is_measured(shape: str) -
 
 def test_what_needs_a_gpu_is_skipped_on_a_cpu() -> None:
     for name, variant in WORKLOAD.variants.items():
-        reason = obstacle(job(f"variant={name}", "shape=tiny_block_tp2", "device=cpu"), ThisHost(gpus=0))
+        reason = skip_reason(job(f"variant={name}", "shape=tiny_block_tp2", "device=cpu"), ThisHost(gpus=0))
         assert reason == ("needs a CUDA GPU" if variant.needs_cuda else None)
