@@ -67,13 +67,8 @@ class Display:
         """Indices of cells whose result `explain` has printed already."""
         self.blocked_printed = False
         self.phases_read = -PHASE_POLL_S
-        self.progress = Progress(
-            TextColumn("cells"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-        )
+        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+        self.progress = Progress(TextColumn("cells"), *columns)
         self.task = self.progress.add_task("", total=total)
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
 
@@ -161,8 +156,8 @@ class Display:
         if submitted := [outcome for outcome in outcomes if outcome.frame is None]:
             sweeps = sorted({str(outcome.sweep) for outcome in submitted})  # a running job may be an earlier sweep's
             collect = "; ".join(shlex.join(["scripts/collect.py", each]) for each in sweeps)
-            print(f"{len(submitted)} jobs are left to Slurm: {collect} or the same command with resume=true"
-                  " collects them")  # fmt: skip
+            how = f"{collect} or the same command with resume=true collects them"
+            print(f"{len(submitted)} jobs are left to Slurm: {how}")
 
     def _print(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -25,7 +25,6 @@ class Request:
     """Flat field names to plain values."""
     chosen: list[str]
     """Fields that the command line set."""
-    overrides: list[str]
     folders: list[Path]
     """Folders that the configuration came from."""
 

@@ -1,4 +1,4 @@
-"""Hydra plugins of tpbench: they pass composed configurations to the launcher and return its outcomes to Hydra."""
+"""Hydra plugins of tpbench: they turn composed configurations into a sweep and run it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from tpbench.launcher.attempt import FAILURES, Outcome
+from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import Conduct
 from tpbench.launcher.overrides import chosen_fields
@@ -60,9 +60,8 @@ class TorchrunLauncher(Launcher):
             with open_dict(config):
                 config.hydra.job.id, config.hydra.job.num = str(index), index
             requests.append(_request(config, index))
-        outcomes = _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra.launcher)
-        failure = _failure(outcomes)
-        return [_job_return(outcome, request, failure) for outcome, request in zip(outcomes, requests, strict=True)]
+        _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra.launcher)
+        return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
 
 
 class TorchrunSlurmLauncher(TorchrunLauncher):
@@ -89,9 +88,7 @@ def run_single(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     with open_dict(config):
         config.hydra = hydra_config
-    outcomes = _run([_request(config, 0)], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
-    if failure := _failure(outcomes):
-        raise failure
+    _run([_request(config, 0)], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
 
 
 def _compose_once(loader: ConfigLoader) -> None:
@@ -113,16 +110,16 @@ def _compose_once(loader: ConfigLoader) -> None:
 
 
 def _request(config: DictConfig, index: int) -> Request:
-    overrides = list(config.hydra.overrides.task)
     # A job's own fields may contain ${hydra:...}, which is resolved from HydraConfig.
     HydraConfig.instance().set_config(config)
     plain = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     values: Any = OmegaConf.to_container(plain, resolve=True)
     folders = [Path(each.path) for each in config.hydra.runtime.config_sources if each.schema == "file"]
-    return Request(index, values, chosen_fields(overrides), overrides, folders)
+    return Request(index, values, chosen_fields(config.hydra.overrides.task), folders)
 
 
-def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> list[Outcome]:
+def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> None:
+    """Plan and run the cells. Raises CompactHydraException for invalid input, and if cells failed."""
     try:
         options = sweep_options(requests)
         runner = _runner(launcher, options)
@@ -133,9 +130,13 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> lis
             cells = skip_predicted_oom(cells, Forecast.of(cells))
         if options.dry_run:
             raise DryRun(cells)
-        return run_sweep(cells, folder.absolute(), options, runner)
+        outcomes = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None
+    failed = Counter(outcome.status for outcome in outcomes if outcome.status in FAILURES)
+    if failed:
+        counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
+        raise CompactHydraException(f"{failed.total()} of {len(outcomes)} cells failed ({counts})")
 
 
 def _runner(launcher: DictConfig, options: Conduct) -> Runner:
@@ -149,28 +150,3 @@ def _runner(launcher: DictConfig, options: Conduct) -> Runner:
     settings: Any = OmegaConf.to_container(launcher, resolve=True)
     del settings["_target_"]
     return Slurm(SlurmSettings.parse(settings), options)
-
-
-def _failure(outcomes: Sequence[Outcome]) -> CompactHydraException | None:
-    """Return the error that a sweep or a job with failed cells ends with, or None if no cell failed."""
-    failed = [outcome for outcome in outcomes if outcome.status in FAILURES]
-    if not failed:
-        return None
-    counts = ", ".join(f"{name}: {count}" for name, count in Counter(each.status for each in failed).items())
-    return CompactHydraException(f"{len(failed)} of {len(outcomes)} cells failed ({counts})")
-
-
-def _job_return(outcome: Outcome, request: Request, failure: CompactHydraException | None) -> JobReturn:
-    """Return Hydra's record of one job.
-
-    Hydra's sweeper raises the first failure among the records, so each failed job carries the failure of the sweep.
-    """
-    failed = outcome.status in FAILURES
-    result = JobReturn(
-        overrides=request.overrides,
-        cfg=OmegaConf.create(request.values),
-        task_name="tpbench",
-        status=JobStatus.FAILED if failed else JobStatus.COMPLETED,
-    )
-    result.return_value = failure if failed else outcome.status
-    return result

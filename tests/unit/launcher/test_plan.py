@@ -17,7 +17,7 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
 
 def cells(*jobs: dict[str, Any], gpus: int) -> list[Cell]:
     base = {"variant": "triton_tp", "tokens": 64, "vocab": 1000, "tp_size": 2}
-    return plan([Request(index, {**base, **job}, [], [], [CONF]) for index, job in enumerate(jobs)], ThisHost(gpus))
+    return plan([Request(index, {**base, **job}, [], [CONF]) for index, job in enumerate(jobs)], ThisHost(gpus))
 
 
 @pytest.mark.parametrize(
