@@ -131,8 +131,8 @@ def _choices(override: Override) -> list[str]:
 
 def _launcher_errors(overrides: Sequence[Override], conf: Path) -> list[str]:
     """Return an error for each option that the chosen launcher does not have. Hydra's would not name the valid ones."""
-    chosen = [_choices(each)[0] for each in overrides if each.key_or_group == "hydra/launcher"]
-    file = conf / "hydra" / "launcher" / f"{(chosen or ['torchrun'])[-1]}.yaml"
+    chosen = [name for each in overrides if each.key_or_group == "hydra/launcher" for name in _choices(each)[:1]]
+    file = conf / "hydra" / "launcher" / f"{chosen[-1] if chosen else 'torchrun'}.yaml"
     if not file.exists():
         return []
     valid = [name for name in yaml.safe_load(file.read_text()) if not name.startswith("_")]

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException, HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -53,7 +53,6 @@ class TorchrunLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
-        setup_globals()
         requests = []
         for index, overrides in enumerate(job_overrides, start=initial_job_idx):
             config = self.context.config_loader.load_sweep_config(self.config, list(overrides))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,22 +82,29 @@ def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) ->
     assert first == second == devices.Lease()
 
 
+class Nvml:
+    """The calls of NVML that are used, on a host with three GPUs."""
+
+    nvmlInit = nvmlShutdown = staticmethod(lambda: None)
+    nvmlDeviceGetCount = staticmethod(lambda: 3)
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
+    nvmlDeviceGetUUID = staticmethod(lambda handle: ["a1", "b2", "c3"][handle])
+    nvmlDeviceGetMemoryInfo = staticmethod(lambda handle: SimpleNamespace(total=[80, 40, 80][handle] * 2**30))
+    NVMLError = OSError
+
+
 @pytest.mark.parametrize(
     ("visible", "names"),
     [(None, ["a1", "b2", "c3"]), ("2,0", ["c3", "a1"]), ("GPU-x", ["GPU-x"]), ("b", ["b2"]), ("", [])],
 )
 def test_only_admitted_gpus_are_used(visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nvml:
-        """The calls of NVML that are used."""
-
-        nvmlInit = nvmlShutdown = staticmethod(lambda: None)
-        nvmlDeviceGetCount = staticmethod(lambda: 3)
-        nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
-        nvmlDeviceGetUUID = staticmethod(lambda handle: ["a1", "b2", "c3"][handle])
-        NVMLError = OSError
-
     monkeypatch.setitem(sys.modules, "pynvml", Nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [each.uuid for each in gpus.usable()] == names
+
+
+def test_the_memory_of_the_smallest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
+    assert gpus.smallest_memory_gib() == 40
