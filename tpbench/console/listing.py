@@ -17,12 +17,6 @@ from tpbench.measure import machine
 from tpbench.workloads import Variant, Workload, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
-LOSSES = {
-    "cross_entropy": "-log p[label], from labels",
-    "soft_cross_entropy": "-sum(q log p), q from target logits",
-    "forward_kl": "KL(q || p), q from target logits",
-    "reverse_kl": "KL(p || q), q from target logits",
-}
 AVAILABLE = "yes"
 
 
@@ -50,18 +44,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
     """Return all entries under their headings, for a machine with that many GPUs."""
+    models = "model=  of train_step, with any of its shapes; or a path to a local folder with a config.json"
     return [
         *(
             (f"variant=  of {workload.name}, {workload.summary}", _variants(workload, gpus))
             for workload in workloads().values()
         ),
         ("shape=", shapes(gpus)),
-        (
-            "model=  of train_step, with any of its shapes; or a path to a local folder with a config.json",
-            [Entry(name, comment("model", name)) for name in names("model")],
-        ),
-        ("loss=", [Entry(name, LOSSES.get(name, "")) for name in names("loss")]),
-        ("+experiment=  with -m", [Entry(name, comment("experiment", name)) for name in names("experiment")]),
+        (models, _commented("model")),
+        ("loss=", _commented("loss")),
+        ("+experiment=  with -m", _commented("experiment")),
     ]
 
 
@@ -94,12 +86,15 @@ def names(group: str) -> list[str]:
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
-def comment(group: str, name: str) -> str:
-    """Return the first line of comment in a choice's file that is no directive."""
-    for line in (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") and "@package" not in line:
-            return line.lstrip("# ").rstrip()
-    return ""
+def _commented(group: str) -> list[Entry]:
+    """Return the choices of a group. The summary of a choice is the first comment in its file."""
+    return [Entry(name, _comment(CONF / group / f"{name}.yaml")) for name in names(group)]
+
+
+def _comment(file: Path) -> str:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comments = (line.lstrip("# ").rstrip() for line in lines if line.startswith("#") and "@package" not in line)
+    return next(comments, "")
 
 
 def _variants(workload: Workload, gpus: int) -> list[Entry]:
