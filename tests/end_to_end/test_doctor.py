@@ -9,22 +9,22 @@ from tpbench.console.checks import Finding
 
 
 @pytest.mark.timeout(120)
-def test_here(capsys, tmp_path):
+def test_all_findings_of_this_machine(capsys, tmp_path):
     code = information(["doctor", f"output_dir={tmp_path}/new/folder"])
-    said = capsys.readouterr().out
-    assert code == int("BAD" in said)
-    for what in ("GPU", "Triton", "Slurm", "disk", "torch", "shared memory"):
-        assert what in said
-    assert said.rstrip().endswith("to mend") and f"free in {tmp_path}" in said
+    printed = capsys.readouterr().out
+    assert code == int("BAD" in printed)
+    for subject in ("GPU", "Triton", "Slurm", "disk", "torch", "shared memory"):
+        assert subject in printed
+    assert printed.rstrip().endswith("to mend") and f"free in {tmp_path}" in printed
 
 
-def test_asking_a_command():
+def test_the_last_json_object_of_a_command():
     assert doctor._probe([sys.executable, "-c", "print('noise'); print('{\"a\": 1}')"]) == {"a": 1}
     assert "ZeroDivisionError" in doctor._probe([sys.executable, "-c", "1/0"])
     assert "No such file" in doctor._probe(["/no/such/program"])
 
 
-def test_a_cluster(monkeypatch, tmp_path):
+def test_findings_of_a_cluster(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert checks.slurm() == [Finding("Slurm", "note", "not here: sweeps run on this machine")]
     for name, body in (("sbatch", "exit 0"), ("sinfo", "echo all up 2")):
