@@ -1,4 +1,4 @@
-"""tpbench: which implementation of a tensor-parallel operation is right, fastest and smallest on your machines."""
+"""tpbench compares implementations of tensor-parallel operations: which one is correct, fastest and smallest?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["__version__", "load", "load_table"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late, because the launcher and every rank import this package and need no pandas.
+    # Late: the launcher and every rank import this package, and they need no pandas.
     if name in ("load", "load_table"):
         from tpbench.results import read
 

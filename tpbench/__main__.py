@@ -1,4 +1,4 @@
-"""`python -m tpbench`: Hydra's entry. Sweeps and single jobs take the same path through the launcher."""
+"""Entry point of `python -m tpbench`: Hydra composes the jobs, and the launcher runs single jobs and sweeps alike."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CONF = str(Path(__file__).resolve().parent / "conf")
 
 
 def _sweep_id() -> str:
-    """Sorts by time, and differs between sweeps that start in the same second."""
+    """Return an identifier that sorts by time and is unique among sweeps that start in the same second."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
 
 
 _failures: list[HydraException] = []
-"""Of a job without `-m`: raised from within, Hydra would announce it with a line of its own."""
+"""Errors of a job without `-m`. Hydra would print a line of its own before an error that a job raises."""
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
@@ -40,32 +40,39 @@ def _hydra_main(config: DictConfig) -> None:
         _failures.append(error)
 
 
-def main() -> None:
-    """Run the command line; exits 0 unless a cell ended as error, timeout or wrong, or the input was refused."""
-    if sys.argv[1:] == ["--version"]:
-        print(f"tpbench {tpbench.__version__}")
-        return
-    if (code := console.answer(sys.argv[1:])) is not None:
-        sys.exit(code)
-    OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
-    plugin.register()
-    raise_on_sigterm()
-    # Hydra then leaves errors to us, who print no stack for a mistake in the input.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+def _run(arguments: list[str]) -> None:
+    """Run the job or the sweep that the arguments describe, or print its plan."""
+    arguments = flat_names(arguments)
+    if not {"-sc", "--shell-completion"} & set(arguments):  # shell completion has arguments of Hydra's own
+        check_overrides(arguments, Path(CONF))
+    sys.argv[1:] = force_fields(quote_numbers(arguments))
     try:
-        arguments = flat_names(sys.argv[1:])
-        if not {"-sc", "--shell-completion"} & set(arguments):  # whose words are Hydra's own
-            check_overrides(arguments, Path(CONF))
-        sys.argv[1:] = force_fields(quote_numbers(arguments))
         _hydra_main()
         if _failures:
             raise _failures[0]
     except plugin.DryRun as planned:
-        print(planned, end="")
+        from tpbench.console.plan import dry_run_text  # late: it imports scipy
+
+        print(dry_run_text(planned.cells), end="")
+
+
+def main() -> None:
+    """Run the command line. Exit with 0 unless the input is invalid or a cell ends as error, timeout or wrong."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"tpbench {tpbench.__version__}")
+        return
+    if (code := console.information(sys.argv[1:])) is not None:
+        sys.exit(code)
+    OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
+    plugin.register()
+    raise_on_sigterm()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which are printed here without a stack
+    try:
+        _run(sys.argv[1:])
     except (JobError, HydraException) as error:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         sys.exit(f"tpbench: {error}{cause}")
-    except OSError as error:  # folders that cannot be made, a disk that is full: Hydra makes some before we look
+    except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         sys.exit(f"tpbench: {error}")
     except (KeyboardInterrupt, Terminated):
         sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +149,21 @@ def test_what_this_machine_cannot_run_is_skipped_with_the_reason(tmp_path: Path)
 def test_version_and_help(tmp_path: Path) -> None:
     assert tpbench("--version", cwd=tmp_path).stdout == f"tpbench {package.__version__}\n"
     assert "variant" in tpbench("--help", cwd=tmp_path).stdout
+
+
+def test_models_of_names_and_of_folders_are_swept_together(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 128, **sizes}))
+    line = ("-m", "variant=fsdp", "shape=tiny_train_dp2", f"model=tiny_qwen3,{folder}", "device=cpu", "dry_run=true")
+    done = tpbench(*line, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [re.findall(r"model=(\w+)", each) for each in done.stdout.splitlines()[1:3]] == [["tiny_qwen3"], ["mine"]]
+
+
+def test_the_list_imports_no_torch() -> None:
+    probe = (
+        "import sys; from tpbench.console import information; information(['list']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, cwd=ROOT)

@@ -20,10 +20,10 @@ FACTS = {
 }
 
 
-def cell(index: int, output_dir: Path, obstacle: str | None = None, **values: Any) -> Cell:
+def cell(index: int, output_dir: Path, skip_reason: str | None = None, **values: Any) -> Cell:
     """A cell of a small job."""
     base = {"variant": "triton_tp", "tokens": 64, "vocab": 1000, "tp_size": 2, "device": "cuda"}
-    return Cell(index, parse_job({**base, "output_dir": str(output_dir), **values}), obstacle)
+    return Cell(index, parse_job({**base, "output_dir": str(output_dir), **values}), skip_reason)
 
 
 def measured(of: Cell, status: str = "ok", reason: str | None = None, **facts: Any) -> None:

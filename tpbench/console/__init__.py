@@ -1,4 +1,4 @@
-"""What `python -m tpbench` says when it is not asked to run anything. Knows no torch."""
+"""Commands of `python -m tpbench` that run no job: help, list and doctor. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import sys
 from collections.abc import Sequence
 
 
-def answer(arguments: Sequence[str]) -> int | None:
-    """The exit code, if the arguments ask for words and not for a run; else None."""
+def information(arguments: Sequence[str]) -> int | None:
+    """Run the command that the arguments name and return its exit code, or return None if they name a job."""
     try:
-        code = _answer(arguments)
+        code = _run(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _answer(arguments: Sequence[str]) -> int | None:
+def _run(arguments: Sequence[str]) -> int | None:
     if {"-h", "--help"} & set(arguments):
         from tpbench.console.help import HELP
 
         print(HELP, end="")
         return 0
     if arguments and arguments[0] == "list":
-        from tpbench.console.listing import main as show_list
+        from tpbench.console import listing
 
-        return show_list(arguments[1:])
+        return listing.main(arguments[1:])
     if arguments and arguments[0] == "doctor":
-        from tpbench.console.doctor import main as examine
+        from tpbench.console import doctor
 
-        return examine(arguments[1:])
+        return doctor.main(arguments[1:])
     return None

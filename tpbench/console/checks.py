@@ -1,4 +1,4 @@
-"""What `doctor` looks at in this process: the machine, without torch."""
+"""Checks of `doctor` that need no torch: GPUs, compiler, Slurm, disks, packages."""
 
 from __future__ import annotations
 
@@ -9,79 +9,73 @@ import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tpbench.measure import machine
 
-ENOUGH_DISK_GIB = 1.0
-ENOUGH_SHARED_GIB = 1.0
+MIN_DISK_GIB = 1.0
+MIN_SHARED_GIB = 1.0
 BUSY_SHARE = 0.05
+"""Share of a GPU's memory above which the GPU counts as in use."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
-    what: str
+    subject: str
     state: Literal["good", "note", "bad"]
-    said: str
-    mend: str = ""
-    """What to do about it."""
+    message: str
+    fix: str = ""
+    """Advice to the user. Every bad finding has one."""
 
 
 def gpus() -> list[Finding]:
-    """Whether there are GPUs, and whether they are free to be measured."""
+    """Check that there are GPUs and that no other process uses them."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        mend = "fine for a first look; on a machine with NVIDIA GPUs install their driver (nvidia-smi must work)"
-        return [Finding("GPUs", "note", f"none: {error}. Kernels run in Triton's interpreter", mend)]
+        fix = "fine for a first look; on a machine with NVIDIA GPUs install their driver (nvidia-smi must work)"
+        return [Finding("GPUs", "note", f"none: {error}. Kernels run in Triton's interpreter", fix)]
     try:
         count = pynvml.nvmlDeviceGetCount()
-        found = []
-        for index in range(count):
-            found += _gpu(index)
+        findings = [finding for index in range(count) for finding in _gpu(pynvml, index)]
         if machine.gpu_count() < count:
-            found.append(Finding("GPUs", "note", f"CUDA_VISIBLE_DEVICES leaves {machine.gpu_count()} of {count}"))
-        return found or [Finding("GPUs", "note", "the driver is there, but no GPU", "ask who runs this machine")]
+            findings.append(Finding("GPUs", "note", f"CUDA_VISIBLE_DEVICES leaves {machine.gpu_count()} of {count}"))
+        return findings or [Finding("GPUs", "note", "the driver is there, but no GPU", "ask who runs this machine")]
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(index: int) -> list[Finding]:
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    name = pynvml.nvmlDeviceGetName(handle)
-    what, total = f"GPU {index}", int(memory.total) / 2**30
-    found = [Finding(what, "good", f"{name if isinstance(name, str) else name.decode()}, {total:.0f} GiB")]
+def _gpu(nvml: Any, index: int) -> list[Finding]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    subject, total = f"GPU {index}", int(memory.total) / 2**30
+    findings = [Finding(subject, "good", f"{machine.nvml_text(nvml.nvmlDeviceGetName(handle))}, {total:.0f} GiB")]
     if int(memory.used) > BUSY_SHARE * int(memory.total):
-        said = f"{int(memory.used) / 2**30:.0f} GiB are in use: somebody else's work disturbs a measurement"
-        found.append(
-            Finding(what, "bad", said, "wait, end it (nvidia-smi lists it), or choose with CUDA_VISIBLE_DEVICES")
-        )
-    return found
+        message = f"{int(memory.used) / 2**30:.0f} GiB are in use: somebody else's work disturbs a measurement"
+        fix = "wait, end it (nvidia-smi lists it), or choose with CUDA_VISIBLE_DEVICES"
+        findings.append(Finding(subject, "bad", message, fix))
+    return findings
 
 
 def compiler() -> list[Finding]:
-    """Whether Triton can build its launchers: it needs a C compiler and Python's headers where there is a GPU."""
-    found = []
+    """Check that Triton can build its launchers. With a GPU it needs a C compiler and Python's headers."""
     if importlib.util.find_spec("triton") is None:
         return [Finding("Triton", "bad", "not installed", "pip install triton")]
-    found.append(Finding("Triton", "good", str(machine.version("triton"))))
+    findings = [Finding("Triton", "good", str(machine.version("triton")))]
     if machine.gpu_count():
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            found.append(Finding("Triton", "bad", "no C compiler", "apt-get install gcc, or set CC"))
+            findings.append(Finding("Triton", "bad", "no C compiler", "apt-get install gcc, or set CC"))
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
-            found.append(Finding("Triton", "bad", "Python's headers are missing", "apt-get install python3-dev"))
-    return found
+            findings.append(Finding("Triton", "bad", "Python's headers are missing", "apt-get install python3-dev"))
+    return findings
 
 
 def slurm() -> list[Finding]:
-    """Whether jobs can be sent to a Slurm cluster from here."""
+    """Check that jobs can be submitted to a Slurm cluster from here."""
     if shutil.which("sbatch") is None:
         return [Finding("Slurm", "note", "not here: sweeps run on this machine")]
     try:
@@ -89,18 +83,17 @@ def slurm() -> list[Finding]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return [Finding("Slurm", "note", f"installed, but sinfo fails: {error}", "ask who runs the cluster")]
     if done.returncode:
-        said = " ".join(done.stderr.split())[:100] or f"sinfo exits with {done.returncode}"
-        return [
-            Finding("Slurm", "note", f"installed, but no cluster answers: {said}", "is slurmctld up? sinfo must work")
-        ]
-    found = [Finding("Slurm", "good", f"{len(done.stdout.splitlines())} partitions")]
+        answer = " ".join(done.stderr.split())[:100] or f"sinfo exits with {done.returncode}"
+        message = f"installed, but no cluster answers: {answer}"
+        return [Finding("Slurm", "note", message, "is slurmctld up? sinfo must work")]
+    findings = [Finding("Slurm", "good", f"{len(done.stdout.splitlines())} partitions")]
     if importlib.util.find_spec("submitit") is None:
-        found.append(Finding("Slurm", "bad", "submitit is not installed", "pip install 'tpbench[slurm]'"))
-    return found
+        findings.append(Finding("Slurm", "bad", "submitit is not installed", "pip install 'tpbench[slurm]'"))
+    return findings
 
 
 def disk(output_dir: str = "outputs") -> list[Finding]:
-    """Whether rows, logs and shared memory have room."""
+    """Check the free space for rows, logs and shared memory."""
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
@@ -108,27 +101,26 @@ def disk(output_dir: str = "outputs") -> list[Finding]:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return [
-            Finding("disk", "bad", f"{folder} cannot be written: {error.strerror}", "choose another: output_dir=DIR")
-        ]
-    found = []
-    for what, place, enough, mend in (
-        ("disk", folder, ENOUGH_DISK_GIB, "make room, or choose another: output_dir=DIR"),
-        ("temporary files", Path(tempfile.gettempdir()), ENOUGH_DISK_GIB, "make room, or set TMPDIR"),
-        ("shared memory", Path("/dev/shm"), ENOUGH_SHARED_GIB, "NCCL and gloo use it; in a container: --shm-size=8g"),
-    ):
-        if place.exists():
-            free = shutil.disk_usage(place).free / 2**30
-            state: Literal["good", "bad"] = "good" if free >= enough else "bad"
-            found.append(Finding(what, state, f"{free:.1f} GiB free in {place}", "" if state == "good" else mend))
-    return found
+        message = f"{folder} cannot be written: {error.strerror}"
+        return [Finding("disk", "bad", message, "choose another: output_dir=DIR")]
+    shared = Path("/dev/shm")
+    return [
+        *_free("disk", folder, MIN_DISK_GIB, "make room, or choose another: output_dir=DIR"),
+        *_free("temporary files", Path(tempfile.gettempdir()), MIN_DISK_GIB, "make room, or set TMPDIR"),
+        *_free("shared memory", shared, MIN_SHARED_GIB, "NCCL and gloo use it; in a container: --shm-size=8g"),
+    ]
+
+
+def _free(subject: str, folder: Path, min_gib: float, fix: str) -> list[Finding]:
+    if not folder.exists():
+        return []
+    free_gib = shutil.disk_usage(folder).free / 2**30
+    message = f"{free_gib:.1f} GiB free in {folder}"
+    return [Finding(subject, "good", message) if free_gib >= min_gib else Finding(subject, "bad", message, fix)]
 
 
 def packages() -> list[Finding]:
-    """What is not needed, but worth having."""
-    wanted = {"matplotlib": "plots: pip install 'tpbench[report]'"}
-    return [
-        Finding("packages", "note", f"{name} is not installed", mend)
-        for name, mend in wanted.items()
-        if importlib.util.find_spec(name) is None
-    ]
+    """Report useful packages that are not installed."""
+    if importlib.util.find_spec("matplotlib"):
+        return []
+    return [Finding("packages", "note", "matplotlib is not installed", "plots: pip install 'tpbench[report]'")]

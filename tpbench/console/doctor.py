@@ -1,4 +1,4 @@
-"""`python -m tpbench doctor`: what is wrong with this machine, and what to mend."""
+"""`python -m tpbench doctor`: problems of this machine, each with a fix."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tpbench.measure import machine
 
 TIMEOUT_S = 180
 _PROBE = "tpbench.console.torch_probe"
-_SIGNS = {"good": "ok  ", "note": "note", "bad": "BAD "}
+_MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print all findings; the exit code is 1 where something is to be mended, 2 for arguments that it does not take."""
+    """Print all findings. The exit code is 1 if one of them is bad, and 2 for invalid arguments."""
     output_dir = "outputs"
     for argument in arguments:
         name, _, value = argument.partition("=")
@@ -29,84 +29,75 @@ def main(arguments: Sequence[str]) -> int:
     bad = 0
     for finding in examine(output_dir):
         bad += finding.state == "bad"
-        print(f"{_SIGNS[finding.state]}  {finding.what}: {finding.said}", flush=True)
-        if finding.mend:
-            print(f"      {'mend' if finding.state == 'bad' else 'hint'}: {finding.mend}", flush=True)
+        print(f"{_MARKS[finding.state]}  {finding.subject}: {finding.message}", flush=True)
+        if finding.fix:
+            print(f"      {'mend' if finding.state == 'bad' else 'hint'}: {finding.fix}", flush=True)
     print(f"\n{bad} to mend" if bad else "\nnothing to mend")
     return 1 if bad else 0
 
 
 def examine(output_dir: str) -> Iterator[Finding]:
-    """All findings, the quick ones first."""
+    """Yield all findings, the quick ones first."""
     yield from checks.gpus()
     yield from checks.compiler()
     yield from checks.slurm()
     yield from checks.disk(output_dir)
     yield from checks.packages()
-    seen = _ask([sys.executable, "-m", _PROBE])
-    if isinstance(seen, str):
-        yield Finding("torch", "bad", f"cannot be imported: {seen}", "pip install torch")
+    probed = _probe([sys.executable, "-m", _PROBE])
+    if isinstance(probed, str):
+        yield Finding("torch", "bad", f"cannot be imported: {probed}", "pip install torch")
         return
-    present = machine.gpu_count()
-    yield from of_torch(seen, present)
-    if seen["gpus"] > 1:
-        ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={seen['gpus']}"]
-        yield from of_ranks(_ask([*ranks, "-m", _PROBE, "--ranks"]), seen["gpus"])
+    yield from torch_findings(probed, machine.gpu_count())
+    if (gpus := probed["gpus"]) > 1:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+        yield from rank_findings(_probe([*torchrun, "-m", _PROBE, "--ranks"]), gpus)
 
 
-def of_torch(seen: Mapping[str, Any], present: int) -> Iterator[Finding]:
-    """What torch's view of the machine means. `present`: GPUs that the driver has."""
-    build = f"CUDA {seen['cuda']}" if seen["cuda"] else "for the CPU"
-    if present and not seen["cuda"]:
-        yield Finding(
-            "torch", "bad", f"{seen['torch']} is built {build}", "install a CUDA build of torch (pytorch.org)"
-        )
+def torch_findings(probed: Mapping[str, Any], present: int) -> Iterator[Finding]:
+    """Yield findings from one process's view of the machine. `present` is the number of GPUs that the driver has."""
+    version, gpus = probed["torch"], probed["gpus"]
+    build = f"CUDA {probed['cuda']}" if probed["cuda"] else "for the CPU"
+    if present and not probed["cuda"]:
+        yield Finding("torch", "bad", f"{version} is built {build}", "install a CUDA build of torch (pytorch.org)")
         return
-    if present and not seen["gpus"]:
-        said = seen.get("cuda_error", "it sees no GPU")
-        yield Finding(
-            "torch", "bad", f"{seen['torch']}, {build}: {said}", "does the driver know this CUDA? (nvidia-smi)"
-        )
+    if present and not gpus:
+        message = f"{version}, {build}: {probed.get('cuda_error', 'it sees no GPU')}"
+        yield Finding("torch", "bad", message, "does the driver know this CUDA? (nvidia-smi)")
         return
-    yield Finding("torch", "good", f"{seen['torch']}, built {build}")
-    if seen["gpus"]:
-        yield Finding("NCCL", "good", seen["nccl"])
-        old = [capability for capability in seen["capability"] if tuple(capability) < (8, 0)]
-        if old:
-            yield Finding(
-                "GPUs", "bad", f"compute capability {old[0][0]}.{old[0][1]}", "bfloat16 kernels need 8.0 or more"
-            )
-    if seen["gpus"] > 1:
-        if seen["refused"]:
-            one, other = seen["refused"][0]
-            said = f"GPU {one} cannot reach GPU {other}" + f" ({len(seen['refused'])} such pairs)"
-            mend = "check NVLink (nvidia-smi topo -m) and, in a virtual machine or behind an IOMMU, ACS settings"
-            yield Finding("peer access", "bad", said, mend)
-        else:
-            yield Finding("peer access", "good", f"between all {seen['gpus']} GPUs")
+    yield Finding("torch", "good", f"{version}, built {build}")
+    if gpus:
+        yield Finding("NCCL", "good", probed["nccl"])
+        for major, minor in [each for each in probed["capability"] if tuple(each) < (8, 0)][:1]:
+            yield Finding("GPUs", "bad", f"compute capability {major}.{minor}", "bfloat16 kernels need 8.0 or more")
+    if gpus > 1 and (unreachable := probed["refused"]):
+        one, other = unreachable[0]
+        message = f"GPU {one} cannot reach GPU {other} ({len(unreachable)} such pairs)"
+        fix = "check NVLink (nvidia-smi topo -m) and, in a virtual machine or behind an IOMMU, ACS settings"
+        yield Finding("peer access", "bad", message, fix)
+    elif gpus > 1:
+        yield Finding("peer access", "good", f"between all {gpus} GPUs")
 
 
-def of_ranks(seen: Mapping[str, Any] | str, gpus: int) -> Iterator[Finding]:
-    """What the ranks' try at talking to each other means."""
-    if isinstance(seen, str):
-        mend = "NCCL_DEBUG=INFO says more; a small /dev/shm and wrong NCCL_SOCKET_IFNAME are usual causes"
-        yield Finding("NCCL", "bad", f"an all-reduce over {gpus} GPUs fails: {seen}", mend)
+def rank_findings(probed: Mapping[str, Any] | str, gpus: int) -> Iterator[Finding]:
+    """Yield findings from a communication test of all ranks. `probed` is its error message if it failed."""
+    if isinstance(probed, str):
+        fix = "NCCL_DEBUG=INFO says more; a small /dev/shm and wrong NCCL_SOCKET_IFNAME are usual causes"
+        yield Finding("NCCL", "bad", f"an all-reduce over {gpus} GPUs fails: {probed}", fix)
         return
-    if seen["nccl"]:
+    if probed["nccl"]:
         yield Finding("NCCL", "good", f"an all-reduce over {gpus} GPUs is right")
     else:
         yield Finding("NCCL", "bad", f"an all-reduce over {gpus} GPUs is wrong", "try another driver or NCCL")
-    if seen["symmetric"] is True:
+    if probed["symmetric"] is True:
         yield Finding("symmetric memory", "good", f"each of {gpus} ranks reads its neighbour's")
     else:
-        said = "a rank reads wrong values" if seen["symmetric"] is False else str(seen["symmetric"])
-        yield Finding(
-            "symmetric memory", "note", said, "variants that need it are skipped; exchange=nccl works without"
-        )
+        message = "a rank reads wrong values" if probed["symmetric"] is False else str(probed["symmetric"])
+        fix = "variants that need it are skipped; exchange=nccl works without"
+        yield Finding("symmetric memory", "note", message, fix)
 
 
-def _ask(command: Sequence[str]) -> dict[str, Any] | str:
-    """The JSON that a command prints last, or why there is none."""
+def _probe(command: Sequence[str]) -> dict[str, Any] | str:
+    """Return the last JSON object that a command prints, or a message why there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -115,8 +106,8 @@ def _ask(command: Sequence[str]) -> dict[str, Any] | str:
         return str(error)
     for line in reversed(done.stdout.splitlines()):
         if line.startswith("{"):
-            found: dict[str, Any] = json.loads(line)
-            return found
+            printed: dict[str, Any] = json.loads(line)
+            return printed
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines or [f"exit code {done.returncode}"])[-1].strip()[:300]

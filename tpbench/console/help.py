@@ -1,4 +1,4 @@
-"""The help of the command line: one screen, what to type first at the top."""
+"""Help of the command line: one screen, with the first commands to type at the top."""
 
 HELP = """\
 tpbench: which implementation of a tensor-parallel operation is right, fastest

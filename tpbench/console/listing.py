@@ -1,4 +1,4 @@
-"""`python -m tpbench list`: what can be asked for, a line each, and whether this machine can run it."""
+"""`python -m tpbench list`: variants, shapes, models, losses and experiments, and whether this machine can run them."""
 
 from __future__ import annotations
 
@@ -14,58 +14,51 @@ import yaml
 
 import tpbench
 from tpbench.measure import machine
-from tpbench.workloads import Variant, workloads
+from tpbench.workloads import Variant, Workload, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
-HERE = "yes"
+AVAILABLE = "yes"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that can be asked for."""
+    """One choice on the command line."""
 
     name: str
     summary: str
-    here: str = HERE
-    """`yes`, or why not, or under which condition."""
+    availability: str = AVAILABLE
+    """`yes`, or the reason or the condition."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the list; the exit code is 0, or 2 for arguments that it does not take."""
+    """Print the list. The exit code is 0, or 2 for invalid arguments."""
     if arguments:
         print(f"tpbench: list takes no arguments, got {' '.join(arguments)}", file=sys.stderr)
         return 2
     gpus = machine.gpu_count()
     print(f"This machine: {_machine(gpus)}. The second column says whether it can run each.\n")
     for title, entries in sections(gpus):
-        print(title)
-        for line in _aligned(entries):
-            print(line)
-        print()
+        print(title, *_aligned(entries), "", sep="\n")
     return 0
 
 
 def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
-    """Everything, under its headings."""
-    made = []
-    for workload in workloads().values():
-        found = [
-            Entry(name, variant.summary, here(variant, gpus, workload.option_defaults))
-            for name, variant in workload.variants.items()
-        ]
-        made.append((f"variant=  of {workload.name}, {workload.summary}", found))
-    made.append(("shape=", shapes(gpus)))
-    models = [Entry(name, comment("model", name)) for name in names("model")]
-    made.append(
-        ("model=  of train_step, with any of its shapes; or a path to a local folder with a config.json", models)
-    )
-    made.append(("loss=", [Entry(name, comment("loss", name)) for name in names("loss")]))
-    made.append(("+experiment=  with -m", [Entry(name, comment("experiment", name)) for name in names("experiment")]))
-    return made
+    """Return all entries under their headings, for a machine with that many GPUs."""
+    models = "model=  of train_step, with any of its shapes; or a path to a local folder with a config.json"
+    return [
+        *(
+            (f"variant=  of {workload.name}, {workload.summary}", _variants(workload, gpus))
+            for workload in workloads().values()
+        ),
+        ("shape=", shapes(gpus)),
+        (models, _commented("model")),
+        ("loss=", _commented("loss")),
+        ("+experiment=  with -m", _commented("experiment")),
+    ]
 
 
-def here(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
-    """Whether a variant runs on this machine, with these options."""
+def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
+    """Return whether a variant with these options runs on a machine with that many GPUs."""
     missing = [name for name in variant.requires if importlib.util.find_spec(name) is None]
     if missing:
         return f"no: needs {', '.join(missing)} (not installed)"
@@ -73,27 +66,42 @@ def here(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
         return "no: needs a CUDA GPU"
     uses = variant.uses_triton
     triton = uses(SimpleNamespace(**options)) if callable(uses) else uses
-    return "interpreted: right, but no measurement" if triton and not gpus else HERE
+    return "interpreted: right, but no measurement" if triton and not gpus else AVAILABLE
 
 
 def shapes(gpus: int) -> list[Entry]:
-    """The shapes with their sizes, smallest first."""
-    found = [(name, _read("shape", name)) for name in names("shape")]
-    found.sort(key=lambda item: (item[1].get("shape_workload", ""), _ranks(item[1]), item[1].get("vocab", 0), item[0]))
-    return [Entry(name, _sizes(fields), _enough(_ranks(fields), gpus)) for name, fields in found]
+    """Return the shapes with their sizes, smallest first."""
+    fields = {name: _read("shape", name) for name in names("shape")}
+
+    def order(name: str) -> tuple[str, int, int, str]:
+        return fields[name].get("shape_workload", ""), _ranks(fields[name]), fields[name].get("vocab", 0), name
+
+    return [
+        Entry(name, _sizes(fields[name]), _enough(_ranks(fields[name]), gpus)) for name in sorted(fields, key=order)
+    ]
 
 
 def names(group: str) -> list[str]:
-    """The choices of a configuration group."""
+    """Return the choices of a configuration group."""
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
-def comment(group: str, name: str) -> str:
-    """What a choice's file says of itself: its first line of comment that is no directive."""
-    for line in (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") and "@package" not in line:
-            return line.lstrip("# ").rstrip()
-    return ""
+def _commented(group: str) -> list[Entry]:
+    """Return the choices of a group. The summary of a choice is the first comment in its file."""
+    return [Entry(name, _comment(CONF / group / f"{name}.yaml")) for name in names(group)]
+
+
+def _comment(file: Path) -> str:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comments = (line.lstrip("# ").rstrip() for line in lines if line.startswith("#") and "@package" not in line)
+    return next(comments, "")
+
+
+def _variants(workload: Workload, gpus: int) -> list[Entry]:
+    return [
+        Entry(name, variant.summary, availability(variant, gpus, workload.option_defaults))
+        for name, variant in workload.variants.items()
+    ]
 
 
 def _read(group: str, name: str) -> dict[str, Any]:
@@ -101,11 +109,11 @@ def _read(group: str, name: str) -> dict[str, Any]:
 
 
 def _sizes(fields: dict[str, Any]) -> str:
-    owner = fields.get("shape_workload", "")
+    workload = fields.get("shape_workload", "")
     chosen = {str(key).rpartition("/")[2]: value for each in fields.get("defaults", ()) for key, value in each.items()}
-    named = {name: value for name, value in fields.items() if name not in ("shape_workload", "defaults")}
-    sizes = " ".join(f"{name}={value}" for name, value in (chosen | named).items())
-    return sizes if len(workloads()) == 1 else f"{owner}: {sizes}"
+    own = {name: value for name, value in fields.items() if name not in ("shape_workload", "defaults")}
+    sizes = " ".join(f"{name}={value}" for name, value in (chosen | own).items())
+    return sizes if len(workloads()) == 1 else f"{workload}: {sizes}"
 
 
 def _ranks(fields: dict[str, Any]) -> int:
@@ -115,7 +123,7 @@ def _ranks(fields: dict[str, Any]) -> int:
 def _enough(ranks: int, gpus: int) -> str:
     if not gpus:
         return "on the CPU"
-    return HERE if ranks <= gpus else f"no: needs {ranks} GPUs, found {gpus}"
+    return AVAILABLE if ranks <= gpus else f"no: needs {ranks} GPUs, found {gpus}"
 
 
 def _machine(gpus: int) -> str:
@@ -128,5 +136,5 @@ def _machine(gpus: int) -> str:
 def _aligned(entries: Iterable[Entry]) -> list[str]:
     entries = list(entries)
     first = max((len(entry.name) for entry in entries), default=0)
-    second = max((len(entry.here) for entry in entries), default=0)
-    return [f"  {entry.name:<{first}}  {entry.here:<{second}}  {entry.summary}".rstrip() for entry in entries]
+    second = max((len(entry.availability) for entry in entries), default=0)
+    return [f"  {entry.name:<{first}}  {entry.availability:<{second}}  {entry.summary}".rstrip() for entry in entries]

@@ -1,7 +1,7 @@
-"""What only torch knows of this machine, as JSON on stdout. Run by `doctor` in a process of its own.
+"""Facts of this machine that only torch knows, printed as JSON on stdout. `doctor` runs this module as a process.
 
-`python -m tpbench.console.torch_probe` looks at one process's view; under torchrun with `--ranks` all ranks together
-try NCCL and symmetric memory, which is the one way to know that they work.
+`python -m tpbench.console.torch_probe` prints the view of one process. Under torchrun, with `--ranks`, all ranks
+together test NCCL and symmetric memory: nothing but such a test shows that they work.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from typing import Any
 from tpbench.launcher.torchrun import NO_MULTICAST
 
 
-def look() -> dict[str, Any]:
-    """Versions, and which GPUs reach which directly."""
+def probe_process() -> dict[str, Any]:
+    """Return versions, and the pairs of GPUs that cannot reach each other directly."""
     import torch
 
-    found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": 0, "refused": []}
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": 0, "refused": []}
     if torch.version.cuda is None:
-        return found
+        return facts
     try:
         torch.zeros(1, device="cuda")
     except (RuntimeError, AssertionError) as error:
-        found["cuda_error"] = str(error).splitlines()[0]
-        return found
-    count = torch.cuda.device_count()
-    found["gpus"] = count
-    found["capability"] = [list(torch.cuda.get_device_capability(index)) for index in range(count)]
+        return {**facts, "cuda_error": str(error).splitlines()[0]}
     nccl: Any = torch.cuda.nccl
-    found["nccl"] = ".".join(map(str, nccl.version()))
-    found["refused"] = [
-        [one, other]
-        for one in range(count)
-        for other in range(count)
-        if one != other and not torch.cuda.can_device_access_peer(one, other)
-    ]
-    return found
+    gpus = range(torch.cuda.device_count())
+    return {
+        **facts,
+        "gpus": len(gpus),
+        "capability": [list(torch.cuda.get_device_capability(index)) for index in gpus],
+        "nccl": ".".join(map(str, nccl.version())),
+        "refused": [
+            [one, other]
+            for one in gpus
+            for other in gpus
+            if one != other and not torch.cuda.can_device_access_peer(one, other)
+        ],
+    }
 
 
-def together() -> dict[str, Any]:
-    """An all-reduce and a read of a neighbour's symmetric memory, on all ranks. Rank 0's account of it."""
+def probe_ranks() -> dict[str, Any]:
+    """Test an all-reduce and a read of a neighbour's symmetric memory, on all ranks. Return this rank's results."""
     import torch
     import torch.distributed as dist
 
@@ -52,36 +53,36 @@ def together() -> dict[str, Any]:
     ranks = dist.get_world_size()
     ones = torch.ones(1024, device=device)
     dist.all_reduce(ones)
-    found: dict[str, Any] = {"nccl": bool((ones == ranks).all())}
+    results: dict[str, Any] = {"nccl": bool((ones == ranks).all())}
     try:
         import torch.distributed._symmetric_memory as symmetric
 
-        mine = symmetric.empty(1024, device=device, dtype=torch.float32)
-        everyone: Any = dist.group.WORLD
-        handle = symmetric.rendezvous(mine, everyone)
-        mine.fill_(rank)
+        buffer = symmetric.empty(1024, device=device, dtype=torch.float32)
+        world: Any = dist.group.WORLD
+        handle = symmetric.rendezvous(buffer, world)
+        buffer.fill_(rank)
         handle.barrier()
         neighbour = (rank + 1) % ranks
-        seen = handle.get_buffer(neighbour, (1024,), torch.float32)
-        found["symmetric"] = bool((seen == neighbour).all())
+        values = handle.get_buffer(neighbour, (1024,), torch.float32)
+        results["symmetric"] = bool((values == neighbour).all())
         handle.barrier()
     except (RuntimeError, AttributeError, ImportError) as error:
-        found["symmetric"] = str(error).splitlines()[0] if str(error) else type(error).__name__
+        results["symmetric"] = str(error).splitlines()[0] if str(error) else type(error).__name__
     torch.cuda.synchronize()
-    return found
+    return results
 
 
 def main() -> None:
-    """Print what was found."""
+    """Print the facts, or the results of rank 0."""
     if "--ranks" not in sys.argv:
-        print(json.dumps(look()), flush=True)
+        print(json.dumps(probe_process()), flush=True)
         return
     os.environ.update(NO_MULTICAST)
-    found = together()
+    results = probe_ranks()
     if os.environ["RANK"] == "0":
-        print(json.dumps(found), flush=True)
+        print(json.dumps(results), flush=True)
     sys.stdout.flush()
-    os._exit(0)  # an orderly teardown may abort after all that counts is done
+    os._exit(0)  # an orderly teardown may abort, after all results are printed
 
 
 if __name__ == "__main__":

@@ -1,132 +1,94 @@
-"""Which devices of this host are free: sweeps that run side by side, anybody's, never share one.
+"""Leases of this host's devices: sweeps that run at the same time, also of different users, never share a device.
 
-A device is taken by locking a file that is named after it. The kernel drops the lock with the last process that holds
-it: the launcher, or a torchrun that outlives it by a moment.
+A device is leased by a lock on a file that is named after it. The kernel drops the lock when the last process that
+holds it ends: the launcher, or a torchrun that outlives the launcher by a moment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpbench.job import Job
 from tpbench.launcher import gpus
+from tpbench.launcher.device_choice import Device, choose
 from tpbench.settings import JobError
 
 FOLDER = Path("/tmp/tpbench-devices")
-"""Shared by all users of the host, so it does not follow a user's TMPDIR."""
-
-MOST_SETS = 20_000
-"""Sets of devices that are compared: those of sixteen GPUs, in less than a second."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """A GPU, or a core where jobs run side by side on a CPU."""
-
-    name: str
-    """Of its lock file: the same for everybody on this host."""
-    visible: str
-    """What CUDA_VISIBLE_DEVICES calls it, or the number of the core."""
+"""Folder of the lock files. All users of the host share it, so it does not depend on a user's TMPDIR."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """Devices that are ours until it is closed."""
+    """Devices that this process has until it closes the lease."""
 
     devices: tuple[Device, ...] = ()
     locks: tuple[int, ...] = ()
-    """Open files to hand to the processes that use the devices, so that they keep the locks too."""
+    """Open lock files. The processes that use the devices inherit them, so that they keep the locks too."""
     beside_others: bool = False
-    """Whether somebody else had devices of this host when these were taken."""
+    """True if another process had devices of this host when these were leased."""
     environment: Mapping[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
-    """Cores to run on; empty: any."""
+    """Cores to run on. If empty, all cores."""
 
     def close(self) -> None:
-        """Give them back."""
+        """Drop the locks of this process."""
         for each in self.locks:
             os.close(each)
 
 
 class Devices:
-    """The GPUs of this host that this process may use and, if jobs on a CPU are to share it, its cores."""
+    """The GPUs of this host that this process may use and, if `split_cpu`, its CPU cores."""
 
     def __init__(self, split_cpu: bool) -> None:
         self.gpus = [Device(each.uuid, each.visible) for each in gpus.usable()]
         self.links = gpus.links([each.name for each in self.gpus])
         cores = sorted(os.sched_getaffinity(0)) if split_cpu and hasattr(os, "sched_getaffinity") else []
         self.cores = [Device(f"core-{each}", str(each)) for each in cores]
-        self.mine: set[str] = set()
+        self.leased: set[str] = set()
 
     def lease(self, job: Job) -> Lease | None:
-        """Devices for the job, those that are best connected, or None while there are not enough. A job on a CPU that
-        is not split has all of it and needs none."""
+        """Lease the best connected free devices for the job, or return None if too few are free.
+
+        A job on a CPU whose cores are not split gets an empty lease: it may use all cores.
+        """
         pool = self.gpus if job.device == "cuda" else self.cores
         if not pool:
             return Lease()
-        wanted = min(job.world_size, len(pool))
-        locks = {each: lock for each in pool if each.name not in self.mine and (lock := _lock(each)) is not None}
-        others = len(locks) + len(self.mine & {each.name for each in pool}) < len(pool)
-        chosen = choose(list(locks), wanted, self.links) if len(locks) >= wanted else ()
+        count = min(job.world_size, len(pool))
+        locks = {each: lock for each in pool if each.name not in self.leased and (lock := _lock(each)) is not None}
+        beside_others = len(locks) + len(self.leased & {each.name for each in pool}) < len(pool)
+        chosen = choose(list(locks), count, self.links) if len(locks) >= count else ()
         for device, lock in locks.items():
             if device not in chosen:
                 os.close(lock)
         if not chosen:
             return None
-        self.mine |= {each.name for each in chosen}
+        self.leased |= {each.name for each in chosen}
         cuda = job.device == "cuda"
         return Lease(
             chosen,
             tuple(locks[each] for each in chosen),
-            others,
+            beside_others,
             {"CUDA_VISIBLE_DEVICES": ",".join(each.visible for each in chosen)} if cuda else {},
             () if cuda else tuple(int(each.visible) for each in chosen),
         )
 
-    def give_back(self, lease: Lease) -> None:
-        """The devices are free again."""
-        self.mine -= {each.name for each in lease.devices}
+    def release(self, lease: Lease) -> None:
+        """Make the devices of a lease free again."""
+        self.leased -= {each.name for each in lease.devices}
         lease.close()
 
 
-def choose(free: Sequence[Device], count: int, links: Mapping[frozenset[str], float]) -> tuple[Device, ...]:
-    """The `count` devices with the most bandwidth among themselves; of equals those that come first, and that leave
-    the best connected ones to the next."""
-
-    weights = {links.get(frozenset((a.name, b.name)), 0.0) for a, b in itertools.combinations(free, 2)}
-    if len(weights) < 2:  # cores, or GPUs on one switch
-        return tuple(free[:count])
-
-    def bandwidth(devices: Sequence[Device]) -> float:
-        return sum(links.get(frozenset((a.name, b.name)), 0.0) for a, b in itertools.combinations(devices, 2))
-
-    def rank(chosen: tuple[Device, ...]) -> tuple[float, float]:
-        return bandwidth(chosen), bandwidth([each for each in free if each not in chosen])
-
-    if math.comb(len(free), count) <= MOST_SETS:
-        return max(itertools.combinations(free, count), key=rank)
-
-    def grown(first: Device) -> tuple[Device, ...]:
-        """With that one, the others one by one, each the best connected to those before it."""
-        chosen = [first]
-        while len(chosen) < count:
-            chosen.append(
-                max((each for each in free if each not in chosen), key=lambda each: bandwidth([*chosen, each]))
-            )
-        return tuple(each for each in free if each in chosen)
-
-    return max(map(grown, free), key=rank)
-
-
 def _lock(device: Device) -> int | None:
-    """The open, locked file of a device; None while somebody has it. Raises JobError where there can be none."""
+    """Return the open, locked file of a device, or None if another process has the lock.
+
+    Raises JobError if the file cannot be opened.
+    """
     path = FOLDER / f"{device.name}.lock"
     try:
         file = _open(path)
@@ -146,8 +108,8 @@ def _lock(device: Device) -> int | None:
 def _open(path: Path) -> int:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     with contextlib.suppress(FileNotFoundError):
-        return os.open(path, flags)  # without O_CREAT: fs.protected_regular forbids that for a file of somebody else's
-    old = os.umask(0)  # everybody must be able to take it after us
+        return os.open(path, flags)  # no O_CREAT: fs.protected_regular forbids it for a file of another user
+    old = os.umask(0)  # other users must be able to lock the file later
     try:
         path.parent.mkdir(mode=0o1777, exist_ok=True)
         return os.open(path, flags | os.O_CREAT, 0o666)

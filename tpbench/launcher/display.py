@@ -1,4 +1,4 @@
-"""What a person sees of a running sweep: a live table on a terminal, a line a cell elsewhere."""
+"""Progress of a running sweep: a live table on a terminal, and one line per cell elsewhere."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tpbench.report.escape import plain
 if TYPE_CHECKING:
     from tpbench.launcher.attempt import Attempt, Outcome
 
-SHOWN = 12
-"""Finished cells in the live table: more would push it off the screen."""
+MAX_SHOWN = 12
+"""Most finished cells in the live table. More would not fit on the screen."""
 
-LOOK_S = 0.5
-"""Between two looks at what running cells say."""
+PHASE_POLL_S = 0.5
+"""Seconds between two reads of the running cells' logs."""
 
 STYLES = {"ok": "green", "oom": "yellow", "skipped": "dim", "wrong": "red", "error": "red", "timeout": "red"}
 
@@ -36,33 +36,38 @@ class Running:
     """A cell that has begun."""
 
     cell: Cell
-    where: str
+    status: str
     began: float
-    saying: str = ""
-    """What it is doing, by its rank 0."""
+    """Time of `time.monotonic`, in seconds."""
+    phase: str = ""
+    """Last phase that rank 0 has written to its log."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the cell began."""
+        return time.monotonic() - self.began
 
 
 class Display:
-    """Progress of one sweep. On a terminal it redraws when told to (`tick`): no thread, because the launcher forks."""
+    """Progress of one sweep.
+
+    On a terminal it redraws only in `tick`. It has no thread, because the launcher forks.
+    """
 
     def __init__(self, total: int, folder: Path) -> None:
         self.console = Console()
         self.folder = folder
         self.total = total
         self.done: list[tuple[Outcome, float]] = []
+        """Finished cells with their seconds."""
         self.running: dict[int, Running] = {}
-        """By index."""
+        """Running cells by index."""
         self.explained: set[int] = set()
-        """Cells that need no line of their own when they are done."""
-        self.told_blocked = False
-        self.looked = -LOOK_S
-        self.progress = Progress(
-            TextColumn("cells"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-        )
+        """Indices of cells whose result `explain` has printed already."""
+        self.blocked_printed = False
+        self.phases_read = -PHASE_POLL_S
+        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+        self.progress = Progress(TextColumn("cells"), *columns)
         self.task = self.progress.add_task("", total=total)
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
 
@@ -75,75 +80,67 @@ class Display:
         if self.live:
             self.live.stop()
 
-    def start(self, cell: Cell, doing: str = "running") -> None:
-        """A cell begins."""
-        self.running[cell.index] = Running(cell, doing, time.monotonic())
+    def start(self, cell: Cell, status: str = "running") -> None:
+        """Show a cell that begins."""
+        self.running[cell.index] = Running(cell, status, time.monotonic())
         self.tick()
 
-    def doing(self, cell: Cell, what: str) -> None:
-        """Where a cell that began is now."""
+    def set_status(self, cell: Cell, status: str) -> None:
+        """Show a new status of a running cell."""
         if cell.index in self.running:
-            self.running[cell.index].where = what
+            self.running[cell.index].status = status
 
-    def saying(self, attempts: Iterable[Attempt]) -> None:
-        """Look up what tries at work say that they are doing, where there is a terminal to show it on."""
-        if self.live and time.monotonic() - self.looked > LOOK_S:
-            self.looked = time.monotonic()
-            shown = dict(list(self.running.items())[:SHOWN])
+    def read_phases(self, attempts: Iterable[Attempt]) -> None:
+        """Read the phase of running attempts from their logs, if there is a terminal that shows it."""
+        if self.live and time.monotonic() - self.phases_read > PHASE_POLL_S:
+            self.phases_read = time.monotonic()
+            shown = dict(list(self.running.items())[:MAX_SHOWN])
             for each in attempts:
                 if each.cell.index in shown:
-                    shown[each.cell.index].saying = current_phase(each.folder)
+                    shown[each.cell.index].phase = current_phase(each.folder)
 
     def blocked(self, cell: Cell) -> None:
-        """Nothing of the sweep can run, for others have the devices: said once."""
-        if not self.told_blocked:
-            self.told_blocked = True
-            said = plain(f"waiting: other jobs on this host have the devices for {cell}")
-            self.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        """Print once that no cell can run, because other processes have the devices."""
+        if not self.blocked_printed:
+            self.blocked_printed = True
+            self._print(plain(f"waiting: other jobs on this host have the devices for {cell}"))
 
     def explain(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
-        """Say of each cell of a resumed sweep whether it runs, and why."""
-        for cell, runs, why in cells:
-            said = plain(f"{'runs' if runs else 'done'} {cell}: {why}")
+        """Print for each cell of a resumed sweep whether it runs, and why."""
+        for cell, runs, reason in cells:
             self.explained |= set() if runs else {cell.index}
-            self.console.print(said, markup=False, highlight=False, soft_wrap=True)
+            self._print(plain(f"{'runs' if runs else 'done'} {cell}: {reason}"))
 
     def retry(self, outcome: Outcome) -> None:
-        """A try at a cell failed, and there will be another."""
+        """Print that an attempt at a cell failed and that another one follows."""
         del self.running[outcome.cell.index]
-        said = plain(f"again {outcome.cell}: {_result(outcome)}")
-        self.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        self._print(plain(f"again {outcome.cell}: {_result(outcome)}"))
 
     def tick(self) -> None:
-        """Redraw, where there is a terminal."""
+        """Redraw the table, if there is a terminal."""
         if self.live:
             self.progress.update(self.task, completed=len(self.done), description=self._time_left())
             self.live.update(Group(self._table(), self.progress), refresh=True)
 
     def finish(self, outcome: Outcome) -> None:
-        """A cell has its row."""
-        it = self.running.pop(outcome.cell.index, None)
-        seconds = time.monotonic() - it.began if it else 0.0
+        """Show the result of a cell that has its row."""
+        running = self.running.pop(outcome.cell.index, None)
+        seconds = running.seconds if running else 0.0
         self.done.append((outcome, seconds))
         if not self.live and outcome.cell.index not in self.explained:
             print(f"[{len(self.done)}/{self.total}] {outcome.cell}: {_result(outcome)} ({seconds:.0f} s)", flush=True)
         self.tick()
 
     def interrupted(self, finished: int, arguments: Sequence[str]) -> None:
-        """Say what is kept and how to go on."""
+        """Print what is kept, and the command that goes on."""
         if self.live:
             self.live.stop()
         again = shlex.join([*(each for each in arguments if not each.startswith("resume=")), "resume=true"])
-        self.console.print(
-            f"Interrupted: {finished} of {self.total} cells have their rows. Run the others with\n"
-            f"    python -m tpbench {again}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._print(f"Interrupted: {finished} of {self.total} cells have their rows. Run the others with")
+        self._print(f"    python -m tpbench {again}")
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """The sweep's table, and where its rows are."""
+        """Print the sweep's table and the folder of its rows."""
         from tpbench.report.render import pivot_text, show
         from tpbench.results.read import frame_of
 
@@ -156,27 +153,34 @@ class Display:
             show(pivot_text(frame_of(rows.values())), self.console)
         folders = sorted({f"{outcome.cell.job.output_dir}/rows" for outcome in outcomes})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
-        if left := [outcome for outcome in outcomes if outcome.row is None]:
-            sweeps = sorted({str(outcome.sweep) for outcome in left})  # earlier ones, of jobs that were at work already
+        if submitted := [outcome for outcome in outcomes if outcome.row is None]:
+            sweeps = sorted({str(outcome.sweep) for outcome in submitted})  # a running job may be an earlier sweep's
             collect = "; ".join(shlex.join(["scripts/collect.py", each]) for each in sweeps)
-            print(f"{len(left)} jobs are left to Slurm: {collect} or the same command with resume=true collects them")
+            how = f"{collect} or the same command with resume=true collects them"
+            print(f"{len(submitted)} jobs are left to Slurm: {how}")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _time_left(self) -> str:
-        """By the cells that ran. One that already took longer than those did says nothing of its end: then it is `more
-        than` what the others take, or nothing at all."""
+        """Return the time left, estimated from the mean time of the cells that ran.
+
+        A running cell that takes longer than the mean gives no estimate of its own end. The result is then a lower
+        bound (`more than`), or empty if no other cell is left.
+        """
         ran = [seconds for outcome, seconds in self.done if outcome.status != "skipped" and seconds > 0.5]
         if not ran:
             return ""
-        usual = sum(ran) / len(ran)
-        running = [usual - (time.monotonic() - it.began) for it in self.running.values()]
+        mean = sum(ran) / len(ran)
+        running = [mean - each.seconds for each in self.running.values()]
         waiting = self.total - len(self.done) - len(running)
-        left = (waiting * usual + sum(max(each, 0) for each in running)) / max(1, len(running))
+        left = (waiting * mean + sum(max(each, 0) for each in running)) / max(1, len(running))
         if left < 1:
             return ""
         about = "about" if min(running, default=0) >= 0 else "more than"
         return f"{about} {left / 60:.0f} min left" if left > 90 else f"{about} {left:.0f} s left"
 
-    def _table(self, shown: int = SHOWN) -> Table:
+    def _table(self, shown: int = MAX_SHOWN) -> Table:
         table = Table(box=None, padding=(0, 1))
         for column in ("cell", "job", "result", "s"):
             table.add_column(column, justify="right" if column in ("cell", "s") else "left", overflow="fold")
@@ -186,18 +190,18 @@ class Display:
             style = STYLES.get(outcome.status, "")
             result = f"[{style}]{escape(_result(outcome))}[/]"
             table.add_row(str(outcome.cell.index), escape(str(outcome.cell)), result, f"{seconds:.0f}")
-        for it in list(self.running.values())[:shown]:
-            at = ": ".join(each for each in (it.where, plain(it.saying)) if each)
-            table.add_row(str(it.cell.index), escape(str(it.cell)), escape(at), f"{time.monotonic() - it.began:.0f}")
+        for each in list(self.running.values())[:shown]:
+            status = ": ".join(filter(None, (each.status, plain(each.phase))))
+            table.add_row(str(each.cell.index), escape(str(each.cell)), escape(status), f"{each.seconds:.0f}")
         return table
 
 
 def _result(outcome: Outcome) -> str:
-    """A line: the time if there is one, else what stands in its place."""
+    """Return one line: the time of a cell that was measured, else its status and reason."""
     row = outcome.row
-    said = f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status
+    result = f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status
     if row is None:
-        return plain(said)
+        return plain(result)
     if outcome.status == "ok":
-        said = f"ok {row['time_ms']:.3f} ms" + (" (interpreted: no measurement)" if row["interpreted"] else "")
-    return plain(f"{said} ({outcome.note})" if outcome.note else said)
+        result = f"ok {row['time_ms']:.3f} ms" + (" (interpreted: no measurement)" if row["interpreted"] else "")
+    return plain(f"{result} ({outcome.note})" if outcome.note else result)

@@ -1,4 +1,4 @@
-"""The GPUs of this host as NVML sees them: which this process may use, and how they are connected."""
+"""The GPUs of this host as NVML reports them: which ones this process may use, and how they are connected."""
 
 from __future__ import annotations
 
@@ -11,40 +11,54 @@ from typing import Any
 
 from tpbench.measure.machine import nvml_session, nvml_text
 
-NVLINK = 100.0
-"""What a link weighs: more than any way over PCIe."""
+NVLINK_WEIGHT = 100.0
+"""Weight of one NVLink. It is greater than the weight of any path over PCIe, which is at most 1."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One that CUDA_VISIBLE_DEVICES admits."""
+    """A GPU that CUDA_VISIBLE_DEVICES admits."""
 
     uuid: str
     visible: str
-    """Its name in CUDA_VISIBLE_DEVICES: as the person wrote it, else its UUID, which is the same in any order."""
+    """Name in CUDA_VISIBLE_DEVICES: as the user wrote it, else the UUID, which does not depend on an order."""
 
 
 def usable() -> list[Gpu]:
-    """Those that a job started here could use."""
+    """Return the GPUs that a job started by this process could use."""
     with nvml_session() as nvml:
         if nvml is None:
             return []
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         present = [nvml_text(nvml.nvmlDeviceGetUUID(each)) for each in handles]
-    admitted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if admitted is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return [Gpu(uuid, uuid) for uuid in present]
-    found = []
-    for name in filter(None, (each.strip() for each in admitted.split(","))):
-        if name.isdigit() and int(name) < len(present):
-            found.append(Gpu(present[int(name)], name))
-        else:  # what is not known by that name has at least a lock of that name
-            found.append(Gpu(next((each for each in present if each.startswith(name)), name), name))
-    return found
+    names = filter(None, (each.strip() for each in visible.split(",")))
+    return [Gpu(_uuid(name, present), name) for name in names]
+
+
+def _uuid(name: str, present: Sequence[str]) -> str:
+    """Return the UUID of a GPU by its index or by a prefix of its UUID.
+
+    An unknown name stands for itself: its lock file then has that name.
+    """
+    if name.isdigit() and int(name) < len(present):
+        return present[int(name)]
+    return next((uuid for uuid in present if uuid.startswith(name)), name)
+
+
+def smallest_memory_gib() -> float | None:
+    """Return the memory of the smallest GPU in GiB, or None if there is no GPU."""
+    with nvml_session() as nvml:
+        if nvml is None:
+            return None
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return min((int(nvml.nvmlDeviceGetMemoryInfo(each).total) / 2**30 for each in handles), default=None)
 
 
 def links(uuids: Sequence[str]) -> dict[frozenset[str], float]:
-    """How well each two are connected: their NVLinks, or else how near they are over PCIe."""
+    """Return a weight for each pair of GPUs: their number of NVLinks first, then their closeness over PCIe."""
     with nvml_session() as nvml:
         if nvml is None:
             return {}
@@ -52,23 +66,25 @@ def links(uuids: Sequence[str]) -> dict[frozenset[str], float]:
         for uuid in uuids:
             with contextlib.suppress(nvml.NVMLError):
                 handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        direct = {uuid: _peers(nvml, handle) for uuid, handle in handles.items()}
+        peers = {uuid: _nvlink_peers(nvml, handle) for uuid, handle in handles.items()}
         weights = {}
         for (one, a), (two, b) in itertools.combinations(handles.items(), 2):
             with contextlib.suppress(nvml.NVMLError):
                 bus = nvml_text(nvml.nvmlDeviceGetPciInfo(b).busId).lower()
-                # Levels grow with distance, from the same board (0) to another socket (50).
-                weights[frozenset((one, two))] = (
-                    NVLINK * direct[one].count(bus) + 1 - nvml.nvmlDeviceGetTopologyCommonAncestor(a, b) / 100
-                )
+                # NVML's levels grow with the distance, from the same board (0) to another socket (50).
+                closeness = 1 - nvml.nvmlDeviceGetTopologyCommonAncestor(a, b) / 100
+                weights[frozenset((one, two))] = NVLINK_WEIGHT * peers[one].count(bus) + closeness
         return weights
 
 
-def _peers(nvml: Any, handle: Any) -> list[str]:
-    """The PCI address at the far end of each active NVLink: of a switch, where there is one and all are alike."""
-    found = []
+def _nvlink_peers(nvml: Any, handle: Any) -> list[str]:
+    """Return the PCI address at the far end of each active NVLink.
+
+    With NVSwitch that is the address of a switch. All pairs of GPUs are then connected equally well.
+    """
+    peers = []
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         with contextlib.suppress(nvml.NVMLError):
             if nvml.nvmlDeviceGetNvLinkState(handle, link):
-                found.append(nvml_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
-    return found
+                peers.append(nvml_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
+    return peers

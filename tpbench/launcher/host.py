@@ -17,8 +17,9 @@ from tpbench.launcher.devices import Devices, Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.interleaved import InterleavedCells, problem_of
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.plan import Cell, ThisHost
+from tpbench.launcher.plan import Cell
 from tpbench.launcher.process import end_orphans
+from tpbench.launcher.target import ThisHost
 from tpbench.launcher.warm import WarmGroup, WarmJob
 from tpbench.measure import machine
 from tpbench.settings import JobError
@@ -74,7 +75,7 @@ class Host:
     def __init__(self, how: SweepOptions) -> None:
         if not how.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
-        self.place = ThisHost(machine.gpu_count())
+        self.target = ThisHost(machine.gpu_count())
         self.facts = machine.facts()
         self.parallel, self.reuse = how.parallel == "auto", how.reuse
         self.interleaved = how.order == "interleaved"
@@ -114,15 +115,15 @@ class Host:
                     outcomes = lane.running.poll()
                     if lane.running.over:
                         self.lanes.remove(lane)
-                        self.devices.give_back(lane.lease)
+                        self.devices.release(lane.lease)
                     yield from outcomes
-                display.saying(each for lane in self.lanes for each in lane.running.attempts)
+                display.read_phases(each for lane in self.lanes for each in lane.running.attempts)
                 display.tick()
                 time.sleep(POLL_S)
         finally:
             for lane in self.lanes:
                 lane.running.end()
-                self.devices.give_back(lane.lease)
+                self.devices.release(lane.lease)
             for group in self.groups.values():
                 group.tree.end()
             self.lanes, self.groups = [], {}

@@ -1,4 +1,4 @@
-"""Which cells a living sweep is at work on, so that another one on the same folder can leave them to it."""
+"""Locks on cells, so that sweeps that run at the same time on one output folder do not run a cell twice."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from tpbench.launcher.plan import Cell
 _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
 
 
-class Claims:
-    """A byte of a hidden file for each cell, locked as long as this process lives and has not released it.
+class CellLocks:
+    """Locks on cells. Each lock is one byte of a hidden file, held until it is released or this process ends.
 
-    The kernel drops the locks with the process, however that ends, and there is one file for all cells, so nothing is
-    left behind that somebody would have to clean up. Locks of this kind work between the hosts of a network
-    file system.
+    The kernel drops the locks of a process that ends, however it ends. All cells of an output folder share one file,
+    so nothing has to be cleaned up. Locks of this kind (`lockf`) work between the hosts of a network file system.
     """
 
     def __init__(self, output_dirs: Iterable[str]) -> None:
@@ -29,16 +28,16 @@ class Claims:
                 path = Path(each, "rows", ".claims")
                 self._files[each] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
-    def take(self, cell: Cell) -> bool:
-        """Claim the cell. False where a living sweep has it; where there are no locks, nobody does."""
+    def acquire(self, cell: Cell) -> bool:
+        """Lock the cell. Return False if another live sweep holds its lock, and True if locks are unavailable."""
         return self._lock(cell, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self, cell: Cell) -> None:
-        """Let others have it."""
+        """Unlock the cell."""
         self._lock(cell, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Release all."""
+        """Release all locks."""
         while self._files:
             os.close(self._files.popitem()[1])
 

@@ -1,4 +1,7 @@
-"""Names on the command line, checked before Hydra composes anything, so that a typing error gets a useful answer."""
+"""Checks and rewrites of the command line before Hydra composes anything, so that a typing error gets a useful message.
+
+The three rewrites exist because Hydra has no setting for them.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.config_loader import ConfigLoader
+
+# Hydra has no public parser of its command line's options.
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import OverrideParseException
 
 from tpbench.job import former_field_names
@@ -22,37 +25,40 @@ from tpbench.workloads import workloads
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
 GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contender", "experiment")
 
-
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
-"""In a value that is more than a list of words."""
+"""Characters of a value that is more than a list of words."""
 _OVERRIDE = re.compile(r"([+~]*)(\w+)")
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 
 
 def quote_numbers(arguments: Sequence[str]) -> list[str]:
-    """`block_cap=4096,8192` with quotes around the numbers: Hydra takes only strings for the name of a choice."""
+    """Quote numbers that name a choice: `block_cap=4096` becomes `block_cap='4096'`.
+
+    Hydra accepts only strings as the name of a choice.
+    """
     return [_BARE_NUMBER.sub(r"'\1'", each) if _GROUP_CHOICE.match(each) else each for each in arguments]
 
 
 def flat_names(arguments: Sequence[str]) -> list[str]:
-    """`train.loss=tpbench` as `train_loss=tpbench`, and `model=path/to/folder` as `model_dir=path/to/folder`.
+    """Write `train.loss=tpbench` as `train_loss=tpbench`, and `model=path/to/folder` as `model_dir=path/to/folder`.
 
-    `model=NAME,path/to/folder` becomes `model=NAME model_dir=null,path/to/folder`. Each of several names meets each
-    folder so, which makes equal jobs: they run once.
+    `model=NAME,path/to/folder` becomes `model=NAME model_dir=null,path/to/folder`. With several names each folder is
+    combined with each name. The resulting equal jobs run once.
     """
-    made = []
-    for each in present_names(arguments):
-        name, equals, value = each.partition("=")
+    flat = []
+    for argument in present_names(arguments):
+        name, equals, value = argument.partition("=")
         if name.replace(".", "_") in command_line_names():
             name = name.replace(".", "_")
         if name == "model" and "/" in value:
             choices = [value] if _NESTED.search(value) else value.split(",")
             if names := [choice for choice in choices if "/" not in choice]:
-                made.append(f"model={','.join(names)}")
-            name, value = "model_dir", ",".join(["null"] * bool(names) + [each for each in choices if "/" in each])
-        made.append(f"{name}{equals}{value}")
-    return made
+                flat.append(f"model={','.join(names)}")
+            folders = [choice for choice in choices if "/" in choice]
+            name, value = "model_dir", ",".join(["null"] * bool(names) + folders)
+        flat.append(f"{name}{equals}{value}")
+    return flat
 
 
 def present_names(arguments: Iterable[str]) -> list[str]:
@@ -63,67 +69,57 @@ def present_names(arguments: Iterable[str]) -> list[str]:
         match = _OVERRIDE.match(argument)
         return f"{match[1]}{former[match[2]]}{argument[match.end() :]}" if match and match[2] in former else argument
 
-    return [renamed(each) for each in arguments]
+    return [renamed(argument) for argument in arguments]
 
 
 def force_fields(arguments: Sequence[str]) -> list[str]:
-    """`width=64` as `++width=64`, for fields that only some workloads have.
+    """Write `width=64` as `++width=64`, for fields that only some workloads have.
 
-    In a sweep over variants Hydra composes a job of the default one first, and that would not have it.
+    In a sweep over variants Hydra first composes a job of the default variant, which may not have the field.
     """
-    special = _special_fields() - set(GROUPS)
-    return [f"++{each}" if _name(each) in special else each for each in arguments]
+    forced = _fields_of_some_workloads() - set(GROUPS)
+    return [f"++{each}" if each.partition("=")[0] in forced else each for each in arguments]
 
 
-def _special_fields() -> set[str]:
-    """Those that only some workloads have."""
-    shared: set[str] = set.intersection(*map(command_line_names, workloads().values()))
-    return command_line_names() - shared
-
-
-def _name(argument: str) -> str:
-    return argument.partition("=")[0]
+def chosen_fields(overrides: Sequence[str]) -> list[str]:
+    """Return the names that these overrides of one job set: fields, and groups of only some workloads, such as loss."""
+    keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
+    groups = set(GROUPS) - _fields_of_some_workloads()
+    return [key for key in keys if key not in groups and not key.startswith("hydra")]
 
 
 def check_overrides(arguments: Sequence[str], conf: Path) -> None:
-    """Raise JobError for a group choice or a field that does not exist, naming the valid ones and the nearest."""
+    """Check every group choice and field name.
+
+    Raises JobError with the valid names, and the most similar one, for each name that does not exist.
+    """
     parsed, unrecognised = get_args_parser().parse_known_args(list(arguments))
     if unrecognised:
         raise JobError(f"no such option: {' '.join(unrecognised)} (python -m tpbench --help lists them)")
-    loader = _loader(conf, parsed.config_dir)
     try:
-        overrides = OverridesParser.create(loader).parse_overrides(parsed.overrides)
+        overrides = OverridesParser.create().parse_overrides(parsed.overrides)
     except OverrideParseException as error:
         raise JobError(f"{str(error).splitlines()[0]} (write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)") from None
-    complaints = [complaint for each in overrides for complaint in _complaints(each, loader)]
-    # An experiment says itself that it is a sweep.
+    folders = [conf, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
+    errors = [error for each in overrides for error in _errors(each, folders)]
+    # An experiment is a sweep without -m.
     if not (parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)):
-        complaints += [
+        errors += [
             f"{each.input_line} is a sweep: say -m before it (python -m tpbench -m ...)"
             for each in overrides
             if each.is_sweep_override() and not each.key_or_group.startswith("hydra")
         ]
-    complaints += _launcher_complaints(overrides, conf)
-    if complaints:
-        raise JobError("\n".join(dict.fromkeys(complaints)))
+    errors += _launcher_errors(overrides, conf)
+    if errors:
+        raise JobError("\n".join(dict.fromkeys(errors)))
 
 
-def chosen_fields(overrides: Sequence[str]) -> list[str]:
-    """The plain fields that these (not sweeping) overrides set, and groups that name one of some workloads (loss)."""
-    keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
-    groups = set(GROUPS) - _special_fields()
-    return [key for key in keys if key not in groups and not key.startswith("hydra")]
+def _fields_of_some_workloads() -> set[str]:
+    shared: set[str] = set.intersection(*map(command_line_names, workloads().values()))
+    return command_line_names() - shared
 
 
-def _loader(conf: Path, more: str | None) -> ConfigLoader:
-    """Hydra's own view of what the configuration groups hold."""
-    search_path = create_config_search_path(f"file://{conf}")
-    if more:
-        search_path.append("command-line", f"file://{Path(more).absolute()}")
-    return ConfigLoaderImpl(search_path)
-
-
-def _complaints(override: Override, loader: ConfigLoader) -> list[str]:
+def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
     key = override.key_or_group
     if key == "hydra/launcher":
         return [unknown("launcher", each, LAUNCHERS) for each in _choices(override) if each not in LAUNCHERS]
@@ -131,34 +127,32 @@ def _complaints(override: Override, loader: ConfigLoader) -> list[str]:
         return []
     if key not in GROUPS:
         return [] if key in command_line_names() else [unknown("field", key, command_line_names() | set(GROUPS))]
-    choices = _choices(override)
-    valid = loader.get_group_options(key)
-    complaints = [unknown(key, choice, valid) for choice in choices if choice not in valid]
+    valid = {file.stem for folder in folders for file in (folder / key).glob("*.yaml")}
+    errors = [unknown(key, choice, valid) for choice in _choices(override) if choice not in valid]
     if key in ("experiment", "contender") and not override.is_add():
-        complaints.append(f"{key}s are added, with a plus: +{key}={choices[0]}")
-    return complaints
+        errors.append(f"{key}s are added, with a plus: +{str(override.input_line).lstrip('+')}")
+    return errors
 
 
 def _choices(override: Override) -> list[str]:
-    sweeps = override.is_sweep_override() and override.is_discrete_sweep()
-    elements = list(override.sweep_string_iterator()) if sweeps else [override.get_value_element_as_str()]
+    if isinstance(override.value(), Glob):
+        return []  # matches only names that exist
+    discrete = override.is_sweep_override() and override.is_discrete_sweep()
+    elements = list(override.sweep_string_iterator()) if discrete else [override.get_value_element_as_str()]
     return [element.strip("'\"") for element in elements]
 
 
-def _launcher_complaints(overrides: Sequence[Override], conf: Path) -> list[str]:
-    """Options that the chosen launcher does not have: Hydra would not say which there are."""
-    chosen = [_choices(each)[0] for each in overrides if each.key_or_group == "hydra/launcher"]
-    file = conf / "hydra" / "launcher" / f"{(chosen or ['torchrun'])[-1]}.yaml"
+def _launcher_errors(overrides: Sequence[Override], conf: Path) -> list[str]:
+    """Return an error for each option that the chosen launcher does not have. Hydra's would not name the valid ones."""
+    chosen = [name for each in overrides if each.key_or_group == "hydra/launcher" for name in _choices(each)[:1]]
+    file = conf / "hydra" / "launcher" / f"{chosen[-1] if chosen else 'torchrun'}.yaml"
     if not file.exists():
         return []
     valid = [name for name in yaml.safe_load(file.read_text()) if not name.startswith("_")]
-    names = [str(each.key_or_group).split(".")[2] for each in overrides if _of_launcher(each)]
+    keys = [str(each.key_or_group) for each in overrides]
+    names = [key.split(".")[2] for key in keys if key.startswith("hydra.launcher.")]
     if not valid:
         return [
             f"{file.stem} has no options: hydra.launcher.{name} needs hydra/launcher=torchrun_slurm" for name in names
         ]
     return [unknown(f"option of {file.stem}", name, valid) for name in names if name not in valid]
-
-
-def _of_launcher(override: Override) -> bool:
-    return override.key_or_group.startswith("hydra.launcher.")

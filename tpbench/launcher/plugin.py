@@ -1,4 +1,4 @@
-"""Hydra's side of the launcher: composed configurations in, job returns out."""
+"""Hydra plugins of tpbench: they turn composed configurations into a sweep and run it."""
 
 from __future__ import annotations
 
@@ -13,156 +13,139 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus, setup_globals
-from hydra.errors import CompactHydraException
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import CompactHydraException, HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from tpbench.launcher.attempt import FAILURES, Outcome
+from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.overrides import chosen_fields, present_names
-from tpbench.launcher.plan import Request, conduct, plan
+from tpbench.launcher.plan import Cell, Request, plan, sweep_options
 from tpbench.launcher.sweep import Runner, run_sweep
 from tpbench.settings import JobError
 
+HYDRA_MODULE = "hydra_plugins.tpbench"
+"""Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
+
+
+class DryRun(HydraException):
+    """End of a dry run. It carries the planned cells instead of running them."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        super().__init__("dry run")
+        self.cells = cells
+
 
 class TorchrunLauncher(Launcher):
-    """`hydra/launcher=torchrun`: plans the whole sweep, then runs a torchrun for each job on this host."""
+    """`hydra/launcher=torchrun`: plan the whole sweep, then run one torchrun per job on this host."""
+
+    __module__ = HYDRA_MODULE
 
     def __init__(self, **options: Any) -> None:
-        """Hydra passes what the launcher's file says. It is read in `_runner`, whose complaints reach the person."""
+        """Accept the options of the launcher's file. `_runner` reads them later, when errors reach the user."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context, self.config = hydra_context, config
         _compose_once(hydra_context.config_loader)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Compose every job before the first one runs, so that a mistake in the last is known at once."""
-        setup_globals()
+        """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         requests = []
         for index, overrides in enumerate(job_overrides, start=initial_job_idx):
             config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
             with open_dict(config):
                 config.hydra.job.id, config.hydra.job.num = str(index), index
             requests.append(_request(config, index))
-        folder = Path(self.config.hydra.sweep.dir)
-        outcomes = _run(requests, folder, self.config.hydra.launcher)
-        failure = _failure(outcomes)
-        return [_job_return(outcome, request, failure) for outcome, request in zip(outcomes, requests, strict=True)]
+        _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra.launcher)
+        return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
 
 
 class TorchrunSlurmLauncher(TorchrunLauncher):
-    """`hydra/launcher=torchrun_slurm`: the same, with a Slurm job for each."""
+    """`hydra/launcher=torchrun_slurm`: plan the whole sweep, then run one Slurm job per cell."""
 
-
-LAUNCHERS = (TorchrunLauncher, TorchrunSlurmLauncher)
-
-
-def run_single(config: DictConfig) -> None:
-    """The same path for a command line without `-m`. Raises CompactHydraException when the job failed."""
-    hydra_config = HydraConfig.get()
-    with open_dict(config):
-        config.hydra = hydra_config
-    outcomes = _run([_request(config, 0)], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
-    if failure := _failure(outcomes):
-        raise failure
+    __module__ = HYDRA_MODULE
 
 
 def register() -> None:
-    """Make the launcher known to Hydra, which takes plugins only from under `hydra_plugins`.
+    """Register the plugins with Hydra, under names in `hydra_plugins`.
 
-    That namespace is scanned once for installed distributions; a checkout that was never installed is not found there,
-    so the classes are given the name that Hydra wants and registered by hand.
+    Hydra finds such a package by itself only if it is installed, and tpbench also runs from a plain checkout. Hence
+    this module is entered as `hydra_plugins.tpbench`, where Hydra looks up the names.
     """
-    plugins = Plugins.instance()
+    plugins = Plugins.instance()  # first: it imports installed plugins
     parent = sys.modules.setdefault("hydra_plugins", ModuleType("hydra_plugins"))
-    module = ModuleType("hydra_plugins.tpbench")
-    vars(parent)["tpbench"] = module
-    sys.modules[module.__name__] = module
-    for launcher in LAUNCHERS:
-        launcher.__module__ = module.__name__
-        setattr(module, launcher.__name__, launcher)
-        plugins.register(launcher)
+    vars(parent)["tpbench"] = sys.modules[HYDRA_MODULE] = sys.modules[__name__]
+    for plugin in (TorchrunLauncher, TorchrunSlurmLauncher):
+        plugins.register(plugin)
+
+
+def run_single(config: DictConfig) -> None:
+    """Run one job, for a command line without `-m`. Raises CompactHydraException if the job failed."""
+    hydra_config = HydraConfig.get()
+    with open_dict(config):
+        config.hydra = hydra_config
+    _run([_request(config, 0)], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
 
 
 def _compose_once(loader: ConfigLoader) -> None:
-    """Hydra's sweeper composes every job to see whether that can be done, a moment before the launcher composes it to
-    run it: 0.1 s each time. The launcher gets what the sweeper made."""
-    compose = loader.load_sweep_config
-    made: dict[tuple[str, ...], DictConfig] = {}
+    """Make the loader return a job's configuration to the launcher that the sweeper has composed a moment before.
 
-    def once(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+    Hydra's sweeper composes every job (0.1 s each) to validate it, and has no option to switch that off.
+    """
+    compose = loader.load_sweep_config
+    composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def compose_once(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         key = tuple(sweep_overrides)
-        if key in made:
-            return made.pop(key)
-        made[key] = config = compose(master_config, present_names(sweep_overrides))  # an experiment may have old ones
+        if key in composed:
+            return composed.pop(key)
+        composed[key] = config = compose(master_config, present_names(sweep_overrides))
         return config
 
-    setattr(loader, "load_sweep_config", once)  # noqa: B010  mypy forbids it as an assignment
+    setattr(loader, "load_sweep_config", compose_once)  # noqa: B010  mypy forbids an assignment
 
 
 def _request(config: DictConfig, index: int) -> Request:
-    overrides = list(config.hydra.overrides.task)
-    # Without HydraConfig set, ${hydra:...} in a job's own fields could not be resolved.
+    # A job's own fields may contain ${hydra:...}, which is resolved from HydraConfig.
     HydraConfig.instance().set_config(config)
     plain = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     values: Any = OmegaConf.to_container(plain, resolve=True)
     folders = [Path(each.path) for each in config.hydra.runtime.config_sources if each.schema == "file"]
-    return Request(index, values, chosen_fields(overrides), overrides, folders)
+    return Request(index, values, chosen_fields(config.hydra.overrides.task), folders)
 
 
-def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> list[Outcome]:
+def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> None:
+    """Plan and run the cells. Raises CompactHydraException for invalid input, and if cells failed."""
     try:
-        how = conduct(requests)
-        runner = _runner(launcher, how)
-        cells = plan(requests, runner.place)
-        if how.skip_predicted_oom or how.dry_run:
-            from tpbench.console.plan import foretell, without_predicted_oom  # late: they import scipy
+        options = sweep_options(requests)
+        runner = _runner(launcher, options)
+        cells = plan(requests, runner.target)
+        if options.skip_predicted_oom:
+            from tpbench.launcher.forecast import Forecast, skip_predicted_oom  # late: it imports scipy
 
-            if how.skip_predicted_oom:
-                cells = without_predicted_oom(cells)
-            if how.dry_run:
-                raise DryRun(foretell(cells))
-        return run_sweep(cells, folder.absolute(), how, runner)
+            cells = skip_predicted_oom(cells, Forecast.of(cells))
+        if options.dry_run:
+            raise DryRun(cells)
+        outcomes = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None
+    failed = Counter(outcome.status for outcome in outcomes if outcome.status in FAILURES)
+    if failed:
+        counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
+        raise CompactHydraException(f"{failed.total()} of {len(outcomes)} cells failed ({counts})")
 
 
-def _runner(launcher: DictConfig, how: SweepOptions) -> Runner:
+def _runner(launcher: DictConfig, options: SweepOptions) -> Runner:
     if launcher._target_.rpartition(".")[2] != TorchrunSlurmLauncher.__name__:
-        return Host(how)
+        return Host(options)
     if importlib.util.find_spec("submitit") is None:
         raise JobError("hydra/launcher=torchrun_slurm needs submitit: pip install 'tpbench[slurm]'")
     from tpbench.launcher.slurm.runner import Slurm
     from tpbench.launcher.slurm.settings import SlurmSettings
 
-    options: Any = OmegaConf.to_container(launcher, resolve=True)
-    del options["_target_"]
-    return Slurm(SlurmSettings.parse(options), how)
-
-
-class DryRun(CompactHydraException):
-    """Not a failure: the plan of a sweep, instead of the sweep."""
-
-
-def _failure(outcomes: Sequence[Outcome]) -> CompactHydraException | None:
-    """What a sweep or a job ends with if it did not end well."""
-    failed = [outcome for outcome in outcomes if outcome.status in FAILURES]
-    if not failed:
-        return None
-    counts = ", ".join(f"{name}: {count}" for name, count in Counter(each.status for each in failed).items())
-    return CompactHydraException(f"{len(failed)} of {len(outcomes)} cells failed ({counts})")
-
-
-def _job_return(outcome: Outcome, request: Request, failure: CompactHydraException | None) -> JobReturn:
-    """Hydra's sweeper raises the first failure that it finds: it is made to speak for the whole sweep."""
-    result = JobReturn()
-    result.overrides = request.overrides
-    result.cfg = OmegaConf.create(request.values)
-    result.task_name = "tpbench"
-    failed = outcome.status in FAILURES
-    result.status = JobStatus.FAILED if failed else JobStatus.COMPLETED
-    result.return_value = failure if failed else outcome.status
-    return result
+    settings: Any = OmegaConf.to_container(launcher, resolve=True)
+    del settings["_target_"]
+    return Slurm(SlurmSettings.parse(settings), options)

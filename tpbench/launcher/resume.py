@@ -1,4 +1,4 @@
-"""Which cells a resumed sweep runs, which not, and why."""
+"""Decide which cells a resumed sweep runs."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ from tpbench.results.cells import MEASURED, changes, yields
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 
-WORDS = {
+FACT_LABELS = {
     "kernels_version": "tpbench's kernels", "torch_version": "torch", "triton_version": "triton", "gpu_name": "GPU",
     "driver_version": "driver", "cpu_model": "CPU",
 }  # fmt: skip
-"""What a person is told has changed."""
+"""Columns whose change makes a row stale, with their names in messages."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is known of a cell before it runs."""
+class ResumeDecision:
+    """Decision on one cell before it runs."""
 
-    why: str
-    """In words for the person: why it runs, or why not."""
+    reason: str
+    """Message to the user: why the cell runs, or why not."""
     row: Mapping[str, Any] | None = None
-    """The row that makes running it superfluous."""
-    failures: Sequence[Mapping[str, Any]] = ()
-    """Rows of failed and skipped tries, in whose place that row is or the one to come will be."""
+    """Stored row that is used instead of running the cell, or None if the cell runs."""
+    superseded: Sequence[Mapping[str, Any]] = ()
+    """Rows of failed and skipped attempts. The stored row, or the row of the coming run, replaces them."""
 
 
-def verdicts(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, Verdict]:
-    """A verdict for each cell, by its index, from the rows on disk. `facts`: this machine's; what they do not hold
-    (a cluster's GPUs are not known where jobs are submitted) is taken to be unchanged."""
+def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeDecision]:
+    """Return a decision for each cell, by its index, from the rows on disk.
+
+    `facts` are columns of this machine. A missing column counts as unchanged: the submitting host of a cluster does
+    not know the cluster's GPUs.
+    """
     stored: dict[tuple[str, str], pd.DataFrame] = {}
     for output_dir in {cell.job.output_dir for cell in cells}:
         for key, rows in load(output_dir).sort_values("finished_at", kind="stable").groupby("key", sort=False):
             stored[output_dir, str(key)] = rows
-    return {cell.index: _verdict(cell, stored.get((cell.job.output_dir, cell.job.key)), facts) for cell in cells}
-
-
-def _verdict(cell: Cell, rows: pd.DataFrame | None, facts: Mapping[str, Any]) -> Verdict:
-    if rows is None:
-        return Verdict("missing: has no row yet")
-    same = [row for row in plain_rows(rows) if not changes(row, facts)]
-    if not same:
-        newest = plain_rows(rows.tail(1))[0]
-        return Verdict(f"stale: {', '.join(_said(newest, name, facts) for name in changes(newest, facts))}")
-    measured = [row for row in same if row["status"] in MEASURED]
-    row = (measured or same)[-1]
-    if measured or (row["status"] == "skipped" and cell.obstacle):
-        return Verdict("measured before", row, superseded(row, rows))
-    why = "skipped before:" if row["status"] == "skipped" else f"failed: {row['status']},"
-    return Verdict(f"{why} {_first_line(row)}", failures=same)
+    return {cell.index: _decide(cell, stored.get((cell.job.output_dir, cell.job.key)), facts) for cell in cells}
 
 
 def superseded(row: Mapping[str, Any], rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Of these rows those of failed and skipped tries at the cell, in whose place that row is."""
+    """Return the rows of failed and skipped attempts at the same cell that `row` replaces."""
     return [each for each in plain_rows(rows[rows["key"] == row["key"]]) if yields(each, row)]
 
 
-def _said(row: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> str:
-    return f"{WORDS[name]} was {row[name] or 'none'}, is {facts[name] or 'none'}"
+def _decide(cell: Cell, rows: pd.DataFrame | None, facts: Mapping[str, Any]) -> ResumeDecision:
+    if rows is None:
+        return ResumeDecision("missing: has no row yet")
+    current = [row for row in plain_rows(rows) if not changes(row, facts)]
+    if not current:
+        newest = plain_rows(rows.tail(1))[0]
+        return ResumeDecision(f"stale: {', '.join(_change(newest, name, facts) for name in changes(newest, facts))}")
+    measured = [row for row in current if row["status"] in MEASURED]
+    row = (measured or current)[-1]
+    if measured or (row["status"] == "skipped" and cell.skip_reason):
+        return ResumeDecision("measured before", row, superseded(row, rows))
+    prefix = "skipped before:" if row["status"] == "skipped" else f"failed: {row['status']},"
+    reason = f"{prefix} {str(row['reason'] or '').partition(chr(10))[0]}"
+    return ResumeDecision(reason, superseded=current)
 
 
-def _first_line(row: Mapping[str, Any]) -> str:
-    return str(row["reason"] or "").partition("\n")[0]
+def _change(row: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> str:
+    return f"{FACT_LABELS[name]} was {row[name] or 'none'}, is {facts[name] or 'none'}"

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from tpbench.launcher import resume
 from tpbench.launcher.attempt import RETRIED, Attempt, Outcome, StartAttempt, discard_rows
 from tpbench.launcher.display import Display
-from tpbench.launcher.locks import Claims
+from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.plan import Cell, Place
+from tpbench.launcher.plan import Cell
 from tpbench.launcher.process import Terminated
+from tpbench.launcher.target import PlanningTarget
 from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
 
@@ -31,7 +32,7 @@ class Runner(Protocol):
     """Runs cells: on this host, or as jobs of a cluster."""
 
     @property
-    def place(self) -> Place:
+    def target(self) -> PlanningTarget:
         """The machine that the cells are planned for."""
 
     @property
@@ -58,16 +59,16 @@ def run_sweep(cells: Sequence[Cell], folder: Path, conduct: SweepOptions, runner
     for each in output_dirs:
         _require_writable(each)
     folder.mkdir(parents=True, exist_ok=True)
-    claims = Claims(output_dirs)
+    locks = CellLocks(output_dirs)
     with Display(len(cells), folder) as display:
-        sweep = _Sweep(cells, folder, conduct, runner, claims, display)
+        sweep = _Sweep(cells, folder, conduct, runner, locks, display)
         try:
             sweep.run()
         except (KeyboardInterrupt, Terminated):
             display.interrupted(len(sweep.outcomes), sys.argv[1:])
             raise
         finally:
-            claims.close()
+            locks.close()
         outcomes = [sweep.outcomes[cell.index] for cell in cells]
         display.end(outcomes)
     return outcomes
@@ -80,11 +81,11 @@ class _Sweep:
         folder: Path,
         conduct: SweepOptions,
         runner: Runner,
-        claims: Claims,
+        locks: CellLocks,
         display: Display,
     ) -> None:
         self.folder, self.conduct, self.runner = folder, conduct, runner
-        self.claims, self.display = claims, display
+        self.locks, self.display = locks, display
         self.originals = [cell for cell in cells if cell.same_as is None]
         self.copies = [cell for cell in cells if cell.same_as is not None]
         self.outcomes: dict[int, Outcome] = {}
@@ -95,15 +96,15 @@ class _Sweep:
     def run(self) -> None:
         if not self.conduct.resume:
             for cell in self.originals:
-                self.claims.take(cell)  # for resuming sweeps to see; two sweeps may measure the same cell on purpose
+                self.locks.acquire(cell)  # for resuming sweeps to see; two sweeps may measure the same cell on purpose
             self._run(self.originals)
             return
-        claimed = [cell for cell in self.originals if self.claims.take(cell)]
-        self._resume(claimed)
+        locked = [cell for cell in self.originals if self.locks.acquire(cell)]
+        self._resume(locked)
         for cell in self.originals:
-            if cell not in claimed:  # another sweep runs it; if that one leaves no row, this sweep runs it
+            if cell not in locked:  # another sweep runs it; if that one leaves no row, this sweep runs it
                 self.display.start(cell, "runs in another sweep")
-                while not self.claims.take(cell):
+                while not self.locks.acquire(cell):
                     self.display.tick()
                     time.sleep(0.1)
                 self._resume([cell])
@@ -112,22 +113,24 @@ class _Sweep:
         """Run those of the (locked) cells that have no valid row."""
         # Recover first, so that no row of these cells appears after the rows have been read.
         submitted = self.runner.recover(cells)
-        verdicts = resume.verdicts(cells, self.runner.facts)
-        verdicts |= {index: replace(verdicts[index], why=why, row=None) for index, why in submitted.items()}
-        self.replaced |= {index: each.failures for index, each in verdicts.items()}
-        self.display.explain([(cell, verdicts[cell.index].row is None, verdicts[cell.index].why) for cell in cells])
+        decisions = resume.decide(cells, self.runner.facts)
+        decisions |= {index: replace(decisions[index], reason=reason, row=None) for index, reason in submitted.items()}
+        self.replaced |= {index: each.superseded for index, each in decisions.items()}
+        self.display.explain(
+            [(cell, decisions[cell.index].row is None, decisions[cell.index].reason) for cell in cells]
+        )
         for cell in cells:
-            if (row := verdicts[cell.index].row) is not None:
-                self._finish(Outcome(cell, row, verdicts[cell.index].why))
-        self._run([cell for cell in cells if verdicts[cell.index].row is None])
+            if (row := decisions[cell.index].row) is not None:
+                self._finish(Outcome(cell, row, decisions[cell.index].reason))
+        self._run([cell for cell in cells if decisions[cell.index].row is None])
 
     def _run(self, cells: Sequence[Cell]) -> None:
         """Run the cells, and retry those that fail as often as `retries` allows."""
         begin = functools.partial(Attempt.begin, sweep=self.folder, facts=self.runner.facts)
         for cell in cells:
-            if cell.obstacle:
-                self._finish(begin(cell, number=1).close("skipped", cell.obstacle))
-        waiting = [cell for cell in cells if not cell.obstacle]
+            if cell.skip_reason:
+                self._finish(begin(cell, number=1).close("skipped", cell.skip_reason))
+        waiting = [cell for cell in cells if not cell.skip_reason]
         failed: dict[int, Outcome] = {}
 
         def begin_again(cell: Cell, number: int) -> Attempt:
@@ -163,7 +166,7 @@ class _Sweep:
             # Only now: a sweep that is killed before leaves both rows, and the next one that resumes deletes the old.
             with contextlib.suppress(OSError):  # a row of another user: both stay, and reports show the measurement
                 discard_rows(outcome.cell.job.output_dir, self.replaced.pop(outcome.cell.index, ()))
-        self.claims.release(outcome.cell)
+        self.locks.release(outcome.cell)
         self.display.finish(outcome)
         for cell in self.copies:
             if cell.same_as == outcome.cell.index:

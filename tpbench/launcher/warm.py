@@ -15,7 +15,8 @@ from tpbench.handover.queue import QueuedTask, TaskQueue
 from tpbench.job import Job
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Outcome
-from tpbench.launcher.devices import Device, Lease
+from tpbench.launcher.device_choice import Device
+from tpbench.launcher.devices import Lease
 from tpbench.launcher.process import ProcessTree
 
 RELEASE_S = 30.0

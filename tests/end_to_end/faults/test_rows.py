@@ -11,7 +11,7 @@ import tpbench as package
 from tests.support.fault_catalogue import Tried
 from tests.support.launcher_rows import FACTS, cell, measured
 from tpbench.launcher.attempt import new_task, store
-from tpbench.launcher.resume import verdicts
+from tpbench.launcher.resume import decide
 from tpbench.results.read import RowWarning
 from tpbench.results.write import write_row
 
@@ -42,5 +42,5 @@ def test_a_clock_that_steps_back(tmp_path: Path, tried: Tried) -> None:
     store(new_task(one.job, tmp_path, **FACTS).result("ok"), one.job, tmp_path)
     rows = package.load(tmp_path)
     assert (rows["wall_s"] >= 0).all()
-    assert verdicts([one], FACTS)[0].why == "measured before"
+    assert decide([one], FACTS)[0].reason == "measured before"
     tried["the clock steps back"] += 1

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.plan import ThisHost, obstacle
+from tpbench.launcher.target import ThisHost, skip_reason
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
 
 def test_what_gpus_cannot_do_is_skipped_there() -> None:
     cell = job("variant=torch_sparse_all_reduce", "shape=tiny_bigram_w2", "device=cuda")
-    assert obstacle(cell, ThisHost(gpus=2)) == "NCCL has no sparse all-reduce"
+    assert skip_reason(cell, ThisHost(gpus=2)) == "NCCL has no sparse all-reduce"
     assert job("variant=sparse_auto", "shape=bigram_w4").uses_triton
     assert not job("variant=sparse_auto", "shape=bigram_w4", "merge=index_add").uses_triton
     assert "float16" in str(

@@ -20,7 +20,7 @@ from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.overrides import flat_names, force_fields
-from tpbench.launcher.plan import ThisHost, obstacle
+from tpbench.launcher.target import ThisHost, skip_reason
 from tpbench.report.layout import lay_out
 from tpbench.report.metric import number
 from tpbench.report.pivot import pivot
@@ -211,12 +211,12 @@ def test_every_choice_of_the_experiment_makes_a_job_that_something_can_run() -> 
 def test_what_this_machine_cannot_do_is_skipped() -> None:
     cpu = ThisHost(gpus=0)
     at = ("shape=tiny_train_tp2", "device=cpu")
-    assert obstacle(job("variant=fsdp_dtensor_async", *at), cpu) == "needs a CUDA GPU"
-    assert obstacle(job("variant=fsdp_dtensor", *at, "compile=true"), cpu) == "compile=true needs a CUDA GPU"
+    assert skip_reason(job("variant=fsdp_dtensor_async", *at), cpu) == "needs a CUDA GPU"
+    assert skip_reason(job("variant=fsdp_dtensor", *at, "compile=true"), cpu) == "compile=true needs a CUDA GPU"
     flash = job("variant=fsdp_dtensor", *at, "attention=flash_attention_2", "dtype=bfloat16")
-    assert "attention=flash_attention_2 needs" in str(obstacle(flash, cpu))
+    assert "attention=flash_attention_2 needs" in str(skip_reason(flash, cpu))
     assert "float16" in str(unsupported_reason(job("variant=autotp", *at, "dtype=float16", "autocast=true")))
-    assert obstacle(job("variant=fsdp_dtensor", *at, "train_loss=tpbench"), cpu) is None
+    assert skip_reason(job("variant=fsdp_dtensor", *at, "train_loss=tpbench"), cpu) is None
     assert job("variant=fsdp_dtensor", *at, "train_loss=tpbench").uses_triton
 
 

@@ -1,4 +1,4 @@
-"""What a person is told of the time left, and of jobs that were left to themselves."""
+"""Progress of a sweep: time left, phases of running cells, and submitted jobs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pytest
 from tests.support.launcher_rows import cell
 from tpbench.launcher import display
 from tpbench.launcher.attempt import Outcome
-from tpbench.launcher.plan import told_apart
+from tpbench.launcher.plan import distinguish
 
 
 @pytest.mark.parametrize(
-    ("done", "running", "total", "said"),
+    ("done", "running", "total", "text"),
     [
         ([], [5.0], 4, ""),
         ([10.0, 20.0], [5.0], 4, "about 25 s left"),
         ([10.0, 20.0], [400.0], 4, "more than 15 s left"),
-        ([10.0, 20.0], [400.0], 3, ""),  # the last one takes long: nobody knows how long
+        ([10.0, 20.0], [400.0], 3, ""),  # the last cell takes longer than the mean: no estimate
         ([10.0, 20.0], [400.0, 5.0], 4, "more than 5 s left"),
         ([100.0], [40.0], 11, "about 16 min left"),
     ],
 )
-def test_time_left_is_never_said_to_be_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, done: list[float], running: list[float], total: int, said: str
+def test_the_time_left_is_never_zero(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, done: list[float], running: list[float], total: int, text: str
 ) -> None:
     monkeypatch.setattr(display.time, "monotonic", lambda: 1000.0)
     shown = display.Display(total, tmp_path)
@@ -35,14 +35,14 @@ def test_time_left_is_never_said_to_be_none(
     shown.running = {
         at: display.Running(cell(at, tmp_path), "running", 1000.0 - seconds) for at, seconds in enumerate(running)
     }
-    assert shown._time_left() == said
+    assert shown._time_left() == text
 
 
-def test_cells_that_differ_in_their_seed_have_lines_that_do(
+def test_cells_that_differ_in_their_seed_have_different_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    one, two = told_apart([cell(0, tmp_path, seed=1), cell(1, tmp_path, seed=2)])
+    one, two = distinguish([cell(0, tmp_path, seed=1), cell(1, tmp_path, seed=2)])
     shown = display.Display(2, tmp_path)
     shown.explain([(one, True, "missing"), (two, True, "missing")])
     shown.start(one)
@@ -56,10 +56,10 @@ def test_cells_that_differ_in_their_seed_have_lines_that_do(
     assert [line.count("seed=2") for line in lines] == [0, 1, 0, 0, 1, 1, 0, 1]
 
 
-def test_a_running_cell_shows_what_its_rank_0_said_last(tmp_path: Path) -> None:
+def test_a_running_cell_shows_the_last_phase_of_its_rank_0(tmp_path: Path) -> None:
     shown = display.Display(2, tmp_path)
     shown.live = SimpleNamespace(update=lambda *_, **__: None)  # type: ignore[assignment]
-    one, two = told_apart([cell(0, tmp_path, seed=1), cell(1, tmp_path, seed=2)])
+    one, two = distinguish([cell(0, tmp_path, seed=1), cell(1, tmp_path, seed=2)])
     attempts: list[Any] = [SimpleNamespace(cell=each, folder=tmp_path / str(each.index)) for each in (one, two)]
     for rank, words in ((0, "step 4/8: loss 6.2, [bold]900[/] tokens/s"), (1, "setting up")):
         log = tmp_path / f"0/torchrun/attempt_0/{rank}/stderr.log"
@@ -67,7 +67,7 @@ def test_a_running_cell_shows_what_its_rank_0_said_last(tmp_path: Path) -> None:
         log.write_text(f"[3.1 s] rank {rank}: first pass\n[12.5 s] rank {rank}: {words}\nsome library warns\n")
     shown.start(one)
     shown.start(two, "job 7: pending")
-    shown.saying(attempts)
+    shown.read_phases(attempts)
     results = list(shown._table().columns[2].cells)
     assert [str(each).replace("\\", "") for each in results] == [
         "running: step 4/8: loss 6.2, [bold]900[/] tokens/s", "job 7: pending",
@@ -76,9 +76,7 @@ def test_a_running_cell_shows_what_its_rank_0_said_last(tmp_path: Path) -> None:
     assert next(iter(shown._table().columns[2].cells)) == "running"
 
 
-def test_jobs_are_collected_from_the_sweeps_that_they_are_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submitted_jobs_are_collected_from_their_own_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = display.Display(3, tmp_path / "this")
     left = [Outcome(cell(at, tmp_path), None, sweep=tmp_path / name) for at, name in enumerate(["one", "two", "one"])]
     shown.end(left)

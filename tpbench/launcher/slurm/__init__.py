@@ -1,1 +1,1 @@
-"""Cells as Slurm jobs, through submitit: an array for each shape of resources, a torchrun on each node of a job."""
+"""Cells as Slurm jobs, through submitit: one array per combination of resources, and one torchrun per node of a job."""

@@ -1,4 +1,4 @@
-"""How many jobs become Slurm arrays: an array has a greatest length, and is the only thing that limits how many run."""
+"""Split of jobs into Slurm arrays. An array has a maximum length, and a limit on the jobs that run at once."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some of the jobs, one array."""
+class ArrayPlan:
+    """One array of jobs."""
 
     size: int
     parallelism: int
-    """Of its jobs that may run at once."""
+    """Most of its jobs that may run at once."""
     after: int | None
-    """The part, by its number, that must be over before this one begins."""
+    """Index of the array that must end before this one begins, or None."""
 
 
-def parts(jobs: int, longest: int, parallelism: int) -> list[Part]:
-    """As few arrays as hold so many jobs, about equal, of which `parallelism` jobs at most run at once, all together.
+def split_into_arrays(jobs: int, max_length: int, parallelism: int) -> list[ArrayPlan]:
+    """Return the fewest arrays that hold the jobs, of about equal size.
 
-    The arrays share that number. Where there are more of them than it can be shared among, the others queue behind.
+    All arrays together run at most `parallelism` jobs at once. Each array gets a share of that number. If there are
+    more arrays than shares, the other arrays wait for one of the first.
     """
-    number = math.ceil(jobs / longest)
-    lanes = min(number, parallelism)
+    count = math.ceil(jobs / max_length)
+    shares = min(count, parallelism)
     return [
-        Part(_share(jobs, number, at), _share(parallelism, lanes, at % lanes), at - lanes if at >= lanes else None)
-        for at in range(number)
+        ArrayPlan(
+            size=_share(jobs, count, index),
+            parallelism=_share(parallelism, shares, index % shares),
+            after=index - shares if index >= shares else None,
+        )
+        for index in range(count)
     ]
 
 
-def _share(total: int, among: int, at: int) -> int:
-    return total // among + (at < total % among)
+def _share(total: int, count: int, index: int) -> int:
+    return total // count + (index < total % count)

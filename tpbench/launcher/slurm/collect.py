@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from tpbench.launcher.attempt import FAILURES, Attempt, Outcome, discard_rows
-from tpbench.launcher.locks import Claims
-from tpbench.launcher.plan import told_apart
+from tpbench.launcher.locks import CellLocks
+from tpbench.launcher.plan import distinguish
 from tpbench.launcher.resume import superseded
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of
@@ -51,7 +51,7 @@ def _collect(attempts: Sequence[Attempt]) -> int:
     stored = {each: load(each) for each in {each.cell.job.output_dir for each in attempts} if Path(each).exists()}
     _tidy([each for each in outcomes if each], stored)
     failed = busy = 0
-    cells = told_apart([each.cell for each in attempts])
+    cells = distinguish([each.cell for each in attempts])
     for each, outcome, cell in zip(submitted, outcomes, cells, strict=True):
         others = None if outcome or each.wanted else _of_another(each.attempt, stored)
         if row := outcome.row if outcome else others:
@@ -62,7 +62,7 @@ def _collect(attempts: Sequence[Attempt]) -> int:
             failed += row["status"] in FAILURES
         else:
             state = states.get(each.job_id, cluster.UNKNOWN)
-            result = f"job {each.job_id}, {state.words}" if each.wanted else NO_JOB
+            result = f"job {each.job_id}, {state.text}" if each.wanted else NO_JOB
             busy += 1
         print(plain(f"{each.attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
@@ -71,14 +71,14 @@ def _collect(attempts: Sequence[Attempt]) -> int:
 
 def _tidy(outcomes: Sequence[Outcome], stored: Mapping[str, pd.DataFrame]) -> None:
     """Delete the rows of failed attempts at cells that have another row now, unless a running sweep has the cell."""
-    claims = Claims(stored)
+    locks = CellLocks(stored)
     for each in outcomes:
         output_dir = each.cell.job.output_dir
         failures = superseded(each.row, stored[output_dir]) if each.row and output_dir in stored else []
-        if failures and claims.take(each.cell):
+        if failures and locks.acquire(each.cell):
             with contextlib.suppress(OSError):  # a row of another user: both stay
                 discard_rows(output_dir, failures)
-    claims.close()
+    locks.close()
 
 
 def _of_another(attempt: Attempt, stored: Mapping[str, pd.DataFrame]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""How a job's ranks are spread over nodes: tensor-parallel ones within a node, replicas across."""
+"""Placement of a job's ranks on nodes: tensor-parallel ranks within a node, replicas across nodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tpbench.job import Job
 from tpbench.launcher.slurm.settings import SlurmSettings
 
 START_MIN = 10
-"""Minutes beyond a job's own timeout in which its processes may start and end."""
+"""Minutes beyond a job's own timeout, in which its processes start and end."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, with the same number of ranks on each. Cells that share one go into the same arrays."""
+    """Nodes with the same number of ranks on each. Cells with the same layout share arrays."""
 
     nodes: int
     ranks_per_node: int
@@ -23,12 +23,18 @@ class Layout:
     def resources(
         self, settings: SlurmSettings, timeout_s: float, parallelism: int, after: str | None = None
     ) -> dict[str, object]:
-        """An array's parameters, by submitit's names. `timeout_s`: the longest of its jobs. `after`: an array that
-        must be over before this one begins."""
+        """Return the parameters of an array under submitit's names.
+
+        Args:
+            settings: the user's options.
+            timeout_s: longest timeout of its jobs, in seconds.
+            parallelism: most jobs that may run at once.
+            after: number of an array that must end before this one begins.
+        """
         more = dict(settings.sbatch)
         if after:
             more["dependency"] = ",".join(filter(None, [more.get("dependency"), f"afterany:{after}"]))
-        asked: dict[str, object] = {
+        parameters: dict[str, object] = {
             "nodes": self.nodes,
             "ntasks_per_node": 1,  # torchrun starts the ranks
             "cpus_per_task": settings.cpus_per_task or (self.ranks_per_node if self.device == "cpu" else None),
@@ -43,11 +49,11 @@ class Layout:
             "signal_delay_s": settings.signal_delay_s,
             "additional_parameters": {"requeue": True, **more},
         }
-        return {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in parameters.items() if value is not None}
 
 
 def layout(job: Job, ranks_per_node: int) -> Layout:
-    """The fewest nodes that hold the job, each with the same number of whole replicas."""
+    """Return the fewest nodes that hold the job, each with the same number of whole replicas."""
     fitting = ranks_per_node // job.tp_size
     replicas = max(count for count in range(1, max(fitting, 1) + 1) if job.dp_size % count == 0)
     return Layout(job.dp_size // replicas, replicas * job.tp_size, job.device)

@@ -16,9 +16,10 @@ from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.arrays import parts
-from tpbench.launcher.slurm.cluster import ENDED, Cluster, State
+from tpbench.launcher.slurm.arrays import split_into_arrays
+from tpbench.launcher.slurm.cluster import ENDED, State
 from tpbench.launcher.slurm.layout import Layout, layout
+from tpbench.launcher.slurm.partition import Partition
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.launcher.slurm.submitted import SUBMITIT, Submitted, left_behind, record
 from tpbench.measure import machine
@@ -39,7 +40,7 @@ class Slurm:
             said = " and ".join(f"{name}={str(of_one_host[name]).lower()}" for name in asked)
             raise JobError(f"{said}: that is for one host, with hydra/launcher=torchrun")
         self.settings, self.wait = settings, how.wait
-        self.place = Cluster.find(settings)
+        self.target = Partition.find(settings)
         # The software is the cluster's too; its GPUs are unknown here, and each row names them.
         software = ("torch_version", "triton_version", "kernels_version", "tpbench_version", "git_commit", "git_dirty")
         self.facts = {name: value for name, value in machine.facts().items() if name in software}
@@ -55,11 +56,11 @@ class Slurm:
         by_key = {cell.job.key: cell for cell in cells}
         left = list(left_behind({cell.job.output_dir for cell in cells}, by_key.keys()))
         unwanted = [each for each in left if not each.wanted]
-        cluster.end(each.job_id for each in unwanted)
+        cluster.cancel_and_wait(each.job_id for each in unwanted)
         for each in unwanted:
             each.over()
         left = [each for each in left if each.wanted]
-        states = cluster.settled(each.job_id for each in left)
+        states = cluster.final_states(each.job_id for each in left)
         for each in left:
             state = states.get(each.job_id, "UNKNOWN")
             if each.outcome(state) is None:
@@ -70,13 +71,13 @@ class Slurm:
     def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
         """Submit all cells, and yield each outcome as its job ends. Cancels all other jobs when it is closed."""
         # The row of a failed attempt exists before its job has ended, and the job could store it once more.
-        cluster.end(self.tried.pop(cell.index) for cell in cells if cell.index in self.tried)
+        cluster.cancel_and_wait(self.tried.pop(cell.index) for cell in cells if cell.index in self.tried)
         waiting: list[Submitted] = [self.adopted.pop(cell.index) for cell in cells if cell.index in self.adopted]
         adopted = {each.attempt.cell.index for each in waiting}
         arrays: dict[Layout, list[Attempt]] = defaultdict(list)
         for cell in cells:
             if cell.index not in adopted:
-                arrays[layout(cell.job, self.place.ranks_per_node(cell.job))].append(begin(cell))
+                arrays[layout(cell.job, self.target.max_ranks_per_node(cell.job))].append(begin(cell))
         try:
             for shape, attempts in arrays.items():
                 for array in self._submit(shape, attempts):
@@ -113,7 +114,7 @@ class Slurm:
         timeout_s = max(each.cell.job.timeout_s for each in attempts)
         left = iter(attempts)
         arrays: list[str] = []
-        for part in parts(len(attempts), cluster.longest_array(), self.settings.array_parallelism):
+        for part in split_into_arrays(len(attempts), cluster.max_array_length(), self.settings.array_parallelism):
             after = None if part.after is None else arrays[part.after]
             resources = shape.resources(self.settings, timeout_s, part.parallelism, after)
             executor.update_parameters(job_name="tpbench", setup=setup, **resources)
@@ -122,7 +123,7 @@ class Slurm:
                 with executor.batch():
                     jobs = [executor.submit(Task(str(each.folder))) for each in these]
             except (FailedJobError, FailedSubmissionError, OSError) as error:
-                raise JobError(cluster.refused(str(error))) from None
+                raise JobError(cluster.rejection_message(str(error))) from None
             arrays.append(jobs[0].job_id.partition("_")[0])
             for attempt, job in zip(these, jobs, strict=True):
                 record(attempt.folder, job.job_id)
@@ -148,11 +149,11 @@ class Slurm:
                 settled = now - ended.get(each.job_id, now) > (
                     SETTLE_S if state == "COMPLETED" else self.settings.poll_s
                 )
-                display.doing(each.attempt.cell, f"job {each.job_id}: {state.words}")
+                display.set_status(each.attempt.cell, f"job {each.job_id}: {state.text}")
                 if (each.attempt.has_row or settled) and (outcome := each.outcome(state)):
                     waiting.remove(each)
                     self.tried[each.attempt.cell.index] = each.job_id
                     yield outcome
-            display.saying(each.attempt for each in waiting)
+            display.read_phases(each.attempt for each in waiting)
             display.tick()
             time.sleep(0.2)

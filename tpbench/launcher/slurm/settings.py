@@ -1,4 +1,4 @@
-"""What may be said of the jobs that Slurm is asked for: the fields of conf/hydra/launcher/torchrun_slurm.yaml."""
+"""Settings of the jobs that are submitted to Slurm: the fields of conf/hydra/launcher/torchrun_slurm.yaml."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 from tpbench.settings import JobError, parse, setting, unknown
 
+_COMPOUND = ("setup", "sbatch")
+"""Fields that are no plain values."""
+
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """One for a whole sweep."""
+    """Settings of a whole sweep."""
 
     partition: str | None = setting(None, help="partition that the jobs go to")
     account: str | None = setting(None, help="account that is charged")
@@ -21,27 +24,24 @@ class SlurmSettings:
     gpus_per_node: int | None = setting(None, help="GPUs of a node (for jobs on CPUs: ranks of a node)", low=1)
     cpus_per_task: int | None = setting(None, help="cores for all ranks of a node", low=1)
     mem_gib: float | None = setting(None, help="main memory of a node", low=0.1)
-    array_parallelism: int = setting(256, help="jobs of one shape of resources that may run at once", low=1)
+    array_parallelism: int = setting(256, help="jobs of one layout of nodes that may run at once", low=1)
     requeues: int = setting(3, help="times that a job is run again after Slurm's time limit", low=0)
-    signal_delay_s: int = setting(90, help="seconds before the time limit at which a job is told of it", low=1)
-    poll_s: float = setting(2.0, help="seconds between two looks at the queue", low=0.1)
+    signal_delay_s: int = setting(90, help="seconds before the time limit at which Slurm signals the job", low=1)
+    poll_s: float = setting(2.0, help="seconds between two queries of the queue", low=0.1)
     setup: tuple[str, ...] = setting((), help="shell lines to run on the node beforehand")
     sbatch: tuple[tuple[str, str], ...] = setting((), help="further arguments of sbatch, names and values")
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> SlurmSettings:
-        """Raises JobError for a name that does not exist or a value that cannot be."""
+        """Return the settings with these values. Raises JobError for an unknown name or an invalid value."""
         valid = {each.name for each in fields(cls)}
-        if complaints := [unknown("option of torchrun_slurm", name, valid) for name in values if name not in valid]:
-            raise JobError("\n".join(complaints))
+        if errors := [unknown("option of torchrun_slurm", name, valid) for name in values if name not in valid]:
+            raise JobError("\n".join(errors))
         setup, sbatch = values.get("setup") or [], values.get("sbatch") or {}
         if isinstance(setup, str):
             setup = [setup]
         if not isinstance(setup, list) or not isinstance(sbatch, Mapping):
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
         plain: SlurmSettings = parse(cls, {name: value for name, value in values.items() if name not in _COMPOUND})
-        pairs = tuple((str(name), str(value)) for name, value in sbatch.items())
-        return replace(plain, setup=tuple(map(str, setup)), sbatch=pairs)
-
-
-_COMPOUND = ("setup", "sbatch")
+        arguments = tuple((str(name), str(value)) for name, value in sbatch.items())
+        return replace(plain, setup=tuple(map(str, setup)), sbatch=arguments)

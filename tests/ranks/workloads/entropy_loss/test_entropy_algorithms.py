@@ -12,7 +12,7 @@ import torch
 from tests.support.entropy_loss import LOSSES, context, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.job import Job, unsupported_reason
-from tpbench.launcher.plan import ThisHost, obstacle
+from tpbench.launcher.target import ThisHost, skip_reason
 from tpbench.measure.session import Verdict
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
@@ -70,7 +70,7 @@ def test_what_cannot_be_is_skipped_with_a_reason(
     fields: dict[str, Any], tp_size: int, device: Any, said: str | None
 ) -> None:
     job = Job(variant="triton_tp", tp_size=tp_size, device=device, problem=problem(**fields))
-    found = obstacle(job, ThisHost(8))
+    found = skip_reason(job, ThisHost(8))
     assert found is None if said is None else said in str(found)
 
 

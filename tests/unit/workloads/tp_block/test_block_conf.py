@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from tests.support.command import ROOT
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.plan import ThisHost, obstacle
+from tpbench.launcher.target import ThisHost, skip_reason
 from tpbench.workloads.tp_block import WORKLOAD
 
 
@@ -58,5 +58,5 @@ def test_shapes_fit_every_variant_at_every_measured_length(shape: str) -> None:
 
 def test_variants_that_need_a_gpu_are_skipped_on_a_cpu() -> None:
     for name, variant in WORKLOAD.variants.items():
-        reason = obstacle(job(f"variant={name}", "shape=tiny_block_tp2", "device=cpu"), ThisHost(gpus=0))
+        reason = skip_reason(job(f"variant={name}", "shape=tiny_block_tp2", "device=cpu"), ThisHost(gpus=0))
         assert reason == ("needs a CUDA GPU" if variant.requires_cuda else None)

@@ -1,0 +1,35 @@
+"""The doctor on this machine, with the commands that it runs."""
+
+import sys
+
+import pytest
+
+from tpbench.console import checks, doctor, information
+from tpbench.console.checks import Finding
+
+
+@pytest.mark.timeout(120)
+def test_all_findings_of_this_machine(capsys, tmp_path):
+    code = information(["doctor", f"output_dir={tmp_path}/new/folder"])
+    printed = capsys.readouterr().out
+    assert code == int("BAD" in printed)
+    for subject in ("GPU", "Triton", "Slurm", "disk", "torch", "shared memory"):
+        assert subject in printed
+    assert printed.rstrip().endswith("to mend") and f"free in {tmp_path}" in printed
+
+
+def test_the_last_json_object_of_a_command():
+    assert doctor._probe([sys.executable, "-c", "print('noise'); print('{\"a\": 1}')"]) == {"a": 1}
+    assert "ZeroDivisionError" in doctor._probe([sys.executable, "-c", "1/0"])
+    assert "No such file" in doctor._probe(["/no/such/program"])
+
+
+def test_findings_of_a_cluster(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert checks.slurm() == [Finding("Slurm", "note", "not here: sweeps run on this machine")]
+    for name, body in (("sbatch", "exit 0"), ("sinfo", "echo all up 2")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    assert checks.slurm()[0].message == "1 partitions"
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 3\n")
+    assert "no cluster answers: sinfo exits with 3" in checks.slurm()[0].message

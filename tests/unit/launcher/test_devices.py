@@ -1,0 +1,110 @@
+"""Leases of devices, and the choice of the best connected ones."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.devices import job, pretend_four_gpus
+from tpbench.launcher import devices, gpus
+from tpbench.launcher.device_choice import Device, choose
+from tpbench.launcher.devices import Devices
+from tpbench.launcher.gpus import Gpu
+from tpbench.settings import JobError
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend_four_gpus(monkeypatch, tmp_path / "locks")
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_two_linked_pairs_are_all() -> None:
+    host = Devices(split_cpu=True)
+    leases = [host.lease(job(2)), host.lease(job(2))]
+    assert [each and each.environment["CUDA_VISIBLE_DEVICES"] for each in leases] == ["0,2", "1,3"]
+    assert host.lease(job(1)) is None
+    assert leases[0] is not None
+    host.release(leases[0])
+    assert host.lease(job(4)) is None
+    single = host.lease(job(1))
+    assert single is not None
+    assert single.environment == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert not single.beside_others
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_single_gpu_leaves_a_linked_pair() -> None:
+    host = Devices(split_cpu=True)
+    shares = [host.lease(job(1)), host.lease(job(2)), host.lease(job(1))]
+    assert [each and each.environment["CUDA_VISIBLE_DEVICES"] for each in shares] == ["0", "1,3", "2"]
+
+
+def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(devices, "FOLDER", tmp_path / "file")
+    monkeypatch.setattr(gpus, "usable", lambda: [Gpu("GPU-0", "0")])
+    with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be opened .*all users"):
+        Devices(split_cpu=False).lease(job(1))
+
+
+def test_the_first_of_equal_devices_are_chosen() -> None:
+    free = [Device(str(each), str(each)) for each in range(4)]
+    assert [each.name for each in choose(free, 2, {})] == ["0", "1"]
+    full = {frozenset(pair): 1.0 for pair in itertools.combinations("0123", 2)}
+    assert [each.name for each in choose(free, 2, full)] == ["0", "1"]
+
+
+def test_the_first_of_a_hundred_cores_are_chosen_at_once() -> None:
+    """Cores have no links. A comparison of all sets would take years."""
+    free = [Device(f"core-{each}", str(each)) for each in range(128)]
+    assert choose(free, 64, {}) == tuple(free[:64])
+
+
+def test_among_many_gpus_the_linked_ones_are_found_without_comparing_all_sets() -> None:
+    """Four islands of eight; the first has only seven left."""
+    free = [Device(str(each), str(each)) for each in range(1, 32)]
+    links = {
+        frozenset((str(a), str(b))): 400.0 if a // 8 == b // 8 else 1.0 for a, b in itertools.combinations(range(32), 2)
+    }
+    assert [int(each.name) for each in choose(free, 8, links)] == list(range(8, 16))
+    assert [int(each.name) for each in choose(free, 7, links)] == list(range(1, 8))
+
+
+def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "usable", list)
+    host = Devices(split_cpu=False)
+    first, second = host.lease(job(2, "cpu")), host.lease(job(2, "cpu"))
+    assert first == second == devices.Lease()
+
+
+class Nvml:
+    """The calls of NVML that are used, on a host with three GPUs."""
+
+    nvmlInit = nvmlShutdown = staticmethod(lambda: None)
+    nvmlDeviceGetCount = staticmethod(lambda: 3)
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
+    nvmlDeviceGetUUID = staticmethod(lambda handle: ["a1", "b2", "c3"][handle])
+    nvmlDeviceGetMemoryInfo = staticmethod(lambda handle: SimpleNamespace(total=[80, 40, 80][handle] * 2**30))
+    NVMLError = OSError
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [(None, ["a1", "b2", "c3"]), ("2,0", ["c3", "a1"]), ("GPU-x", ["GPU-x"]), ("b", ["b2"]), ("", [])],
+)
+def test_only_admitted_gpus_are_used(visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [each.uuid for each in gpus.usable()] == names
+
+
+def test_the_memory_of_the_smallest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
+    assert gpus.smallest_memory_gib() == 40

@@ -1,0 +1,123 @@
+"""Decisions of a resumed sweep: which cells run again, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tpbench as package
+from tests.support.launcher_rows import FACTS, cell, measured
+from tpbench.launcher.attempt import discard_rows
+from tpbench.launcher.resume import decide
+from tpbench.results.cells import newest
+
+
+@pytest.mark.parametrize(
+    ("status", "changed", "reason", "runs"),
+    [
+        ("ok", {}, "measured before", False),
+        ("oom", {}, "measured before", False),
+        ("wrong", {}, "measured before", False),
+        ("error", {}, "failed: error, it broke", True),
+        ("timeout", {}, "failed: timeout, it broke", True),
+        ("skipped", {}, "skipped before: it broke", True),
+        ("ok", {"torch_version": "2.11.0"}, "stale: torch was 2.11.0, is 2.13.0", True),
+        ("ok", {"triton_version": None}, "stale: triton was none, is 3.9.0", True),
+        ("ok", {"kernels_version": "xyz"}, "stale: tpbench's kernels was xyz, is abc", True),
+        ("ok", {"driver_version": "550.2"}, "stale: driver was 550.2, is 600.1", True),
+        (
+            "ok",
+            {"gpu_name": "old", "driver_version": "1"},
+            "stale: GPU was old, is a GPU, driver was 1, is 600.1",
+            True,
+        ),
+        ("ok", {"host": "elsewhere", "cpu_model": "another"}, "measured before", False),
+    ],
+)
+def test_why_a_cell_runs_or_not(status: str, changed: dict[str, Any], reason: str, runs: bool, tmp_path: Path) -> None:
+    one = cell(0, tmp_path)
+    measured(one, status, None if status == "ok" else "it broke\nin two lines", **changed)
+    decision = decide([one], FACTS)[0]
+    assert (decision.reason, decision.row is None) == (reason, runs)
+
+
+def test_a_changed_job_is_another_cell(tmp_path: Path) -> None:
+    measured(cell(0, tmp_path))
+    found = decide([cell(0, tmp_path), cell(1, tmp_path, seed=5), cell(2, tmp_path, timeout_s=5)], FACTS)
+    assert [each.reason for each in found.values()] == ["measured before", "missing: has no row yet", "measured before"]
+
+
+def test_a_cell_that_still_cannot_run_stays_skipped(tmp_path: Path) -> None:
+    one = cell(0, tmp_path, skip_reason="needs 8 GPUs, found 4")
+    measured(one, "skipped", "needs 8 GPUs, found 4")
+    assert decide([one], FACTS)[0].row is not None
+
+
+def test_an_old_row_of_the_same_machine_stands_beside_a_newer_one_of_another(tmp_path: Path) -> None:
+    one = cell(0, tmp_path)
+    measured(one)
+    measured(one, gpu_name="another GPU")
+    measured(one, "error", "it broke")
+    assert decide([one], FACTS)[0].reason == "measured before"
+
+
+def test_an_unknown_fact_counts_as_unchanged(tmp_path: Path) -> None:
+    one = cell(0, tmp_path)
+    measured(one)
+    software = {name: FACTS[name] for name in ("torch_version", "triton_version", "kernels_version")}
+    assert decide([one], software)[0].reason == "measured before"
+
+
+def test_a_row_replaces_earlier_failures_of_the_same_software_and_hardware(tmp_path: Path) -> None:
+    one = cell(0, tmp_path)
+    measured(one, "error", "of another machine", gpu_name="another GPU")
+    measured(one, "error", "of another torch", torch_version="2.11.0")
+    measured(one, "error", "before")
+    measured(one, "timeout", "its job never began", gpu_name=None, driver_version=None)
+    measured(cell(1, tmp_path, seed=5), "error", "another cell")
+    measured(one, "skipped", "too few GPUs then")
+    alike = ["before", "its job never began", "too few GPUs then"]
+    decision = decide([one], FACTS)[0]
+    assert [row["reason"] for row in decision.superseded] == alike
+    assert decision.row is None
+    measured(one)
+    measured(one, "timeout", "after")
+    measured(one, "error", "with other kernels", kernels_version="xyz")
+    decision = decide([one], FACTS)[0]
+    assert (decision.reason, decision.row is None) == ("measured before", False)
+    assert [row["reason"] for row in decision.superseded] == [*alike, "after"]
+
+
+def test_a_report_shows_the_rows_that_a_resumed_sweep_uses(tmp_path: Path) -> None:
+    one = cell(0, tmp_path)
+
+    def shown() -> list[str]:
+        return [str(each) for each in newest(package.load(tmp_path))["status"]]
+
+    measured(one)
+    measured(one, "timeout", "with timeout_s=2")
+    measured(one, "skipped", "too few GPUs")
+    assert (decide([one], FACTS)[0].reason, shown()) == ("measured before", ["ok"])
+    now = {**FACTS, "kernels_version": "xyz"}
+    measured(one, "error", "it broke", **now)
+    assert (decide([one], now)[0].reason, shown()) == ("failed: error, it broke", ["error"])
+    measured(one, **now)
+    assert (decide([one], now)[0].reason, shown()) == ("measured before", ["ok"])
+
+
+def test_a_failed_row_stays_if_its_attempt_cannot_be_abandoned(tmp_path: Path) -> None:
+    """Another process would write the row again."""
+    one = cell(0, tmp_path)
+    logs = tmp_path / "logs"
+    logs.write_text("no folder")
+    measured(one, "error", "it broke", log_dir=str(logs))
+    (row,) = decide([one], FACTS)[0].superseded
+    with pytest.raises(NotADirectoryError):
+        discard_rows(str(tmp_path), [row])
+    assert len(package.load(tmp_path)) == 1
+    logs.unlink()
+    discard_rows(str(tmp_path), [row])
+    discard_rows(str(tmp_path), [row])
+    assert len(package.load(tmp_path)) == 0

@@ -1,0 +1,126 @@
+"""Slurm's partition, and the answers of its commands. Needs no Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from tpbench.job import Job, parse_job
+from tpbench.launcher.slurm import cluster, partition
+from tpbench.launcher.slurm.cluster import states
+from tpbench.launcher.slurm.partition import Partition
+from tpbench.launcher.slurm.settings import SlurmSettings
+
+
+def job(**values: Any) -> Job:
+    return parse_job({"variant": "triton_tp", "tokens": 64, "vocab": 1000, "device": "cuda", **values})
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ("MaxArraySize            = 1001\nMaxJobCount = 10000\nSchedulerParameters = (null)", 1001),
+        ("MaxArraySize            = 4000\nSchedulerParameters = defer,max_array_tasks=1000,bf_interval=2", 1000),
+        ("MaxArraySize            = 0\n", 1),
+        ("", 1001),
+    ],
+)
+def test_the_greatest_length_of_an_array(config: str, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, config, ""))
+    assert cluster.max_array_length() == longest
+
+
+def test_a_rejection_is_one_line() -> None:
+    said = cluster.rejection_message(
+        "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
+        "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
+    )
+    assert said.startswith("Slurm does not take the jobs: AssocMaxSubmitJobLimit; Batch job submission failed: Job")
+    assert "MaxSubmitJobs or a limit like it" in said and "\n" not in said
+    other = cluster.rejection_message("sbatch: error: Batch job submission failed: Invalid feature specification")
+    assert other.endswith("Invalid feature specification")
+
+
+def test_a_replica_that_no_node_holds_skips_the_cell() -> None:
+    nodes = Partition(gpus_per_node=8, cores_per_node=64, nodes=100)
+    assert nodes.skip_reason(job(tp_size=8, dp_size=100)) is None
+    assert nodes.skip_reason(job(tp_size=16)) == "needs 16 GPUs of one node, a node has 8"
+
+
+def test_more_nodes_than_there_are_skips_the_cell() -> None:
+    two = Partition(gpus_per_node=8, cores_per_node=64, nodes=2)
+    assert two.skip_reason(job(tp_size=4, dp_size=4)) is None
+    assert two.skip_reason(job(tp_size=4, dp_size=5)) == "needs 5 nodes, the partition has 2"
+    assert two.skip_reason(job(tp_size=4, dp_size=32, device="cpu")) is None
+    assert two.skip_reason(job(tp_size=4, dp_size=33, device="cpu")) == "needs 3 nodes, the partition has 2"
+
+
+@pytest.mark.parametrize(("name", "nodes"), [(None, 12), ("gpu", 10)])
+def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        said = "gpu|8|64|gpu:h100:8(S:0-1),gpu:mig:2\ngpu|2|32+|(null)\n"
+        return subprocess.CompletedProcess(line, 0, said if name else f"{said}cpu*|12|16|(null)\n", "")
+
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    monkeypatch.setattr(partition.shutil, "which", lambda name: name)
+    monkeypatch.setattr(partition.machine, "version", lambda name: "2.13.0")
+    assert Partition.find(SlurmSettings(partition=name)) == Partition(10, 64, nodes)
+
+
+def test_the_reason_of_a_pending_job_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "7_0|PENDING|ReqNodeNotAvail, UnavailableNodes:a\n7_1|RUNNING|None\n7_2|PENDING|None\n"
+    monkeypatch.setattr(cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, said, ""))
+    found = states(["7_0", "7_1", "7_2"])
+    assert found == {"7_0": "PENDING", "7_1": "RUNNING", "7_2": "PENDING"}
+    words = ["pending (ReqNodeNotAvail, UnavailableNodes:a)", "running", "pending"]
+    assert [each.text for each in found.values()] == words
+
+
+ANSWERS = {
+    "squeue": "7_0|RUNNING\n7_1|PENDING\n9|TIMEOUT\n",
+    "sacct": "7_2|CANCELLED by 0\n7_3|COMPLETED\n",
+}
+
+
+def test_states_come_from_the_queue_and_then_from_the_accounting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(line, 0, ANSWERS[line[0]], "")
+
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    assert states(["7_0", "7_2", "7_4", "9"]) == {"7_0": "RUNNING", "7_2": "CANCELLED", "7_4": "GONE", "9": "TIMEOUT"}
+
+
+def test_without_an_answer_of_the_queue_no_state_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(line, 1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    assert states(["7_0"]) == {}
+
+
+def test_jobs_are_cancelled_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = iter(["7_0|RUNNING\n7_1|COMPLETED\n", "7_0|COMPLETING\n7_1|COMPLETED\n", "7_0|CANCELLED\n7_1|COMPLETED\n"])
+    cancelled = []
+
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if line[0] == "scancel":
+            cancelled.append(line[1:])
+            return subprocess.CompletedProcess(line, 0, "", "")
+        return subprocess.CompletedProcess(line, 0, next(queue), "")
+
+    monkeypatch.setattr(cluster, "POLL_S", 0)
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    cluster.cancel_and_wait(["7_0", "7_1"])
+    assert cancelled == [["7_0"], ["7_0"]]
+    assert next(queue, None) is None
+
+
+def test_a_final_state_is_not_completing(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = iter(["7_0|COMPLETING\n", "7_0|CANCELLED\n"])
+    monkeypatch.setattr(cluster, "POLL_S", 0)
+    monkeypatch.setattr(
+        cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, next(queue), "")
+    )
+    assert cluster.final_states(["7_0"]) == {"7_0": "CANCELLED"}

@@ -1,0 +1,63 @@
+"""Options of hydra/launcher=torchrun_slurm."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from tpbench.launcher.overrides import check_overrides
+from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.settings import JobError
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+
+FILE = CONF / "hydra/launcher/torchrun_slurm.yaml"
+
+
+def test_the_file_has_every_option_with_its_default_and_a_comment() -> None:
+    values = yaml.safe_load(FILE.read_text())
+    del values["_target_"]
+    assert SlurmSettings.parse(values) == SlurmSettings()
+    assert set(values) == set(SlurmSettings.__dataclass_fields__)
+    assert all("#" in line for line in FILE.read_text().splitlines() if line and not line.startswith("_"))
+
+
+def test_the_example_of_further_arguments_is_valid() -> None:
+    (line,) = re.findall(r"'(\+hydra\.launcher\.sbatch=.*)'", FILE.read_text())
+    check_overrides(["hydra/launcher=torchrun_slurm", line], CONF)
+    with initialize_config_dir(str(CONF), version_base=None):
+        config = compose("config", ["hydra/launcher=torchrun_slurm", line], return_hydra_config=True)
+    values: Any = OmegaConf.to_container(config.hydra.launcher)
+    del values["_target_"]
+    assert SlurmSettings.parse(values).sbatch == (("mail-type", "END"), ("reservation", "tests"))
+
+
+def test_a_misspelled_option_is_refused_with_the_valid_ones() -> None:
+    with pytest.raises(JobError, match=r"no option of torchrun_slurm is called partitoin, did you mean partition.*qos"):
+        check_overrides(["-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.partitoin=gpu"], CONF)
+    with pytest.raises(JobError, match="no launcher is called slurm, did you mean torchrun_slurm"):
+        check_overrides(["hydra/launcher=slurm"], CONF)
+    with pytest.raises(JobError, match=r"hydra\.launcher\.partition needs hydra/launcher=torchrun_slurm"):
+        check_overrides(["hydra.launcher.partition=gpu"], CONF)
+    check_overrides(["hydra/launcher=torchrun_slurm", "hydra.launcher.sbatch.mail-type=END"], CONF)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"time_limit_min": 0}, "time_limit_min=0 must be at least 1"),
+        ({"gpus_per_node": "many"}, "gpus_per_node=many must be a whole number"),
+        ({"setup": {"a": 1}}, "setup must be a list of shell lines"),
+        ({"nodes": 4}, "no option of torchrun_slurm is called nodes"),
+    ],
+)
+def test_invalid_options_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        SlurmSettings.parse(values)

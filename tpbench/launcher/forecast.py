@@ -1,0 +1,115 @@
+"""Forecast of the time and memory that planned cells need, from rows that were stored before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from tpbench.job import Job
+from tpbench.launcher import gpus
+from tpbench.launcher.plan import Cell
+from tpbench.predict.cells import measured, predictable
+from tpbench.predict.memory import RESERVE_GIB
+from tpbench.predict.model import VariantModel, models
+from tpbench.predict.oom import predicted_oom
+from tpbench.results.read import load
+from tpbench.settings import JobError
+
+REFERENCE_DIR = "outputs/reference"
+"""Folder of the reference rows, which add to the rows in the cells' own output folders."""
+
+START_S = 25.0
+"""Seconds to start the processes and import torch, if no row says better."""
+
+
+class Forecast:
+    """Expected time and memory of jobs."""
+
+    def __init__(self, rows: pd.DataFrame | None, gpu_memory_gib: float | None = None) -> None:
+        """Learn from measured rows.
+
+        Args:
+            rows: rows as `tpbench.load` returns them, or None if there are none.
+            gpu_memory_gib: memory of one GPU of this machine. Without it only jobs with memory_limit_gib can be
+                predicted to run out of memory.
+        """
+        self.gpu_memory_gib = gpu_memory_gib
+        self.wall_s: dict[str, float] = {}
+        self.typical_s: dict[tuple[str, int, str], float] = {}
+        self.models: dict[str, Mapping[str, VariantModel]] = {}
+        """By workload, then by variant."""
+        if rows is None or rows.empty:
+            return
+        done = rows[rows["wall_s"].notna() & (rows["status"] == "ok")]
+        self.wall_s = dict(done.groupby("key")["wall_s"].last())
+        self.typical_s = dict(done.groupby(["workload", "world_size", "device"])["wall_s"].median())
+        for name, workload in predictable().items():
+            with contextlib.suppress(JobError):  # no row was measured on a GPU, so no model can be fitted
+                self.models[name] = models(measured(rows, workload))
+
+    @classmethod
+    def of(cls, cells: Sequence[Cell]) -> Forecast:
+        """Return a forecast for this machine, from the rows in the cells' output folders and the reference rows."""
+        folders = [*{cell.job.output_dir for cell in cells}, REFERENCE_DIR]
+        existing = [folder for folder in folders if Path(folder).exists()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return cls(load(existing) if existing else None, gpus.smallest_memory_gib())
+
+    def seconds(self, job: Job) -> float | None:
+        """Return the expected wall time of a job in seconds, or None if it is unknown.
+
+        The sources are, in this order: the last row of the same job, the median of similar jobs, and the time budget
+        of the measurement plus the start. Only the first holds for a workload whose problem fixes the iterations.
+        """
+        if job.workload.scheduled:
+            return self.wall_s.get(job.key)
+        typical = self.typical_s.get((job.workload.name, job.world_size, job.device))
+        guess = START_S + (2 if job.device == "cuda" else 1) * job.measure.time_budget_s
+        return float(self.wall_s.get(job.key) or typical or guess + _interpreter_s(job))
+
+    def oom_reason(self, job: Job) -> str | None:
+        """Return why a job is predicted to run out of memory, or None if it is not."""
+        free_gib = job.memory_limit_gib or (self.gpu_memory_gib and self.gpu_memory_gib - RESERVE_GIB)
+        cost_model = job.workload.cost_model() if job.workload.cost_model else None
+        size = cost_model.size_of(job.flat()) if cost_model else None
+        if job.device != "cuda" or not free_gib or size is None:
+            return None
+        return predicted_oom(self.models.get(job.workload.name, {}), variant_label(job), size, free_gib)
+
+
+def skip_predicted_oom(cells: Sequence[Cell], forecast: Forecast) -> list[Cell]:
+    """Return the cells with a skip reason added to each cell that is predicted to run out of memory."""
+    labelled = []
+    for cell in cells:
+        reason = None if cell.skip_reason else forecast.oom_reason(cell.job)
+        labelled.append(replace(cell, skip_reason=f"{reason} (skip_predicted_oom=true)") if reason else cell)
+    return labelled
+
+
+def variant_label(job: Job) -> str:
+    """Return a job's variant with its options, as a report's column names it.
+
+    Tuning options, such as the block cap, are left out because they do not change the memory that a job needs.
+    """
+    tuning = job.workload.cost_model().tuning_options if job.workload.cost_model else ()
+    options = {name: value for name, value in job.chosen_options().items() if name not in tuning}
+    if job.measure.graph:
+        options["graph"] = True
+    values = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items())
+    return " ".join([job.variant, *values])
+
+
+def _interpreter_s(job: Job) -> float:
+    """Return the seconds of one pass in Triton's interpreter, 0 if the job does not use it."""
+    cost_model = job.workload.cost_model() if job.workload.cost_model else None
+    size = cost_model.size_of(job.flat()) if cost_model else None
+    if not cost_model or size is None or job.device != "cpu" or not job.implementation.uses_triton:
+        return 0.0
+    return cost_model.interpreter_core_s(size) * max(1.0, job.world_size / (os.cpu_count() or 1))
