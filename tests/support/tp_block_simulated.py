@@ -194,7 +194,7 @@ class Handle:
         return whole[offset : offset + torch.Size(shape).numel()].view(shape)
 
 
-class SharedArena(symmetric_buffers.Arena):
+class SharedArena(symmetric_buffers.SymmetricBuffers):
     """An arena on that machine."""
 
     def __init__(self, machine: Machine, rank: int, ranks: int) -> None:

@@ -111,11 +111,11 @@ def candidates(problem: TpBlock, place: Place) -> dict[str, Schedule]:
     if problem.tokens % inputs.size**2 == 0:
         found["ring"] = Ring(inputs.group)
     if inputs.device.type == "cuda":
-        from tpbench.comm.symmetric_buffers import Arena
+        from tpbench.comm.symmetric_buffers import SymmetricBuffers
         from tpbench.workloads.tp_block.copy_engine import CopyEngine
         from tpbench.workloads.tp_block.fused import Fused
 
-        arena = Arena(inputs.group, inputs.device, problem.signals)
+        arena = SymmetricBuffers(inputs.group, inputs.device, problem.signals)
         found["symm_mem"] = Fused(inputs.group)
         found["copy_engine"] = CopyEngine(arena)
         if inputs.size > 2:  # one peer has no neighbour

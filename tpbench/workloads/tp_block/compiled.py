@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
-from tpbench.comm.symmetric_buffers import enabled
+from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.workloads.tp_block.prepared import Place, Prepared
 from tpbench.workloads.tp_block.prepared import prepare as prepare_plain
 from tpbench.workloads.tp_block.schedule import Pending, Sequential
@@ -33,7 +33,7 @@ def prepare(place: Place) -> Prepared:
     """Compiled when first called. Its elementwise operations are fused too, and so are those of the module without
     communication; there is no schedule of one operation that could be timed alone."""
     group: dist.ProcessGroup = place.inputs.group
-    enabled(group)
+    enable_symmetric_memory(group)
     config: Any = importlib.import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
     prepared = dataclasses.replace(prepare_plain(place, Functional(group), through=compiled), plan=None)

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.comm.peer_copies import copy_beside_compute
-from tpbench.comm.symmetric_buffers import Arena
+from tpbench.comm.symmetric_buffers import SymmetricBuffers
+from tpbench.workloads.tp_block.local_copy import copy_beside_compute
 from tpbench.workloads.tp_block.schedule import Pending
 
 STAGED, HANDED = range(2)
@@ -46,7 +46,7 @@ about as long for one more event as the kernel takes that is saved."""
 class CopyEngine:
     """Products of chunks by cuBLAS; `merged`: one of neighbouring peers' gathered chunks, which waits for the last."""
 
-    def __init__(self, arena: Arena, *, merged: bool = False) -> None:
+    def __init__(self, arena: SymmetricBuffers, *, merged: bool = False) -> None:
         self.arena, self.signals = arena, arena.signals
         self.rank, self.size, self.group = arena.rank, arena.size, arena.group
         self.divisor = self.size
@@ -56,7 +56,7 @@ class CopyEngine:
         self.peers = [peer for run in peer_runs(self.rank, self.size, merged=False) for peer in run]
 
     @property
-    def memory(self) -> Arena:
+    def memory(self) -> SymmetricBuffers:
         """What it shares with peers; others may have it too."""
         return self.arena
 

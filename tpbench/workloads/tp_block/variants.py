@@ -80,11 +80,11 @@ def block_compile_async(problem: TpBlock, place: Any) -> Any:
     refuses=_no_peers,
 )
 def block_copy_engine(problem: TpBlock, place: Any) -> Any:
-    from tpbench.comm.symmetric_buffers import Arena
+    from tpbench.comm.symmetric_buffers import SymmetricBuffers
     from tpbench.workloads.tp_block.copy_engine import CopyEngine
     from tpbench.workloads.tp_block.prepared import prepare
 
-    schedule = CopyEngine(Arena(place.inputs.group, place.inputs.device, problem.signals))
+    schedule = CopyEngine(SymmetricBuffers(place.inputs.group, place.inputs.device, problem.signals))
     return prepare(place, schedule, facts=schedule.facts)
 
 

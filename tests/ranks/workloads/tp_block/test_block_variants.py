@@ -84,12 +84,12 @@ def test_forward_and_every_gradient_are_those_of_one_process(name: str, ranks: i
 
 
 def merged_right(here: Rank, in_pieces: bool) -> float:
-    from tpbench.comm.symmetric_buffers import Arena
+    from tpbench.comm.symmetric_buffers import SymmetricBuffers
     from tpbench.workloads.tp_block import copy_engine
 
     cell = problem(dtype="float32", save_gathered=False)
     where = place(here, cell)
-    engine = copy_engine.CopyEngine(Arena(here.group, here.device, "stream"), merged=True)
+    engine = copy_engine.CopyEngine(SymmetricBuffers(here.group, here.device, "stream"), merged=True)
     prepared = prepare(where, engine)
     with mock.patch.object(copy_engine, "PIECE", 1 if in_pieces else copy_engine.PIECE):
         errors = [differences(passed(cell, prepared), cell, where.inputs, prepared.size) for _ in range(3)]

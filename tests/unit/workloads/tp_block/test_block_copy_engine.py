@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SharedArena, on_streams
-from tpbench.comm import symmetric_buffers
-from tpbench.comm.peer_copies import copy_beside_compute
 from tpbench.comm.signals import StreamSignals
 from tpbench.workloads.tp_block import copy_engine, operations
 from tpbench.workloads.tp_block.copy_engine import CopyEngine, peer_runs
+from tpbench.workloads.tp_block.local_copy import copy_beside_compute
 
 Installs = Callable[[Machine], None]
 streams = on_streams
@@ -197,13 +196,6 @@ def test_a_signal_that_never_comes_is_an_error_here(streams: Installs) -> None:
     machine.cuStreamWaitValue32_v2 = lambda *_: 700  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="cuStreamWaitValue32_v2 failed with CUDA error 700"):
         signals.wait(0, 1)
-
-
-def test_multicast_is_refused_before_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
-    nobody: Any = None
-    with pytest.raises(RuntimeError, match="symmetric memory needs TORCH_SYMM_MEM_DISABLE_MULTICAST=1, it is 0"):
-        symmetric_buffers.enabled(nobody)
 
 
 @pytest.mark.parametrize(
