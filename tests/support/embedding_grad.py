@@ -1,4 +1,4 @@
-"""Problems, contexts and oracles by other means for the tests of this workload."""
+"""Small problems, contexts and dense reference means for the tests of the embedding gradient."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from tests.support.ranks import Rank
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.bench import Place
+from tpbench.workloads.embedding_grad.bench import ExchangeContext
+from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchange import Exchange, sequence
-from tpbench.workloads.embedding_grad.inputs import Inputs
-from tpbench.workloads.embedding_grad.wire import Wire
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
 DISTRIBUTIONS = ("uniform", "zipf", "bigram", "fixed", "one_owner", "one_rank", "none")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -22,25 +22,25 @@ ON_GPUS = torch.cuda.is_available()
 HERE = sorted(
     name for name, each in WORKLOAD.variants.items() if not (each.cpu_only_reason if ON_GPUS else each.requires_cuda)
 )
-"""The variants that run on this kind of device."""
+"""Variants that run on this kind of device."""
 
 
 def problem(**fields: Any) -> EmbeddingGrad:
-    """A small problem whose table nothing divides."""
+    """Return a small problem whose number of table rows is prime."""
     return EmbeddingGrad(**{"table_rows": 101, "width": 12, "tokens": 10, "accumulate": 2, **fields})
 
 
 def context(here: Rank | None = None, *, rank: int = 0, ranks: int = 2) -> Context:
-    """A rank of a real group (all of it data-parallel), or a lone rank that says it stands somewhere."""
+    """Return the context of a rank in a real, wholly data-parallel group, or of a lone rank without a group."""
     if here is not None:
         rank, ranks = here.rank, here.world_size
     group: Any = None if here is None else here.group
-    where = torch.device("cpu") if here is None else here.device
-    return Context(rank, ranks, 0, 1, rank, ranks, group, group, where)
+    device = torch.device("cpu") if here is None else here.device
+    return Context(rank, ranks, 0, 1, rank, ranks, group, group, device)
 
 
 class FixedStopwatch:
-    """Says that everything takes equally long: setting up is then no matter of time."""
+    """Stopwatch that runs nothing and reports 1 ms, so that setting up takes no time."""
 
     def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
         return 1.0
@@ -48,25 +48,27 @@ class FixedStopwatch:
 
 def prepared(
     here: Rank, cell: EmbeddingGrad, name: str, tokens: list[Tensor] | None = None
-) -> tuple[Inputs, Wire, Exchange]:
-    """A variant without what its session measures."""
-    inputs = Inputs(cell, context(here), tokens)
-    wire = Wire(here.group, here.rank, here.world_size)
+) -> tuple[EmbeddingGradInputs, CountedCollectives, Exchange]:
+    """Prepare a variant without the measurements of its session."""
+    inputs = EmbeddingGradInputs(cell, context(here), tokens)
+    comm = CountedCollectives(here.group, here.rank, here.world_size)
     stopwatch: Any = FixedStopwatch()
-    return inputs, wire, WORKLOAD.variants[name].prepare(cell, Place(inputs, wire, stopwatch))
+    return inputs, comm, WORKLOAD.variants[name].prepare(cell, ExchangeContext(inputs, comm, stopwatch))
 
 
-def run(exchange: Exchange, wire: Wire) -> Tensor:
-    """One iteration."""
-    wire.reset()
+def run(exchange: Exchange, comm: CountedCollectives) -> Tensor:
+    """Run one iteration and return its result."""
+    comm.reset()
     sequence(exchange.phases)()
     return exchange.result()
 
 
-def dense_mean(here: Rank, inputs: Inputs, *, of_sizes: bool = False) -> Tensor:
-    """This rank's slice of the mean, by a plain all-reduce in float64 of the gradients as they are, or of their sizes:
-    what rounding errors on the way can be compared with where gradients cancel."""
+def dense_mean(here: Rank, inputs: EmbeddingGradInputs, *, absolute: bool = False) -> Tensor:
+    """Return this rank's slice of the mean gradient, by a plain all-reduce in float64.
+
+    With `absolute` it is the mean of absolute values. Rounding errors are compared with that where gradients cancel.
+    """
     whole = inputs.grad.double()
-    whole = whole.abs() if of_sizes else whole
+    whole = whole.abs() if absolute else whole
     dist.all_reduce(whole, group=here.group)
     return inputs.slice_of(whole / here.world_size)

@@ -197,7 +197,7 @@ class Handle:
         return whole[offset : offset + torch.Size(shape).numel()].view(shape)
 
 
-class SimulatedBuffers(symmetric_buffers.Arena):
+class SimulatedBuffers(symmetric_buffers.SymmetricBuffers):
     """Symmetric buffers on a simulated machine."""
 
     def __init__(self, machine: Machine, rank: int, ranks: int) -> None:

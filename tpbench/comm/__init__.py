@@ -1,1 +1,1 @@
-"""GPU communication for several workloads: symmetric buffers, signals, peer copies, collectives, CUDA driver calls."""
+"""GPU communication shared by workloads: collectives, symmetric buffers, signals, CUDA driver calls."""

@@ -1,25 +1,43 @@
-"""torch's collectives of whole tensors under one name (renamed in torch 2.13, which warns of the old), and of rows."""
+"""Collectives for whole tensors, for rows of matrices and for Python objects."""
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+# torch 2.13 renamed both functions and warns about the old names.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 
 def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """(size * rows, n): everybody's (rows, n), in rank order."""
+    """Return (size * rows, n): the (rows, n) shards of all ranks, in rank order. Collective."""
     whole = shard.new_empty(group.size() * len(shard), shard.shape[1])
     all_gather(whole, shard.contiguous(), group=group)
     return whole
 
 
 def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's (rows / size, n) of the sum over ranks of everybody's (rows, n)."""
+    """Sum the (rows, n) matrices of all ranks and return this rank's (rows / size, n) of the sum. Collective."""
     shard = whole.new_empty(len(whole) // group.size(), whole.shape[1])
     reduce_scatter(shard, whole.contiguous(), group=group)
     return shard
+
+
+def gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Return one picklable value from each rank, in rank order. Collective."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def on_one_machine(group: dist.ProcessGroup) -> bool:
+    """Return true if all ranks run under one Linux kernel. Collective, with the same answer on every rank."""
+    boot_id = BOOT_ID.read_text() if BOOT_ID.exists() else ""
+    return len(set(gather_objects((socket.gethostname(), boot_id), group))) == 1

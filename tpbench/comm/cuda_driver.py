@@ -1,4 +1,4 @@
-"""CUDA's driver, for what torch has no call for."""
+"""Calls of the CUDA driver that torch does not offer."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 
 @cache
 def cuda() -> Any:
-    """Its library. OSError where there is none."""
+    """Load the driver's library. Raise OSError if there is none."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 def has(name: str) -> bool:
-    """Whether it has a function of that name: older ones lack some."""
+    """Return true if the installed driver has a function of this name: older drivers lack some."""
     return getattr(cuda(), name, None) is not None
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call its function, with ctypes' arguments. RuntimeError where that answers with an error."""
+    """Call a driver function with ctypes arguments. Raise RuntimeError if it returns an error code."""
     if error := getattr(cuda(), name)(*arguments):
         raise RuntimeError(f"{name} failed with CUDA error {error}")
 
 
 def current_stream() -> ctypes.c_void_p:
-    """torch's, as an argument."""
+    """Return torch's current stream as an argument for `call`."""
     return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)

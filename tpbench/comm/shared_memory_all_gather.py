@@ -1,88 +1,80 @@
-"""Small numbers from every rank to every rank of one machine: through a page that all map, without sockets or threads.
+"""All-gather of a few 32-bit numbers between processes of one machine, through a page that all of them map.
 
-A collective of a few bytes on the CPU wakes several threads on each rank, which takes longer than all else that the
-host does in a sparse exchange.
+A collective of a few bytes on the CPU wakes several threads on each rank. That takes longer than all other host work
+of a sparse exchange. This all-gather needs neither sockets nor threads.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-SHARED = Path("/dev/shm")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+from tpbench.comm.collectives import gather_objects, on_one_machine
+
+SHARED_MEMORY = Path("/dev/shm")
 
 
-class Board:
-    """Numbers of 32 bits. Each is written in one word with its exchange's number in the upper half, so that whoever
-    sees that number has the right one: nothing depends on the order in which words become visible.
+class SharedMemoryAllGather:
+    """All-gather of signed 32-bit numbers, as many from each rank as there are ranks.
 
-    Exchanges take turns on two halves. A rank that is one exchange ahead writes the other half, and none is two ahead,
-    as each exchange awaits all ranks.
+    A number and the epoch (the count of calls) share one 64-bit word, with the epoch in the upper half. A reader that
+    sees the right epoch therefore has the right number, in whatever order words become visible.
+
+    Epochs alternate between two halves of the page. A rank that is one epoch ahead writes the other half. No rank can
+    be two epochs ahead, because each call waits for all ranks.
     """
 
     def __init__(self, words: NDArray[np.int64], rank: int) -> None:
-        """`words`: (2, ranks, numbers) zeros that all ranks map."""
-        self.words, self.rank, self.turn = words, rank, 0
+        """Use `words`, (2, ranks, numbers) zeros that all ranks map."""
+        self.words, self.rank, self.epoch = words, rank, 0
 
-    def gather(self, mine: Sequence[int]) -> list[list[int]]:
-        """Everybody's numbers, by rank."""
-        self.turn += 1
-        turn = self.turn & 0x7FFFFFFF
-        half = self.words[turn % 2]
-        half[self.rank] = np.array(mine, dtype=np.int64) & 0xFFFFFFFF | turn << 32
-        while ((seen := half.copy()) >> 32 != turn).any():
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of every rank, by rank. Collective."""
+        self.epoch += 1
+        epoch = self.epoch & 0x7FFFFFFF
+        half = self.words[epoch % 2]
+        half[self.rank] = np.array(numbers, dtype=np.int64) & 0xFFFFFFFF | epoch << 32
+        while ((seen := half.copy()) >> 32 != epoch).any():
             os.sched_yield()
-        numbers: list[list[int]] = seen.astype(np.int32).tolist()
-        return numbers
+        gathered: list[list[int]] = seen.astype(np.int32).tolist()
+        return gathered
 
 
-def board(group: dist.ProcessGroup, rank: int, ranks: int) -> Board | None:
-    """One with `ranks` numbers a rank; None where not all can map one file. Collective, the same on every rank."""
-    if not on_one_machine(group, ranks):
+def connect(group: dist.ProcessGroup) -> SharedMemoryAllGather | None:
+    """Map one page on all ranks of a group. Return None on every rank if any rank cannot map it. Collective."""
+    if not on_one_machine(group):
         return None
-    file = everybodys(allotted(16 * ranks * ranks) if rank == 0 else None, group, ranks)[0]
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    file = gather_objects(allocate_file(16 * ranks * ranks) if rank == 0 else None, group)[0]
     words: NDArray[np.int64] | None = None
     with suppress(OSError):
         if file is not None:
             words = np.memmap(file, np.int64, "r+", shape=(2, ranks, ranks))
-    mapped = all(everybodys(words is not None, group, ranks))
+    all_mapped = all(gather_objects(words is not None, group))
     if rank == 0 and file is not None:
-        file.unlink()  # a rank that dies leaves nothing behind
-    return Board(words, rank) if mapped and words is not None else None
+        file.unlink()  # so that a rank that dies leaves no file behind
+    return SharedMemoryAllGather(words, rank) if all_mapped and words is not None else None
 
 
-def allotted(size: int) -> Path | None:
-    """A new file of so many bytes that are really there: a hole would kill who writes into it when memory is full."""
+def allocate_file(size: int) -> Path | None:
+    """Create a file of `size` allocated bytes, or return None if there is no room.
+
+    A sparse file would not do: the first write to a hole kills the process (SIGBUS) if memory is full.
+    """
     with suppress(OSError):
-        number, name = tempfile.mkstemp(prefix="tpbench-board-", dir=SHARED)
+        descriptor, name = tempfile.mkstemp(prefix="tpbench-all-gather-", dir=SHARED_MEMORY)
         try:
-            os.posix_fallocate(number, 0, size)
+            os.posix_fallocate(descriptor, 0, size)
             return Path(name)
         except OSError:
             Path(name).unlink()
         finally:
-            os.close(number)
+            os.close(descriptor)
     return None
-
-
-def on_one_machine(group: dist.ProcessGroup, ranks: int) -> bool:
-    """Whether all ranks run under one kernel. Collective."""
-    boot = BOOT_ID.read_text() if BOOT_ID.exists() else ""
-    return len(set(everybodys((socket.gethostname(), boot), group, ranks))) == 1
-
-
-def everybodys(value: Any, group: dist.ProcessGroup, ranks: int) -> list[Any]:
-    """One value of each rank, by rank. Collective."""
-    answers: list[Any] = [None] * ranks
-    dist.all_gather_object(answers, value, group=group)
-    return answers

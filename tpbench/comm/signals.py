@@ -1,7 +1,7 @@
-"""Flags between ranks, in the order of streams: without them no rank knows that a peer's copy has arrived.
+"""Signals between ranks in stream order: a rank learns from them that a peer's copy has arrived.
 
-A peer's waits on a channel are for the signals in the order in which they were sent. Both act on the current stream and
-return at once.
+A wait on a channel takes the peer's signals in the order in which the peer sent them. Sending and waiting act on the
+current stream and return to the host at once.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ import torch
 from tpbench.comm import cuda_driver
 
 GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic comparison of 32 bits
-WITH_BARRIER = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: what the stream wrote before is visible first
+WITH_BARRIER = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: earlier writes of the stream become visible first
 
 
 class Signals(Protocol):
-    """What orders copies over ranks."""
+    """Signals from rank to rank, on numbered channels."""
 
     def send(self, channel: int, peer: int) -> None:
-        """After all that this stream did before, tell a peer."""
+        """Signal a peer after all earlier work of the current stream."""
 
     def wait(self, channel: int, peer: int) -> None:
-        """Nothing later on this stream begins before the peer's next signal."""
+        """Hold back later work of the current stream until the peer's next signal."""
 
 
 class StreamSignals:
-    """Memory operations of the stream itself (cuStreamWriteValue32, cuStreamWaitValue32): they need no SM, so a product
-    that fills the GPU delays none. Flags count up; a captured graph would wait for numbers that have passed, so that
-    capturing is refused."""
+    """Signals by memory operations of the stream itself (cuStreamWriteValue32, cuStreamWaitValue32).
+
+    They need no SM, so that a product that fills the GPU does not delay them. Flags count up. A captured graph would
+    wait for numbers that have passed, therefore `send` and `wait` raise RuntimeError during capture.
+    """
 
     def __init__(self, addresses: list[int], rank: int) -> None:
-        """`addresses`: where each rank's flags begin, zeros, as mapped here."""
+        """Use the zeroed flags of each rank; `addresses[rank]` is where that rank's flags are mapped here."""
         self.addresses, self.rank = addresses, rank
         self.sent: Counter[tuple[int, int]] = Counter()
         self.awaited: Counter[tuple[int, int]] = Counter()
@@ -50,7 +52,7 @@ class StreamSignals:
         self._call("cuStreamWaitValue32_v2", address, self.awaited[channel, peer], GREATER_OR_EQUAL)
 
     def _flag(self, begin: int, channel: int, sender: int) -> int:
-        """A rank's flag for a channel and a sender."""
+        """Return the address of the flag for a channel and a sender, among one rank's flags."""
         return begin + 4 * (channel * len(self.addresses) + sender)
 
     def _call(self, name: str, address: int, value: int, flags: int) -> None:
@@ -61,11 +63,14 @@ class StreamSignals:
 
 
 class KernelSignals:
-    """torch's put_signal and wait_signal: kernels of one block. A signal is sent once the last one on its channel has
-    been waited for, which resets the flag. They can be captured in a CUDA graph, and wait for a free SM."""
+    """Signals by torch's put_signal and wait_signal, which are kernels of one block.
+
+    They can be captured in a CUDA graph, but wait for a free SM. A send completes only after the receiver has waited
+    for the last signal on the same channel, because that wait resets the flag.
+    """
 
     def __init__(self, handle: Any) -> None:
-        """`handle`: of memory that serves nothing else, whose signal pad has the flags."""
+        """Use the signal pad of `handle`, a symmetric-memory handle that serves no other purpose."""
         self.handle = handle
 
     def send(self, channel: int, peer: int) -> None:

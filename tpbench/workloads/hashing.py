@@ -1,4 +1,4 @@
-"""Numbers for inputs: integer hashes of (seed, stream, index), exact on every device, hence the same everywhere.
+"""Pseudo-random inputs from integer hashes of (seed, stream, index), with the same bits on every device.
 
 A number depends on its global index alone, so that each rank makes its part without the others.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def hash_index(seed: int, stream: int, index: Tensor) -> Tensor:
-    """32 bits for each index, as int64 in [0, 2^32). Streams are independent numbers from one seed."""
+    """Return 32 random bits for each index, as int64 in [0, 2^32). Streams of one seed are independent."""
     key = _mix_int(_mix_int(seed) ^ (stream * 0x9E3779B9))
     bits = _as_int32((index + key) & 0xFFFFFFFF)
     _mix(bits, torch.empty_like(bits))
@@ -18,19 +18,22 @@ def hash_index(seed: int, stream: int, index: Tensor) -> Tensor:
 
 
 def normal(row_hash: Tensor, column_hash: Tensor) -> Tensor:
-    """(rows, columns) fp32 of about normal numbers, standard deviation 2.31, within +-8; from `hash_index` of each."""
+    """Return (rows, columns) fp32, about normally distributed: standard deviation 2.31, within +-8.
+
+    row_hash: (rows,) and column_hash: (columns,), both from `hash_index`. Each number is the sum of four uniform ones.
+    """
     bits = _as_int32(row_hash)[:, None] ^ _as_int32(column_hash)
-    other = torch.empty_like(bits)
-    _mix(bits, other)
-    total = (bits & 0xFFFF).add_(_shifted(bits, 16, other))
-    _mix(bits.add_(0x5BD1E995), other)
-    total.add_(_shifted(bits, 16, other)).add_(bits.bitwise_and_(0xFFFF))
-    # Four uniforms of 16 bits: less than 2^18, so exact in fp32, and the scale is a power of two.
+    scratch = torch.empty_like(bits)
+    _mix(bits, scratch)
+    total = (bits & 0xFFFF).add_(_shifted(bits, 16, scratch))
+    _mix(bits.add_(0x5BD1E995), scratch)
+    total.add_(_shifted(bits, 16, scratch)).add_(bits.bitwise_and_(0xFFFF))
+    # Four uniform numbers of 16 bits: their sum is below 2^18, so exact in fp32, and the scale is a power of two.
     return total.sub_(2 * 0xFFFF).to(torch.float32).mul_(2.0**-14)
 
 
 def _mix(bits: Tensor, scratch: Tensor) -> None:
-    """Scramble int32 in place: Chris Wellons' lowbias32, a bijection whose every output bit depends on every input bit.
+    """Scramble int32 in place by lowbias32 (Chris Wellons): a bijection; every input bit affects every output bit.
 
     int32 products wrap on every device.
     """
@@ -40,13 +43,13 @@ def _mix(bits: Tensor, scratch: Tensor) -> None:
 
 
 def _shifted(bits: Tensor, shift: int, out: Tensor) -> Tensor:
-    """bits >> shift as unsigned: torch shifts the sign in, the mask takes it out."""
+    """Write bits >> shift, as unsigned numbers, to `out`: the mask removes the sign bits that torch shifts in."""
     torch.bitwise_right_shift(bits, shift, out=out)
     return out.bitwise_and_(2 ** (32 - shift) - 1)
 
 
 def _mix_int(bits: int) -> int:
-    """`_mix` of one Python int."""
+    """Scramble one Python int as `_mix` does."""
     bits &= 0xFFFFFFFF
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D & 0xFFFFFFFF
     bits = (bits ^ (bits >> 15)) * 0x846CA68B & 0xFFFFFFFF
@@ -54,6 +57,6 @@ def _mix_int(bits: int) -> int:
 
 
 def _as_int32(bits: Tensor) -> Tensor:
-    """The int32 of the same low 32 bits, by arithmetic: what an overflowing cast does is nobody's promise."""
+    """Return int32 with the same low 32 bits. Computed by arithmetic, since an overflowing cast is not defined."""
     low = bits & 0xFFFFFFFF
     return (low - ((low >> 31) << 32)).to(torch.int32)

@@ -1,4 +1,4 @@
-"""The coalesced COO tensor of every rank to every rank: what generic sparse reductions do."""
+"""All-gather of every rank's coalesced COO tensor, as generic sparse reductions do it."""
 
 from __future__ import annotations
 
@@ -7,49 +7,53 @@ from tpbench.workloads.embedding_grad.sparse import MergingExchange, gather
 
 
 class SparseAllGather(MergingExchange):
-    """Numbers (int64, as in torch's COO tensors) and values, padded to the rank with most; each takes what it owns."""
+    """All-gathers of row numbers (int64, as in torch's COO tensors) and of rows.
+
+    Both are padded to the rank that touched most rows. Each rank merges the rows that it owns.
+    """
 
     counts: list[list[int]]
-    """Rows that each rank touched, by owner."""
+    """Number of touched rows, by the rank that touched them and then their owner."""
 
     @property
-    def most(self) -> int:
-        """Rows of the rank that touched most."""
+    def padded_rows(self) -> int:
+        """Number of rows of the rank that touched most."""
         return max(map(sum, self.counts))
 
     def exchange_counts(self) -> None:
-        self.found = self.index.find()
-        assert self.found is not None
-        self.counts = self.wire.gather_counts(self.found.counts)
+        self.touched = self.finder.find()
+        assert self.touched is not None
+        self.counts = self.comm.gather_counts(self.touched.counts)
 
     def exchange_ids(self) -> None:
-        assert self.found is not None
-        mine = self.found.rows.new_zeros(self.most).long()
-        mine[: len(self.found.rows)] = self.found.rows
-        self.ids = mine.new_empty(self.wire.world_size * self.most)
-        self.wire.all_gather(self.ids, mine)
+        assert self.touched is not None
+        own_ids = self.touched.rows.new_zeros(self.padded_rows).long()
+        own_ids[: len(self.touched.rows)] = self.touched.rows
+        self.received_ids = own_ids.new_empty(self.comm.world_size * self.padded_rows)
+        self.comm.all_gather(self.received_ids, own_ids)
 
     def gather(self) -> None:
-        assert self.found is not None
-        grad = self.inputs.grad
-        self.mine = grad.new_empty(self.most, grad.shape[1])
-        gather(grad, self.found.rows, self.mine[: len(self.found.rows)])
+        assert self.touched is not None
+        grad, rows = self.inputs.grad, self.touched.rows
+        self.sent_values = grad.new_empty(self.padded_rows, grad.shape[1])
+        gather(grad, rows, self.sent_values[: len(rows)])
 
     def exchange_values(self) -> None:
-        assert self.mine is not None
-        self.values = self.mine.new_empty(self.wire.world_size * self.most, self.mine.shape[1])
-        self.wire.all_gather(self.values, self.mine)
+        assert self.sent_values is not None
+        gathered_rows = self.comm.world_size * self.padded_rows
+        self.received_values = self.sent_values.new_empty(gathered_rows, self.sent_values.shape[1])
+        self.comm.all_gather(self.received_values, self.sent_values)
 
     def segments(self) -> list[tuple[int, int]]:
-        return [self._segment(source) for source in range(self.wire.world_size)]
+        return [self._segment(source) for source in range(self.comm.world_size)]
 
     def _segment(self, source: int) -> tuple[int, int]:
-        """A rank's own rows come last in its list."""
+        """Return where the rows for this rank start in a source's list, in which the source's own rows come last."""
         rank, counts = self.inputs.rank, self.counts[source]
         if source == rank:
             return (0, 0)
-        before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
-        return source * self.most + before, counts[rank]
+        rows_before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
+        return source * self.padded_rows + rows_before, counts[rank]
 
-    def formula(self) -> list[int]:
+    def expected_bytes(self) -> list[int]:
         return traffic.sparse_all_gather(self.inputs.counts, self.inputs.row_bytes)

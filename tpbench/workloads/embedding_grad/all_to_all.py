@@ -1,4 +1,4 @@
-"""The sparse reduce-scatter: each touched row goes to its owner, which merges it into its slice."""
+"""Sparse reduce-scatter by all-to-alls: each touched row goes to its owner, which merges it into its slice."""
 
 from __future__ import annotations
 
@@ -7,60 +7,59 @@ import itertools
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad import traffic
-from tpbench.workloads.embedding_grad.index import Found
 from tpbench.workloads.embedding_grad.sparse import MergingExchange, gather
+from tpbench.workloads.embedding_grad.touched_rows import TouchedRows
 
 
 class SparseAllToAll(MergingExchange):
-    """Counts, numbers and values in an all-to-all each. A rank's own rows stay where they are."""
+    """All-to-alls of counts, of row numbers and of rows. Rows that this rank owns stay in place."""
 
-    sent: list[int]
-    """Rows that go to each rank."""
-    received: list[int]
-    """Rows that come from each rank."""
+    send_counts: list[int]
+    """Number of rows that go to each rank."""
+    receive_counts: list[int]
+    """Number of rows that come from each rank."""
 
     def exchange_counts(self) -> None:
-        found = self.index.find()
-        if found is None:
+        touched = self.finder.find()
+        if touched is None:
             raise RuntimeError(
                 "the touched rows are not known: only a dense exchange, or sparse_auto, can do this step"
             )
-        sent = _without(found.counts, self.inputs.rank)
-        self.begin(found, self.wire.exchange_counts(sent))
+        self.begin(touched, self.comm.exchange_counts(_without(touched.counts, self.inputs.rank)))
 
-    def begin(self, found: Found, received: list[int]) -> None:
-        """The counts are known: from here on the exchange is the device's."""
-        self.found, self.received = found, received
-        self.sent = _without(found.counts, self.inputs.rank)
+    def begin(self, touched: TouchedRows, receive_counts: list[int]) -> None:
+        """Start a step whose counts are known. All later phases run on the device."""
+        self.touched, self.receive_counts = touched, receive_counts
+        self.send_counts = _without(touched.counts, self.inputs.rank)
 
     def exchange_ids(self) -> None:
-        leaving = self._leaving
-        self.ids = leaving.new_empty(sum(self.received))
-        self.wire.all_to_all(self.ids, leaving, self.received, self.sent)
+        rows = self._rows_to_send
+        self.received_ids = rows.new_empty(sum(self.receive_counts))
+        self.comm.all_to_all(self.received_ids, rows, self.receive_counts, self.send_counts)
 
     def gather(self) -> None:
-        grad, leaving = self.inputs.grad, self._leaving
-        self.mine = grad.new_empty(len(leaving), grad.shape[1])
-        gather(grad, leaving, self.mine)
+        grad, rows = self.inputs.grad, self._rows_to_send
+        self.sent_values = grad.new_empty(len(rows), grad.shape[1])
+        gather(grad, rows, self.sent_values)
 
     def exchange_values(self) -> None:
-        assert self.mine is not None
-        self.values = self.mine.new_empty(sum(self.received), self.inputs.grad.shape[1])
-        self.wire.all_to_all(self.values, self.mine, self.received, self.sent)
+        assert self.sent_values is not None
+        self.received_values = self.sent_values.new_empty(sum(self.receive_counts), self.inputs.grad.shape[1])
+        self.comm.all_to_all(self.received_values, self.sent_values, self.receive_counts, self.send_counts)
 
     def segments(self) -> list[tuple[int, int]]:
-        starts = itertools.accumulate(self.received, initial=0)
-        return list(zip(starts, self.received, strict=False))
+        starts = itertools.accumulate(self.receive_counts, initial=0)
+        return list(zip(starts, self.receive_counts, strict=False))
 
     @property
-    def _leaving(self) -> Tensor:
-        assert self.found is not None
-        return self.found.rows[: sum(self.sent)]
+    def _rows_to_send(self) -> Tensor:
+        assert self.touched is not None
+        return self.touched.rows[: sum(self.send_counts)]
 
-    def formula(self) -> list[int]:
+    def expected_bytes(self) -> list[int]:
         return traffic.sparse_all_to_all(self.inputs.counts, self.inputs.row_bytes)
 
 
 def _without(counts: list[int], rank: int) -> list[int]:
-    """The counts with none for this rank."""
+    """Return the counts with 0 for this rank."""
     return [0 if owner == rank else count for owner, count in enumerate(counts)]

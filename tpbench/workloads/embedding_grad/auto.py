@@ -1,4 +1,4 @@
-"""Dense or sparse, each step anew: by the rows of the busiest rank, against a limit measured at the start."""
+"""Choice between dense and sparse in each step: rows of the busiest rank against a limit calibrated at the start."""
 
 from __future__ import annotations
 
@@ -10,53 +10,58 @@ from torch import Tensor
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.embedding_grad import crossover, traffic
 from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
+from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
 from tpbench.workloads.embedding_grad.exchange import Phase, sequence
-from tpbench.workloads.embedding_grad.index import EvenlySpread
-from tpbench.workloads.embedding_grad.inputs import Inputs
-from tpbench.workloads.embedding_grad.wire import Wire
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.touched_rows import EvenlySpacedRows
 
 CALIBRATED_AT = (0.2, 0.8)
-"""Densities at which the sparse exchange is timed: a line through them is within a percent or two of it in between."""
+"""Densities at which the sparse exchange is timed. A line through both is within 1 or 2 % of its time in between."""
 
 UNKNOWN = -1
-"""The count of a rank that does not know its rows."""
+"""Count that a rank sends if it does not know its touched rows."""
 
 
 class SparseAuto:
-    """All ranks gather all counts, so that all know the busiest rank's rows and choose alike without asking."""
+    """Dense or sparse exchange. All ranks gather all counts, and therefore choose alike without a further message."""
 
     def __init__(
-        self, inputs: Inputs, wire: Wire, dense: DenseReduceScatter, sparse: SparseAllToAll, limit: float
+        self,
+        inputs: EmbeddingGradInputs,
+        comm: CountedCollectives,
+        dense: DenseReduceScatter,
+        sparse: SparseAllToAll,
+        limit: float,
     ) -> None:
-        """`limit`: the density, or the busiest rank's equal of it, above which dense is faster."""
-        self.inputs, self.wire, self.dense, self.sparse, self.limit = inputs, wire, dense, sparse, limit
-        self.writes = sparse.writes
-        self.goes_sparse = False
-        later = [self._if(True, phase) for phase in sparse.phases[1:]] + [self._if(False, dense.phases[0])]
+        """Choose dense above the density `limit`, or above the busiest rank's equivalent of that density."""
+        self.inputs, self.comm, self.dense, self.sparse, self.limit = inputs, comm, dense, sparse, limit
+        self.overwrites = sparse.overwrites
+        self.use_sparse = False
+        later = [self._only_if(True, phase) for phase in sparse.phases[1:]] + [self._only_if(False, dense.phases[0])]
         self.phases = (Phase("counts", self.choose, after="batch", on_host=True), *later)
 
     def choose(self) -> None:
-        """Everybody's counts, and what they say."""
-        found = self.sparse.index.find()
-        mine = found.counts if found is not None else [UNKNOWN] * self.wire.world_size
-        counts = self.wire.gather_counts(mine)
-        self.goes_sparse = pays(counts, self.inputs.problem.table_rows, self.limit)
-        if self.goes_sparse:
-            assert found is not None
+        """Gather all counts and choose."""
+        touched = self.sparse.finder.find()
+        own_counts = touched.counts if touched is not None else [UNKNOWN] * self.comm.world_size
+        counts = self.comm.gather_counts(own_counts)
+        self.use_sparse = sparse_is_faster(counts, self.inputs.problem.table_rows, self.limit)
+        if self.use_sparse:
+            assert touched is not None
             rank = self.inputs.rank
-            self.sparse.begin(found, [0 if each == rank else row[rank] for each, row in enumerate(counts)])
+            self.sparse.begin(touched, [0 if peer == rank else row[rank] for peer, row in enumerate(counts)])
 
-    def _if(self, sparse: bool, phase: Phase) -> Phase:
+    def _only_if(self, sparse: bool, phase: Phase) -> Phase:
         def run() -> None:
-            if self.goes_sparse == sparse:
+            if self.use_sparse == sparse:
                 phase.run()
 
         return Phase(phase.name, run, phase.after, phase.on_host)
 
     @property
     def _chosen(self) -> DenseReduceScatter | SparseAllToAll:
-        return self.sparse if self.goes_sparse else self.dense
+        return self.sparse if self.use_sparse else self.dense
 
     def result(self) -> Tensor:
         return self._chosen.result()
@@ -65,45 +70,50 @@ class SparseAuto:
         self.dense.release()
         self.sparse.release()
 
-    def formula(self) -> list[int]:
-        """The chosen one's, but that each rank sends all its counts to each peer."""
-        peers = self.wire.world_size - 1
-        gathered = traffic.COUNT_BYTES * self.wire.world_size * peers
-        once = traffic.COUNT_BYTES * peers if self.goes_sparse else 0
-        return [each + gathered - once for each in self._chosen.formula()]
+    def expected_bytes(self) -> list[int]:
+        """Return the bytes of the chosen exchange, but with all counts of a rank sent to each peer."""
+        peers = self.comm.world_size - 1
+        all_counts = traffic.COUNT_BYTES * self.comm.world_size * peers
+        own_counts = traffic.COUNT_BYTES * peers if self.use_sparse else 0
+        return [sent + all_counts - own_counts for sent in self._chosen.expected_bytes()]
 
-    def facts(self) -> dict[str, Any]:
-        return {**self._chosen.facts(), "crossover_density": self.limit}
+    def columns(self) -> dict[str, Any]:
+        return {**self._chosen.columns(), "crossover_density": self.limit}
 
     def known_rows(self) -> Tensor | None:
         return self._chosen.known_rows()
 
 
-def pays(counts: list[list[int]], table_rows: int, limit: float) -> bool:
-    """Whether a sparse exchange of these counts is faster; it is not to be had where a rank does not know its rows."""
+def sparse_is_faster(counts: list[list[int]], table_rows: int, limit: float) -> bool:
+    """Return true if a sparse exchange of these counts is possible and faster.
+
+    It is not possible if a rank does not know its rows.
+    """
     if any(UNKNOWN in row for row in counts):
         return False
     ranks = len(counts)
     return traffic.busiest(counts) * ranks / (ranks - 1) <= limit * table_rows
 
 
-def calibrate(inputs: Inputs, dense: DenseReduceScatter, sparse: SparseAllToAll, stopwatch: Stopwatch) -> float:
-    """The density at which both take equal time on this machine. Collective; the same on every rank.
+def calibrate(
+    inputs: EmbeddingGradInputs, dense: DenseReduceScatter, sparse: SparseAllToAll, stopwatch: Stopwatch
+) -> float:
+    """Return the density at which both take equal time on this machine. Collective; the same on every rank.
 
-    Timed is what the device does, on a CPU everything: the numbers are spread over the table, the values as they are.
+    The times are of the device, on a CPU of the whole exchange. Touched rows are evenly spaced over the table, with the
+    values that the gradient has there.
     """
-    kept = inputs.own.clone()
-    index = sparse.index
+    saved_slice, finder = inputs.own_slice.clone(), sparse.finder
     points = []
     for density in CALIBRATED_AT:
         rows = max(1, round(density * inputs.problem.table_rows))
-        sparse.index = EvenlySpread(inputs.owners, inputs.rank, inputs.device, rows)
+        sparse.finder = EvenlySpacedRows(inputs.partition, inputs.rank, inputs.device, rows)
         points.append((density, stopwatch.ms(sequence(sparse.phases))))
     dense_ms = stopwatch.ms(dense.reduce)
-    sparse.index = index
+    sparse.finder = finder
     sparse.release()
     dense.release()
-    inputs.own.copy_(kept)
+    inputs.own_slice.copy_(saved_slice)
     if inputs.device.type == "cuda":
         torch.cuda.empty_cache()
     return crossover.from_line(points[0], points[1], dense_ms)

@@ -1,4 +1,4 @@
-"""The dense collectives, which send the whole table whatever was touched."""
+"""Dense collectives, which send the whole table."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad import traffic
+from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchange import Phase
-from tpbench.workloads.embedding_grad.inputs import Inputs
-from tpbench.workloads.embedding_grad.wire import Wire
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
 
 class DenseReduceScatter:
-    """Each owner gets its part of the sum: what a sharded optimizer uses."""
+    """Reduce-scatter: each owner gets its part of the mean, as a sharded optimizer needs it."""
 
-    writes = None
+    overwrites = None
 
-    def __init__(self, inputs: Inputs, wire: Wire) -> None:
-        self.inputs, self.wire = inputs, wire
+    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives) -> None:
+        self.inputs, self.comm = inputs, comm
         self.output: Tensor | None = None
         self.phases = (Phase("reduce", self.reduce),)
 
     def reduce(self) -> None:
-        """The one collective."""
-        self.output = torch.empty_like(self.inputs.own)
-        self.wire.reduce_scatter_mean(self.output, self.inputs.grad)
+        """Run the collective."""
+        self.output = torch.empty_like(self.inputs.own_slice)
+        self.comm.reduce_scatter_mean(self.output, self.inputs.grad)
 
     def result(self) -> Tensor:
         assert self.output is not None
@@ -35,11 +35,11 @@ class DenseReduceScatter:
     def release(self) -> None:
         self.output = None
 
-    def formula(self) -> list[int]:
-        size = self.wire.world_size
+    def expected_bytes(self) -> list[int]:
+        size = self.comm.world_size
         return [traffic.dense_reduce_scatter(len(self.inputs.grad), self.inputs.row_bytes, size)] * size
 
-    def facts(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, Any]:
         return {"chosen": "dense"}
 
     def known_rows(self) -> None:
@@ -47,24 +47,24 @@ class DenseReduceScatter:
 
 
 class DenseAllReduce:
-    """Everybody gets the whole mean, in the gradient's place: what unsharded data parallelism does."""
+    """All-reduce in place: every rank gets the whole mean, as unsharded data parallelism needs it."""
 
-    def __init__(self, inputs: Inputs, wire: Wire) -> None:
-        self.inputs, self.wire = inputs, wire
-        self.writes = inputs.grad
-        self.phases = (Phase("reduce", lambda: wire.all_reduce_mean(inputs.grad)),)
+    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives) -> None:
+        self.inputs, self.comm = inputs, comm
+        self.overwrites = inputs.grad
+        self.phases = (Phase("reduce", lambda: comm.all_reduce_mean(inputs.grad)),)
 
     def result(self) -> Tensor:
-        return self.inputs.own
+        return self.inputs.own_slice
 
     def release(self) -> None:
-        """It needs no memory of its own."""
+        """Do nothing: the all-reduce allocates no memory."""
 
-    def formula(self) -> list[int]:
-        size = self.wire.world_size
+    def expected_bytes(self) -> list[int]:
+        size = self.comm.world_size
         return [traffic.dense_all_reduce(len(self.inputs.grad), self.inputs.row_bytes, size)] * size
 
-    def facts(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, Any]:
         return {"chosen": "dense"}
 
     def known_rows(self) -> None:

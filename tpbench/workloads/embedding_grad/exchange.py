@@ -1,4 +1,4 @@
-"""What an exchange is: phases that follow each other, and a result."""
+"""Interface of an exchange: a sequence of phases and a result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
-After: TypeAlias = Literal["batch", "forward", "backward"]
-"""The points of a training step: its batch is known, its forward pass is over, its gradient is there."""
+StepPoint: TypeAlias = Literal["batch", "forward", "backward"]
+"""Points of a training step: the batch is known, the forward pass has ended, the backward pass has ended."""
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class Phase:
     name: str
     """One of `problem.PHASES`."""
     run: Callable[[], None]
-    after: After = "backward"
-    """From which point on it is done: all but "backward" need no gradient."""
+    after: StepPoint = "backward"
+    """Earliest point at which the phase can run. Only phases after "backward" need the gradient."""
     on_host: bool = False
-    """Its time is the host's."""
+    """Measure the phase by the host's clock."""
 
 
 def sequence(phases: Sequence[Phase]) -> Callable[[], None]:
-    """Runs them in their order."""
+    """Return a function that runs the phases in order."""
 
     def run() -> None:
         for phase in phases:
@@ -36,23 +36,23 @@ def sequence(phases: Sequence[Phase]) -> Callable[[], None]:
 
 
 class Exchange(Protocol):
-    """A variant on one rank: after its phases ran in their order, `result` is this rank's slice."""
+    """A variant on one rank. After all phases ran in order, `result` returns this rank's slice."""
 
     phases: tuple[Phase, ...]
-    writes: Tensor | None
-    """The part of the gradient that it writes over, if any."""
+    overwrites: Tensor | None
+    """The part of the gradient that the exchange overwrites, if any."""
 
     def result(self) -> Tensor:
-        """(rows_each, width) in the gradient's dtype: the mean gradient of this rank's rows, padding included."""
+        """Return this rank's slice of the mean gradient, (rows_per_rank, width) in the gradient's dtype."""
 
     def release(self) -> None:
-        """Let go of the memory of the last iteration."""
+        """Free the memory of the last iteration."""
 
-    def formula(self) -> list[int]:
-        """Bytes that each rank should have sent in the last iteration."""
+    def expected_bytes(self) -> list[int]:
+        """Return the bytes that each rank should have sent in the last iteration, by formula."""
 
-    def facts(self) -> dict[str, Any]:
-        """Columns that it knows of the last iteration. `chosen`: dense or sparse."""
+    def columns(self) -> dict[str, Any]:
+        """Return row columns that describe the last iteration. `chosen`: dense or sparse."""
 
     def known_rows(self) -> Tensor | None:
-        """The rows that the last iteration was told of, or None where it needs to be told of none."""
+        """Return the rows that the last iteration took as touched, or None if it sent the whole table."""

@@ -1,11 +1,11 @@
-"""Rows of a table next to each other, as `index_select` has them, several rows a program.
+"""Triton kernel that copies rows of a table next to each other, as `index_select` does, with several rows a program.
 
-Usable on its own: needs torch and triton alone. torch gives each row a block of threads of its own. Where rows are
-short (384 bytes took 0.63 ns each on an H200, three times what their bytes take) it is the blocks that cost.
+This module needs only torch and triton. torch gives each row a thread block of its own. If rows are short, the blocks
+take more time than the bytes: on an H200 rows of 384 bytes took 0.63 ns each, three times what their bytes need.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# A kernel's arguments are what Triton makes of them.
+# Triton, not Python, gives a kernel's arguments their types.
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from torch import Tensor
 
 @triton.jit(do_not_specialize=["count"])
 def _gather_kernel(table, rows, output, count, table_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """ROWS of the rows by COLUMNS columns; zeros for a row that the table does not have."""
-    parts = tl.cdiv(width, COLUMNS)  # of a row, by neighbouring programs: memory likes it whole
-    index = tl.program_id(0) // parts * ROWS + tl.arange(0, ROWS)
-    given = index < count
-    row = tl.load(rows + index, mask=given, other=-1).to(tl.int64)
-    column = tl.program_id(0) % parts * COLUMNS + tl.arange(0, COLUMNS)
+    """Copy ROWS of the `count` rows by COLUMNS columns. A row outside the table becomes zeros."""
+    column_blocks = tl.cdiv(width, COLUMNS)  # neighbouring programs take one row's parts: memory prefers whole rows
+    index = tl.program_id(0) // column_blocks * ROWS + tl.arange(0, ROWS)  # (ROWS,)
+    valid = index < count
+    row = tl.load(rows + index, mask=valid, other=-1).to(tl.int64)
+    column = tl.program_id(0) % column_blocks * COLUMNS + tl.arange(0, COLUMNS)  # (COLUMNS,)
     inside = (column < width)[None, :]
-    there = inside & ((row >= 0) & (row < table_rows))[:, None]
-    part = tl.load(table + row[:, None] * width + column[None, :], mask=there, other=0.0)
-    tl.store(output + index.to(tl.int64)[:, None] * width + column[None, :], part, mask=inside & given[:, None])
+    present = inside & ((row >= 0) & (row < table_rows))[:, None]
+    part = tl.load(table + row[:, None] * width + column[None, :], mask=present, other=0.0)  # (ROWS, COLUMNS)
+    tl.store(output + index.to(tl.int64)[:, None] * width + column[None, :], part, mask=inside & valid[:, None])
 
 
-# In the interpreter cost is by program, not by element.
+# The interpreter's time depends on the number of programs, not of elements.
 BLOCKS = (16, 256) if isinstance(_gather_kernel, triton.JITFunction) else (512, 512)
 """Rows and columns of a program."""
 
 
 def gather_rows(table: Tensor, rows: Tensor, output: Tensor, *, blocks: tuple[int, int] = BLOCKS) -> Tensor:
-    """`output[i] = table[rows[i]]`; returns it. A row that the table does not have becomes zeros.
+    """Set `output[i] = table[rows[i]]` and return `output`. A row outside the table becomes zeros.
 
     table: (any, width), output: (len(rows), width) of its dtype, rows: int32 or int64; all contiguous.
     """

@@ -1,4 +1,4 @@
-"""One rank's part of the problem: which rows its tokens touched, and the gradient that its backward passes left."""
+"""Inputs of one rank: the rows that its tokens touched, and the gradient that its backward passes left."""
 
 from __future__ import annotations
 
@@ -10,46 +10,51 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad.distributions import token_rows
-from tpbench.workloads.embedding_grad.owners import Owners
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
+from tpbench.workloads.embedding_grad.row_partition import RowPartition
 from tpbench.workloads.hashing import hash_index, normal
 
 if TYPE_CHECKING:
     from tpbench.measure.session import Context
 
 _ROWS, _COLUMNS = 49, 50
-"""Streams: independent numbers from one seed."""
+"""Streams of `hash_index`: independent numbers from one seed."""
 
 CHUNK = {"cpu": 2**18, "cuda": 2**23}
-"""Elements made or compared at once."""
+"""Number of elements to compute or compare at once."""
 
 
-class Inputs:
-    """A rank's gradient and tokens. It knows every rank's tokens: the oracle and the counts are made of them."""
+class EmbeddingGradInputs:
+    """A rank's gradient and tokens. It also knows the tokens of all ranks, for the oracle and the counts."""
 
     def __init__(self, problem: EmbeddingGrad, context: Context, tokens: Sequence[Tensor] | None = None) -> None:
-        """`tokens`: each rank's token rows, (accumulate, any) int32 on the CPU, in place of the distribution's."""
+        """Make the inputs from each rank's token rows, (accumulate, any) int32 on the CPU.
+
+        Without `tokens` the problem's distribution gives these rows.
+        """
         self.problem = problem
-        self.owners = Owners(problem.table_rows, context.dp_size)
+        self.partition = RowPartition(problem.table_rows, context.dp_size)
         self.rank, self.device, self.group = context.dp_rank, context.device, context.dp_group
-        ranks = range(context.dp_size)
-        self.tokens = list(tokens) if tokens is not None else [token_rows(problem, self.owners, each) for each in ranks]
-        self.touched = [torch.unique(each).long() for each in self.tokens]
-        """Each rank's distinct rows, sorted, int64 on the CPU."""
+        if tokens is None:
+            tokens = [token_rows(problem, self.partition, rank) for rank in range(context.dp_size)]
+        self.tokens = list(tokens)
+        """Token rows of each rank, (accumulate, tokens) int32 on the CPU."""
+        self.touched = [torch.unique(rows).long() for rows in self.tokens]
+        """Distinct rows of each rank, sorted, int64 on the CPU."""
         dtype = getattr(torch, problem.dtype)
-        self.grad = torch.zeros(self.owners.padded_rows, problem.width, dtype=dtype, device=self.device)
-        """(padded rows, width): this rank's accumulated gradient, zero where no token fell."""
+        self.grad = torch.zeros(self.partition.padded_rows, problem.width, dtype=dtype, device=self.device)
+        """(padded rows, width): this rank's accumulated gradient, zero in rows without a token."""
         for rows in self.touched[self.rank].split(self._chunk):
-            self.grad[rows.to(self.device)] = self.values(self.rank, rows)
+            self.grad[rows.to(self.device)] = self.gradient_rows(self.rank, rows)
 
     @property
-    def steps(self) -> Tensor:
+    def own_tokens(self) -> Tensor:
         """(accumulate, tokens) int32 on the CPU: the rows of this rank's tokens."""
         return self.tokens[self.rank]
 
     @property
-    def own(self) -> Tensor:
-        """(rows_each, width): the part of the gradient that this rank owns."""
+    def own_slice(self) -> Tensor:
+        """(rows_per_rank, width): the part of the gradient that this rank owns."""
         return self.slice_of(self.grad)
 
     @property
@@ -62,39 +67,39 @@ class Inputs:
         return max(1, CHUNK[self.device.type] // self.problem.width)
 
     def slice_of(self, table: Tensor) -> Tensor:
-        """This rank's rows of a padded table."""
-        return table.narrow(0, self.owners.first(self.rank), self.owners.rows_each)
+        """Return this rank's rows of a padded table."""
+        return table.narrow(0, self.partition.first_row(self.rank), self.partition.rows_per_rank)
 
-    def values(self, rank: int, rows: Tensor) -> Tensor:
-        """(len(rows), width) in the problem's dtype: a rank's gradient in rows that it touched, the same everywhere."""
+    def gradient_rows(self, rank: int, rows: Tensor) -> Tensor:
+        """Return a rank's gradient in rows that it touched, (len(rows), width) in the problem's dtype.
+
+        The values are the same on every rank and device.
+        """
         problem, rows = self.problem, rows.to(self.device)
         columns = torch.arange(problem.width, device=self.device)
-        made = normal(
-            hash_index(problem.seed, _ROWS, rows + rank * problem.table_rows),
-            hash_index(problem.seed, _COLUMNS, columns),
-        )
-        return made.to(self.grad.dtype)
+        row_hash = hash_index(problem.seed, _ROWS, rows + rank * problem.table_rows)
+        return normal(row_hash, hash_index(problem.seed, _COLUMNS, columns)).to(self.grad.dtype)
 
     @cached_property
     def counts(self) -> list[list[int]]:
-        """Touched rows by the rank that touched them and the rank that owns them."""
-        bounds = torch.tensor(self.owners.bounds)
-        return [torch.searchsorted(each, bounds).diff().tolist() for each in self.touched]
+        """Number of touched rows, by the rank that touched them and then the rank that owns them."""
+        bounds = torch.tensor(self.partition.bounds)
+        return [torch.searchsorted(rows, bounds).diff().tolist() for rows in self.touched]
 
     @cached_property
     def merged_rows(self) -> list[int]:
-        """For each owner, how many of its rows anybody touched."""
+        """For each owner, how many of its rows were touched by any rank."""
         union = torch.unique(torch.cat(self.touched))
-        found: list[int] = torch.searchsorted(union, torch.tensor(self.owners.bounds)).diff().tolist()
-        return found
+        counts: list[int] = torch.searchsorted(union, torch.tensor(self.partition.bounds)).diff().tolist()
+        return counts
 
     @property
     def density(self) -> float:
-        """Touched rows over the table's, mean over ranks."""
+        """Touched rows over the table's rows, mean over ranks."""
         return sum(map(len, self.touched)) / (len(self.touched) * self.problem.table_rows)
 
     @property
     def duplicate_rate(self) -> float:
-        """Share of tokens whose row had one already, over all ranks."""
-        tokens = sum(each.numel() for each in self.tokens)
+        """Share of tokens whose row another token of the rank has already touched, over all ranks."""
+        tokens = sum(rows.numel() for rows in self.tokens)
         return 1.0 - sum(map(len, self.touched)) / tokens if tokens else 0.0

@@ -1,4 +1,4 @@
-"""Received rows into the owner's slice, times 1/W: by index_add_, or by the Triton kernel."""
+"""Merge of received rows into the owner's slice, times 1/W, by index_add_ or by the Triton kernel."""
 
 from __future__ import annotations
 
@@ -8,50 +8,56 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tpbench.workloads.embedding_grad.inputs import Inputs
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 
 
 class MisplacedRow(RuntimeError):
-    """A rank was sent rows that it does not own."""
+    """Error: a rank was sent rows that it does not own."""
 
 
 Segments = Sequence[tuple[int, int]]
-"""For each rank, the first of its rows among those received and how many they are; each rank's rows are distinct."""
+"""For each rank the first of its rows among those received, and their number. Rows of one rank are distinct."""
 
 
 class Merge(Protocol):
-    """A way to merge, in two steps: the first needs no values."""
+    """A merge in two steps, of which the first needs no values."""
 
     def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
-        """Learn the numbers in the whole table, int32 or int64, of the rows that this rank touched itself, and of those
-        that the other ranks will send."""
+        """Prepare for the rows that the other ranks will send.
+
+        own_rows: (own,), the rows of this rank's slice that it touched itself. rows: (received,), the rows that the
+        others send. Both are int32 or int64 numbers in the whole table.
+        """
 
     def __call__(self, own: Tensor, values: Tensor) -> None:
-        """`own` becomes the mean, in its place. `values`: (len(rows), width) in its dtype, what was received."""
+        """Replace `own`, (rows_per_rank, width), by the mean. `values`: the (received, width) rows, of its dtype."""
 
     def verify(self) -> None:
-        """Raise MisplacedRow if a row came that is not this rank's."""
+        """Raise MisplacedRow if a received row is not this rank's."""
 
     def release(self) -> None:
-        """Let go of the row numbers."""
+        """Free the row numbers."""
 
 
-def merge_for(problem: EmbeddingGrad, inputs: Inputs) -> Merge:
-    """The one that the problem names."""
+def merge_for(problem: EmbeddingGrad, inputs: EmbeddingGradInputs) -> Merge:
+    """Return the merge that the problem names."""
     return TritonMerge(inputs) if problem.merge == "triton" else IndexAddMerge(inputs)
 
 
 class IndexAddMerge:
-    """torch's: adds in the gradient's dtype, on a GPU in no fixed order, then scales the slice."""
+    """Merge by torch's index_add_: adds in the gradient's dtype, on a GPU in no fixed order, then scales the slice."""
 
-    def __init__(self, inputs: Inputs) -> None:
-        self.first, self.scale = inputs.owners.first(inputs.rank), 1.0 / inputs.owners.world_size
-
+    def __init__(self, inputs: EmbeddingGradInputs) -> None:
+        self.first_row = inputs.partition.first_row(inputs.rank)
+        self.scale = 1.0 / inputs.partition.world_size
         self.placed: list[tuple[Tensor, int]] = []
+        """Rows of this slice, and the position of their first value among those received."""
 
     def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
-        self.placed = [(rows[start : start + count] - self.first, start) for start, count in joined(segments)]
+        self.placed = [
+            (rows[start : start + count] - self.first_row, start) for start, count in join_adjacent(segments)
+        ]
 
     def __call__(self, own: Tensor, values: Tensor) -> None:
         for rows, start in self.placed:
@@ -59,28 +65,34 @@ class IndexAddMerge:
         own.mul_(self.scale)
 
     def verify(self) -> None:
-        """index_add_ itself raises."""
+        """Do nothing: index_add_ itself raises."""
 
     def release(self) -> None:
         self.placed = []
 
 
 class TritonMerge:
-    """`merge_kernel.merge_rows`: fp32 sums in the order of ranks, one rounding; touched rows only."""
+    """Merge by `merge_kernel.merge_rows`: fp32 sums of touched rows, in the order of ranks, with one rounding."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: EmbeddingGradInputs) -> None:
         from tpbench.workloads.embedding_grad import merge_kernel
 
         self.kernel = merge_kernel
-        self.rank, self.first = inputs.rank, inputs.owners.first(inputs.rank)
-        ranks = inputs.owners.world_size
-        self.scale = 1.0 / ranks
-        self.table = torch.empty(ranks, inputs.owners.rows_each, dtype=torch.int32, device=inputs.device)
+        partition, self.rank = inputs.partition, inputs.rank
+        self.first_row, self.scale = partition.first_row(self.rank), 1.0 / partition.world_size
+        shape = (partition.world_size, partition.rows_per_rank)
+        self.table = torch.empty(shape, dtype=torch.int32, device=inputs.device)
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
 
     def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
         self.kernel.place_rows(
-            own_rows, rows, segments, rank=self.rank, first_row=self.first, table=self.table, misplaced=self.misplaced
+            own_rows,
+            rows,
+            segments,
+            rank=self.rank,
+            first_row=self.first_row,
+            table=self.table,
+            misplaced=self.misplaced,
         )
 
     def __call__(self, own: Tensor, values: Tensor) -> None:
@@ -91,15 +103,15 @@ class TritonMerge:
             raise MisplacedRow(f"rank {self.rank} was sent {misplaced} rows that it does not own")
 
     def release(self) -> None:
-        """The table stays."""
+        """Do nothing: the table is reused."""
 
 
-def joined(segments: Segments) -> list[tuple[int, int]]:
-    """Segments that follow each other as one; none that is empty."""
-    found: list[tuple[int, int]] = []
+def join_adjacent(segments: Segments) -> list[tuple[int, int]]:
+    """Join segments that follow each other and drop empty ones."""
+    joined: list[tuple[int, int]] = []
     for start, count in segments:
-        if count and found and sum(found[-1]) == start:
-            found[-1] = (found[-1][0], found[-1][1] + count)
+        if count and joined and sum(joined[-1]) == start:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
         elif count:
-            found.append((start, count))
-    return found
+            joined.append((start, count))
+    return joined

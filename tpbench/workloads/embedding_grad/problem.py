@@ -1,4 +1,4 @@
-"""The embedding gradient's problem: its fields and what a row and a report say of it."""
+"""Problem of the embedding gradient: its fields, its columns of a row, and its layout in a report."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Workload
 
 PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")
-"""What an iteration consists of; a variant has some of them."""
+"""Phases of an iteration; each variant has some of them."""
 
 Distribution = Literal["uniform", "zipf", "bigram", "fixed", "one_owner", "one_rank", "none"]
 
 
 @dataclass(frozen=True)
 class EmbeddingGrad:
-    """The problem: table, tokens and how they fall on rows; then the stand-in backward and the variants' options."""
+    """Table, tokens and their distribution over rows; then the stand-in backward and the options of variants."""
 
     table_rows: int = setting(help="rows of the embedding table", low=1, high=2**31 - 1)
     width: int = setting(help="columns of the embedding table", low=1)
     tokens: int = setting(help="tokens of a rank in one accumulated step", low=1)
-    accumulate: int = setting(1, help="steps whose gradients add up before they are exchanged", low=1)
-    distribution: Distribution = setting("uniform", help="how tokens fall on rows")
-    duplicates: float = setting(0.0, help="share of tokens on a row that has one (distribution=fixed)", low=0, high=1)
+    accumulate: int = setting(1, help="steps whose gradients are summed before they are exchanged", low=1)
+    distribution: Distribution = setting("uniform", help="distribution of tokens over rows")
+    duplicates: float = setting(
+        0.0, help="share of tokens whose row already has a token (distribution=fixed)", low=0, high=1
+    )
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of the gradient")
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     overlap_ms: float = setting(
@@ -34,24 +36,24 @@ class EmbeddingGrad:
     )
     transfers: Literal["early", "late", "beside"] = setting(
         "early",
-        help="transfers beside the stand-in: what needs no gradient, none (nor does the host begin), or all (the "
-        "gradient is ready)",
+        help="transfers beside the stand-in: those that need no gradient, none (nor does the host start), or all "
+        "(the gradient is ready)",
     )
     merge: Literal["triton", "index_add"] = setting("triton", help="how received rows are added to the owner's")
-    pinned: bool = setting(True, help="row numbers go to the GPU through pinned memory, asynchronously")
+    pinned: bool = setting(True, help="copy row numbers to the GPU from pinned memory, asynchronously")
 
     @property
-    def tokens_a_rank(self) -> int:
+    def tokens_per_rank(self) -> int:
         """Tokens of one rank over all accumulated steps."""
         return self.tokens * self.accumulate
 
     @property
     def distinct_fixed(self) -> int:
         """Distinct rows of one rank under distribution=fixed."""
-        return round(self.tokens_a_rank * (1.0 - self.duplicates))
+        return round(self.tokens_per_rank * (1.0 - self.duplicates))
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
-        """What is wrong with the fields taken together."""
+        """Return messages about fields that do not fit together."""
         complaints = []
         if tp_size != 1:
             complaints.append(f"tp_size={tp_size} must be 1: the ranks of this workload are data parallel (dp_size)")
@@ -72,7 +74,10 @@ class EmbeddingGrad:
 
 
 def expected_density(row: Mapping[str, Any]) -> float | None:
-    """Touched rows of a rank over table_rows, to three digits: by the distribution where it says, else as counted."""
+    """Return touched rows of a rank over table_rows, to three digits.
+
+    The value follows from the distribution if that determines it, and is the counted one otherwise.
+    """
     rows, tokens = row["table_rows"], row["tokens"] * row["accumulate"]
     if row["distribution"] == "uniform":
         return float(f"{1 - (1 - 1 / rows) ** tokens:.3g}")
@@ -89,33 +94,36 @@ WORKLOAD = Workload(
     columns={
         "table_rows": "rows of the embedding table",
         "width": "columns of the embedding table",
-        "accumulate": "steps whose gradients add up before they are exchanged",
-        "distribution": "how tokens fall on rows",
-        "duplicates": "share of tokens on a row that has one (distribution=fixed)",
+        "accumulate": "steps whose gradients are summed before they are exchanged",
+        "distribution": "distribution of tokens over rows",
+        "duplicates": "share of tokens whose row already has a token (distribution=fixed)",
         "seed": "seed of the inputs",
-        "overlap_ms": "length asked for of the stand-in backward, after a forward of half of it, ms",
+        "overlap_ms": "requested length of the stand-in backward, after a forward of half that length, ms",
         "transfers": "which transfers run beside the stand-in",
         "merge": "how received rows are added to the owner's",
-        "pinned": "whether row numbers go to the GPU through pinned memory",
-        "density": "distinct rows that a rank touched over table_rows, mean over ranks",
-        "duplicate_rate": "share of tokens whose row had one already, mean over ranks",
-        "grad_norm": "norm of the right mean gradient, all owners' together",
-        "rank_bytes_sent": "bytes that each rank handed to collectives for its peers, by count",
-        "rank_bytes_received": "bytes that each rank's peers handed to collectives for it, by count",
+        "pinned": "true if row numbers are copied to the GPU from pinned memory",
+        "density": "distinct rows that a rank touched, divided by table_rows, mean over ranks",
+        "duplicate_rate": "share of tokens whose row already had a token, over all ranks",
+        "grad_norm": "norm of the correct mean gradient, over all owners",
+        "rank_bytes_sent": "bytes that each rank sent to its peers, as counted, by rank",
+        "rank_bytes_received": "bytes that each rank received from its peers, as counted, by rank",
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
-        "chosen": "dense or sparse: what the variant did",
+        "chosen": "dense or sparse: the exchange that the variant used",
         "all_to_all_gb_per_s": "bandwidth of a large all-to-all on this machine, bytes that a rank sends",
         "reduce_scatter_gb_per_s": "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",
         "latency_ms": "time of an all-to-all of one row a peer on this machine",
         "upload_gb_per_s": "bandwidth of a copy of row numbers from pinned memory to the GPU (null on a CPU)",
-        "crossover_density": "density above which the variant goes dense, as calibrated (sparse_auto)",
+        "crossover_density": "density above which the variant uses the dense exchange, as calibrated (sparse_auto)",
         "predicted_crossover": "density at which sparse and dense should take equal time, by the formula",
-        "exchange_gb_per_s": "bytes that the busiest rank sent over the time of an iteration",
-        "stand_in_ms": "the stand-in forward and backward alone, as measured, ms",
-        "exposed_ms": "an iteration's time beyond the stand-in's, ms",
+        "exchange_gb_per_s": "bytes that the busiest rank sent, divided by the time of an iteration",
+        "stand_in_ms": "measured time of the stand-in forward and backward alone, ms",
+        "exposed_ms": "time of an iteration minus that of the stand-in, ms",
         "early_wall_ms": "wall time of the phases that need no gradient, which a backward pass can hide, ms",
         "late_wall_ms": "wall time of the phases that need the gradient, ms",
-        **{f"{phase}_ms": f"the phase {phase} alone: device time on GPUs but for counts, ms" for phase in PHASES},
+        **{
+            f"{phase}_ms": f"time of the phase {phase} alone: device time on GPUs, except for counts, ms"
+            for phase in PHASES
+        },
     },
     options=(
         Option("merge", ignorable=True),

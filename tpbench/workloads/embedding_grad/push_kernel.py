@@ -1,12 +1,12 @@
-"""Touched rows of a table from this GPU's memory straight into their owners': gathered and sent in one pass.
+"""Triton kernel that gathers touched rows of a table and writes them straight into their owners' memory.
 
-Usable on its own: needs torch and triton alone. Each owner has an inbox that is addressed by row, a slice of the table
-for each other rank, so that neither counts nor row numbers need be known there before. Beside a row goes a mark, the
-number of the exchange that it is of, by which the owner tells what has come; so an inbox is never cleared.
+This module needs only torch and triton. Each owner has an inbox addressed by row, with a slice of the table for each
+other rank, so that the owner need not know counts or row numbers beforehand. Beside each row the kernel writes a mark,
+the number of the exchange (epoch). The owner sees from the marks which rows arrived; an inbox is never cleared.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# A kernel's arguments are what Triton makes of them.
+# Triton, not Python, gives a kernel's arguments their types.
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from torch import Tensor
 
 @triton.jit(do_not_specialize=["count", "epoch"])
 def _push_kernel(
-    grad, rows, count, inboxes, marks, epoch, rows_each, width, misplaced,
+    grad, rows, count, inboxes, marks, epoch, rows_per_rank, width, misplaced,
     RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS of the rows that this rank touched by COLUMNS columns: to their owners what is others', its own only marked.
+    """Push ROWS of this rank's touched rows by COLUMNS columns to their owners; only mark rows that it owns itself.
 
-    The rows of a program lie far apart in their sorted list, so that at any time all owners are sent to.
+    The rows of a program lie far apart in the sorted list, so that all owners receive at any time.
     """
-    parts = tl.cdiv(width, COLUMNS)  # of a row, by neighbouring programs: memory likes it whole
-    index = tl.program_id(0) // parts + tl.arange(0, ROWS) * (tl.num_programs(0) // parts)
-    given = index < count
-    row = tl.load(rows + index, mask=given, other=0)
-    inside = given & (row >= 0) & (row < RANKS * rows_each)
-    owner = tl.where(inside, row // rows_each, RANK)
-    local = row - owner * rows_each
-    leaves = inside & (owner != RANK)
+    column_blocks = tl.cdiv(width, COLUMNS)  # neighbouring programs take one row's parts: memory prefers whole rows
+    index = tl.program_id(0) // column_blocks + tl.arange(0, ROWS) * (tl.num_programs(0) // column_blocks)  # (ROWS,)
+    valid = index < count
+    row = tl.load(rows + index, mask=valid, other=0)
+    inside = valid & (row >= 0) & (row < RANKS * rows_per_rank)
+    owner = tl.where(inside, row // rows_per_rank, RANK)
+    owner_row = row - owner * rows_per_rank
+    remote = inside & (owner != RANK)
 
-    column = tl.program_id(0) % parts * COLUMNS + tl.arange(0, COLUMNS)
-    mask = leaves[:, None] & (column < width)[None, :]
-    part = tl.load(grad + row.to(tl.int64)[:, None] * width + column[None, :], mask=mask)
-    # Without the hint nothing is known of addresses out of memory, and elements would be stored one by one.
+    column = tl.program_id(0) % column_blocks * COLUMNS + tl.arange(0, COLUMNS)  # (COLUMNS,)
+    mask = remote[:, None] & (column < width)[None, :]
+    part = tl.load(grad + row.to(tl.int64)[:, None] * width + column[None, :], mask=mask)  # (ROWS, COLUMNS)
+    # Without the hint the compiler knows no alignment of addresses read from memory, and stores elements one by one.
     inbox = tl.multiple_of(tl.load(inboxes + owner).to(tl.pointer_type(grad.dtype.element_ty)), [16])
-    place = (RANK - (owner < RANK).to(tl.int32)) * rows_each + local
-    tl.store(inbox[:, None] + place.to(tl.int64)[:, None] * width + column[None, :], part, mask=mask)
+    inbox_row = (RANK - (owner < RANK).to(tl.int32)) * rows_per_rank + owner_row
+    tl.store(inbox[:, None] + inbox_row.to(tl.int64)[:, None] * width + column[None, :], part, mask=mask)
 
-    if tl.program_id(0) % parts == 0:
+    if tl.program_id(0) % column_blocks == 0:
         mark = tl.load(marks + owner).to(tl.pointer_type(tl.int32))
-        tl.store(mark + (RANK * rows_each + local), tl.zeros_like(row) + epoch, mask=inside)
-        outside = tl.sum((given & ~inside).to(tl.int32), axis=0)
+        tl.store(mark + (RANK * rows_per_rank + owner_row), tl.zeros_like(row) + epoch, mask=inside)
+        outside = tl.sum((valid & ~inside).to(tl.int32), axis=0)
         if outside > 0:
             tl.atomic_add(misplaced, outside)
 
 
-# In the interpreter cost is by program, not by element.
+# The interpreter's time depends on the number of programs, not of elements.
 BLOCKS = (16, 256) if isinstance(_push_kernel, triton.JITFunction) else (512, 512)
 """Rows and columns of a program."""
 
@@ -62,25 +62,25 @@ def push_rows(
     *,
     epoch: int,
     rank: int,
-    rows_each: int,
     misplaced: Tensor,
     blocks: tuple[int, int] = BLOCKS,
 ) -> None:
-    """Row r of `grad` for each r of `rows` into rank r // rows_each's inbox, and a mark beside it; for r of this rank's
-    own the mark alone.
+    """Write row r of `grad`, and a mark, into the inbox of its owner for each r of `rows`; for own rows only the mark.
 
-    grad: (ranks * rows_each, width) contiguous. rows: (any,) int32, distinct.
-    inboxes: (ranks,) int64, for each rank the address of its inbox, (ranks - 1, rows_each, width) like `grad`, a slice
-    for each other rank. marks: the same of its (ranks, rows_each) int32. epoch: not 0, which marks are at first.
-    misplaced: (1,) int32, to which is added how many rows are not of the table (they are left out).
+    grad: (ranks * rows_per_rank, width) contiguous; rank r // rows_per_rank owns row r. rows: (any,) int32, distinct.
+    inboxes: (ranks,) int64, the address of each rank's inbox, (ranks - 1, rows_per_rank, width) of grad's dtype.
+    marks: (ranks,) int64, the address of each rank's marks, (ranks, rows_per_rank) int32, at first 0.
+    epoch: the mark, not 0.
+    misplaced: (1,) int32, increased by the number of rows outside the table, which are left out.
     """
     if not len(rows):
         return
     assert grad.is_contiguous() and rows.is_contiguous()
     width, ranks = grad.shape[1], len(inboxes)
-    assert grad.shape[0] == ranks * rows_each
+    rows_per_rank = grad.shape[0] // ranks
+    assert grad.shape[0] == ranks * rows_per_rank
     block, columns = blocks[0], min(blocks[1], triton.next_power_of_2(width))
     grid = (triton.cdiv(len(rows), block) * triton.cdiv(width, columns),)
     _push_kernel[grid](
-        grad, rows, len(rows), inboxes, marks, epoch, rows_each, width, misplaced, rank, ranks, block, columns
+        grad, rows, len(rows), inboxes, marks, epoch, rows_per_rank, width, misplaced, rank, ranks, block, columns
     )

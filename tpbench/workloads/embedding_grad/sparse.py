@@ -1,4 +1,4 @@
-"""What the sparse exchanges share: the rows that were found, and the slice that those received are merged into."""
+"""Common parts of the sparse exchanges: the touched rows, and the slice into which received rows are merged."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchange import Phase
-from tpbench.workloads.embedding_grad.index import Found, Index
-from tpbench.workloads.embedding_grad.inputs import Inputs
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.merge import Merge
-from tpbench.workloads.embedding_grad.wire import Wire
+from tpbench.workloads.embedding_grad.touched_rows import RowFinder, TouchedRows
 
 
 class SparseExchange:
-    """An exchange of the rows that the index finds; it ends in this rank's slice of the gradient."""
+    """Exchange of the touched rows. The result replaces this rank's slice of the gradient."""
 
-    def __init__(self, inputs: Inputs, wire: Wire, index: Index) -> None:
-        self.inputs, self.wire, self.index = inputs, wire, index
-        self.writes = inputs.own
-        self.found: Found | None = None
+    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
+        self.inputs, self.comm, self.finder = inputs, comm, finder
+        self.overwrites = inputs.own_slice
+        self.touched: TouchedRows | None = None
 
     def result(self) -> Tensor:
-        return self.inputs.own
+        return self.inputs.own_slice
 
-    def facts(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, Any]:
         return {"chosen": "sparse"}
 
     def known_rows(self) -> Tensor | None:
-        return None if self.found is None else self.found.rows
+        return None if self.touched is None else self.touched.rows
 
 
 def gather(table: Tensor, rows: Tensor, output: Tensor) -> None:
-    """`output[i] = table[rows[i]]`."""
+    """Set `output[i] = table[rows[i]]`."""
     if not table.is_cuda:
         torch.index_select(table, 0, rows, out=output)
         return
@@ -44,17 +44,17 @@ def gather(table: Tensor, rows: Tensor, output: Tensor) -> None:
 
 
 class MergingExchange(SparseExchange, ABC):
-    """One that receives numbers (`ids`) and values of rows, in a segment for each rank, and merges them itself."""
+    """Exchange that receives a segment of rows from each rank, numbers first, and merges them into its slice."""
 
-    def __init__(self, inputs: Inputs, wire: Wire, index: Index, merge: Merge) -> None:
-        super().__init__(inputs, wire, index)
+    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder, merge: Merge) -> None:
+        super().__init__(inputs, comm, finder)
         self.merge = merge
-        self.ids: Tensor | None = None
-        self.mine: Tensor | None = None
-        self.values: Tensor | None = None
+        self.received_ids: Tensor | None = None
+        self.received_values: Tensor | None = None
+        self.sent_values: Tensor | None = None
         self.phases = (
             Phase("counts", self.exchange_counts, after="batch", on_host=True),
-            Phase("ids", self.place, after="forward"),
+            Phase("ids", self.prepare_merge, after="forward"),
             Phase("gather", self.gather),
             Phase("values", self.exchange_values),
             Phase("merge", self.merge_values),
@@ -62,40 +62,41 @@ class MergingExchange(SparseExchange, ABC):
 
     @abstractmethod
     def exchange_counts(self) -> None:
-        """What this rank touched, and how many rows come from whom."""
+        """Find this rank's touched rows and learn how many rows each rank sends."""
 
     @abstractmethod
     def exchange_ids(self) -> None:
-        """The numbers of the rows that come."""
+        """Receive the row numbers."""
 
     @abstractmethod
     def gather(self) -> None:
-        """The rows that go, out of the table."""
+        """Copy the rows to send out of the table."""
 
     @abstractmethod
     def exchange_values(self) -> None:
-        """The rows themselves."""
+        """Receive the rows."""
 
     @abstractmethod
     def segments(self) -> list[tuple[int, int]]:
-        """By source rank, where the rows for this one begin among those received, and how many they are."""
+        """Return, by source rank, the start and the number of the received rows that this rank owns."""
 
-    def place(self) -> None:
-        """Their numbers and those of its own (the last it found), where the merge will look."""
+    def prepare_merge(self) -> None:
+        """Give the merge the numbers of the received rows and of this rank's own touched rows."""
         self.exchange_ids()
-        assert self.found is not None and self.ids is not None
-        own_rows = self.found.rows[len(self.found.rows) - self.found.counts[self.inputs.rank] :]
-        self.merge.place(own_rows, self.ids, self.segments())
+        assert self.touched is not None and self.received_ids is not None
+        own_count = self.touched.counts[self.inputs.rank]
+        own_rows = self.touched.rows[len(self.touched.rows) - own_count :]  # own rows come last
+        self.merge.place(own_rows, self.received_ids, self.segments())
 
     def merge_values(self) -> None:
-        """Those that are this rank's into its slice."""
-        assert self.values is not None
-        self.merge(self.inputs.own, self.values)
+        """Merge the received rows into this rank's slice."""
+        assert self.received_values is not None
+        self.merge(self.inputs.own_slice, self.received_values)
 
     def result(self) -> Tensor:
         self.merge.verify()
-        return self.inputs.own
+        return self.inputs.own_slice
 
     def release(self) -> None:
-        self.found = self.ids = self.mine = self.values = None
+        self.touched = self.received_ids = self.received_values = self.sent_values = None
         self.merge.release()

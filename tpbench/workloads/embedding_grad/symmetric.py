@@ -1,4 +1,4 @@
-"""The sparse reduce-scatter without collectives: one kernel writes the touched rows into their owners' memory."""
+"""Sparse reduce-scatter without collectives: one kernel writes the touched rows into their owners' memory."""
 
 from __future__ import annotations
 
@@ -10,64 +10,70 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad import merge_kernel, push_kernel, traffic
+from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchange import Phase
-from tpbench.workloads.embedding_grad.index import Index
-from tpbench.workloads.embedding_grad.inputs import Inputs
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.merge import MisplacedRow
 from tpbench.workloads.embedding_grad.sparse import SparseExchange
-from tpbench.workloads.embedding_grad.wire import Wire
+from tpbench.workloads.embedding_grad.touched_rows import RowFinder
 
 if TYPE_CHECKING:
-    from tpbench.comm.symmetric_buffers import Arena
+    from tpbench.comm.symmetric_buffers import SymmetricBuffers
 
 
 @dataclass(frozen=True)
 class Inbox:
-    """Where rows arrive. It is addressed by row, so that no rank need know what others send."""
+    """Memory for arriving rows. It is addressed by row, so that no rank need know what the others send."""
 
     values: Tensor
-    """(ranks - 1, rows_each, width), this rank's: a slice for each other rank."""
+    """(ranks - 1, rows_per_rank, width) of this rank: a slice of the table for each other rank."""
     marks: Tensor
-    """(ranks, rows_each) int32, this rank's: the exchange in which a rank last touched a row; at first zeros."""
-    values_of: Tensor
-    """(ranks,) int64: addresses of everybody's values."""
-    marks_of: Tensor
+    """(ranks, rows_per_rank) int32 of this rank: the exchange in which a rank last touched a row, at first 0."""
+    value_addresses: Tensor
+    """(ranks,) int64: the addresses of all ranks' values."""
+    mark_addresses: Tensor
+    """(ranks,) int64: the addresses of all ranks' marks."""
 
 
-def inboxes(arena: Arena, inputs: Inputs) -> list[Inbox]:
-    """The two that alternate. Collective."""
-    ranks, rows_each, width = inputs.owners.world_size, inputs.owners.rows_each, inputs.grad.shape[1]
-    found = []
+def make_inboxes(buffers: SymmetricBuffers, inputs: EmbeddingGradInputs) -> list[Inbox]:
+    """Return the two inboxes of `SparseSymmetric`. Collective."""
+    ranks, rows_per_rank = inputs.partition.world_size, inputs.partition.rows_per_rank
+    inboxes = []
     for _ in range(2):
-        values = arena.next("values", (ranks - 1, rows_each, width), inputs.grad.dtype)
-        marks = arena.next("marks", (ranks, rows_each), torch.int32)
-        found.append(Inbox(values[inputs.rank], marks[inputs.rank], addresses(values), addresses(marks)))
-    return found
+        values = buffers.next("values", (ranks - 1, rows_per_rank, inputs.grad.shape[1]), inputs.grad.dtype)
+        marks = buffers.next("marks", (ranks, rows_per_rank), torch.int32)
+        inboxes.append(Inbox(values[inputs.rank], marks[inputs.rank], addresses(values), addresses(marks)))
+    return inboxes
 
 
 def addresses(tensors: Sequence[Tensor]) -> Tensor:
-    """Where they begin, for a kernel: int64 on the first one's device."""
-    return torch.tensor([each.data_ptr() for each in tensors], dtype=torch.int64, device=tensors[0].device)
+    """Return the addresses of tensors for a kernel, as int64 on the device of the first."""
+    return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64, device=tensors[0].device)
 
 
 class SparseSymmetric(SparseExchange):
-    """Push, meet, merge. Two inboxes alternate: who pushes into one has met everybody after they last merged from it,
-    for in the exchange between the two all ranks meet."""
+    """Push rows, wait for all ranks, merge.
+
+    Two inboxes alternate. A rank pushes into an inbox only after all ranks merged from it: all ranks have passed the
+    barrier of the exchange in between, and each reaches that barrier after its merge.
+    """
 
     def __init__(
         self,
-        inputs: Inputs,
-        wire: Wire,
-        index: Index,
+        inputs: EmbeddingGradInputs,
+        comm: CountedCollectives,
+        finder: RowFinder,
         inboxes: Sequence[Inbox],
-        meet: Callable[[], None],
+        barrier: Callable[[], None],
         workspace_gib: float,
     ) -> None:
-        """`meet`: on the current stream, nothing later begins before all ranks' streams are there, and it sees what
-        they wrote before."""
-        super().__init__(inputs, wire, index)
-        self.inboxes, self.meet, self.workspace_gib = inboxes, meet, workspace_gib
-        self.turn = 0
+        """Use `barrier` to hold back the current stream until the streams of all ranks reach it.
+
+        Later work must see what the ranks wrote before the barrier.
+        """
+        super().__init__(inputs, comm, finder)
+        self.inboxes, self.barrier, self.workspace_gib = inboxes, barrier, workspace_gib
+        self.epoch = 0
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
         self.phases = (
             Phase("counts", self.find, after="batch", on_host=True),
@@ -77,46 +83,52 @@ class SparseSymmetric(SparseExchange):
 
     @property
     def inbox(self) -> Inbox:
-        """This exchange's."""
-        return self.inboxes[self.turn % 2]
+        """The inbox of the current exchange."""
+        return self.inboxes[self.epoch % 2]
 
     def find(self) -> None:
-        """What this rank touched; nobody else need know."""
-        self.found = self.index.find()
-        if self.found is None:
+        """Find this rank's touched rows and start their upload. No other rank needs the counts."""
+        self.touched = self.finder.find()
+        if self.touched is None:
             raise RuntimeError("the touched rows are not known: only a dense exchange can do this step")
-        _ = self.found.rows  # on their way: the push needs them at once
+        _ = self.touched.rows  # starts the upload, because the push needs the rows first
 
     def push(self) -> None:
-        """The rows to their owners, and wait until everybody's are there."""
-        assert self.found is not None
-        # Kernels know the exchange by its number in 32 bits; 0 is of none.
-        self.turn = self.turn % (2**31 - 2) + 1
+        """Write the rows into their owners' inboxes and wait for the rows of all ranks."""
+        assert self.touched is not None
+        self.epoch = self.epoch % (2**31 - 2) + 1  # an int32 mark; 0 means never written
         push_kernel.push_rows(
-            self.inputs.grad, self.found.rows, self.inbox.values_of, self.inbox.marks_of, epoch=self.turn,
-            rank=self.inputs.rank, rows_each=self.inputs.owners.rows_each, misplaced=self.misplaced,
-        )  # fmt: skip
-        row = self.inputs.row_bytes + traffic.MARK_BYTES
-        self.wire.push([0 if owner == self.inputs.rank else n * row for owner, n in enumerate(self.found.counts)])
-        self.meet()
+            self.inputs.grad,
+            self.touched.rows,
+            self.inbox.value_addresses,
+            self.inbox.mark_addresses,
+            epoch=self.epoch,
+            rank=self.inputs.rank,
+            misplaced=self.misplaced,
+        )
+        row_bytes = self.inputs.row_bytes + traffic.MARK_BYTES
+        counts = enumerate(self.touched.counts)
+        self.comm.count_push([0 if owner == self.inputs.rank else count * row_bytes for owner, count in counts])
+        self.barrier()
 
     def merge(self) -> None:
-        """What is marked as of this exchange into this rank's slice."""
+        """Merge the rows with this exchange's mark into this rank's slice."""
+        scale = 1.0 / self.inputs.partition.world_size
+        values, marks = self.inbox.values, self.inbox.marks
         merge_kernel.merge_rows(
-            self.inputs.own, self.inbox.values, self.inbox.marks, rank=self.inputs.rank,
-            scale=1.0 / self.inputs.owners.world_size, epoch=self.turn,
-        )  # fmt: skip
+            self.inputs.own_slice, values, marks, rank=self.inputs.rank, scale=scale, epoch=self.epoch
+        )
 
     def result(self) -> Tensor:
         if misplaced := int(self.misplaced):
             raise MisplacedRow(f"rank {self.inputs.rank} touched {misplaced} rows that are not of the table")
-        return self.inputs.own
+        return self.inputs.own_slice
 
     def release(self) -> None:
-        self.found = None
+        self.touched = None
 
-    def formula(self) -> list[int]:
+    def expected_bytes(self) -> list[int]:
         return traffic.sparse_push(self.inputs.counts, self.inputs.row_bytes)
 
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "workspace_gib": self.workspace_gib}
+    def columns(self) -> dict[str, Any]:
+        return {**super().columns(), "workspace_gib": self.workspace_gib}

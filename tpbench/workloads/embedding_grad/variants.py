@@ -1,4 +1,4 @@
-"""The variants of the embedding gradient's exchange."""
+"""Variants of the embedding gradient's exchange."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 
-NO_GRAPH = "how many rows go to whom is the host's knowledge, anew in each iteration"
+NO_GRAPH = "the host decides in each iteration how many rows go to which rank"
 
 
 def _merges_with_triton(problem: EmbeddingGrad) -> bool:
@@ -18,17 +18,17 @@ def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
 
 
 @WORKLOAD.variant("reduce_scatter_tensor of the whole table", options={"transfers"})
-def dense_reduce_scatter(problem: EmbeddingGrad, place: Any) -> Any:
+def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
 
-    return DenseReduceScatter(place.inputs, place.wire)
+    return DenseReduceScatter(context.inputs, context.comm)
 
 
 @WORKLOAD.variant("all_reduce of the whole table, of which each rank uses its slice", options={"transfers"})
-def dense_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
+def dense_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.dense import DenseAllReduce
 
-    return DenseAllReduce(place.inputs, place.wire)
+    return DenseAllReduce(context.inputs, context.comm)
 
 
 @WORKLOAD.variant(
@@ -38,13 +38,13 @@ def dense_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
     no_graph_reason=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
-def sparse_all_to_all(problem: EmbeddingGrad, place: Any) -> Any:
+def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
-    from tpbench.workloads.embedding_grad.index import CpuIndex
     from tpbench.workloads.embedding_grad.merge import merge_for
+    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
-    index = CpuIndex(place.inputs, pinned=problem.pinned)
-    return SparseAllToAll(place.inputs, place.wire, index, merge_for(problem, place.inputs))
+    finder = CpuRowFinder(context.inputs, pinned=problem.pinned)
+    return SparseAllToAll(context.inputs, context.comm, finder, merge_for(problem, context.inputs))
 
 
 @WORKLOAD.variant(
@@ -54,12 +54,14 @@ def sparse_all_to_all(problem: EmbeddingGrad, place: Any) -> Any:
     no_graph_reason=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
-def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
+def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
-    from tpbench.workloads.embedding_grad.index import DeviceIndex
     from tpbench.workloads.embedding_grad.merge import merge_for
+    from tpbench.workloads.embedding_grad.touched_rows import DeviceRowFinder
 
-    return SparseAllToAll(place.inputs, place.wire, DeviceIndex(place.inputs), merge_for(problem, place.inputs))
+    return SparseAllToAll(
+        context.inputs, context.comm, DeviceRowFinder(context.inputs), merge_for(problem, context.inputs)
+    )
 
 
 @WORKLOAD.variant(
@@ -70,34 +72,35 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, place: Any) -> Any:
     no_graph_reason=NO_GRAPH,
     uses_triton=True,
 )
-def sparse_symmetric(problem: EmbeddingGrad, place: Any) -> Any:
-    from tpbench.comm.shared_memory_all_gather import on_one_machine
-    from tpbench.comm.symmetric_buffers import Arena
-    from tpbench.workloads.embedding_grad.index import CpuIndex
-    from tpbench.workloads.embedding_grad.symmetric import SparseSymmetric, inboxes
+def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
+    from tpbench.comm.collectives import on_one_machine
+    from tpbench.comm.symmetric_buffers import SymmetricBuffers
+    from tpbench.workloads.embedding_grad.symmetric import SparseSymmetric, make_inboxes
+    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
-    inputs = place.inputs
-    if not on_one_machine(inputs.group, inputs.owners.world_size):
+    inputs = context.inputs
+    if not on_one_machine(inputs.group):
         raise RuntimeError("the ranks are on several machines: sparse_symmetric writes into its peers' memory")
-    arena = Arena(inputs.group, inputs.device, "kernel")
-    made = inboxes(arena, inputs)
-    return SparseSymmetric(inputs, place.wire, CpuIndex(inputs, pinned=problem.pinned), made, arena.barrier, arena.gib)
+    finder = CpuRowFinder(inputs, pinned=problem.pinned)
+    buffers = SymmetricBuffers(inputs.group, inputs.device, "kernel")
+    inboxes = make_inboxes(buffers, inputs)
+    return SparseSymmetric(inputs, context.comm, finder, inboxes, buffers.barrier, buffers.gib)
 
 
 @WORKLOAD.variant(
-    "touched rows to everybody: the coalesced COO tensor all-gathered",
+    "all-gather of every rank's touched rows, as a coalesced COO tensor",
     options={"merge", "pinned", "transfers"},
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
-def sparse_all_gather(problem: EmbeddingGrad, place: Any) -> Any:
+def sparse_all_gather(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_gather import SparseAllGather
-    from tpbench.workloads.embedding_grad.index import CpuIndex
     from tpbench.workloads.embedding_grad.merge import merge_for
+    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
-    index = CpuIndex(place.inputs, pinned=problem.pinned)
-    return SparseAllGather(place.inputs, place.wire, index, merge_for(problem, place.inputs))
+    finder = CpuRowFinder(context.inputs, pinned=problem.pinned)
+    return SparseAllGather(context.inputs, context.comm, finder, merge_for(problem, context.inputs))
 
 
 @WORKLOAD.variant(
@@ -107,11 +110,11 @@ def sparse_all_gather(problem: EmbeddingGrad, place: Any) -> Any:
     cpu_only_reason="NCCL has no sparse all-reduce",
     unsupported_reason=_no_sparse_half,
 )
-def torch_sparse_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
-    from tpbench.workloads.embedding_grad.coo import TorchSparseAllReduce
-    from tpbench.workloads.embedding_grad.index import CpuIndex
+def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
+    from tpbench.workloads.embedding_grad.sparse_all_reduce import TorchSparseAllReduce
+    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
-    return TorchSparseAllReduce(place.inputs, place.wire, CpuIndex(place.inputs, pinned=False))
+    return TorchSparseAllReduce(context.inputs, context.comm, CpuRowFinder(context.inputs, pinned=False))
 
 
 @WORKLOAD.variant(
@@ -121,14 +124,15 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, place: Any) -> Any:
     no_graph_reason=NO_GRAPH,
     uses_triton=_merges_with_triton,
 )
-def sparse_auto(problem: EmbeddingGrad, place: Any) -> Any:
+def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
     from tpbench.workloads.embedding_grad.auto import SparseAuto, calibrate
     from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
-    from tpbench.workloads.embedding_grad.index import CpuIndex
     from tpbench.workloads.embedding_grad.merge import merge_for
+    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
-    inputs, wire = place.inputs, place.wire
-    dense = DenseReduceScatter(inputs, wire)
-    sparse = SparseAllToAll(inputs, wire, CpuIndex(inputs, pinned=problem.pinned), merge_for(problem, inputs))
-    return SparseAuto(inputs, wire, dense, sparse, calibrate(inputs, dense, sparse, place.stopwatch))
+    inputs, comm = context.inputs, context.comm
+    dense = DenseReduceScatter(inputs, comm)
+    finder = CpuRowFinder(inputs, pinned=problem.pinned)
+    sparse = SparseAllToAll(inputs, comm, finder, merge_for(problem, inputs))
+    return SparseAuto(inputs, comm, dense, sparse, calibrate(inputs, dense, sparse, context.stopwatch))

@@ -113,7 +113,7 @@ def available_schedules(context: BlockContext) -> dict[str, Schedule]:
     if problem.tokens % inputs.size**2 == 0:
         schedules["ring"] = RingSchedule(inputs.group)
     if inputs.device.type == "cuda":
-        from tpbench.comm.symmetric_buffers import Arena as SymmetricBuffers
+        from tpbench.comm.symmetric_buffers import SymmetricBuffers
         from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
         from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
-from tpbench.comm.symmetric_buffers import enabled
+from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.prepared import prepare as prepare_eager
 from tpbench.workloads.tp_block.schedule import Pending, SequentialSchedule
@@ -36,7 +36,7 @@ def prepare(context: BlockContext) -> PreparedBlock:
     operation can be timed alone.
     """
     group: dist.ProcessGroup = context.inputs.group
-    enabled(group)
+    enable_symmetric_memory(group)
     config: Any = importlib.import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
     prepared = dataclasses.replace(prepare_eager(context, FunctionalSchedule(group), wrap=compiled), plan=None)

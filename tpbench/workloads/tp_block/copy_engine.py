@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.comm.peer_copies import copy_beside_compute
-from tpbench.comm.symmetric_buffers import Arena as SymmetricBuffers
+from tpbench.comm.symmetric_buffers import SymmetricBuffers
+from tpbench.workloads.tp_block.local_copy import copy_beside_compute
 from tpbench.workloads.tp_block.schedule import Pending
 
 STAGED, PARTIAL_SUM = range(2)

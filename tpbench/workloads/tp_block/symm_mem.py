@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.symmetric_buffers import enabled
+from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.workloads.tp_block.schedule import Pending, SequentialSchedule
 
 
@@ -36,7 +36,7 @@ class SymmMemSchedule(SequentialSchedule):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
-        self.name = enabled(group)
+        self.name = enable_symmetric_memory(group)
         self.memory = TorchWorkspace(self.name)
         self.operations: Any = torch.ops.symm_mem
 

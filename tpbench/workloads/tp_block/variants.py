@@ -82,7 +82,7 @@ def block_compile_async(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_no_peers,
 )
 def block_copy_engine(problem: TpBlock, context: Any) -> Any:
-    from tpbench.comm.symmetric_buffers import Arena as SymmetricBuffers
+    from tpbench.comm.symmetric_buffers import SymmetricBuffers
     from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
     from tpbench.workloads.tp_block.prepared import prepare
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from tpbench.comm.symmetric_buffers import enabled
+from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
 from tpbench.workloads.train_step.models import UnknownArchitecture
@@ -75,7 +75,7 @@ def fsdp_dtensor_async(problem: TrainStep, place: Place) -> TorchTrainer:
 
     torch._inductor.config.post_grad_custom_pre_pass = WithoutRoundTrips()
     torch._inductor.config._micro_pipeline_tp = True
-    enabled(place.context.tp_group)
+    enable_symmetric_memory(place.context.tp_group)
     return fsdp_dtensor(problem, place)
 
 

@@ -1,4 +1,4 @@
-"""The gather kernel by itself: as index_select has it, whatever its blocks."""
+"""The gather kernel alone: the same as index_select, with blocks of any size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     blocks=st.sampled_from((BLOCKS, (4, 16))),
     data=st.data(),
 )
-def test_rows_are_those_asked_for(
+def test_the_given_rows_are_copied(
     table_rows: int, width: int, ids: torch.dtype, dtype: torch.dtype, blocks: tuple[int, int], data: st.DataObject
 ) -> None:
     rows = torch.tensor(data.draw(st.lists(st.integers(0, table_rows - 1), max_size=100)), dtype=ids)
@@ -29,10 +29,10 @@ def test_rows_are_those_asked_for(
     output = torch.full((len(rows) + 1, width), 7.0, dtype=dtype, device=DEVICE)
     gather_rows(table.to(DEVICE), rows.to(DEVICE), output[:-1], blocks=blocks)
     assert torch.equal(output[:-1].cpu(), table[rows.long()])
-    assert (output[-1] == 7).all()  # nothing past the last
+    assert (output[-1] == 7).all()  # nothing is written after the last row
 
 
 @pytest.mark.parametrize("row", [-1, 3, 2**31 - 1])
-def test_a_row_that_is_not_there_is_zero(row: int) -> None:
+def test_a_row_outside_the_table_is_zero(row: int) -> None:
     table, rows = torch.ones(3, 5, device=DEVICE), torch.tensor([1, row], dtype=torch.int32, device=DEVICE)
     assert gather_rows(table, rows, table.new_empty(2, 5)).tolist() == [[1.0] * 5, [0.0] * 5]

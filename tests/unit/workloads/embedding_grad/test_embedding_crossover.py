@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.embedding_grad import context, problem
 from tpbench.workloads.embedding_grad import crossover, report, traffic
-from tpbench.workloads.embedding_grad.inputs import Inputs
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import expected_density
 
 H200 = {
@@ -37,7 +37,7 @@ def test_the_record_sends_what_was_published() -> None:
 
 def test_counted_rows_and_the_even_formula_agree() -> None:
     """Hashed rows are even enough over owners that what is counted is what the closed form says."""
-    inputs = Inputs(problem(table_rows=20_001, width=8, tokens=4000), context(ranks=4))
+    inputs = EmbeddingGradInputs(problem(table_rows=20_001, width=8, tokens=4000), context(ranks=4))
     touched = distinct_rows(20_001, 8000)
     counted = traffic.sparse_all_to_all(inputs.counts, inputs.row_bytes)
     assert counted == pytest.approx([touched * 3 / 4 * (16 + 4) + 8 * 4] * 4, rel=0.03)

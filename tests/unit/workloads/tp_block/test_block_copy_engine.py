@@ -16,10 +16,10 @@ from torch import Tensor
 
 from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SimulatedBuffers, on_streams
 from tpbench.comm import symmetric_buffers
-from tpbench.comm.peer_copies import copy_beside_compute
 from tpbench.comm.signals import StreamSignals
 from tpbench.workloads.tp_block import copy_engine, linear_operations
 from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule, peer_runs
+from tpbench.workloads.tp_block.local_copy import copy_beside_compute
 
 Installs = Callable[[Machine], None]
 streams = on_streams
@@ -203,7 +203,7 @@ def test_multicast_is_refused_before_memory_is_shared(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
     nobody: Any = None
     with pytest.raises(RuntimeError, match="symmetric memory needs TORCH_SYMM_MEM_DISABLE_MULTICAST=1, it is 0"):
-        symmetric_buffers.enabled(nobody)
+        symmetric_buffers.enable_symmetric_memory(nobody)
 
 
 @pytest.mark.parametrize(

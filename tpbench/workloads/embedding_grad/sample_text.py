@@ -1,10 +1,10 @@
-"""A text for `distribution=bigram`: how often words follow each other in English.
+"""Sample text for `distribution=bigram`, which follows the frequencies of English word pairs.
 
 Abraham Lincoln's Gettysburg Address (1863) and the beginnings of the Declaration of Independence (1776) and of Herman
 Melville's Moby-Dick (1851), all in the public domain.
 """
 
-TEXT = """
+SAMPLE_TEXT = """
 Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and
 dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing whether
 that nation, or any nation so conceived and so dedicated, can long endure. We are met on a great battle-field of that

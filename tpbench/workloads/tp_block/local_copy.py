@@ -1,4 +1,4 @@
-"""Copies within a GPU beside its products."""
+"""Copies within one GPU that can run while a kernel occupies the SMs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,15 @@ class _Attributes(ctypes.Structure):
 
 
 def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
-    """Copy on the current stream, which is none of CUDA's default ones, in the way that the driver prefers beside
-    computation. An ordinary copy within a GPU is a kernel and waits for SMs; in traces of H200s (driver 580) so does
-    this one, but from a product's last wave on. Both contiguous and of one size. False, and nothing is done, where the
-    driver has no such copies (before CUDA 13) or a graph is being captured. RuntimeError where the driver refuses."""
+    """Copy on the current stream in the way that the driver prefers beside computation; return false if it cannot.
+
+    An ordinary copy within a GPU is a kernel and waits for free SMs. In traces of H200s (driver 580) this copy waits
+    too, but only until the last wave of the product beside it.
+
+    Both tensors are contiguous and of one size. The current stream must not be one of CUDA's default streams. Returns
+    false without copying during graph capture and with drivers before CUDA 13, which lack such copies. Raises
+    RuntimeError if the driver returns an error.
+    """
     if not cuda_driver.has(COPY) or torch.cuda.is_current_stream_capturing():
         return False
     cuda_driver.call(
@@ -41,10 +46,10 @@ def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
         ctypes.byref(ctypes.c_uint64(into.data_ptr())),
         ctypes.byref(ctypes.c_uint64(source.data_ptr())),
         ctypes.byref(ctypes.c_size_t(into.nbytes)),
-        ctypes.c_size_t(1),  # copies
+        ctypes.c_size_t(1),  # number of copies
         ctypes.byref(_Attributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)),
-        ctypes.byref(ctypes.c_size_t(0)),  # the first copy that these are of
-        ctypes.c_size_t(1),  # attributes
+        ctypes.byref(ctypes.c_size_t(0)),  # first copy that the attributes apply to
+        ctypes.c_size_t(1),  # number of attributes
         cuda_driver.current_stream(),
     )
     return True

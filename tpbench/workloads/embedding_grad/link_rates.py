@@ -1,0 +1,71 @@
+"""Bandwidths and latency of this machine's collectives, for floors and for the predicted crossover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from tpbench.measure.stopwatch import Stopwatch
+from tpbench.workloads.embedding_grad import traffic
+from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+
+SERIES = 3
+"""Number of latency measurements, of which the least counts."""
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """Bandwidths in 1e9 bytes a second that one rank sends while all ranks send. The same on every rank."""
+
+    all_to_all_gb_per_s: float
+    """Bandwidth of an all-to-all of the whole table, without its latency."""
+    reduce_scatter_gb_per_s: float
+    """Bandwidth of the dense reduce-scatter."""
+    latency_ms: float
+    """Time of an all-to-all of one row a peer."""
+    upload_gb_per_s: float | None
+    """Bandwidth of a copy of all row numbers from pinned memory to the GPU, without its latency; None on a CPU."""
+
+    def transfer_ms(self, sent: int) -> float:
+        """Return the least time in which one rank can send so many bytes."""
+        return sent / max(self.all_to_all_gb_per_s, self.reduce_scatter_gb_per_s) / 1e6
+
+
+def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, stopwatch: Stopwatch) -> LinkRates:
+    """Measure with the gradient, unchanged, as the sender's buffer. Collective."""
+    rows_per_rank, ranks = inputs.partition.rows_per_rank, inputs.partition.world_size
+    output = inputs.grad.new_empty((ranks - 1) * rows_per_rank, inputs.grad.shape[1])
+
+    def all_to_all_ms(rows: int) -> float:
+        splits = [0 if rank == inputs.rank else rows for rank in range(ranks)]
+        received, sent = output[: sum(splits)], inputs.grad[: sum(splits)]
+        return stopwatch.ms(lambda: comm.all_to_all(received, sent, splits, splits))
+
+    # A hiccup can outlast a whole series of such short transfers. The least of several series is the machine's.
+    latency_ms = min(all_to_all_ms(1) for _ in range(SERIES))
+    transfer_ms = _without_latency(all_to_all_ms(rows_per_rank), latency_ms)
+    dense_ms = stopwatch.ms(lambda: comm.reduce_scatter_mean(output[:rows_per_rank], inputs.grad))
+    sent_bytes = traffic.dense_reduce_scatter(len(inputs.grad), inputs.row_bytes, ranks)
+    comm.reset()
+    upload_gb_per_s = _upload_gb_per_s(inputs, stopwatch)
+    return LinkRates(sent_bytes / transfer_ms / 1e6, sent_bytes / dense_ms / 1e6, latency_ms, upload_gb_per_s)
+
+
+def _upload_gb_per_s(inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> float | None:
+    if inputs.device.type == "cpu":
+        return None
+    numbers = torch.zeros(len(inputs.grad), dtype=torch.int32, pin_memory=True)
+
+    def upload(count: int) -> None:
+        numbers[:count].to(inputs.device, non_blocking=True)
+
+    latency_ms, ms = (stopwatch.ms(partial(upload, count)) for count in (1, len(numbers)))
+    return numbers.nbytes / _without_latency(ms, latency_ms) / 1e6
+
+
+def _without_latency(ms: float, latency_ms: float) -> float:
+    """Subtract the latency, unless it is most of the time, as for small tables on a CPU."""
+    return ms - latency_ms if ms > 2 * latency_ms else ms
