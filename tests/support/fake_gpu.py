@@ -20,6 +20,16 @@ def pointer(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.data_ptr()
 
 
+def _plain(argument: Any) -> Any:
+    """An argument with pointers instead of tensors, also within named tuples."""
+    if isinstance(argument, Tensor):
+        return pointer(argument)
+    if isinstance(argument, tuple):
+        values = [_plain(each) for each in argument]
+        return type(argument)(*values) if hasattr(argument, "_fields") else tuple(values)
+    return argument
+
+
 @dataclass(frozen=True)
 class Launched:
     """What reaches the driver."""
@@ -73,8 +83,7 @@ class _Compiled(CompiledKernel):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         assert (function, metadata) == (self.function, self.packed_metadata)
         enter(launch_metadata)
-        plain = tuple(pointer(each) if isinstance(each, Tensor) else each for each in arguments)
-        gpu.launched.append(Launched(self, (x, y, z), stream, plain))
+        gpu.launched.append(Launched(self, (x, y, z), stream, _plain(arguments)))
         leave(launch_metadata)
 
 

@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import _checks, one_pass, symmetric, two_pass
+from tpbench.kernels import _checks, symmetric, two_pass
 from tpbench.kernels.losses import LOSSES, Loss
-from tpbench.kernels.one_pass import form
+from tpbench.kernels.one_pass.launch import launch
+from tpbench.kernels.one_pass.plan import Prepared, form, prepare
+from tpbench.kernels.one_pass.workspace import local_workspace
 from tpbench.kernels.two_pass import INTERPRETED, all_gather, block_for, launching
 
 
@@ -165,19 +167,19 @@ def entropy_loss(
     valid = min(max(size - start, 0), columns)
     peers = _peers(algorithm, exchange, group, world_size, device)
     if peers is not None:
-        prepared = one_pass.prepare(
+        prepared = prepare(
             form(logits), form(target), None if out is None else form(out), device.index, loss=loss, valid=valid,
             vocab_start=start, vocab_size=size, ignore_index=ignore_index, reduce=reduction != "none",
             count=labels_mean, z_loss=z_loss > 0, label_smoothing=label_smoothing > 0,
             accumulate=isinstance(grad, Tensor), block_cap=block_cap, share=share, widest=widest,
             rank=rank, world_size=world_size,
         )  # fmt: skip
-        if isinstance(prepared, one_pass.Prepared):
+        if isinstance(prepared, Prepared):
             total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
             with launching(device):
-                workspace = one_pass.local_workspace(device) if isinstance(peers, str) else peers
+                workspace = local_workspace(device) if isinstance(peers, str) else peers
                 workspace.enter()
-                kernel = one_pass.launch(
+                kernel = launch(
                     prepared, logits, target, out, row_loss, total, workspace, logits_scale=logits_scale,
                     temperature=temperature, z_loss=z_loss, grad_scale=grad_scale * mean, loss_scale=mean,
                 )  # fmt: skip

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tpbench.kernels import _checks, _entropy_kernels
+from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.entropy_function import entropy_loss
-from tpbench.kernels.launches import launch_of
 from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
 
 _SETTINGS = {
@@ -106,7 +106,7 @@ def _scale(grad: Tensor, factor: Tensor) -> Tensor:
         block = block_for(columns)
         shape = tile(rows, block)
         with launching(grad.device):
-            scale = launch_of(
+            scale = cached_launch(
                 _entropy_kernels.scale_kernel, PER_ROW=factor.dim(), WIDE=is_wide(columns, block, grad), **shape
             )
             scale(-(-rows // shape["ROWS"]), (grad, factor), (rows, columns, *grad.stride()))

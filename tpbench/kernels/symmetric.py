@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpbench.kernels.one_pass import Workspace, stream_of
+from tpbench.kernels.one_pass.workspace import Workspace, stream_of
 
 MOST_RANKS = 16
 ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tpbench.kernels import _entropy_kernels
 from tpbench.kernels.block_caps import measured_cap
-from tpbench.kernels.launches import launch_of
+from tpbench.kernels.cached_launch import cached_launch
 
 INTERPRETED: bool = not isinstance(_entropy_kernels.statistics_kernel, triton.JITFunction)
 """Whether the kernels run in Triton's interpreter: TRITON_INTERPRET=1 when triton was imported."""
@@ -80,11 +80,11 @@ def launch(
     gathered = None
     if algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
-        states = launch_of(_entropy_kernels.statistics_kernel, **flags)
+        states = cached_launch(_entropy_kernels.statistics_kernel, **flags)
         kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *vocabulary), scales))
         gathered = statistics[None] if world_size == 1 else all_gather(statistics, group, world_size)
         block_of_rows = 4096 if INTERPRETED else 128
-        losses = launch_of(
+        losses = cached_launch(
             _entropy_kernels.row_loss_kernel, LOSS=loss, SMOOTHED=label_smoothing > 0, WIDTH=width, ROWS=block_of_rows
         )
         losses(
@@ -92,7 +92,7 @@ def launch(
             (label_smoothing, z_loss),
         )  # fmt: skip
     if gathered is None or grad is not None:
-        gradient = launch_of(_entropy_kernels.loss_and_gradient_kernel, ACCUMULATE=accumulate, **flags)
+        gradient = cached_launch(_entropy_kernels.loss_and_gradient_kernel, ACCUMULATE=accumulate, **flags)
         kernels.append(
             gradient(
                 programs, (logits, target, gathered, inverse_count, row_loss, grad),
@@ -127,14 +127,14 @@ def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def _inverse_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
     """1 / rows that count, (1,) fp32 on the device. Labels are the same on all ranks: nothing to exchange."""
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
-    count = launch_of(_entropy_kernels.inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    count = cached_launch(_entropy_kernels.inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     count(1, (labels, inverse), (labels.shape[0], vocab_size, ignore_index))
     return inverse
 
 
 def _reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float) -> Tensor:
     total = torch.empty((), dtype=torch.float32, device=row_loss.device)
-    reduce = launch_of(_entropy_kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    reduce = cached_launch(_entropy_kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     reduce(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
     return total
 

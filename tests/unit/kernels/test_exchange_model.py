@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpbench.kernels import _one_pass_kernel
-from tpbench.kernels.one_pass import _next_power_of_2
+from tpbench.kernels.one_pass import exchange
+from tpbench.kernels.one_pass.tiling import next_power_of_2
 
-word_at: Callable[[int, int, int, int, int], int] = _one_pass_kernel._word_at.fn
-pitch_of: Callable[[int, int], int] = _one_pass_kernel._pitch.fn
-fills: Callable[[int, int, int], bool] = _one_pass_kernel._fills.fn
+word_at: Callable[[int, int, int, int, int], int] = exchange.word_at.fn
+pitch_of: Callable[[int, int], int] = exchange.pitch_of.fn
+fills: Callable[[int, int, int], bool] = exchange.fills.fn
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def program(
     the version of the memory that it looked at in vain."""
     mine, world = ranks[me], len(ranks)
     epoch = mine.epoch + 1
-    queues = _next_power_of_2(world) * launch.slots
+    queues = next_power_of_2(world) * launch.slots
     capacity = rules.half // launch.width // queues
     pitch = pitch_of(capacity, queues)
 
@@ -195,7 +195,7 @@ def cases(draw: st.DrawFn) -> tuple[int, list[Launch]]:
     launches = []
     for _ in range(draw(st.integers(2, 4))):
         width, slots = chance.choice((3, 5)), chance.choice((1, 2, 4))
-        most = Rules().half // width // (_next_power_of_2(world) * slots)
+        most = Rules().half // width // (next_power_of_2(world) * slots)
         if most:
             launches.append(
                 launch_of(world, chance.randint(1, min(most, 6)), width, slots, chance.randint(1, 2), chance)

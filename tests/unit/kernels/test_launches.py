@@ -13,8 +13,8 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
-from tpbench.kernels import launches
-from tpbench.kernels.launches import Launch, launch_of
+from tpbench.kernels import cached_launch as module
+from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
 
 MEMORY = torch.zeros(64, dtype=torch.int32)
 POINTERS = {
@@ -42,14 +42,14 @@ def kernel() -> JITFunction:
 X, Y = POINTERS[torch.float32, 0], POINTERS[torch.bfloat16, 0]
 
 
-def call(launch: Launch, **changes: Any) -> Any:
+def call(launch: CachedLaunch, **changes: Any) -> Any:
     given = {"programs": 3, "x": X, "y": Y, "n": 5, "step": 1, "scale": 0.5, "late": 16, **changes}
     x, y, n, step = (given[name] for name in ("x", "y", "n", "step"))
     return launch(given["programs"], (x, y), (n, step), (given["scale"],), (given["late"],))
 
 
 def test_the_second_call_of_a_kind_skips_what_triton_would_do_again(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True, num_warps=8)
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True, num_warps=8)
     first, second = call(launch), call(launch)
     assert gpu.bound == 1 and first is second and len(gpu.compiled) == 1
     assert gpu.launched[0] == gpu.launched[1]
@@ -69,12 +69,12 @@ def test_the_second_call_of_a_kind_skips_what_triton_would_do_again(gpu: FakeGpu
 def test_what_triton_compiles_nothing_by_goes_the_short_way(
     gpu: FakeGpu, kernel: JITFunction, changes: dict[str, Any]
 ) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True)
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     call(launch)
     call(launch, **changes)
     assert gpu.bound == 1
     short = gpu.launched.pop()
-    call(Launch(kernel, SIZE=4, FLAG=True), **changes)
+    call(CachedLaunch(kernel, SIZE=4, FLAG=True), **changes)
     assert gpu.bound == 2 and gpu.launched.pop() == short
 
 
@@ -93,7 +93,7 @@ def test_what_triton_compiles_nothing_by_goes_the_short_way(
     ],
 )
 def test_another_kind_of_call_goes_tritons_way_once(gpu: FakeGpu, kernel: JITFunction, changes: dict[str, Any]) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True)
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     usual, other = call(launch), call(launch, **changes)
     assert gpu.bound == 2 and len(gpu.compiled) == 2 and other is not usual
     assert call(launch, **changes) is other and call(launch) is usual and gpu.bound == 2
@@ -117,31 +117,31 @@ ARGUMENTS = st.fixed_dictionaries(
 def test_whatever_the_calls_each_launches_what_triton_would(calls: list[dict[str, Any]]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         gpu, kernel = fake_gpu(monkeypatch), JITFunction(_kernel)
-        launch = Launch(kernel, SIZE=4, FLAG=False)
+        launch = CachedLaunch(kernel, SIZE=4, FLAG=False)
         for changes in calls + calls:
             call(launch, **changes)
-            call(Launch(kernel, SIZE=4, FLAG=False), **changes)  # remembers nothing
+            call(CachedLaunch(kernel, SIZE=4, FLAG=False), **changes)  # remembers nothing
             ours, tritons = gpu.launched[-2:]
             assert ours == tritons
 
 
 def test_constants_and_options_are_a_launchs_own(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = launch_of(kernel, SIZE=4, FLAG=True)
-    assert launch_of(kernel, SIZE=4, FLAG=True) is launch
+    launch = cached_launch(kernel, SIZE=4, FLAG=True)
+    assert cached_launch(kernel, SIZE=4, FLAG=True) is launch
     others = [{"SIZE": 8, "FLAG": True}, {"SIZE": 4, "FLAG": False}, {"SIZE": 4, "FLAG": True, "num_warps": 8}]
-    assert all(launch_of(kernel, **other) is not launch for other in others)
-    kernels = {call(launch_of(kernel, **other)) for other in others} | {call(launch)}
+    assert all(cached_launch(kernel, **other) is not launch for other in others)
+    kernels = {call(cached_launch(kernel, **other)) for other in others} | {call(launch)}
     assert len(kernels) == 4 and len(gpu.compiled) == 4
 
 
 def test_an_integer_among_floats_is_one(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True)
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     assert call(launch, scale=1) is call(launch, scale=1.0)
     assert [type(each.arguments[4]) for each in gpu.launched] == [float, float]
 
 
 def test_each_device_has_its_own(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True)
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     first = call(launch)
     gpu.device, gpu.stream = 1, 9
     second = call(launch)
@@ -151,7 +151,7 @@ def test_each_device_has_its_own(gpu: FakeGpu, kernel: JITFunction) -> None:
 
 
 def test_it_goes_to_the_stream_that_is_current(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True)
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     for stream in (7, 8, 7):
         gpu.stream = stream
         call(launch)
@@ -169,7 +169,7 @@ def test_it_goes_to_the_stream_that_is_current(gpu: FakeGpu, kernel: JITFunction
 def test_who_changes_what_is_compiled_gets_tritons_way(
     gpu: FakeGpu, kernel: JITFunction, monkeypatch: pytest.MonkeyPatch, knobs_of: Any, name: str, value: Any
 ) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True)
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     with monkeypatch.context() as changed:
         changed.setattr(knobs_of, name, value)
         call(launch)
@@ -183,7 +183,7 @@ def test_who_changes_what_is_compiled_gets_tritons_way(
 
 
 def test_hooks_before_a_run_are_called_with_its_arguments(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True)
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     call(launch)
     seen = []
     kernel.add_pre_run_hook(lambda *arguments, **constants: seen.append((arguments, constants["SIZE"])))
@@ -199,7 +199,7 @@ def test_hooks_of_launches_see_both_ways_alike(gpu: FakeGpu, kernel: JITFunction
 
     knobs.runtime.launch_enter_hook.add(enter)
     try:
-        launch = Launch(kernel, SIZE=4, FLAG=True)
+        launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
         call(launch)
         call(launch)
     finally:
@@ -210,14 +210,14 @@ def test_hooks_of_launches_see_both_ways_alike(gpu: FakeGpu, kernel: JITFunction
 def test_nothing_is_remembered_of_a_compilation_that_was_called_off(
     gpu: FakeGpu, kernel: JITFunction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True)
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **given: True)
     assert call(launch) is None and call(launch) is None and gpu.bound == 2 and not gpu.launched
 
 
 def test_its_memory_is_bounded(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = Launch(kernel, SIZE=4, FLAG=True)
-    for n in range(2, launches.MOST_REMEMBERED + 12):
+    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
+    for n in range(2, module.MOST_REMEMBERED + 12):
         call(launch, n=n)
     assert len(launch._compiled) == 10
-    assert len(gpu.launched) == gpu.bound == launches.MOST_REMEMBERED + 10
+    assert len(gpu.launched) == gpu.bound == module.MOST_REMEMBERED + 10

@@ -10,10 +10,16 @@ import pytest
 import torch
 
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
-from tpbench.kernels import one_pass, symmetric
-from tpbench.kernels._one_pass_kernel import one_pass_kernel
-from tpbench.kernels.launches import launch_of
-from tpbench.kernels.one_pass import Form, Machine, Prepared, aligned, form, prepare
+from tpbench.kernels import symmetric
+from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.one_pass import plan
+from tpbench.kernels.one_pass.kernel import one_pass_kernel
+from tpbench.kernels.one_pass.launch import LOG2_E, launch
+from tpbench.kernels.one_pass.parameters import Matrix
+from tpbench.kernels.one_pass.plan import Form, Prepared, aligned, form, prepare
+from tpbench.kernels.one_pass.tiling import Machine
+from tpbench.kernels.one_pass.whole_row_kernel import whole_row_kernel
+from tpbench.kernels.one_pass.workspace import Workspace
 from tpbench.kernels.symmetric import PeerWorkspace
 
 H200 = Machine(132, 232448)
@@ -30,13 +36,14 @@ def logits(offset: int = 0, rows: int = ROWS, row_stride: int = COLUMNS) -> torc
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(one_pass, "machine", lambda device: H200)
+    monkeypatch.setattr(plan, "machine", lambda device: H200)
     # What is remembered elsewhere stays there, and what is of here does not.
-    monkeypatch.setattr(one_pass_kernel, "device_caches", defaultdict(one_pass_kernel.create_binder))
-    for remembering in (prepare, launch_of):
+    for kernel in (one_pass_kernel, whole_row_kernel):
+        monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
+    for remembering in (prepare, cached_launch):
         remembering.cache_clear()
     yield fake_gpu(monkeypatch)
-    for remembering in (prepare, launch_of):
+    for remembering in (prepare, cached_launch):
         remembering.cache_clear()
 
 
@@ -61,14 +68,26 @@ def prepared(x: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None, **
     return prepare(form(x), form(target), None if out is None else form(out), 0, **given)
 
 
+def by_name(gpu: FakeGpu) -> Any:
+    """The last launch's arguments by name: a matrix as its pointer and strides, the fields of other named tuples."""
+    last, found = gpu.launched[-1], {}
+    for name, value in zip(last.kernel.src.fn.arg_names, last.arguments, strict=True):
+        if isinstance(value, Matrix):
+            found |= {name: value.pointer, f"{name}_row": value.row, f"{name}_column": value.column}
+        elif hasattr(value, "_asdict"):
+            found |= value._asdict()
+        else:
+            found[name] = value
+    return SimpleNamespace(**found)
+
+
 def launched(gpu: FakeGpu, x: torch.Tensor, workspace: Any, out: torch.Tensor | None = None, **changes: Any) -> Any:
     """The kernel's arguments by name."""
     found = prepared(x, LABELS, out, **changes)
     assert isinstance(found, Prepared), found
     scales = {"logits_scale": 2.0, "temperature": 1.0, "z_loss": 0.25, "grad_scale": 3.0, "loss_scale": 0.5}
-    one_pass.launch(found, x, LABELS, out, LOSS[:ROWS], LOSS[ROWS], workspace, **scales)
-    last = gpu.launched[-1]
-    return SimpleNamespace(**dict(zip(last.kernel.src.fn.arg_names, last.arguments, strict=True)))
+    launch(found, x, LABELS, out, LOSS[:ROWS], LOSS[ROWS], workspace, **scales)
+    return by_name(gpu)
 
 
 def test_arguments_arrive_under_their_names(gpu: FakeGpu) -> None:
@@ -78,7 +97,7 @@ def test_arguments_arrive_under_their_names(gpu: FakeGpu) -> None:
     for _ in range(2):  # as Triton binds them, and the short way
         it = launched(gpu, x, workspace, out, **shard)
         assert (it.logits, it.target, it.grad) == (pointer(x), pointer(LABELS), pointer(out))
-        assert (it.row_loss, it.loss) == (pointer(LOSS[:ROWS]), pointer(LOSS[ROWS]))
+        assert (it.row_losses, it.loss) == (pointer(LOSS[:ROWS]), pointer(LOSS[ROWS]))
         assert (it.words, it.peers) == (pointer(workspace.words), pointer(workspace.peers))
         assert (it.control, it.failed) == (pointer(workspace.control), pointer(workspace.failed))
         assert (it.n_rows, it.n_columns, it.n_valid, it.n_parts) == (ROWS, COLUMNS, 1000, 1)
@@ -86,7 +105,7 @@ def test_arguments_arrive_under_their_names(gpu: FakeGpu) -> None:
         assert (it.vocab_start, it.vocab_size, it.ignore_index, it.rank) == (COLUMNS, 2 * COLUMNS, -100, 1)
         assert (it.logits_row * 8, it.logits_column, it.grad_row * 8, it.grad_column) == (2 * COLUMNS, 1, COLUMNS, 1)
         assert (it.target_row, it.target_column) == (0, 0)
-        assert it.k == it.k_t == 2.0 * one_pass.LOG2_E
+        assert it.k == it.k_t == 2.0 * LOG2_E
         assert (it.z_loss, it.grad_scale, it.loss_scale) == (0.25, 6.0, 0.5)
         assert it.limit_ns == 120 * 10**9
         assert it.half == workspace.half and it.capacity >= ROWS
@@ -101,15 +120,20 @@ def test_target_logits_have_strides_and_a_scale_of_their_own(gpu: FakeGpu) -> No
     found = prepared(x, target, out, loss="reverse_kl", count=False, reduce=False)
     assert isinstance(found, Prepared)
     scales = {"logits_scale": 2.0, "temperature": 4.0, "z_loss": 0.0, "grad_scale": 3.0, "loss_scale": 1.0}
-    one_pass.launch(found, x, target, out, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
-    last = gpu.launched[-1]
-    it = SimpleNamespace(**dict(zip(last.kernel.src.fn.arg_names, last.arguments, strict=True)))
+    launch(found, x, target, out, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
+    it = by_name(gpu)
     assert (it.logits_row * 8, it.target_row * 8, it.grad_row * 8) == (2 * COLUMNS, 3 * COLUMNS, COLUMNS)
     assert (it.logits_column, it.target_column, it.grad_column) == (1, 1, 1)
-    assert (it.k, it.k_t) == (2.0 * one_pass.LOG2_E, 0.5 * one_pass.LOG2_E)
-    assert it.loss == it.row_loss == pointer(LOSS[:ROWS]) and it.grad == pointer(out)
-    one_pass.launch(found, x, target, None, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
-    assert gpu.launched[-1].arguments[2] == pointer(x)  # no gradient: an address all the same
+    assert (it.k, it.k_t) == (2.0 * LOG2_E, 0.5 * LOG2_E)
+    assert it.loss == it.row_losses == pointer(LOSS[:ROWS]) and it.grad == pointer(out)
+    launch(found, x, target, None, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
+    assert by_name(gpu).grad == pointer(x)  # no gradient: an address all the same
+
+
+def constants_of(prepared: Prepared) -> dict[str, Any]:
+    """The kernel's constants and launch options."""
+    options = dict(prepared.kernel.constants)
+    return {**options.pop("SPEC")._asdict(), **options}
 
 
 def formed(rows: int, columns: int, loss: str, world_size: int = 1, stride: int = 0, **changes: Any) -> Prepared:
@@ -153,7 +177,7 @@ def test_what_it_is_compiled_and_launched_for(
     rows: int, columns: int, loss: str, world_size: int, programs: int, constants: dict[str, Any]
 ) -> None:
     found = formed(rows, columns, loss, world_size)
-    given = found.kernel.constants
+    given = constants_of(found)
     assert found.programs == programs and given.items() >= constants.items()
     assert (given["LOSS"], given["GRAD"], given["REDUCE"], given["ALIGNED"]) == (loss, True, True, True)
     assert given["enable_fp_fusion"] is False  # or the ranks' losses differ in their last bit
@@ -166,20 +190,20 @@ def test_what_it_is_compiled_and_launched_for(
 
 
 def test_options_of_the_call_become_constants() -> None:
-    full = formed(64, 32768, "cross_entropy").kernel.constants
-    padded = formed(64, 32768, "cross_entropy", valid=32000, vocab_size=32000).kernel.constants
+    full = constants_of(formed(64, 32768, "cross_entropy"))
+    padded = constants_of(formed(64, 32768, "cross_entropy", valid=32000, vocab_size=32000))
     assert (full["MASKED"], padded["MASKED"], padded["FULL"]) == (False, True, True)
-    plain = formed(64, 32768, "cross_entropy", reduce=False, count=False).kernel.constants
+    plain = constants_of(formed(64, 32768, "cross_entropy", reduce=False, count=False))
     assert (plain["REDUCE"], plain["COUNT"], full["COUNT"]) == (False, False, True)
     apart = formed(64, 1001, "cross_entropy", world_size=2, stride=1003)
-    assert (apart.kernel.constants["ALIGNED"], apart.kernel.constants["VECTOR"]) == (False, 1)
-    assert apart.integers[8:10] == apart.integers[12:14] == (1003, 1)
+    assert (constants_of(apart)["ALIGNED"], constants_of(apart)["VECTOR"]) == (False, 1)
+    assert apart.strides[0:2] == apart.strides[4:6] == (1003, 1)
 
 
 def test_words_have_two_halves_of_a_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory=False, **how: zeros(*size, **how))
-    workspace = one_pass.Workspace(torch.device("cpu"))
+    workspace = Workspace(torch.device("cpu"))
     workspace.reserve(100)
     assert workspace.half == 128 and len(workspace.words) == 256 and not workspace.words.any()
     kept = workspace.words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpbench.kernels.one_pass import MAX_WORDS, RESERVED_BYTES, Machine, Tiling, tiling
+from tpbench.kernels.one_pass.tiling import MAX_WORDS, RESERVED_BYTES, Machine, Tiling, tiling
 
 H200 = Machine(132, 232448)
 SHARED_BYTES_OF_A_MULTIPROCESSOR = 228 * 1024

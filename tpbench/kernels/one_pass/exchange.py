@@ -1,0 +1,202 @@
+"""The exchange of row states between the programs of one row, on this GPU and on other ranks.
+
+A word is 8 bytes: the epoch (32 bits, it counts launches) and an fp32 number. One store writes both. So a reader that
+sees the epoch has the number, without flags and without fences. A program stores its words into the buffer of every
+rank, over NVLink for peers, and polls its own buffer.
+
+Buffers have two halves, and the parity of the epoch selects one. A rank that is one launch ahead writes to the other
+half. It cannot be two launches ahead, since each launch waits for all ranks. A half is half of the buffer, whatever the
+shape of the launch: neighbouring launches of different shapes must not overlap either. The last program advances the
+epoch in device memory, after all programs have read it. So the replay of a CUDA graph advances it, too.
+
+All parts of a row are at the same step of programs that run at the same time (a cooperative launch), so that every wait
+ends. A wait for a peer that died ends by its limit: then `failed` is set, and the missing numbers become NaN.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# Triton decides the types of a kernel's arguments.
+# ruff: noqa: RET505, SIM108
+# Triton leaves a branch uncompiled only where both branches are written out.
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tpbench.kernels.one_pass.layouts import has_labels, queues, state_layout, words_layout, words_shape
+from tpbench.kernels.one_pass.ptx import await_five_words, await_three_words, send_word
+from tpbench.kernels.one_pass.state import INF, State
+
+
+class Exchange(NamedTuple):
+    """The queues of one launch. A queue holds the words of one part of a row: queue = rank * SLOTS + slot."""
+
+    epoch: Any
+    half: Any
+    """Words of one half of a buffer."""
+    pitch: Any
+    """int64: words between two numbers of one row."""
+    words: Any
+    """int64 pointer: this rank's buffer."""
+    failed: Any
+    """int32 pointer: set if a wait passes its limit."""
+    buffers: Any
+    """int64 (1, RANKS * SLOTS): address of the buffer that each queue is sent to."""
+    own_queue: Any
+    """int32 (1, RANKS * SLOTS): the queue there that this rank's words of the slot stand in."""
+    mine: Any
+    """bool (1, RANKS * SLOTS): this program sends the slot."""
+    empty: Any
+    """bool (1, RANKS * SLOTS): the slot has no part of the row."""
+    queue: Any
+    """int32 (RANKS * SLOTS,)"""
+    peer: Any
+    """int32 (RANKS * SLOTS,): the rank of each queue."""
+    row_in_tile: Any
+    """int32 (ROWS,)"""
+
+
+class Row(NamedTuple):
+    """The places of the words of the rows of one step."""
+
+    exists: Any
+    """bool (ROWS, 1)"""
+    line: Any
+    """int64 (ROWS, 1): the first word of the row's first queue."""
+    needed: Any
+    """bool (ROWS, RANKS * SLOTS): words to wait for."""
+    inbox: Any
+    """int64 pointers (ROWS, RANKS * SLOTS): the first word of each queue in this rank's buffer."""
+
+
+# The next three functions are arithmetic on integers. Tests also call them on plain numbers, in a model of ranks that
+# overtake each other.
+@gluon.jit
+def word_at(epoch, half, row, queue, QUEUES: gl.constexpr):
+    """The position of a row's first word of a queue in a rank's buffer."""
+    return (epoch & 1) * half + row * QUEUES + queue
+
+
+@gluon.jit
+def pitch_of(capacity, QUEUES: gl.constexpr):
+    """The distance between the words of a row: each number of the state has a section for all rows."""
+    return capacity * QUEUES
+
+
+@gluon.jit
+def fills(part, slot, n_parts):
+    """Whether the program of a part writes a slot: its own slot, and its share of the slots that have no part.
+
+    Slots without a part are sent as empty states. So readers need not know how many parts a peer has.
+    """
+    return slot % n_parts == part
+
+
+@gluon.jit
+def open_exchange(mailbox, epoch, capacity, half, rank, part, n_parts, SPEC: gl.constexpr):
+    """The `Exchange` of a launch. capacity: rows that a half has room for. half: words of a half."""
+    words: gl.constexpr = words_layout(SPEC)
+    queue = gl.arange(0, queues(SPEC), gl.SliceLayout(0, words))
+    peer = queue // SPEC.SLOTS
+    slot = queue % SPEC.SLOTS
+    row_in_tile = gl.arange(0, SPEC.ROWS, state_layout(SPEC))
+    if SPEC.WORLD > 1:
+        buffers = gl.load(mailbox.peers + peer, mask=peer < SPEC.WORLD, other=0)[None, :]
+    else:
+        buffers = (mailbox.words + queue * 0).to(gl.int64)[None, :]
+    mine = ((peer < SPEC.WORLD) & fills(part, slot, n_parts))[None, :]
+    empty = (slot != part)[None, :]
+    own_queue = (rank * SPEC.SLOTS + slot)[None, :]
+    pitch = pitch_of(capacity.to(gl.int64), queues(SPEC))
+    return Exchange(epoch, half, pitch, mailbox.words, mailbox.failed, buffers, own_queue, mine, empty, queue, peer,
+                    row_in_tile)  # fmt: skip
+
+
+@gluon.jit
+def wait_limits(limit_ns, SPEC: gl.constexpr):
+    """int64 (ROWS, RANKS * SLOTS): nanoseconds that the wait for a word may take. 0 after a limit has passed."""
+    return gl.zeros(words_shape(SPEC), gl.int64, words_layout(SPEC)) + limit_ns
+
+
+@gluon.jit
+def _send_number(value, nothing, NUMBER: gl.constexpr, exchange, line, sent, SPEC: gl.constexpr):
+    """Send one number of the states, (ROWS,), to all ranks. Slots without a part receive `nothing`."""
+    number = gl.where(exchange.empty, nothing, value[:, None])
+    bits = number.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
+    word = (exchange.epoch.to(gl.int64) << 32) | bits
+    send_word(exchange.buffers + (line + NUMBER * exchange.pitch) * 8, word, sent, SPEC)
+
+
+@gluon.jit
+def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
+    """Send the states (ROWS,) of this part of the rows from first_row on to all ranks. Returns the `Row`."""
+    row = (first_row + exchange.row_in_tile).to(gl.int64)
+    exists = (row < n_rows)[:, None]
+    line = word_at(exchange.epoch, exchange.half.to(gl.int64), row, 0, queues(SPEC))[:, None]
+    sent = gl.where(exchange.mine & exists, 1, 0)
+    there = line + exchange.own_queue
+    _send_number(state.c, -INF, 0, exchange, there, sent, SPEC)
+    _send_number(state.s, 0.0, 1, exchange, there, sent, SPEC)
+    if has_labels(SPEC):
+        _send_number(state.c_t, 0.0, 2, exchange, there, sent, SPEC)
+    else:
+        _send_number(state.c_t, -INF, 2, exchange, there, sent, SPEC)
+        _send_number(state.s_t, 0.0, 3, exchange, there, sent, SPEC)
+        _send_number(state.a, 0.0, 4, exchange, there, sent, SPEC)
+    return exists, line
+
+
+@gluon.jit
+def first_look(exists, line, exchange, SPEC: gl.constexpr):
+    """Load the words as they are now. Returns where they stand, `Row`, and the words, (ROWS, RANKS * SLOTS) each."""
+    needed = exists & (exchange.peer < SPEC.WORLD)[None, :]
+    inbox = exchange.words + line + exchange.queue[None, :]
+    w_0 = gl.load(inbox, mask=needed, other=0, volatile=True)
+    w_1 = gl.load(inbox + exchange.pitch, mask=needed, other=0, volatile=True)
+    w_2 = gl.load(inbox + 2 * exchange.pitch, mask=needed, other=0, volatile=True)
+    if has_labels(SPEC):
+        return needed, inbox, (w_0, w_1, w_2, w_2, w_2)
+    else:
+        w_3 = gl.load(inbox + 3 * exchange.pitch, mask=needed, other=0, volatile=True)
+        w_4 = gl.load(inbox + 4 * exchange.pitch, mask=needed, other=0, volatile=True)
+        return needed, inbox, (w_0, w_1, w_2, w_3, w_4)
+
+
+@gluon.jit
+def _await_words(words, inbox, needed, limits, exchange, SPEC: gl.constexpr):
+    """Wait for the words, (ROWS, RANKS * SLOTS) each. Returns them, and the limits of later waits."""
+    like = gl.zeros_like(words[0])
+    needed = gl.where(needed, 1, 0)
+    address = inbox.to(gl.int64)
+    pitch = like + exchange.pitch * 8
+    epoch = like.to(gl.int32) + exchange.epoch
+    failed = like + exchange.failed.to(gl.int64)
+    if has_labels(SPEC):
+        w_0, w_1, w_2, limits = await_three_words(words, needed, limits, address, pitch, epoch, failed)
+        return (w_0, w_1, w_2, w_2, w_2), limits
+    else:
+        w_0, w_1, w_2, w_3, w_4, limits = await_five_words(words, needed, limits, address, pitch, epoch, failed)
+        return (w_0, w_1, w_2, w_3, w_4), limits
+
+
+@gluon.jit
+def _number(word, epoch, needed, nothing):
+    """The number of a word: NaN if it never came, `nothing` from ranks that only fill up a power of two."""
+    number = word.to(gl.int32).to(gl.float32, bitcast=True)
+    number = gl.where((word >> 32).to(gl.int32) == epoch, number, float("nan"))
+    return gl.where(needed, number, nothing)
+
+
+@gluon.jit
+def receive_states(words, inbox, needed, limits, exchange, SPEC: gl.constexpr):
+    """Wait for the states of all parts of the rows, (ROWS, RANKS * SLOTS). Returns them, and the limits."""
+    words, limits = _await_words(words, inbox, needed, limits, exchange, SPEC)
+    epoch = exchange.epoch
+    if has_labels(SPEC):
+        c_t = _number(words[2], epoch, needed, 0.0)
+    else:
+        c_t = _number(words[2], epoch, needed, -INF)
+    c = _number(words[0], epoch, needed, -INF)
+    s = _number(words[1], epoch, needed, 0.0)
+    s_t = _number(words[3], epoch, needed, 0.0)
+    return State(c, s, c_t, s_t, _number(words[4], epoch, needed, 0.0)), limits

@@ -1,0 +1,223 @@
+"""The one-pass kernel: it reads each logit once, and computes the loss of each row and its gradient.
+
+A *tile* is ROWS rows by at most REPEATS * LANES * VECTOR columns. Programs are persistent: each walks down the rows
+with the same *part* of each row, TILES neighbouring tiles. Asynchronous copies bring tiles to shared memory, two rows
+ahead. The last tile of a row then lives in registers. Its exponentials are relative to each thread's own maximum, and
+one factor per thread turns them into the gradient. The other tiles stay in shared memory until their gradient, which
+computes their exponentials again. The reduction over threads, with its barriers, happens once per row.
+
+    a row:  last tile to registers -> state of the row -> send | reduce the next row's first tiles
+            | receive all parts -> gradient of the last tile, then of each other tile: start to copy into the freed
+            place, and reduce the next row's tile of this number if that is not done yet
+
+Where a row has several parts, on this GPU or on other ranks, each program sends its state and waits for the others'
+states (see `exchange`). Meanwhile it works on the tiles of the next row. A row that fills the shared memory of a
+multiprocessor by itself has a kernel of its own, `whole_row_kernel`.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# Triton decides the types of a kernel's arguments.
+# ruff: noqa: SIM108
+# Triton leaves a branch uncompiled only where both branches are written out.
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tpbench.kernels.one_pass.exchange import first_look, open_exchange, receive_states, send_state, wait_limits
+from tpbench.kernels.one_pass.finish import finish
+from tpbench.kernels.one_pass.gradient import (
+    gradient_factors,
+    store_at_label,
+    store_from_logits,
+    store_from_registers,
+)
+from tpbench.kernels.one_pass.layouts import column_unit, has_labels, row_layout, state_layout
+from tpbench.kernels.one_pass.ptx import arrive, await_copies, barrier
+from tpbench.kernels.one_pass.rows import (
+    Vocabulary,
+    inverse_count,
+    load_labels,
+    load_own_label,
+    rows_that_count,
+)
+from tpbench.kernels.one_pass.state import (
+    State,
+    convert_state,
+    merge_along,
+    merge_threads,
+    merge_two,
+    no_columns,
+    row_loss,
+    tile_state,
+)
+from tpbench.kernels.one_pass.tiles import (
+    Part,
+    Shared,
+    Source,
+    allocate,
+    copy_tile,
+    load_tile,
+    reduce_tiles,
+    tile_indices,
+)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "n_rows", "n_columns", "part_columns", "n_valid", "vocab_start", "vocab_size", "ignore_index", "rank",
+        "capacity", "half", "limit_ns",
+    ]
+)  # fmt: skip
+def one_pass_kernel(
+    logits, target, grad, row_losses, loss, mailbox, scales, n_rows, n_columns, n_parts, part_columns, n_valid,
+    vocab_start, vocab_size, ignore_index, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+):  # fmt: skip
+    """Compute the loss and the gradient of rows of n_columns logits, of which n_valid belong to the softmax.
+
+    The types of logits, target, grad, mailbox, scales and SPEC are in `parameters`. The integers are not in named
+    tuples, because Triton would specialise each integer of a tuple by its value. part_columns is in vectors if ALIGNED.
+
+    row_losses: fp32 (n_rows,). loss: fp32 scalar, loss_scale times the sum of row losses; with COUNT this and the
+    gradient are divided by the number of rows that count. capacity: rows that half a buffer has room for.
+    """
+    LABELS: gl.constexpr = has_labels(SPEC)
+    EXCHANGE: gl.constexpr = SPEC.SLOTS > 0
+    UNIT: gl.constexpr = column_unit(SPEC)
+    TILES: gl.constexpr = SPEC.TILES
+    ROWS: gl.constexpr = SPEC.ROWS
+    AHEAD: gl.constexpr = SPEC.AHEAD
+    HELD: gl.constexpr = TILES - 1  # tiles that stay in shared memory, with a place for this row and one for the next
+    LAST: gl.constexpr = TILES - 1  # the tile that passes on to registers
+    FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
+    element: gl.constexpr = logits.pointer.dtype.element_ty
+    shared_x = allocate(element, HELD, 2, SPEC)
+    shared_t = shared_x
+    if not LABELS:
+        shared_t = allocate(element, HELD, 2, SPEC)
+    shared = Shared(shared_x, shared_t)
+    source = Source(logits, target)
+    vocabulary = Vocabulary(vocab_size, ignore_index)
+
+    part_number = gl.program_id(0) % n_parts
+    walker = gl.program_id(0) // n_parts
+    walkers = gl.num_programs(0) // n_parts
+    steps = gl.cdiv(gl.cdiv(n_rows, ROWS) - walker, walkers)  # tiles of this program
+    first = part_number * part_columns
+    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
+    valid = gl.minimum(n_valid - first * UNIT, width)
+    if SPEC.ALIGNED:
+        extent = width // SPEC.VECTOR
+    else:
+        extent = width
+    tile_units = part_columns // TILES
+    start = vocab_start + first * UNIT
+    vector, place = tile_indices(SPEC)
+    part = Part(first, tile_units, extent, valid, vector, place)
+    row_in_tile = gl.arange(0, ROWS, row_layout(SPEC))
+    epoch = 0
+    if EXCHANGE:
+        epoch = gl.load(mailbox.control) + 1
+
+    # Copies of the first tiles start before anything else.
+    row = (walker * ROWS + row_in_tile).to(gl.int64)
+    first_label = row_in_tile
+    next_label = row_in_tile
+    if LABELS:
+        first_label = load_labels(target, row, n_rows)
+        next_label = load_labels(target, row + walkers * ROWS, n_rows)
+    counts = rows_that_count(row, first_label, n_rows, vocabulary, SPEC)
+    for tile_of_row in gl.static_range(HELD):
+        copy_tile(shared, 0, source, row, counts, part, tile_of_row, tile_of_row, SPEC)
+    next_row = row + walkers * ROWS
+    copy_tile(shared, 0, source, row, counts, part, LAST, HELD, SPEC)
+    counts = rows_that_count(next_row, next_label, n_rows, vocabulary, SPEC)
+    for tile_of_row in gl.static_range(HELD):
+        copy_tile(shared, 1, source, next_row, counts, part, tile_of_row, tile_of_row, SPEC)
+
+    inverse = 1.0
+    if SPEC.COUNT:
+        inverse = inverse_count(target, n_rows, vocabulary, SPEC)
+    scale = scales.grad_scale * inverse
+
+    # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
+    this_label = first_label
+    later_label = row_in_tile
+    if LABELS:
+        later_label = load_labels(target, next_row + walkers * ROWS, n_rows)
+    if EXCHANGE:
+        exchange = open_exchange(mailbox, epoch, capacity, half, rank, part_number, n_parts, SPEC)
+        limits = wait_limits(limit_ns, SPEC)
+
+    # The state of the next row's tiles that have arrived.
+    held = reduce_tiles(no_columns(SPEC), shared, 0, 0, HELD, HELD + 1, part, scales, SPEC)
+
+    for step in range(steps):
+        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
+        exists = row < n_rows
+        counts = exists
+        if LABELS:
+            # The label's logit is loaded before the wait for copies, to arrive meanwhile.
+            counts, own_label = load_own_label(logits, row, this_label, vocabulary, start, part, SPEC)
+            last_label = load_labels(target, row + 3 * walkers * ROWS, n_rows)
+        await_copies(HELD)
+        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)
+        # The tile is in registers: its place is free for the next row's.
+        next_row = row + walkers * ROWS
+        next_counts = rows_that_count(next_row, next_label, n_rows, vocabulary, SPEC)
+        copy_tile(shared, 0, source, next_row, next_counts, part, LAST, HELD, SPEC)
+        last_tile = tile_state(x, t, scales, SPEC)
+        state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)
+        state = convert_state(state, state_layout(SPEC))
+        if LABELS:
+            state = State(state.c, state.s, gl.convert_layout(own_label.logit, state_layout(SPEC)), state.s_t, state.a)
+        if EXCHANGE:
+            there, line = send_state(state, (walker + step * walkers) * ROWS, n_rows, exchange, SPEC)
+
+        # Reduce the next row's first AHEAD tiles while the words travel. The others are reduced between gradients of
+        # tiles. So stores and copies occupy the memory all the time, and a copy has a whole step to arrive.
+        next_at = (step + 1) % 2
+        held = reduce_tiles(no_columns(SPEC), shared, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, part, scales, SPEC)
+        if EXCHANGE:
+            # The last of those tiles hides the latency of a first look.
+            needed, inbox, words = first_look(there, line, exchange, SPEC)
+        held = reduce_tiles(held, shared, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, part, scales, SPEC)
+        if EXCHANGE:
+            states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
+            state = merge_along(states, 1, SPEC)
+
+        of_row, log_z = row_loss(state, scales, SPEC)
+        if part_number == 0:
+            of_row = gl.where(gl.convert_layout(counts, state_layout(SPEC)), of_row, 0.0)
+            at = row_losses + gl.convert_layout(row, state_layout(SPEC))
+            gl.store(at, of_row, mask=gl.convert_layout(exists, state_layout(SPEC)))
+        if SPEC.REDUCE or EXCHANGE:
+            if step == steps - 1:
+                # The other programs need nothing more of this one: they need not wait for its last gradient.
+                barrier()
+                arrive(mailbox.control + 1)
+        if SPEC.GRAD:
+            factors = gradient_factors(state, log_z, counts, scale, scales, SPEC)
+            store_from_registers(grad, last_tile, factors, row, exists, part, LAST, SPEC)
+        at_place = step % 2
+        copied_row = next_row + walkers * ROWS
+        copied = rows_that_count(copied_row, later_label, n_rows, vocabulary, SPEC)
+        for tile_of_row in gl.static_range(HELD):
+            if SPEC.GRAD:
+                raw = load_tile(shared, at_place, part, tile_of_row, tile_of_row, SPEC)
+            copy_tile(shared, at_place, source, copied_row, copied, part, tile_of_row, tile_of_row, SPEC)
+            if SPEC.GRAD:
+                store_from_logits(grad, raw, scales, factors, row, exists, part, tile_of_row, SPEC)
+            if tile_of_row >= AHEAD:
+                held = reduce_tiles(held, shared, next_at, tile_of_row, tile_of_row + 1, HELD + 1, part, scales, SPEC)
+
+        if LABELS:
+            if SPEC.GRAD:
+                store_at_label(grad, own_label, factors, scale, row, part, scales, SPEC)
+            this_label = next_label
+            next_label = later_label
+            later_label = last_label
+
+    # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
+    await_copies(0)
+    if SPEC.REDUCE or EXCHANGE:
+        finish(row_losses, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)

@@ -1,0 +1,134 @@
+"""Layouts: which thread holds which element of a tile, of the states of its rows, and of the exchanged words."""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# Triton decides the types of a kernel's arguments.
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.constexpr_function
+def has_labels(spec):
+    """The loss has labels, not target logits."""
+    return spec.LOSS == "cross_entropy"
+
+
+@gluon.constexpr_function
+def column_unit(spec):
+    """Columns in the unit of sizes and first columns."""
+    return spec.VECTOR if spec.ALIGNED else 1
+
+
+# Constant functions call each other with plain numbers: Triton 3.6 turns a named tuple into a tuple on such a call.
+@gluon.constexpr_function
+def _tile(vector, row_warps, warps):
+    return gl.BlockedLayout([1, 1, 1, vector], [1, 1, 32, 1], [row_warps, 1, warps // row_warps, 1], [3, 2, 1, 0])
+
+
+@gluon.constexpr_function
+def _queues(world, slots):
+    return (1 << (world - 1).bit_length()) * slots if slots else 1
+
+
+@gluon.constexpr_function
+def _words(rows, parts, row_warps, warps):
+    bases = [[0, 1 << bit] for bit in range(parts.bit_length() - 1)]
+    lanes = bases[:5] + [[0, 0]] * max(0, 5 - len(bases))
+    registers = bases[5:] + [[row_warps << bit, 0] for bit in range((rows // row_warps).bit_length() - 1)]
+    by_warp = [[0, 0]] * ((warps // row_warps).bit_length() - 1)
+    by_warp += [[1 << bit, 0] for bit in range(row_warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [rows, parts])
+
+
+@gluon.constexpr_function
+def queues(spec):
+    """Queues of words of a row: one for each slot of each rank, with the ranks filled up to a power of two."""
+    return _queues(spec.WORLD, spec.SLOTS)
+
+
+@gluon.constexpr_function
+def tile_layout(spec):
+    """(ROWS, REPEATS, LANES, VECTOR): a thread holds whole vectors, a warp holds 32 neighbouring vectors of a row."""
+    return _tile(spec.VECTOR, spec.ROW_WARPS, spec.WARPS)
+
+
+@gluon.constexpr_function
+def thread_layout(spec):
+    """(ROWS, LANES): one number for each row that a thread holds elements of."""
+    return gl.SliceLayout(1, gl.SliceLayout(3, _tile(spec.VECTOR, spec.ROW_WARPS, spec.WARPS)))
+
+
+@gluon.constexpr_function
+def row_layout(spec):
+    """(ROWS,): every thread holds the number of each row that it holds elements of."""
+    return gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, _tile(spec.VECTOR, spec.ROW_WARPS, spec.WARPS))))
+
+
+@gluon.constexpr_function
+def flat_layout(spec):
+    """(count,): for sums over all rows."""
+    return gl.BlockedLayout([4], [32], [spec.WARPS], [0])
+
+
+@gluon.constexpr_function
+def words_layout(spec):
+    """(ROWS, RANKS * SLOTS): each warp holds the words of the rows that it holds elements of, as `tile_layout` does.
+
+    So states become words, and words become gradients, without a barrier and without numbers from another warp.
+    """
+    return _words(spec.ROWS, _queues(spec.WORLD, spec.SLOTS), spec.ROW_WARPS, spec.WARPS)
+
+
+@gluon.constexpr_function
+def state_layout(spec):
+    """(ROWS,): the layout in which states of whole rows are sent, merged and turned into a loss."""
+    if spec.SLOTS:
+        return gl.SliceLayout(1, _words(spec.ROWS, _queues(spec.WORLD, spec.SLOTS), spec.ROW_WARPS, spec.WARPS))
+    return gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, _tile(spec.VECTOR, spec.ROW_WARPS, spec.WARPS))))
+
+
+@gluon.constexpr_function
+def warp_states_layout(spec, crossed):
+    """(ROWS, warps of a row): each warp holds its own state.
+
+    crossed: (ROWS, warps of a row, 2, 2, 2) numbers. Each warp holds the states of all warps of its row, one per lane.
+    """
+    numbers = 3 if crossed else 0
+    row_warps = spec.WARPS // spec.ROW_WARPS
+    of_row = row_warps.bit_length() - 1
+    nothing = [0] * (2 + numbers)
+
+    def base(axis, value):
+        return [*nothing[:axis], value, *nothing[axis + 1 :]]
+
+    columns = [base(1, 1 << bit) for bit in range(of_row)]
+    registers = [base(2 + axis, 1) for axis in range(numbers)]
+    registers += [base(0, spec.ROW_WARPS << bit) for bit in range((spec.ROWS // spec.ROW_WARPS).bit_length() - 1)]
+    lanes = (columns if crossed else [nothing] * of_row) + [nothing] * (5 - of_row)
+    by_warp = [nothing] * of_row if crossed else columns
+    by_warp += [base(0, 1 << bit) for bit in range(spec.ROW_WARPS.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [spec.ROWS, row_warps] + [2] * numbers)
+
+
+@gluon.constexpr_function
+def thread_shape(spec):
+    """The shape of numbers in `thread_layout`."""
+    return [spec.ROWS, spec.LANES]
+
+
+@gluon.constexpr_function
+def words_shape(spec):
+    """The shape of numbers in `words_layout`."""
+    return [spec.ROWS, _queues(spec.WORLD, spec.SLOTS)]
+
+
+@gluon.jit
+def row_to_tile(values, SPEC: gl.constexpr):
+    """(ROWS,) to (ROWS, 1, 1, 1) in the layout of a tile."""
+    return gl.convert_layout(values, row_layout(SPEC))[:, None, None, None]
+
+
+@gluon.jit
+def row_to_thread(values, SPEC: gl.constexpr):
+    """(ROWS,) to (ROWS, 1) in `thread_layout`."""
+    return gl.convert_layout(values, gl.SliceLayout(1, thread_layout(SPEC)))[:, None]

@@ -1,0 +1,260 @@
+"""PTX instructions that Gluon has no function for, each under a name."""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# Triton decides the types of a kernel's arguments.
+# ruff: noqa: RET505
+# Triton leaves a branch uncompiled only where both branches are written out.
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+# Triton 3.7 renamed these two.
+copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@gluon.constexpr_function
+def _constraints(output, outputs, input, inputs):
+    return ",".join([output] * outputs + [input] * inputs)
+
+
+@gluon.jit
+def first(a, b):
+    """Combine equal values in a reduction: return either of them."""
+    return a
+
+
+@gluon.jit
+def exp2(x):
+    """2^x. Denormal results become zero: ex2.approx without .ftz spends three more instructions on them."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.constexpr_function
+def _wait_group(later):
+    return f"cp.async.wait_group {later}; mov.b32 $0, 0;"
+
+
+@gluon.jit
+def await_copies(LATER: gl.constexpr):
+    """Wait for the asynchronous copies of this thread, except for the last LATER groups.
+
+    `async_copy.wait_group` adds a barrier. No barrier is needed: a thread reads from shared memory only its own copies.
+    """
+    gl.inline_asm_elementwise(_wait_group(LATER), "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def opaque_true(OPAQUE: gl.constexpr = True):
+    """Return true. If OPAQUE, the value is unknown to the compiler: a branch on it is a scheduling barrier.
+
+    Without the barrier the compiler computes as much as the registers hold before it starts copies and stores.
+    """
+    if OPAQUE:
+        one = gl.inline_asm_elementwise("mov.u32 $0, %nctaid.y;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        return one > 0
+    else:
+        return gl.to_tensor(1) > 0
+
+
+@gluon.jit
+def multiply_nonzero(weight, difference):
+    """weight * difference, or 0 where the weight is 0, even if the difference is infinite. Two instructions."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred counts;
+        setp.neu.f32 counts, $1, 0f00000000;
+        mov.f32 $0, $1;
+        @counts mul.f32 $0, $1, $2;
+        }""",
+        "=&f,f,f",
+        [weight, difference],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.constexpr_function
+def _sum_of_products(count):
+    """Write the sum of `count` products to each output. A product with the weight 0 is left out."""
+    outputs, weights, values = (range(first, first + count) for first in (0, count, 2 * count))
+    return (
+        "{.reg .pred counts; .reg .f32 total; mov.f32 total, 0f00000000;"
+        + "".join(
+            f"setp.neu.f32 counts, ${weight}, 0f00000000; @counts fma.rn.f32 total, ${weight}, ${value}, total;"
+            for weight, value in zip(weights, values, strict=True)
+        )
+        + "".join(f"mov.f32 ${output}, total;" for output in outputs)
+        + "}"
+    )
+
+
+@gluon.jit
+def sum_products_in_thread(weight, difference):
+    """Sum `multiply_nonzero` within each thread: (ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES).
+
+    This takes a comparison and a multiply-add per element. A product, a choice and a sum take four instructions.
+    """
+    count: gl.constexpr = weight.type.shape[3]
+    by_vector = gl.inline_asm_elementwise(
+        _sum_of_products(count),
+        _constraints("=f", count, "f", 2 * count),
+        [weight, difference],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=count,
+    )
+    return gl.sum(gl.reduce(by_vector, 3, first), axis=1)
+
+
+@gluon.constexpr_function
+def _max_of_pairs(count):
+    """Write the maximum of `count` bf16 numbers to each output in fp32. Two numbers are compared at a time."""
+    pairs = range(count + 1, count + count // 2)
+    return (
+        f"{{.reg .b32 pair, low; .reg .f32 other, most; mov.b32 pair, ${count};"
+        + "".join(f"max.bf16x2 pair, pair, ${each};" for each in pairs)
+        + "shl.b32 low, pair, 16; and.b32 pair, pair, 0xffff0000; mov.b32 other, low; mov.b32 most, pair;"
+        + "max.f32 most, most, other;"
+        + "".join(f"mov.f32 ${output}, most;" for output in range(count))
+        + "}"
+    )
+
+
+@gluon.jit
+def max_in_thread(values, PAIRS: gl.constexpr):
+    """Maximum within each thread in fp32: (ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES)."""
+    if PAIRS and values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
+        count: gl.constexpr = values.type.shape[1] * values.type.shape[3]
+        values = gl.inline_asm_elementwise(
+            _max_of_pairs(count),
+            _constraints("=f", count, "r", count // 2),
+            [values],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=count,
+        )
+        return gl.reduce(gl.reduce(values, 3, first), 1, first)
+    else:
+        values = values.to(gl.float32)
+        return gl.max(gl.max(values, axis=3), axis=1)
+
+
+@gluon.jit
+def to_fp32(values, PAIRS: gl.constexpr):
+    """Convert to fp32. PAIRS: two bf16 numbers in two instructions, where the compiler takes three."""
+    if PAIRS and values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
+        return gl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [values], dtype=gl.float32, is_pure=True,
+            pack=2,
+        )  # fmt: skip
+    else:
+        return values.to(gl.float32)
+
+
+@gluon.constexpr_function
+def _store_word(spec):
+    """Store a word. Of the warps that share a row, the first one stores."""
+    return f"""{{
+        .reg .pred p;
+        .reg .b32 t;
+        mov.u32 t, %tid.x;
+        and.b32 t, t, {32 * (spec.WARPS // spec.ROW_WARPS) - 32};
+        setp.eq.u32 p, t, 0;
+        setp.ne.and.b32 p, $3, 0, p;
+        @p st.relaxed.sys.global.b64 [$1], $2;
+        mov.b32 $0, 0;
+        }}"""
+
+
+@gluon.jit
+def send_word(address, word, sent, SPEC: gl.constexpr):
+    """Store words at addresses of any rank, (ROWS, RANKS * SLOTS), where `sent` is not 0."""
+    gl.inline_asm_elementwise(
+        _store_word(SPEC), "=r,l,l,r", [address, word, sent], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.constexpr_function
+def _poll_words(width):
+    """Poll the `width` words of one place until all carry the epoch, or until the limit has passed.
+
+    After a limit has passed it is zero, so that later waits end at once. A thread polls its own places only; the rest
+    of its warp waits for it.
+    """
+    words = range(width)
+    wanted, limit, pointer, pitch = 2 * width + 1, 2 * width + 2, 2 * width + 3, 2 * width + 4
+    epoch, failed = 2 * width + 5, 2 * width + 6
+    differ = "setp.eq.b32 late, 1, 0;" + "".join(
+        f"mov.b64 {{number, stamp}}, ${each}; setp.ne.or.b32 late, stamp, ${epoch}, late;" for each in words
+    )
+    differ += f"setp.ne.and.b32 late, ${wanted}, 0, late;"
+    return (
+        "{.reg .pred late, over; .reg .b32 number, stamp; .reg .b64 began, now, place;"
+        + "".join(f"mov.b64 ${each}, ${width + 1 + each};" for each in words)
+        + f"mov.b64 ${width}, ${limit}; {differ} @!late bra THERE; mov.u64 began, %globaltimer;"
+        + f"AGAIN: mov.b64 place, ${pointer};"
+        + "".join(f"ld.relaxed.sys.global.b64 ${each}, [place]; add.s64 place, place, ${pitch};" for each in words)
+        + f"{differ} @!late bra THERE; mov.u64 now, %globaltimer; sub.s64 now, now, began;"
+        + f"setp.gt.s64 over, now, ${width}; @!over bra AGAIN; mov.b64 ${width}, 0;"
+        + f"mov.b32 number, 1; st.global.b32 [${failed}], number; THERE: }}"
+    )
+
+
+@gluon.jit
+def await_three_words(words, needed, limits, address, pitch, epoch, failed):
+    """Wait until the three words at `address` and one pitch apart carry the epoch.
+
+    All arguments have the shape (ROWS, RANKS * SLOTS); `words` holds the words as last read. Returns the words, and in
+    nanoseconds how long the next wait may take.
+    """
+    return gl.inline_asm_elementwise(
+        _poll_words(3), "=&l,=&l,=&l,=&l,l,l,l,r,l,l,l,r,l",
+        [words[0], words[1], words[2], needed, limits, address, pitch, epoch, failed],
+        dtype=(gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def await_five_words(words, needed, limits, address, pitch, epoch, failed):
+    """Wait for five words, as `await_three_words` does for three."""
+    return gl.inline_asm_elementwise(
+        _poll_words(5), "=&l,=&l,=&l,=&l,=&l,=&l,l,l,l,l,l,r,l,l,l,r,l",
+        [words[0], words[1], words[2], words[3], words[4], needed, limits, address, pitch, epoch, failed],
+        dtype=(gl.int64, gl.int64, gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def arrive(counter):
+    """Add one to `counter`, which publishes what the program's threads stored before a barrier. Does not wait."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        .reg .b32 t;
+        mov.u32 t, %tid.x;
+        setp.eq.u32 p, t, 0;
+        @p red.release.gpu.global.add.u32 [$1], 1;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,~{memory}",
+        [counter.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def await_arrivals(counter, count):
+    """Wait until `counter` has reached `count`."""
+    gl.inline_asm_elementwise(
+        "{.reg .pred p; AGAIN: ld.acquire.gpu.global.u32 $0, [$1]; setp.lt.u32 p, $0, $2; @p bra AGAIN;}",
+        "=&r,l,r,~{memory}",
+        [counter.to(gl.int64), count],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )

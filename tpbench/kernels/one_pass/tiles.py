@@ -1,0 +1,170 @@
+"""Tiles of a part of a row: which elements they have, copies of them to shared memory, and their states."""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# Triton decides the types of a kernel's arguments.
+# ruff: noqa: RET505
+# Triton leaves a branch uncompiled only where both branches are written out.
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from tpbench.kernels.one_pass.layouts import column_unit, has_labels, row_to_tile, tile_layout
+from tpbench.kernels.one_pass.ptx import await_copies, copy_to_shared
+from tpbench.kernels.one_pass.state import INF, merge_two, tile_state
+
+
+class Part(NamedTuple):
+    """The columns of a row that one program works on. Units are vectors if ALIGNED, else columns."""
+
+    first: Any
+    """First unit of the part."""
+    tile_units: Any
+    """Units of a tile."""
+    extent: Any
+    """Units of the part that exist."""
+    valid: Any
+    """Columns of the part that belong to the softmax."""
+    vector: Any
+    """(1, REPEATS, LANES, 1): the vector that each element of a tile belongs to."""
+    place: Any
+    """(1, 1, 1, VECTOR): the place of each element in its vector."""
+
+
+class Source(NamedTuple):
+    """The matrices that tiles are copied from. With labels `target` is not copied."""
+
+    logits: Any
+    target: Any
+
+
+class Shared(NamedTuple):
+    """Shared memory: a tuple of descriptors for logits and one for target logits. With labels both are the same.
+
+    Each tile has memory of its own, (places, ROWS, REPEATS, LANES, VECTOR). If the tiles shared one allocation, the
+    compiler would assume that all copies and reads overlap, and would put barriers between them.
+    """
+
+    x: Any
+    t: Any
+
+
+@gluon.jit
+def tile_indices(SPEC: gl.constexpr):
+    """Of each element of a tile: its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
+    tile: gl.constexpr = tile_layout(SPEC)
+    repeat = gl.arange(0, SPEC.REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
+    lane = gl.arange(0, SPEC.LANES, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, tile))))
+    place = gl.arange(0, SPEC.VECTOR, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, tile))))
+    vector = repeat[None, :, None, None] * SPEC.LANES + lane[None, None, :, None]
+    return vector, place[None, None, None, :]
+
+
+@gluon.constexpr_function
+def _places_shape(places, spec):
+    return [places, spec.ROWS, spec.REPEATS, spec.LANES, spec.VECTOR]
+
+
+@gluon.jit
+def allocate(element: gl.constexpr, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr):
+    """Allocate shared memory: PLACES places for each of HELD tiles, then one place for tiles that go to registers."""
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    places: gl.constexpr = _places_shape(PLACES, SPEC)
+    one_place: gl.constexpr = _places_shape(1, SPEC)
+    shared = ()
+    for _ in gl.static_range(HELD):
+        shared = shared + (gl.allocate_shared_memory(element, places, flat),)  # type: ignore[assignment]  # noqa: RUF005
+    return shared + (gl.allocate_shared_memory(element, one_place, flat),)  # noqa: RUF005
+
+
+@gluon.jit
+def addresses(matrix, row, first, part, SPEC: gl.constexpr):
+    """Addresses of the elements of a tile, (ROWS, REPEATS, LANES, VECTOR).
+
+    ALIGNED: strides and the first column are in vectors, so that the compiler knows that the address of each vector is
+    a multiple of its size.
+    """
+    if SPEC.ALIGNED:
+        return (
+            matrix.pointer
+            + (row_to_tile(row, SPEC) * matrix.row + first) * SPEC.VECTOR
+            + (part.vector * SPEC.VECTOR + part.place)
+        )
+    else:
+        column = first + (part.vector * SPEC.VECTOR + part.place).to(gl.int64)
+        return matrix.pointer + row_to_tile(row, SPEC) * matrix.row + column * matrix.column
+
+
+@gluon.jit
+def existing(rows, part, extent, SPEC: gl.constexpr):
+    """Return which elements exist, (ROWS, REPEATS, LANES, VECTOR): all units if FULL, else the first `extent`."""
+    rows = row_to_tile(rows, SPEC)
+    if SPEC.FULL:
+        return rows & (part.vector >= 0) & (part.place >= 0)
+    else:
+        return rows & (part.vector < extent) & (part.place >= 0)
+
+
+@gluon.jit
+def _copy_one(shared, pointer, inside, SPEC: gl.constexpr):
+    if SPEC.ALIGNED:
+        copy_to_shared(shared, pointer, mask=inside)
+    else:
+        shared.store(gl.load(pointer, mask=inside, other=0.0))
+
+
+@gluon.jit
+def copy_tile(shared, at, source, row, counts, part, tile_of_row, HELD: gl.constexpr, SPEC: gl.constexpr):
+    """Start to copy a tile of the rows (ROWS,) that count to place `at` of the shared tile HELD, as one group.
+
+    Elements of other rows, and those past the end of the part, become zero.
+    """
+    begin = part.first + tile_of_row * part.tile_units
+    extent = gl.minimum(part.extent - tile_of_row * part.tile_units, part.tile_units)
+    inside = existing(counts, part, extent, SPEC)
+    _copy_one(shared.x[HELD].index(at), addresses(source.logits, row, begin, part, SPEC), inside, SPEC)
+    if not has_labels(SPEC):
+        _copy_one(shared.t[HELD].index(at), addresses(source.target, row, begin, part, SPEC), inside, SPEC)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _load_one(shared, part, valid, SPEC: gl.constexpr):
+    values = shared.load(tile_layout(SPEC))
+    if SPEC.MASKED:
+        values = values.to(gl.float32)
+        column = (part.vector * SPEC.VECTOR + part.place) + gl.zeros_like(values).to(gl.int32)
+        values = gl.where(column < valid, values, -INF)
+    return values
+
+
+@gluon.jit
+def load_tile(shared, at, part, tile_of_row, HELD: gl.constexpr, SPEC: gl.constexpr):
+    """Load the logits and target logits of a tile, (ROWS, REPEATS, LANES, VECTOR) each, from place `at` of tile HELD.
+
+    MASKED: in fp32, with -inf past the columns of the tile and of the softmax. Otherwise in their own dtype.
+    """
+    columns = part.tile_units * column_unit(SPEC)
+    valid = gl.minimum(part.valid - tile_of_row * columns, columns)
+    x = _load_one(shared.x[HELD].index(at), part, valid, SPEC)
+    if has_labels(SPEC):
+        return x, x
+    else:
+        return x, _load_one(shared.t[HELD].index(at), part, valid, SPEC)
+
+
+@gluon.jit
+def reduce_tiles(
+    state, shared, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER: gl.constexpr, part, scales, SPEC: gl.constexpr
+):
+    """Merge tiles BEGIN to END, which stay in shared memory at place `at`, into a state by thread (ROWS, LANES).
+
+    LATER: groups of copies that were started after the last of these tiles.
+    """
+    for tile_of_row in gl.static_range(BEGIN, END):
+        await_copies(END - 1 - tile_of_row + LATER)
+        x, t = load_tile(shared, at, part, tile_of_row, tile_of_row, SPEC)
+        state = merge_two(state, tile_state(x, t, scales, SPEC).state, SPEC)
+    return state

@@ -1,0 +1,208 @@
+"""The one-pass kernel for rows that fill the shared memory of a multiprocessor.
+
+It computes the same as `kernel.one_pass_kernel`, and each program works on whole rows. Were such a row shared by two
+programs, they would wait for each other. The shared memory has one place for each tile. The first and the last of them
+pass on to registers by the same place, and the other tiles stay. The next row's tiles come into each place as soon as
+this row's tile has left it. The state of a tile is computed LAG tiles after its copy started.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# Triton decides the types of a kernel's arguments.
+# ruff: noqa: SIM108
+# Triton leaves a branch uncompiled only where both branches are written out.
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tpbench.kernels.one_pass.finish import finish
+from tpbench.kernels.one_pass.gradient import (
+    gradient_factors,
+    store_at_label,
+    store_from_logits,
+    store_from_registers,
+)
+from tpbench.kernels.one_pass.layouts import column_unit, has_labels, row_layout
+from tpbench.kernels.one_pass.ptx import arrive, await_copies, barrier, opaque_true
+from tpbench.kernels.one_pass.rows import (
+    Vocabulary,
+    inverse_count,
+    load_labels,
+    load_own_label,
+    rows_that_count,
+)
+from tpbench.kernels.one_pass.state import (
+    State,
+    convert_state,
+    merge_threads,
+    merge_two,
+    no_columns,
+    row_loss,
+    tile_state,
+)
+from tpbench.kernels.one_pass.tiles import (
+    Part,
+    Shared,
+    Source,
+    allocate,
+    copy_tile,
+    load_tile,
+    reduce_tiles,
+    tile_indices,
+)
+
+LAG = gl.constexpr(2)
+"""Tiles between the start of a tile's copy and its reduction."""
+READ = gl.constexpr(2)
+"""Tiles that are loaded together for their gradients. Their places become free at once, after one barrier."""
+
+
+@gluon.jit(
+    do_not_specialize=["n_rows", "n_columns", "part_columns", "n_valid", "vocab_start", "vocab_size", "ignore_index"]
+)
+def whole_row_kernel(
+    logits, target, grad, row_losses, loss, mailbox, scales, n_rows, n_columns, n_parts, part_columns, n_valid,
+    vocab_start, vocab_size, ignore_index, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+):  # fmt: skip
+    """Compute the loss and the gradient of rows. The arguments are those of `kernel.one_pass_kernel`."""
+    gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0)
+    LABELS: gl.constexpr = has_labels(SPEC)
+    UNIT: gl.constexpr = column_unit(SPEC)
+    ROWS: gl.constexpr = SPEC.ROWS
+    TILES: gl.constexpr = SPEC.TILES
+    HELD: gl.constexpr = TILES - 2  # tiles that stay in shared memory; two pass on to registers:
+    FIRST: gl.constexpr = TILES - 2
+    LAST: gl.constexpr = TILES - 1
+    element: gl.constexpr = logits.pointer.dtype.element_ty
+    shared_x = allocate(element, HELD, 1, SPEC)
+    shared_t = shared_x
+    if not LABELS:
+        shared_t = allocate(element, HELD, 1, SPEC)
+    shared = Shared(shared_x, shared_t)
+    source = Source(logits, target)
+    vocabulary = Vocabulary(vocab_size, ignore_index)
+
+    part_number = gl.program_id(0) % n_parts
+    walker = gl.program_id(0) // n_parts
+    walkers = gl.num_programs(0) // n_parts
+    steps = gl.cdiv(gl.cdiv(n_rows, ROWS) - walker, walkers)  # tiles of this program
+    first = part_number * part_columns
+    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
+    valid = gl.minimum(n_valid - first * UNIT, width)
+    if SPEC.ALIGNED:
+        extent = width // SPEC.VECTOR
+    else:
+        extent = width
+    tile_units = part_columns // TILES
+    start = vocab_start + first * UNIT
+    vector, place = tile_indices(SPEC)
+    part = Part(first, tile_units, extent, valid, vector, place)
+    row_in_tile = gl.arange(0, ROWS, row_layout(SPEC))
+
+    # Copies of the first tiles start before anything else.
+    row = (walker * ROWS + row_in_tile).to(gl.int64)
+    first_label = row_in_tile
+    next_label = row_in_tile
+    if LABELS:
+        first_label = load_labels(target, row, n_rows)
+        next_label = load_labels(target, row + walkers * ROWS, n_rows)
+    counts = rows_that_count(row, first_label, n_rows, vocabulary, SPEC)
+    copy_tile(shared, 0, source, row, counts, part, FIRST, HELD, SPEC)
+    for tile_of_row in gl.static_range(HELD):
+        if tile_of_row == HELD - LAG:
+            await_copies(HELD - LAG)
+            x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)
+            copy_tile(shared, 0, source, row, counts, part, LAST, HELD, SPEC)
+            first_tile = tile_state(x, t, scales, SPEC)
+        copy_tile(shared, 0, source, row, counts, part, tile_of_row, tile_of_row, SPEC)
+    next_row = row + walkers * ROWS
+
+    inverse = 1.0
+    if SPEC.COUNT:
+        inverse = inverse_count(target, n_rows, vocabulary, SPEC)
+    scale = scales.grad_scale * inverse
+
+    # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
+    this_label = first_label
+    later_label = row_in_tile
+    if LABELS:
+        later_label = load_labels(target, next_row + walkers * ROWS, n_rows)
+
+    # The state of the row's tiles that have arrived.
+    held = first_tile.state
+    for tile_of_row in gl.static_range(HELD - LAG):
+        if opaque_true():
+            held = reduce_tiles(held, shared, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, part, scales, SPEC)
+
+    for step in range(steps):
+        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
+        exists = row < n_rows
+        counts = exists
+        if LABELS:
+            # The label's logit is loaded before the wait for copies, to arrive meanwhile.
+            counts, own_label = load_own_label(logits, row, this_label, vocabulary, start, part, SPEC)
+            last_label = load_labels(target, row + 3 * walkers * ROWS, n_rows)
+        await_copies(LAG)
+        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)
+        # The tile is in registers: its place is free for the next row's.
+        next_row = row + walkers * ROWS
+        next_counts = rows_that_count(next_row, next_label, n_rows, vocabulary, SPEC)
+        copy_tile(shared, 0, source, next_row, next_counts, part, FIRST, HELD, SPEC)
+        last_tile = tile_state(x, t, scales, SPEC)
+        held = reduce_tiles(held, shared, 0, HELD - LAG, HELD, 1, part, scales, SPEC)
+        state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)
+        state = convert_state(state, row_layout(SPEC))
+        if LABELS:
+            state = State(state.c, state.s, own_label.logit, state.s_t, state.a)
+
+        of_row, log_z = row_loss(state, scales, SPEC)
+        if part_number == 0:
+            gl.store(row_losses + row, gl.where(counts, of_row, 0.0), mask=exists)
+        if SPEC.REDUCE:
+            if step == steps - 1:
+                # The last program needs nothing more of this one: it need not wait for this one's last gradient.
+                barrier()
+                arrive(mailbox.control + 1)
+        if SPEC.GRAD:
+            factors = gradient_factors(state, log_z, counts, scale, scales, SPEC)
+        held = no_columns(SPEC)
+        for tile_of_row in gl.static_range(HELD):
+            if tile_of_row == HELD - LAG:
+                await_copies(HELD - LAG)
+                x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)
+                copy_tile(shared, 0, source, next_row, next_counts, part, LAST, HELD, SPEC)
+                first_tile = tile_state(x, t, scales, SPEC)
+                held = merge_two(held, first_tile.state, SPEC)
+            if tile_of_row % READ == 0:
+                if SPEC.GRAD:
+                    raw = ()
+                    for each in gl.static_range(tile_of_row, tile_of_row + READ):
+                        raw = raw + (load_tile(shared, 0, part, each, each, SPEC),)  # type: ignore[assignment]  # noqa: RUF005
+                for each in gl.static_range(tile_of_row, tile_of_row + READ):
+                    copy_tile(shared, 0, source, next_row, next_counts, part, each, each, SPEC)
+            if SPEC.GRAD:
+                if tile_of_row == 0:
+                    if opaque_true():
+                        store_from_registers(grad, last_tile, factors, row, exists, part, LAST, SPEC)
+                    store_from_registers(grad, first_tile, factors, row, exists, part, FIRST, SPEC)
+                if opaque_true():
+                    store_from_logits(
+                        grad, raw[tile_of_row % READ], scales, factors, row, exists, part, tile_of_row, SPEC
+                    )
+            if tile_of_row >= LAG:
+                # Copies that started after this tile's: those of the tiles between, and maybe the last tile's.
+                held = reduce_tiles(
+                    held, shared, 0, tile_of_row - LAG, tile_of_row - LAG + 1,
+                    LAG + READ - 1 - tile_of_row % READ + (tile_of_row >= HELD - LAG), part, scales, SPEC,
+                )  # fmt: skip
+
+        if LABELS:
+            if SPEC.GRAD:
+                store_at_label(grad, own_label, factors, scale, row, part, scales, SPEC)
+            this_label = next_label
+            next_label = later_label
+            later_label = last_label
+
+    # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
+    await_copies(0)
+    if SPEC.REDUCE:
+        finish(row_losses, loss, mailbox, n_rows, 0, scales, inverse, SPEC)
