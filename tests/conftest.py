@@ -17,7 +17,8 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# Other processes of tests use the other cores.
+# Tests run side by side. More threads would wait for each other in busy loops, which multiplies the CPU time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start, and for workers of pytest-xdist
 torch.set_num_threads(1)
 
 

@@ -6,6 +6,8 @@ The limits in seconds are generous, because other tests run beside this one. The
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +21,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "tpbench"]
+DEFAULT = shlex.split(re.search(r"^ *set -- (.*)$", (ROOT / "scripts/run").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+"""The arguments that `scripts/run` uses if a user gives none."""
 
 Found = TypeVar("Found")
 
