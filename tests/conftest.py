@@ -1,14 +1,32 @@
-"""Before anything imports triton: without a GPU its kernels run in the interpreter. And hypothesis's profile."""
+"""Settings of all tests: Triton's interpreter, hypothesis, threads, and a summary of the faults that were tried."""
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
+from tests.support.fault_catalogue import FAULTS
+
+# Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A change is judged by the same examples each time; whoever works on the code tries new ones with every run.
+# CI tests every change with the same examples. A developer's runs try new ones each time.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+# Tests run side by side. More threads would wait for each other in busy loops, which multiplies the CPU time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start, and for workers of pytest-xdist
+torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the faults that this run's passed tests caused (`tests/end_to_end/faults`), and those that are missing."""
+    reports = terminalreporter.stats.get("passed", [])
+    tried = [fault for report in reports for name, fault in report.user_properties if name == "fault"]
+    if tried:
+        terminalreporter.write_line(f"{len(tried)} faults tried: {', '.join(tried)}")
+        if missing := [fault for fault in FAULTS if fault not in tried]:
+            terminalreporter.write_line(f"not tried in this run: {', '.join(missing)}")

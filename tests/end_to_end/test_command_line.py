@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import tpbench as package
-from tests.support.command import ROOT, refused, tpbench
+from tests.support.command import DEFAULT, ROOT, refused, tpbench
 
 REFUSED: list[tuple[list[str], list[str]]] = [
     (
@@ -40,10 +40,9 @@ def test_wrong_input_gets_one_message_and_launches_nothing(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Three variants, with an uneven vocabulary and a cell that this machine cannot run."""
+    """Run the default sweep of `scripts/run`, with a vocabulary that the ranks cannot share equally."""
     folder = tmp_path_factory.mktemp("sweep")
-    line = ["-m", "variant=triton_tp,pytorch_tp_manual,pytorch_gather", "shape=tiny_tp2", "vocab=1001", "measure=quick"]
-    return folder, tpbench(*line, "device=cpu", "graph=false", "block_cap=auto,4096", cwd=folder)
+    return folder, tpbench(*DEFAULT, "vocab=1001", "device=cpu", "graph=false", "block_cap=auto,4096", cwd=folder)
 
 
 def test_a_sweep_makes_a_right_row_for_every_cell(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -96,6 +95,7 @@ def test_a_sweep_ends_with_its_table_and_where_the_rows_are(
     assert "the same job as cell 4" in done.stdout
     assert "triton_tp" in done.stdout.split("[6/6]")[1]
     assert "4 rows in outputs/rows; logs in " in done.stdout
+    assert re.search(r"vocab +tp +shard +triton_tp", done.stdout)
 
 
 def test_the_report_reads_the_sweep(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

@@ -1,19 +1,18 @@
-"""The README and its pages are true: commands are understood, files exist, tables come from the rows."""
+"""Check the README and its pages: commands are valid, files exist, and tables come from the stored rows."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT, tpbench
+from tests.support.command import DEFAULT, ROOT
 from tests.support.tp_block_rows import row as block_row
 from tpbench.launcher.overrides import check_overrides
+from tpbench.report.command import main as report
 from tpbench.results.write import write_row
 from tpbench.workloads import variants
 
@@ -29,7 +28,7 @@ TRAINED = {
 
 
 def arguments(start: str) -> list[list[str]]:
-    """The arguments of the README's commands that begin like that."""
+    """Return the arguments of the README's commands that begin with `start`."""
     return [shlex.split(line)[len(shlex.split(start)) :] for line in LINES if f"{line} ".startswith(f"{start} ")]
 
 
@@ -38,15 +37,20 @@ def test_commands_are_understood(line: list[str]) -> None:
     check_overrides(line, ROOT / "conf")
 
 
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the committed rows, and a row of each workload that they lack."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "outputs/reference", folder / "outputs")
+    write_row(block_row("block_tp", 1), folder / "outputs/rows", "block")
+    write_row({**TRAINED, "key": "train"}, folder / "outputs/rows", "train")
+    return folder
+
+
 @pytest.mark.parametrize("line", arguments("python scripts/report.py"), ids=" ".join)
-def test_report_commands_run(line: list[str], tmp_path: Path) -> None:
-    """On the committed rows, and a row each of the workloads that these have none of."""
-    shutil.copytree(ROOT / "outputs/reference", tmp_path / "outputs")
-    write_row(block_row("block_tp", 1), tmp_path / "outputs/rows", "block")
-    write_row({**TRAINED, "key": "train"}, tmp_path / "outputs/rows", "train")
-    command = [sys.executable, str(ROOT / "scripts/report.py"), *line]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_report_commands_run(line: list[str], outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(outputs)
+    assert report(line) == 0
 
 
 def test_links_lead_somewhere() -> None:
@@ -70,20 +74,18 @@ def test_every_variant_and_choice_is_named() -> None:
         assert re.search(rf"\b{name}\b", PAGES), name
 
 
-@pytest.mark.parametrize("command", re.findall(r"<!-- (scripts/report\.py .*?) -->", README))
-def test_tables_come_from_the_committed_rows(command: str) -> None:
-    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    tables = [line for line in done.stdout.splitlines() if line.startswith("|")]
+@pytest.mark.parametrize("command", re.findall(r"<!-- scripts/report\.py (.*?) -->", README))
+def test_tables_come_from_the_committed_rows(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert report(shlex.split(command)) == 0
+    tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert tables
     for line in tables:
         assert line in README
 
 
-def test_the_default_command_ends_in_a_table(tmp_path: Path) -> None:
-    line = next(
-        line for line in (ROOT / "scripts/run").read_text().splitlines() if line.strip().startswith("set -- -m")
-    )
-    done = tpbench(*shlex.split(line)[2:], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"vocab +tp +shard +triton_tp", done.stdout)
+def test_the_default_command_is_understood() -> None:
+    """`tests/end_to_end/test_command_line.py` runs it."""
+    check_overrides(DEFAULT, ROOT / "conf")

@@ -1,8 +1,13 @@
-"""Running the command line as a person would: real processes, real torchrun, rows in a folder of the test's own."""
+"""Run `python -m tpbench` as a user does: real processes, real torchrun, and rows in the test's folder.
+
+The limits in seconds are generous, because other tests run beside this one. They only end what hangs.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,12 +21,14 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "tpbench"]
+DEFAULT = shlex.split(re.search(r"^ *set -- (.*)$", (ROOT / "scripts/run").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+"""The arguments that `scripts/run` uses if a user gives none."""
 
 Found = TypeVar("Found")
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what pytest or a surrounding job put there."""
+    """Return this process's environment without the variables that pytest or a surrounding job set."""
     dropped = ("TPBENCH_", "TRITON_INTERPRET", "COLUMNS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return {**kept, "PYTHONPATH": str(ROOT)}
@@ -30,18 +37,20 @@ def environment() -> dict[str, str]:
 def tpbench(
     *arguments: str, cwd: Path, timeout: float = 240, program: Sequence[str] = ("-m", "tpbench")
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m tpbench ARGUMENTS`, or another program of Python's, to its end."""
+    """Run `python -m tpbench ARGUMENTS`, or another Python program, and wait for its end."""
     line = [sys.executable, *program, *arguments]
     return subprocess.run(line, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout)
 
 
 def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) -> None:
-    """Each of these lines ends at once with its messages and no traceback, and launches nothing. Two at a time: most
-    of their second is imports, on one core."""
+    """Check that each command line fails with its messages, without a traceback, and launches nothing.
+
+    Each case has arguments and the messages that stderr must contain. Two commands run at a time.
+    """
 
     def run(index: int) -> subprocess.CompletedProcess[str]:
         (folder / str(index)).mkdir()
-        return tpbench(*cases[index][0], cwd=folder / str(index), timeout=60)
+        return tpbench(*cases[index][0], cwd=folder / str(index), timeout=120)
 
     with ThreadPoolExecutor(2) as pool:
         for (arguments, messages), done in zip(cases, pool.map(run, range(len(cases))), strict=True):
@@ -51,8 +60,8 @@ def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) 
     assert not [*folder.rglob("*.parquet"), *folder.rglob("task.json")]
 
 
-def until(found: Callable[[], Found | None], what: str, timeout: float = 100) -> Found:
-    """What is found, once it is something; `what`, for the message of a failure, if that takes too long."""
+def until(found: Callable[[], Found | None], what: str, timeout: float = 200) -> Found:
+    """Call `found` until its result is true, and return that result. Fail with `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if result := found():
@@ -62,7 +71,7 @@ def until(found: Callable[[], Found | None], what: str, timeout: float = 100) ->
 
 
 class Running:
-    """A started `python -m tpbench ARGUMENTS`, whose job can be looked at and disturbed while it runs."""
+    """A started `python -m tpbench ARGUMENTS`. Tests look at its processes and disturb them while it runs."""
 
     def __init__(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> None:
         self.cwd = cwd
@@ -78,7 +87,7 @@ class Running:
         )
 
     def wait_for(self, phase: str, rank: int, cell: int | str = 0) -> psutil.Process:
-        """The worker of that rank, once it has said that it is in that phase."""
+        """Wait until that rank has logged that phase, and return its process."""
 
         def worker() -> psutil.Process | None:
             logs = self.cwd.glob(f"outputs/sweeps/*/{cell}/*/attempt_0/{rank}/stderr.log")
@@ -89,7 +98,7 @@ class Running:
         return self.until(worker, f"rank {rank} to be {phase}")
 
     def until(self, found: Callable[[], Found | None], what: str) -> Found:
-        """What is found while the command runs."""
+        """Call `found` until its result is true, and return that result. Fail if the command ends before."""
 
         def looked() -> Found | None:
             if self.process.poll() is not None:
@@ -97,18 +106,18 @@ class Running:
             return found()
 
         try:
-            return until(looked, what, timeout=90)
+            return until(looked, what)
         except AssertionError:
             self.process.kill()
             raise
 
     def wait_for_workers(self) -> None:
-        """Until there is a rank, or the command is over."""
+        """Wait until a rank exists or the command has ended."""
         while self.process.poll() is None and not self.workers():
             time.sleep(0.05)
 
     def workers(self) -> list[psutil.Process]:
-        """The ranks that run now."""
+        """Return the processes of the ranks that run now."""
         found = []
         for each in psutil.Process(self.process.pid).children(recursive=True):
             try:
@@ -119,17 +128,17 @@ class Running:
         return found
 
     def family(self) -> list[psutil.Process]:
-        """Everything that the command has started."""
+        """Return all processes that the command has started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def end(self, timeout: float = 120) -> tuple[int, str]:
-        """Wait for the end: exit code and all that was printed."""
+    def end(self, timeout: float = 240) -> tuple[int, str]:
+        """Wait for the end, and return the exit code and everything that was printed."""
         output, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, output
 
 
-def gone(processes: list[psutil.Process], within_s: float = 10) -> bool:
-    """Whether all of them end (zombies count as ended) in that time."""
+def gone(processes: list[psutil.Process], within_s: float = 60) -> bool:
+    """Return whether all processes end within that time. A zombie counts as ended."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes):

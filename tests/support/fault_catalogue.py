@@ -1,15 +1,13 @@
-"""Every fault that the tests do to sweeps, so that their count can say which were not tried, and whom they do it to."""
+"""The faults that tests cause in sweeps, and the sweeps that they disturb. A test names its faults in `mark.fault`."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 SMALL = ("variant=pytorch_tp_manual", "tokens=16", "vocab=64", "tp_size=2", "measure=quick", "min_iterations=3",
          "max_iterations=3", "device=cpu")  # fmt: skip
 SLOW = ("variant=triton_tp", "tokens=2048", "vocab=16384", "tp_size=2", "measure=quick", "device=cpu")
-"""Some seconds in the interpreter: long enough to be disturbed, and done soon where it may end."""
+"""It takes some seconds in the interpreter: long enough to be disturbed, short enough to wait for its end."""
 ENDLESS = (*SLOW, "min_iterations=10000", "max_iterations=10000")
-"""As soon at work, and there for an hour on the fastest of processors: it does not end before it is disturbed."""
+"""It takes an hour on the fastest processor, so it never ends before it is disturbed."""
 
 AT_RANDOM_MOMENTS = (
     "kill -9 of a rank",
@@ -37,20 +35,3 @@ FAULTS = (
     "two launchers",
     "two launchers, one killed",
 )
-
-
-class Tried(Counter[str]):
-    """How often each was. One that the catalogue does not have cannot be counted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.impossible: set[str] = set()
-        """What cannot be tried on this machine."""
-
-    def __setitem__(self, fault: str, count: int) -> None:
-        assert fault in FAULTS, f"{fault} is not in tests/support/fault_catalogue.py"
-        super().__setitem__(fault, count)
-
-    def missing(self) -> list[str]:
-        """Those that were not tried, though they could have been."""
-        return [each for each in FAULTS if not self[each] and each not in self.impossible]

@@ -1,4 +1,4 @@
-"""Ranks that wait until a test has done to them what it has to: on no machine is their job over before."""
+"""Hold ranks at a known point, so that a test can disturb them before their job ends, on any machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sys.addaudithook(hook)
 
 
 class Held:
-    """Ranks of commands with this environment stay in the phase `importing torch` until they are released."""
+    """Hold the ranks of commands with the environment `env` in the phase `importing torch` until `release`."""
 
     def __init__(self, folder: Path) -> None:
         self.hold, self.waiting = folder / "hold", folder / "waiting"
@@ -32,15 +32,15 @@ class Held:
         self.env = {"PYTHONPATH": f"{self.path}{os.pathsep}{ROOT}"}
 
     def wait(self) -> None:
-        """Until a rank waits."""
+        """Wait until a rank is held."""
         until(self.waiting.exists, "a rank")
 
     def release(self) -> None:
-        """Let them go on, and those to come."""
+        """Let the held ranks continue, and hold no later ones."""
         self.hold.unlink()
 
 
 def wait_for_claims(running: Running) -> None:
-    """Until that command asks which cells another sweep has."""
+    """Wait until that command checks which cells another sweep has claimed."""
     process = psutil.Process(running.process.pid)
     until(lambda: any(each.path.endswith("/.claims") for each in process.open_files()), "the claims")

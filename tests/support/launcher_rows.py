@@ -1,4 +1,4 @@
-"""Rows on disk without running anything."""
+"""Cells, and stored rows of cells, without running anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FACTS = {
 
 
 def cell(index: int, output_dir: Path, skip_reason: str | None = None, **values: Any) -> Cell:
-    """A cell of a small job."""
+    """Return a cell of a small job."""
     base = {"variant": "triton_tp", "tokens": 64, "vocab": 1000, "tp_size": 2, "device": "cuda"}
     return Cell(index, parse_job({**base, "output_dir": str(output_dir), **values}), skip_reason)
 

@@ -1,8 +1,9 @@
-"""Real process groups for tests, started once: `run_on_ranks(2, function, *args)` runs a function on every rank.
+"""Process groups for tests: `run_on_ranks(2, function, *args)` runs a function on every rank.
 
-The function is a module's own (it travels by name) and takes a `Rank` first. Its results come back in rank order,
-tensors on the CPU. A rank's exception, death or silence raises here and ends that group's processes; the next call
-starts new ones.
+Each pytest process starts a group once per world size and reuses it. The function is defined at the top of a module,
+because it is pickled by its name, and its first parameter is a `Rank`. Results come back in rank order, with tensors
+on the CPU. If a rank raises, dies or does not answer, `RankError` is raised and the group ends. The next call starts a
+new group.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ import torch
 import torch.distributed as dist
 
 START_TIMEOUT_S = 120.0
-ANSWER_TIMEOUT_S = 280.0 if torch.cuda.is_available() else 120.0
-"""Where there are GPUs each rank compiles its kernels within it, and pytest's own limit is 300 s."""
+ANSWER_TIMEOUT_S = 280.0
+"""Long, because ranks of other tests may use the same cores, and on GPUs each rank compiles its kernels."""
 GRACE_S = 5.0
-"""How long the other ranks have to answer after one failed: they may wait for it in a collective."""
+"""Seconds in which the other ranks may answer after one failed. They may wait for it in a collective."""
 
 _pools: dict[int, _Pool] = {}
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Where a function runs."""
+    """The place where a function runs."""
 
     rank: int
     world_size: int
@@ -50,13 +51,13 @@ class RankError(AssertionError):
     def __init__(self, message: str, answers: dict[int, Any] | None = None) -> None:
         super().__init__(message)
         self.answers = answers or {}
-        """What the other ranks had, by rank."""
+        """Results of the ranks that answered, by rank."""
 
 
 def run_on_ranks(
     world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = ANSWER_TIMEOUT_S
 ) -> list[Any]:
-    """The results of `function(Rank, *args)` on each rank: over gloo on a CPU, NCCL where there are GPUs."""
+    """Return the results of `function(Rank, *args)` on each rank. The group uses gloo, or NCCL if there are GPUs."""
     if world_size not in _pools:
         _pools[world_size] = _Pool(world_size)
     try:
@@ -67,14 +68,14 @@ def run_on_ranks(
 
 
 def enough_gpus(world_size: int) -> bool:
-    """Whether `world_size` ranks can run here: kernels that are not interpreted need a GPU for each."""
+    """Return whether `world_size` ranks can run here. On a machine with GPUs each rank needs one."""
     return not torch.cuda.is_available() or torch.cuda.device_count() >= world_size
 
 
 class _Pool:
     def __init__(self, world_size: int) -> None:
         self.folder = tempfile.mkdtemp(prefix="tpbench-ranks-")
-        # A server that has imported torch forks each rank at once.
+        # The fork server imports torch once, and then forks each rank quickly.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
         self.pipes: list[Connection] = []
@@ -90,7 +91,7 @@ class _Pool:
         self.collect(START_TIMEOUT_S)
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
-        # The path: a test module is imported there by the name that pytest gave it here.
+        # The rank imports the test module by the name that pytest gave it here, so it needs the same path.
         call = (list(sys.path), pickle.dumps((function, args)))
         for rank, pipe in enumerate(self.pipes):
             try:
@@ -142,7 +143,7 @@ def _close_all() -> None:
 
 
 def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
-    """A rank's life: join the group, then answer calls until the pipe closes."""
+    """Join the group, then answer calls until the pipe closes."""
     device = torch.device("cpu")
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     torch.set_num_threads(1)

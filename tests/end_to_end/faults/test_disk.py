@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import tpbench as package
 from tests.support.command import Running, tpbench
-from tests.support.fault_catalogue import SLOW, Tried
+from tests.support.fault_catalogue import SLOW
 from tpbench.handover.result import WorkerResult
 
 TINY = ("shape=tiny_tp2", "measure=quick", "device=cpu")
 
 
-def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path, tried: Tried) -> None:
+@pytest.mark.fault("the disk is full")
+def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path) -> None:
     (disk / "outputs").mkdir()
     (tmp_path / "outputs").symlink_to(disk / "outputs")
     running = Running("-m", "variant=triton_tp,pytorch_tp_manual", *SLOW[1:], cwd=tmp_path)
@@ -31,7 +34,6 @@ def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path, tried: Tried
     assert (row["status"], row["variant"]) == ("ok", "triton_tp")
     (disk / "filler").unlink()
     resumed(tmp_path, "-m", "variant=triton_tp,pytorch_tp_manual", *SLOW[1:], rows=2)
-    tried["the disk is full"] += 1
 
 
 def resumed(folder: Path, *sweep: str, rows: int) -> None:
@@ -44,7 +46,8 @@ def resumed(folder: Path, *sweep: str, rows: int) -> None:
     assert not list((folder / "outputs/sweeps").rglob("result.json"))
 
 
-def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk: Path, tried: Tried) -> None:
+@pytest.mark.fault("outputs become read-only")
+def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk: Path) -> None:
     (disk / "outputs").mkdir()
     (tmp_path / "outputs").symlink_to(disk / "outputs")
     running = Running(*SLOW, cwd=tmp_path)
@@ -64,13 +67,12 @@ def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk:
     result = WorkerResult.load(left.parent)
     assert result is not None and result.status == "ok"
     resumed(tmp_path, *SLOW, rows=1)
-    tried["outputs become read-only"] += 1
 
 
-def test_outputs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path, tried: Tried) -> None:
+@pytest.mark.fault("outputs that are no folder")
+def test_outputs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file, not a folder")
     done = tpbench(*TINY, cwd=tmp_path)
     assert done.returncode == 1
     assert "Not a directory: 'outputs/" in done.stderr
     assert "Traceback" not in done.stderr
-    tried["outputs that are no folder"] += 1

@@ -6,14 +6,17 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 import tpbench as package
 from tests.support.command import Running
-from tests.support.fault_catalogue import SMALL, Tried
+from tests.support.fault_catalogue import SMALL
 from tests.support.held import Held, wait_for_claims
 from tpbench.results.cells import MEASURED
 
 
-def test_two_sweeps_at_once(tmp_path: Path, tried: Tried) -> None:
+@pytest.mark.fault("two launchers")
+def test_two_sweeps_at_once(tmp_path: Path) -> None:
     both = [Running("-m", f"seed={seed}", *SMALL, cwd=tmp_path) for seed in (1, 2)]
     ends = [each.end() for each in both]
     assert [code for code, _ in ends] == [0, 0], ends
@@ -21,10 +24,10 @@ def test_two_sweeps_at_once(tmp_path: Path, tried: Tried) -> None:
     assert sorted(json.loads(job)["seed"] for job in rows["job"]) == [1, 2]
     assert set(rows["status"]) == {"ok"}
     assert rows["sweep_id"].nunique() == 2
-    tried["two launchers"] += 1
 
 
-def test_two_launchers_in_one_folder_of_which_one_dies(tmp_path: Path, tried: Tried) -> None:
+@pytest.mark.fault("two launchers, one killed")
+def test_two_launchers_in_one_folder_of_which_one_dies(tmp_path: Path) -> None:
     sweep = ("-m", *SMALL, "seed=1,2", "resume=true")
     first = Running(*sweep, cwd=tmp_path, env=Held(tmp_path).env)
     first.wait_for_workers()  # it has the cells
@@ -35,4 +38,3 @@ def test_two_launchers_in_one_folder_of_which_one_dies(tmp_path: Path, tried: Tr
     assert [code for code, _ in ends] == [-signal.SIGKILL, 0], ends
     rows = package.load(tmp_path / "outputs", status=list(MEASURED))
     assert sorted(json.loads(job)["seed"] for job in rows["job"]) == [1, 2]
-    tried["two launchers, one killed"] += 1

@@ -7,14 +7,16 @@ import fcntl
 import random
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
 import psutil
+import pytest
 
 import tpbench as package
 from tests.support.command import Running, gone, tpbench
-from tests.support.fault_catalogue import AT_RANDOM_MOMENTS, ENDLESS, SMALL, Tried
+from tests.support.fault_catalogue import AT_RANDOM_MOMENTS, ENDLESS, SMALL
 from tpbench.results.cells import MEASURED
 
 
@@ -67,7 +69,10 @@ ENOUGH = 2
 TRIES = 5
 
 
-def test_at_random_moments(tmp_path: Path, tried: Tried) -> None:
+@pytest.mark.fault(*AT_RANDOM_MOMENTS)
+@pytest.mark.timeout(900)  # more than a dozen sweeps
+def test_at_random_moments(tmp_path: Path) -> None:
+    tried = Counter[str]()
     chance = random.Random(20)
     outputs = tmp_path / "outputs"
     kept = seeds = 0
@@ -96,7 +101,7 @@ def test_at_random_moments(tmp_path: Path, tried: Tried) -> None:
             if struck:
                 tried[fault] += 1
                 break
-    assert {fault: tried[fault] for fault in AT_RANDOM_MOMENTS} == dict.fromkeys(AT_RANDOM_MOMENTS, ENOUGH)
+    assert tried == dict.fromkeys(AT_RANDOM_MOMENTS, ENOUGH)
     sweep = ("-m", *SMALL, f"seed={','.join(map(str, range(seeds)))}", "resume=true", "reuse=true")
     done = tpbench(*sweep, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -105,7 +110,8 @@ def test_at_random_moments(tmp_path: Path, tried: Tried) -> None:
     assert not rows[["key", "kernels_version"]].duplicated().any()
 
 
-def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path, tried: Tried) -> None:
+@pytest.mark.fault("kill -9 of the launcher of a long job")
+def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     running = Running(*ENDLESS, cwd=tmp_path)
     running.wait_for("first pass", rank=1)
     family = running.family()
@@ -113,4 +119,3 @@ def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path, tried: Tried)
     running.process.kill()
     running.end()
     assert gone(family, within_s=15)
-    tried["kill -9 of the launcher of a long job"] += 1

@@ -7,8 +7,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 import tpbench as package
-from tests.support.fault_catalogue import Tried
 from tests.support.launcher_rows import FACTS, cell, measured
 from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.resume import decide
@@ -16,7 +17,8 @@ from tpbench.results.read import RowWarning
 from tpbench.results.write import write_row
 
 
-def test_a_file_cut_at_every_length_is_named_and_the_others_are_read(tmp_path: Path, tried: Tried) -> None:
+@pytest.mark.fault("a Parquet file cut at every length")
+def test_a_file_cut_at_every_length_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     content = write_row({"status": "ok"}, tmp_path / "whole", "r1").read_bytes()
     cut = tmp_path / "cut"
     cut.mkdir()
@@ -31,10 +33,10 @@ def test_a_file_cut_at_every_length_is_named_and_the_others_are_read(tmp_path: P
     assert len(said) == len(content)
     assert {each.split(": ")[0] for each in said} == {str(cut / f"{length}.parquet") for length in range(len(content))}
     assert all("\n" not in each and "broken" in each for each in said)
-    tried["a Parquet file cut at every length"] += 1
 
 
-def test_a_clock_that_steps_back(tmp_path: Path, tried: Tried) -> None:
+@pytest.mark.fault("the clock steps back")
+def test_a_clock_that_steps_back(tmp_path: Path) -> None:
     one = cell(0, tmp_path)
     later = datetime.now(UTC) + timedelta(hours=1)
     ahead = replace(new_task(one.job, tmp_path, **FACTS), started_at=later)
@@ -43,4 +45,3 @@ def test_a_clock_that_steps_back(tmp_path: Path, tried: Tried) -> None:
     rows = package.load(tmp_path)
     assert (rows["wall_s"] >= 0).all()
     assert decide([one], FACTS)[0].reason == "measured before"
-    tried["the clock steps back"] += 1

@@ -29,7 +29,7 @@ def section(rows):
     return lay_out(load(rows), plots.NEEDS).sections[0]
 
 
-@pytest.mark.parametrize("name", plots.PLOTS.keys() - {"timeline"})  # whose rows have a trace
+@pytest.mark.parametrize("name", sorted(plots.PLOTS.keys() - {"timeline"}))  # whose rows have a trace
 def test_each_as_a_file(rows, tmp_path, name):
     for form, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         out = tmp_path / f"plot.{form}"
