@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tpbench.kernels import _checks, _entropy_kernels
-from tpbench.kernels.entropy_loss import entropy_loss
 from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.entropy_loss import entropy_loss
 from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
 
 _SETTINGS = {

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.layouts import column_unit, has_labels, row_layout, row_to_thread, thread_layout, thread_shape
+from tpbench.kernels.one_pass.layouts import (
+    column_unit,
+    has_labels,
+    row_layout,
+    row_to_thread,
+    thread_layout,
+    thread_shape,
+)
 from tpbench.kernels.one_pass.ptx import barrier, exp2, multiply_nonzero, to_fp32
 from tpbench.kernels.one_pass.state import LN_2, few_instructions, reference
 from tpbench.kernels.one_pass.tiles import addresses, existing

@@ -2,7 +2,7 @@
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505, SIM108
+# ruff: noqa: RET505
 # Triton leaves a branch uncompiled only where both branches are written out.
 
 from triton.experimental import gluon

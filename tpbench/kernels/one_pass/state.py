@@ -20,7 +20,7 @@ function of the same words on all ranks, however their shards specialise the ker
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505, SIM108
+# ruff: noqa: RET505
 # Triton leaves a branch uncompiled only where both branches are written out.
 
 from typing import Any, NamedTuple

@@ -2,7 +2,7 @@
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505, SIM108
+# ruff: noqa: RET505
 # Triton leaves a branch uncompiled only where both branches are written out.
 
 from typing import Any, NamedTuple
@@ -14,6 +14,14 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from tpbench.kernels.one_pass.layouts import column_unit, has_labels, row_to_tile, tile_layout
 from tpbench.kernels.one_pass.ptx import await_copies, copy_to_shared
 from tpbench.kernels.one_pass.state import INF, merge_two, tile_state
+
+
+class Matrix(NamedTuple):
+    """A tensor of (rows, columns) with its strides. The row stride is in vectors if ALIGNED, else in elements."""
+
+    pointer: Any
+    row: Any
+    column: Any
 
 
 class Part(NamedTuple):
@@ -99,7 +107,7 @@ def addresses(matrix, row, first, part, SPEC: gl.constexpr):
 
 @gluon.jit
 def existing(rows, part, extent, SPEC: gl.constexpr):
-    """Which elements exist, (ROWS, REPEATS, LANES, VECTOR): of these rows all if FULL, else the first `extent` units."""
+    """Mask of elements that exist, (ROWS, REPEATS, LANES, VECTOR): of `rows` all if FULL, else `extent` units."""
     rows = row_to_tile(rows, SPEC)
     if SPEC.FULL:
         return rows & (part.vector >= 0) & (part.place >= 0)
