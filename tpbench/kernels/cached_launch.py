@@ -36,13 +36,14 @@ class CachedLaunch:
         self._compiled: dict[Any, CompiledKernel] = {}
 
     def __call__(
-        self, programs: int, pointers: tuple[Tensor | None, ...], integers: tuple[int, ...],
+        self, programs: int, pointers: tuple[Tensor | None, ...], integers: tuple[Any, ...],
         floats: tuple[float, ...] = (), more_integers: tuple[int, ...] = (),
         arrange: Callable[..., tuple[Any, ...]] | None = None,
     ) -> Any:  # fmt: skip
         """Queue the kernel on the current stream of the current device.
 
-        arrange: makes the kernel's arguments of the four tuples, for kernels that receive named tuples.
+        integers: may contain named tuples of integers. arrange: makes the kernel's arguments from the other four
+        tuples, where some of them are named tuples.
 
         Returns the kernel that Triton compiled, or None in Triton's interpreter.
         """

@@ -15,7 +15,6 @@ from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.one_pass import plan
 from tpbench.kernels.one_pass.kernel import one_pass_kernel
 from tpbench.kernels.one_pass.launch import LOG2_E, launch
-from tpbench.kernels.one_pass.parameters import Matrix
 from tpbench.kernels.one_pass.plan import Form, Prepared, aligned, form, prepare
 from tpbench.kernels.one_pass.tiling import Machine
 from tpbench.kernels.one_pass.whole_row_kernel import whole_row_kernel
@@ -69,12 +68,10 @@ def prepared(x: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None, **
 
 
 def by_name(gpu: FakeGpu) -> Any:
-    """The last launch's arguments by name: a matrix as its pointer and strides, the fields of other named tuples."""
+    """The last launch's arguments by name, with the fields of named tuples."""
     last, found = gpu.launched[-1], {}
     for name, value in zip(last.kernel.src.fn.arg_names, last.arguments, strict=True):
-        if isinstance(value, Matrix):
-            found |= {name: value.pointer, f"{name}_row": value.row, f"{name}_column": value.column}
-        elif hasattr(value, "_asdict"):
+        if hasattr(value, "_asdict"):
             found |= value._asdict()
         else:
             found[name] = value
@@ -197,7 +194,7 @@ def test_options_of_the_call_become_constants() -> None:
     assert (plain["REDUCE"], plain["COUNT"], full["COUNT"]) == (False, False, True)
     apart = formed(64, 1001, "cross_entropy", world_size=2, stride=1003)
     assert (constants_of(apart)["ALIGNED"], constants_of(apart)["VECTOR"]) == (False, 1)
-    assert apart.strides[0:2] == apart.strides[4:6] == (1003, 1)
+    assert apart.integers[8][0:2] == apart.integers[8][4:6] == (1003, 1)
 
 
 def test_words_have_two_halves_of_a_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:

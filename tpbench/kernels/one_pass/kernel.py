@@ -51,6 +51,7 @@ from tpbench.kernels.one_pass.state import (
     tile_state,
 )
 from tpbench.kernels.one_pass.tiles import (
+    Matrix,
     Part,
     Shared,
     Source,
@@ -69,13 +70,14 @@ from tpbench.kernels.one_pass.tiles import (
     ]
 )  # fmt: skip
 def one_pass_kernel(
-    logits, target, grad, row_losses, loss, mailbox, scales, n_rows, n_columns, n_parts, part_columns, n_valid,
-    vocab_start, vocab_size, ignore_index, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+    logits, target, grad, row_losses, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+    vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
 ):  # fmt: skip
     """Compute the loss and the gradient of rows of n_columns logits, of which n_valid belong to the softmax.
 
-    The types of logits, target, grad, mailbox, scales and SPEC are in `parameters`. The integers are not in named
-    tuples, because Triton would specialise each integer of a tuple by its value. part_columns is in vectors if ALIGNED.
+    The types of mailbox, strides, scales and SPEC are in `parameters`. The other integers stay apart, because Triton
+    specialises a kernel for each integer of a tuple. The order of the parameters decides which registers the compiler
+    spills: keep it, or measure. part_columns is in vectors if ALIGNED.
 
     row_losses: fp32 (n_rows,). loss: fp32 scalar, loss_scale times the sum of row losses; with COUNT this and the
     gradient are divided by the number of rows that count. capacity: rows that half a buffer has room for.
@@ -89,13 +91,15 @@ def one_pass_kernel(
     HELD: gl.constexpr = TILES - 1  # tiles that stay in shared memory, with a place for this row and one for the next
     LAST: gl.constexpr = TILES - 1  # the tile that passes on to registers
     FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
-    element: gl.constexpr = logits.pointer.dtype.element_ty
+    element: gl.constexpr = logits.dtype.element_ty
     shared_x = allocate(element, HELD, 2, SPEC)
     shared_t = shared_x
     if not LABELS:
         shared_t = allocate(element, HELD, 2, SPEC)
     shared = Shared(shared_x, shared_t)
-    source = Source(logits, target)
+    x_matrix = Matrix(logits, strides.logits_row, strides.logits_column)
+    grad_matrix = Matrix(grad, strides.grad_row, strides.grad_column)
+    source = Source(x_matrix, Matrix(target, strides.target_row, strides.target_column))
     vocabulary = Vocabulary(vocab_size, ignore_index)
 
     part_number = gl.program_id(0) % n_parts
@@ -157,7 +161,7 @@ def one_pass_kernel(
         counts = exists
         if LABELS:
             # The label's logit is loaded before the wait for copies, to arrive meanwhile.
-            counts, own_label = load_own_label(logits, row, this_label, vocabulary, start, part, SPEC)
+            counts, own_label = load_own_label(x_matrix, row, this_label, vocabulary, start, part, SPEC)
             last_label = load_labels(target, row + 3 * walkers * ROWS, n_rows)
         await_copies(HELD)
         x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)
@@ -197,7 +201,7 @@ def one_pass_kernel(
                 arrive(mailbox.control + 1)
         if SPEC.GRAD:
             factors = gradient_factors(state, log_z, counts, scale, scales, SPEC)
-            store_from_registers(grad, last_tile, factors, row, exists, part, LAST, SPEC)
+            store_from_registers(grad_matrix, last_tile, factors, row, exists, part, LAST, SPEC)
         at_place = step % 2
         copied_row = next_row + walkers * ROWS
         copied = rows_that_count(copied_row, later_label, n_rows, vocabulary, SPEC)
@@ -206,13 +210,13 @@ def one_pass_kernel(
                 raw = load_tile(shared, at_place, part, tile_of_row, tile_of_row, SPEC)
             copy_tile(shared, at_place, source, copied_row, copied, part, tile_of_row, tile_of_row, SPEC)
             if SPEC.GRAD:
-                store_from_logits(grad, raw, scales, factors, row, exists, part, tile_of_row, SPEC)
+                store_from_logits(grad_matrix, raw, scales, factors, row, exists, part, tile_of_row, SPEC)
             if tile_of_row >= AHEAD:
                 held = reduce_tiles(held, shared, next_at, tile_of_row, tile_of_row + 1, HELD + 1, part, scales, SPEC)
 
         if LABELS:
             if SPEC.GRAD:
-                store_at_label(grad, own_label, factors, scale, row, part, scales, SPEC)
+                store_at_label(grad_matrix, own_label, factors, scale, row, part, scales, SPEC)
             this_label = next_label
             next_label = later_label
             later_label = last_label

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from tpbench.kernels.one_pass import workspace as memory
-from tpbench.kernels.one_pass.parameters import Mailbox, Matrix, Scales
+from tpbench.kernels.one_pass.parameters import Mailbox, Scales
 from tpbench.kernels.one_pass.plan import Prepared
 
 LOG2_E = math.log2(math.e)
@@ -31,21 +31,13 @@ def launch(
             logits, target, logits if grad is None else grad, row_loss, row_loss if total is None else total,
             workspace.words, workspace.peers, workspace.control, workspace.failed,
         ),
-        prepared.strides,
+        prepared.integers,
         (k, k / temperature, z_loss, grad_scale * logits_scale, loss_scale),
-        (
-            *prepared.integers, prepared.rank, workspace.half // prepared.row_words, workspace.half,
-            int(memory.WAIT_LIMIT_S * 1e9),
-        ),
+        (prepared.rank, workspace.half // prepared.row_words, workspace.half, int(memory.WAIT_LIMIT_S * 1e9)),
         arrange=_parameters,
     )  # fmt: skip
 
 
-def _parameters(pointers: Any, strides: Any, scales: Any, integers: Any) -> tuple[Any, ...]:
+def _parameters(pointers: Any, integers: Any, scales: Any, more_integers: Any) -> tuple[Any, ...]:
     """Arrange the arguments as the parameters of the kernels."""
-    logits, target, grad, row_loss, total, words, peers, control, failed = pointers
-    x_row, x_column, t_row, t_column, g_row, g_column = strides
-    return (
-        Matrix(logits, x_row, x_column), Matrix(target, t_row, t_column), Matrix(grad, g_row, g_column), row_loss,
-        total, Mailbox(words, peers, control, failed), Scales(*scales), *integers,
-    )  # fmt: skip
+    return (*pointers[:5], Mailbox(*pointers[5:]), *integers, Scales(*scales), *more_integers)

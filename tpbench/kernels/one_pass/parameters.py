@@ -49,15 +49,18 @@ class Specialization(NamedTuple):
     """A row fills the shared memory of a multiprocessor by itself."""
 
 
-class Matrix(NamedTuple):
-    """A tensor of (rows, columns) with its strides. The row stride is in vectors if ALIGNED, else in elements.
+class Strides(NamedTuple):
+    """Strides of the logits, targets and gradient. Those of rows are in vectors if ALIGNED, else all are in elements.
 
-    For labels, which have the shape (rows,), both strides are 0.
+    The strides of labels, which have the shape (rows,), are 0 and are not used.
     """
 
-    pointer: Any
-    row: Any
-    column: Any
+    logits_row: Any
+    logits_column: Any
+    target_row: Any
+    target_column: Any
+    grad_row: Any
+    grad_column: Any
 
 
 class Scales(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
-from tpbench.kernels.one_pass.parameters import Specialization
+from tpbench.kernels.one_pass.parameters import Specialization, Strides
 from tpbench.kernels.one_pass.tiling import Tiling, machine, next_power_of_2, tiling
 
 
@@ -37,10 +37,8 @@ class Prepared:
     tiling: Tiling
     kernel: CachedLaunch
     programs: int
-    strides: tuple[int, ...]
-    """Row and column strides of logits, target and grad, rows in vectors if the tiling has vectors."""
-    integers: tuple[int, ...]
-    """Sizes from n_rows to ignore_index, as the kernel's parameters."""
+    integers: tuple[Any, ...]
+    """The kernel's parameters from n_rows to strides."""
     rank: int
     row_words: int
     """Words of a row in a workspace, at least 1."""
@@ -97,12 +95,12 @@ def prepare(
         tiling=plan,
         kernel=kernel,
         programs=walkers * plan.parts,
-        strides=(
-            logits.strides[0] // unit, logits.strides[1], of_target[0] // unit, of_target[1], of_grad[0] // unit,
-            of_grad[1],
-        ),
         integers=(
             rows, columns, plan.parts, plan.part_columns // unit, valid, vocab_start, vocab_size, ignore_index,
+            Strides(
+                logits.strides[0] // unit, logits.strides[1], of_target[0] // unit, of_target[1], of_grad[0] // unit,
+                of_grad[1],
+            ),
         ),
         rank=rank,
         row_words=numbers * max(1, slots),

@@ -37,7 +37,7 @@ class OwnLabel(NamedTuple):
 @gluon.jit
 def load_labels(target, row, n_rows):
     """Labels of rows. Rows past the last one have the label -1."""
-    return gl.load(target.pointer + row, mask=row < n_rows, other=-1)
+    return gl.load(target + row, mask=row < n_rows, other=-1)
 
 
 @gluon.jit

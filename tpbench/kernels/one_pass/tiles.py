@@ -16,6 +16,14 @@ from tpbench.kernels.one_pass.ptx import await_copies, copy_to_shared
 from tpbench.kernels.one_pass.state import INF, merge_two, tile_state
 
 
+class Matrix(NamedTuple):
+    """A tensor of (rows, columns) with its strides. The row stride is in vectors if ALIGNED, else in elements."""
+
+    pointer: Any
+    row: Any
+    column: Any
+
+
 class Part(NamedTuple):
     """The columns of a row that one program works on. Units are vectors if ALIGNED, else columns."""
 
@@ -99,7 +107,7 @@ def addresses(matrix, row, first, part, SPEC: gl.constexpr):
 
 @gluon.jit
 def existing(rows, part, extent, SPEC: gl.constexpr):
-    """Return which elements exist, (ROWS, REPEATS, LANES, VECTOR): all units if FULL, else the first `extent`."""
+    """Mask of elements that exist, (ROWS, REPEATS, LANES, VECTOR): of `rows` all if FULL, else `extent` units."""
     rows = row_to_tile(rows, SPEC)
     if SPEC.FULL:
         return rows & (part.vector >= 0) & (part.place >= 0)

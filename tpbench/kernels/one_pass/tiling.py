@@ -14,8 +14,7 @@ TILE_BYTES = 32768
 RESERVED_BYTES = 1024
 """Shared memory for the compiler's reductions. Each program costs as many bytes again in addition to its own."""
 SMALLEST_BLOCK = 1024
-"""Smallest block, unless block_cap is smaller. Short rows fill it in part and need not be split where they are
-uneven."""
+"""Smallest block, unless block_cap is smaller. Short rows fill a part of it, so that uneven rows stay in one piece."""
 MAX_WORDS = 256
 """Most words of one kind of number for the rows of a tile: a warp holds them in registers, eight per thread."""
 

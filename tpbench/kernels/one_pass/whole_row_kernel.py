@@ -40,6 +40,7 @@ from tpbench.kernels.one_pass.state import (
     tile_state,
 )
 from tpbench.kernels.one_pass.tiles import (
+    Matrix,
     Part,
     Shared,
     Source,
@@ -60,8 +61,8 @@ READ = gl.constexpr(2)
     do_not_specialize=["n_rows", "n_columns", "part_columns", "n_valid", "vocab_start", "vocab_size", "ignore_index"]
 )
 def whole_row_kernel(
-    logits, target, grad, row_losses, loss, mailbox, scales, n_rows, n_columns, n_parts, part_columns, n_valid,
-    vocab_start, vocab_size, ignore_index, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+    logits, target, grad, row_losses, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+    vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
 ):  # fmt: skip
     """Compute the loss and the gradient of rows. The arguments are those of `kernel.one_pass_kernel`."""
     gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0)
@@ -72,13 +73,15 @@ def whole_row_kernel(
     HELD: gl.constexpr = TILES - 2  # tiles that stay in shared memory; two pass on to registers:
     FIRST: gl.constexpr = TILES - 2
     LAST: gl.constexpr = TILES - 1
-    element: gl.constexpr = logits.pointer.dtype.element_ty
+    element: gl.constexpr = logits.dtype.element_ty
     shared_x = allocate(element, HELD, 1, SPEC)
     shared_t = shared_x
     if not LABELS:
         shared_t = allocate(element, HELD, 1, SPEC)
     shared = Shared(shared_x, shared_t)
-    source = Source(logits, target)
+    x_matrix = Matrix(logits, strides.logits_row, strides.logits_column)
+    grad_matrix = Matrix(grad, strides.grad_row, strides.grad_column)
+    source = Source(x_matrix, Matrix(target, strides.target_row, strides.target_column))
     vocabulary = Vocabulary(vocab_size, ignore_index)
 
     part_number = gl.program_id(0) % n_parts
@@ -139,7 +142,7 @@ def whole_row_kernel(
         counts = exists
         if LABELS:
             # The label's logit is loaded before the wait for copies, to arrive meanwhile.
-            counts, own_label = load_own_label(logits, row, this_label, vocabulary, start, part, SPEC)
+            counts, own_label = load_own_label(x_matrix, row, this_label, vocabulary, start, part, SPEC)
             last_label = load_labels(target, row + 3 * walkers * ROWS, n_rows)
         await_copies(LAG)
         x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)
@@ -182,11 +185,11 @@ def whole_row_kernel(
             if SPEC.GRAD:
                 if tile_of_row == 0:
                     if opaque_true():
-                        store_from_registers(grad, last_tile, factors, row, exists, part, LAST, SPEC)
-                    store_from_registers(grad, first_tile, factors, row, exists, part, FIRST, SPEC)
+                        store_from_registers(grad_matrix, last_tile, factors, row, exists, part, LAST, SPEC)
+                    store_from_registers(grad_matrix, first_tile, factors, row, exists, part, FIRST, SPEC)
                 if opaque_true():
                     store_from_logits(
-                        grad, raw[tile_of_row % READ], scales, factors, row, exists, part, tile_of_row, SPEC
+                        grad_matrix, raw[tile_of_row % READ], scales, factors, row, exists, part, tile_of_row, SPEC
                     )
             if tile_of_row >= LAG:
                 # Copies that started after this tile's: those of the tiles between, and maybe the last tile's.
@@ -197,7 +200,7 @@ def whole_row_kernel(
 
         if LABELS:
             if SPEC.GRAD:
-                store_at_label(grad, own_label, factors, scale, row, part, scales, SPEC)
+                store_at_label(grad_matrix, own_label, factors, scale, row, part, scales, SPEC)
             this_label = next_label
             next_label = later_label
             later_label = last_label
