@@ -120,20 +120,21 @@ class Expectations:
     def oom(self, job: Job, gpu_memory_gib: float | None) -> str | None:
         """Why a job is predicted to run out of memory, or None."""
         free = job.memory_limit_gib or (gpu_memory_gib and gpu_memory_gib - RESERVE_GIB)
-        cost_model = job.workload.cost_model and job.workload.cost_model()
-        size = cost_model and cost_model.size_of(job.flat())
-        if job.device != "cuda" or not free or size is None:
+        if job.device != "cuda" or not free or job.workload.cost_model is None:
             return None
-        return predicted_oom(self.models.get(job.workload.name, {}), head(job), size, free)
+        size = job.workload.cost_model().size_of(job.flat())
+        return None if size is None else predicted_oom(self.models.get(job.workload.name, {}), head(job), size, free)
 
 
 def _interpreting(job: Job) -> float:
     """Return the seconds that Triton's interpreter takes for a pass."""
-    cost_model = job.workload.cost_model and job.workload.cost_model()
-    size = cost_model and cost_model.size_of(job.flat())
-    if not cost_model or size is None or job.device != "cpu" or not job.implementation.uses_triton:
+    if job.device != "cpu" or not job.implementation.uses_triton or job.workload.cost_model is None:
         return 0.0
-    return cost_model.interpreter_core_s(size) * max(1.0, job.world_size / (os.cpu_count() or 1))
+    cost_model = job.workload.cost_model()
+    size = cost_model.size_of(job.flat())
+    return (
+        0.0 if size is None else cost_model.interpreter_core_s(size) * max(1.0, job.world_size / (os.cpu_count() or 1))
+    )
 
 
 def head(job: Job) -> str:

@@ -33,7 +33,7 @@ class CellRow:
         flat = job.flat()
         started = datetime.now(UTC)
         columns = {
-            name: value for name, value in flat.items() if name in common_columns() or name in job.workload.columns
+            name: value for name, value in flat.items() if name in common_columns() or name in job.workload.row_columns
         }
         columns |= {
             "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
