@@ -22,13 +22,17 @@ class Job:
 
     variant: str = setting(help="implementation")
     tp_size: int = setting(help="tensor-parallel ranks", low=1)
-    dp_size: int = setting(1, help="data-parallel replicas", low=1)
-    device: Literal["auto", "cuda", "cpu"] = setting("auto", help="where it runs; auto: cuda where there is a GPU")
-    memory_limit_gib: float | None = setting(None, help="memory that a rank may use", low=0.001)
-    timeout_s: float = setting(600.0, help="seconds after which the job is ended", low=1.0)
-    output_dir: str = setting("outputs", help="folder for rows and logs")
-    measure: MeasureSettings = setting(MeasureSettings(), help="how it is measured")
-    problem: Any = setting(None, help="what is computed: the workload's own fields")
+    dp_size: int = setting(1, help="data-parallel replicas, each with its own tokens", low=1)
+    device: Literal["auto", "cuda", "cpu"] = setting("auto", help="device of the ranks; auto: cuda if there is a GPU")
+    memory_limit_gib: float | None = setting(
+        None,
+        help="memory that a rank may use; null: all of a GPU, or its share of a CPU machine's free memory",
+        low=0.001,
+    )
+    timeout_s: float = setting(600.0, help="seconds after which the job is ended; its row then says `timeout`", low=1.0)
+    output_dir: str = setting("outputs", help="folder for rows (in rows/) and logs (in sweeps/)")
+    measure: MeasureSettings = setting(MeasureSettings(), help="settings of the measurement")
+    problem: Any = setting(None, help="the workload's own fields")
 
     @property
     def workload(self) -> Workload:

@@ -81,7 +81,7 @@ def parse(cls: type, values: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(cls)
     complaints, parsed = [], {}
     for each in dataclasses.fields(cls):
-        former = each.metadata.get("former_name")
+        former: str = each.metadata.get("former_name", "")
         name = former if former in values else each.name
         if name not in values:
             if each.default is dataclasses.MISSING:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tpbench.console.conf_comments import commented_files, with_comments
 from tpbench.launcher.options import command_line_names
 from tpbench.workloads import variants, workloads
 
@@ -32,6 +33,13 @@ def test_files_set_only_fields_that_exist(file: Path) -> None:
     if file.parent.name == "launcher":
         return
     assert set(values(file)) - {"shape_workload"} <= command_line_names()
+
+
+@pytest.mark.parametrize("file", commented_files(), ids=lambda file: file.stem)
+def test_comments_are_the_help_of_the_fields(file: Path) -> None:
+    """If this fails, run `python -m tpbench.console.conf_comments`."""
+    text = file.read_text(encoding="utf-8")
+    assert with_comments(text, commented_files()[file]) == text
 
 
 @pytest.mark.parametrize(

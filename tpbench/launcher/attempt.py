@@ -181,7 +181,9 @@ def new_task(job: Job, folder: Path, **columns: Any) -> WorkerTask:
     """Return the task of a job that starts now, with a new row name and every column that the job determines."""
     flat = job.flat()
     started = datetime.now(UTC)
-    of_job = {name: value for name, value in flat.items() if name in common_columns() or name in job.workload.columns}
+    of_job = {
+        name: value for name, value in flat.items() if name in common_columns() or name in job.workload.row_columns
+    }
     of_job |= {
         "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
         "key": job.key,

@@ -15,15 +15,20 @@ class SweepOptions:
     """Options that apply to all cells of a sweep. They have flat names on the command line, like a job's fields."""
 
     resume: bool = setting(False, help="run only cells that have no finished row, or one of other software or hardware")
-    retries: int = setting(0, help="times that a cell which ended as error or timeout is run again", low=0, high=100)
-    reuse: bool = setting(False, help="keep one torchrun for each world size and environment and feed it jobs")
-    parallel: Literal["none", "auto"] = setting("none", help="auto: jobs run side by side on disjoint sets of devices")
+    retries: int = setting(0, help="repeat a cell that ended as error or timeout up to so many times", low=0, high=100)
+    reuse: bool = setting(False, help="keep one torchrun for each world size and environment, and feed it the jobs")
+    parallel: Literal["none", "auto"] = setting(
+        "none", help="auto: jobs run at the same time on disjoint sets of GPUs or cores, which disturbs measurements"
+    )
     order: Literal["sequential", "interleaved"] = setting(
-        "sequential", help="interleaved: cells that differ in variant and its options alone are measured in turns"
+        "sequential",
+        help="sequential, or interleaved: variants of a problem are measured alternately (ABBA); needs reuse=true",
     )
     dry_run: bool = setting(False, help="show the plan: cells, GPUs, expected minutes and OOMs; run nothing")
     skip_predicted_oom: bool = setting(False, help="skip cells that are predicted to run out of memory")
-    wait: bool = setting(True, help="false: submit the jobs to the cluster and leave")
+    wait: bool = setting(
+        True, help="false: submit the jobs to Slurm and exit; scripts/collect.py or resume=true collects the rows"
+    )
 
 
 SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))

@@ -87,13 +87,14 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
 
 def _add_size(parser: argparse.ArgumentParser, size: Field[Any], workload: Workload) -> None:
     """Add the option for one field of the size. Its help and choices are those of the job's field."""
-    owner = next(cls for cls in (workload.problem, Job) if size.name in cls.__dataclass_fields__)
+    owner = workload.problem if size.name in {each.name for each in fields(workload.problem)} else Job
+    help_text = next(each.metadata["help"] for each in fields(owner) if each.name == size.name)
     choices = typing.get_args(typing.get_type_hints(owner)[size.name])
     parser.add_argument(
         _flag(size.name),
         dest=size.name,
         default=size.default,
-        help=f"{owner.__dataclass_fields__[size.name].metadata['help']} ({size.default})",
+        help=f"{help_text} ({size.default})",
         **({"choices": choices} if choices else {"type": _positive, "metavar": _flag(size.name)[2:].upper()}),
     )
 

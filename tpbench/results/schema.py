@@ -44,8 +44,8 @@ def common_columns() -> dict[str, Column]:
 def workload_columns() -> dict[str, dict[str, Column]]:
     """For each workload the columns that it adds.
 
-    A column named like a field of the problem has that field's type. The others are results, and their type is known
-    from a value only (`type_of`): until then it is Arrow's null.
+    A field of the problem has the type of its annotation, and its help as meaning. The other columns are results. Their
+    type is known from a value only (`type_of`), and is Arrow's null until then.
     """
     return {name: _columns_of(workload) for name, workload in workloads().items()}
 
@@ -55,7 +55,7 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
     common = common_columns()
     return {
         name: Column(name, type_from_hint(hints[name]) if name in hints else pa.null(), doc)
-        for name, doc in workload.columns.items()
+        for name, doc in workload.row_columns.items()
         if name not in common
     }
 

@@ -107,7 +107,9 @@ class Workload:
     """Frozen dataclass: the problem's fields, declared with `tpbench.settings.setting`. It may have a method
     `check(tp_size, dp_size)` that returns a list of complaints."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Columns that only this workload's rows have, each with its meaning and unit."""
+    """Results that only this workload's rows have, each with its meaning and unit."""
+    job_only_fields: tuple[str, ...] = ()
+    """Fields of the problem without a column: a row has them in the JSON of its job only."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line."""
     options: tuple[Option, ...] = ()
@@ -137,6 +139,14 @@ class Workload:
     reusable_process: bool = False
     """True if the workload's own variants leave no state in a process, so that a warm process may run the next job."""
     variants: dict[str, Variant] = field(default_factory=dict)
+
+    @functools.cached_property
+    def row_columns(self) -> dict[str, str]:
+        """The columns of the workload's rows, with their meanings: fields of the problem, then results."""
+        columns = {each.name: each.metadata["help"] for each in fields(self.problem)}
+        return {name: columns[name] for name in columns if name not in self.job_only_fields} | {
+            name: meaning for name, meaning in self.columns.items() if name not in columns
+        }
 
     @functools.cached_property
     def option_defaults(self) -> dict[str, Any]:

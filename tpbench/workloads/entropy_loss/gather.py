@@ -13,6 +13,7 @@ from tpbench.comm.collectives import gather_rows
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard, shard_bounds
 from tpbench.workloads.entropy_loss.output import Output, Step
+from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
@@ -52,12 +53,7 @@ def _row_loss(problem: EntropyLoss, logits: Tensor, target: Tensor) -> Tensor:
     if problem.from_labels:
         return F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
     t = _scaled(target.to(dtype), problem.logits_scale / problem.temperature)
-    if problem.loss == "soft_cross_entropy":
-        return F.cross_entropy(x, t.softmax(-1), reduction="none")
-    log_p, log_q = x.log_softmax(-1), t.log_softmax(-1)
-    # kl_div(a, b) is KL(b || a).
-    first, second = (log_p, log_q) if problem.loss == "forward_kl" else (log_q, log_p)
-    return F.kl_div(first, second, log_target=True, reduction="none").sum(-1)
+    return TWO_LOGIT_LOSSES[problem.loss].whole(x, t)
 
 
 def _scaled(values: Tensor, factor: float) -> Tensor:

@@ -15,6 +15,7 @@ from tpbench.comm.collectives import gather_rows
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
+from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
@@ -103,7 +104,7 @@ class _TwoLogits:
     width = 5
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        self.loss, self.scale = problem.loss, problem.logits_scale
+        self.loss, self.scale = TWO_LOGIT_LOSSES[problem.loss], problem.logits_scale
         self.target_scale = problem.logits_scale / problem.temperature
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,9 +114,8 @@ class _TwoLogits:
         x, t = self._scaled(logits, target)
         m, s = _max_and_sum(x)
         m_t, s_t = _max_and_sum(t)
-        weight = (x - m[:, None]).exp() if self.loss == "reverse_kl" else (t - m_t[:, None]).exp()
-        difference = {"soft_cross_entropy": x, "forward_kl": t - x, "reverse_kl": x - t}[self.loss]
-        return torch.stack((m, s, m_t, s_t, (weight * difference).sum(-1)))
+        weight = (x - m[:, None]).exp() if self.loss.weight == "p" else (t - m_t[:, None]).exp()
+        return torch.stack((m, s, m_t, s_t, (weight * self.loss.difference(x, t)).sum(-1)))
 
     def finish(self, logits: Tensor, target: Tensor, gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         maxima, sums, target_maxima, target_sums, parts = gathered.unbind(1)
@@ -125,14 +125,11 @@ class _TwoLogits:
         x, t = self._scaled(logits, target)
         p = (x - m[:, None]).exp_().div_(s[:, None])
         factor = self.scale / logits.shape[0]
-        if self.loss == "reverse_kl":
-            mean_difference = (parts * (maxima - m).exp()).sum(0) / s
-            row_loss = mean_difference - log_z + log_z_t
-            grad = (x - t).sub_(mean_difference[:, None]).mul_(p).mul_(factor)
+        if self.loss.weight == "p":
+            mean = (parts * (maxima - m).exp()).sum(0) / s
+            grad = self.loss.difference(x, t).sub_(mean[:, None]).mul_(p).mul_(factor)
         else:
-            mean_difference = (parts * (target_maxima - m_t).exp()).sum(0) / s_t
-            row_loss = (
-                log_z - mean_difference if self.loss == "soft_cross_entropy" else mean_difference - log_z_t + log_z
-            )
+            mean = (parts * (target_maxima - m_t).exp()).sum(0) / s_t
             grad = p.sub_((t - m_t[:, None]).exp_().div_(s_t[:, None])).mul_(factor)
+        row_loss = self.loss.from_mean(mean, log_z, log_z_t)
         return row_loss.mean(), row_loss, grad.to(logits.dtype)

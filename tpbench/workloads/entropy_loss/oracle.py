@@ -18,6 +18,7 @@ from torch import Tensor
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.output import Output
+from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES
 
 LOSS_TOLERANCE = 2.0**-16
 """For losses computed in fp32 from logits of any dtype. fp32 sums of 10^5 terms and fp32 logarithms err by some 2^-20;
@@ -101,8 +102,9 @@ class Oracle:
             label, held = self._label(rows)
             grad = p
             grad[held, label[held]] -= 1.0
-        elif self.problem.loss == "reverse_kl":
-            grad = _weighted(p, log_p - self._log_q(rows) - self.row_loss[rows, None])
+        elif TWO_LOGIT_LOSSES[self.problem.loss].weight == "p":
+            value = TWO_LOGIT_LOSSES[self.problem.loss].value(log_p, self._log_q(rows))
+            grad = _weighted(p, value - self.row_loss[rows, None])
         else:
             grad = p - self._log_q(rows).exp()
         grad *= self.scale * self.inverse_count
@@ -179,14 +181,9 @@ class Oracle:
                 label, held = self._label(rows)
                 row_loss[rows][held] = -log_p[held, label[held]]
                 continue
-            log_q = self._log_q(rows)
-            if self.problem.loss == "soft_cross_entropy":
-                terms = _weighted(log_q.exp(), -log_p)
-            elif self.problem.loss == "forward_kl":
-                terms = _weighted(log_q.exp(), log_q - log_p)
-            else:
-                terms = _weighted(log_p.exp(), log_p - log_q)
-            row_loss[rows] = terms.sum(-1)
+            log_q, loss = self._log_q(rows), TWO_LOGIT_LOSSES[self.problem.loss]
+            weight = (log_p if loss.weight == "p" else log_q).exp()
+            row_loss[rows] = _weighted(weight, loss.value(log_p, log_q)).sum(-1)
         return self._reduce(row_loss, dist.ReduceOp.SUM)
 
 

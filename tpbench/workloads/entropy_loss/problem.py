@@ -1,4 +1,4 @@
-"""The entropy loss's problem: its fields and what a row and a report say of it."""
+"""The problem of the entropy loss: its fields, its columns in a row, and its layout in a report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpbench.workloads.cost_model import CostModel
 
 @dataclass(frozen=True)
 class EntropyLoss:
-    """The problem: sizes, loss, dtype and seed; then the options that only some variants take."""
+    """Sizes, loss, dtype and seed, then the options that only some variants support."""
 
     tokens: int = setting(help="rows of logits per data-parallel replica", low=1)
     vocab: int = setting(help="columns of logits over all tensor-parallel ranks", low=1)
@@ -21,27 +21,33 @@ class EntropyLoss:
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of logits, targets and gradient")
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     logits_scale: float = setting(1.0, help="factor on logits and target logits", low=1e-6)
-    temperature: float = setting(1.0, help="softens the target distribution only", low=1e-6)
+    temperature: float = setting(
+        1.0, help="softens the target distribution only (losses against target logits)", low=1e-6
+    )
     ignored: float = setting(0.0, help="share of rows whose label is ignored (cross_entropy)", low=0.0, high=1.0)
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
-    exchange: Literal["auto", "nccl", "symmetric"] = setting("auto", help="how ranks exchange statistics (triton_tp)")
+    exchange: Literal["auto", "nccl", "symmetric"] = setting(
+        "auto",
+        help="triton_tp's exchange of statistics: nccl (all-gather), symmetric (memory shared over NVLink), auto",
+    )
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = setting(
         "auto",
-        help="one kernel that reads a row twice, two kernels with statistics between, or one that reads once "
-        "(triton_tp)",
+        help="triton_tp: two_reads or one_read of a row in one kernel, two_kernels with statistics between, auto",
         former_name="organisation",
         former_values={"fused": "two_reads", "cached": "two_kernels", "one_pass": "one_read"},
     )
-    compile: bool = setting(False, help="through torch.compile")
-    compute_dtype: Literal["float32", "logits"] = setting("float32", help="dtype in which gathered logits are used")
+    compile: bool = setting(False, help="use torch.compile (pytorch_tp_manual, pytorch_gather)")
+    compute_dtype: Literal["float32", "logits"] = setting(
+        "float32", help="dtype in which torch's losses use the logits: float32, or the logits' own"
+    )
 
     @property
     def from_labels(self) -> bool:
-        """Whether the targets are labels, not target logits."""
+        """True if the targets are labels, false if they are target logits."""
         return self.loss == "cross_entropy"
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
-        """What is wrong with the fields taken together."""
+        """Return a complaint for each combination of fields that is invalid."""
         complaints = []
         if self.vocab < tp_size:
             complaints.append(
@@ -66,21 +72,13 @@ WORKLOAD = Workload(
     problem=EntropyLoss,
     headline=("loss", "tokens", "vocab"),
     columns={
-        "seed": "seed of the inputs",
-        "logits_scale": "factor on logits and target logits",
-        "temperature": "softens the target distribution only",
-        "ignored": "share of rows whose label is ignored",
-        "exchange": "how ranks exchange statistics (triton_tp)",
-        "algorithm": "requested algorithm of the kernels (triton_tp)",
-        "compile": "whether through torch.compile",
-        "compute_dtype": "dtype in which gathered logits are used (pytorch_gather)",
-        "loss_identical": "whether all ranks had the same bits of every loss",
+        "loss_identical": "true if all ranks had the same bits in every loss",
         "algorithm_used": "algorithm of the kernels that ran: two_reads, two_kernels or one_read (triton_tp)",
-        "block_used": "columns a kernel's block really had (triton_tp)",
-        "registers": "registers a thread, as compiled: most of the kernels that read the logits (triton_tp)",
-        "spilled_bytes": "registers that did not fit, bytes a thread: most of those kernels (triton_tp)",
-        "shared_kib": "shared memory a program: most of those kernels, KiB (triton_tp)",
-        "occupancy": "share of a multiprocessor's warps that can be resident: least of those kernels (triton_tp)",
+        "block_used": "columns of the kernels' block (triton_tp)",
+        "registers": "registers per thread as compiled: maximum over the kernels that read the logits (triton_tp)",
+        "spilled_bytes": "spilled registers, bytes per thread: maximum over those kernels (triton_tp)",
+        "shared_kib": "shared memory per program: maximum over those kernels, KiB (triton_tp)",
+        "occupancy": "share of a multiprocessor's warps that can be resident: minimum over those kernels (triton_tp)",
     },
     options=(
         Option("block_cap", ignorable=True),

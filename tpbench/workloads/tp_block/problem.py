@@ -21,7 +21,7 @@ class TpBlock:
     kv_heads: int = setting(help="key and value heads, each for heads / kv_heads queries", low=1)
     head_dim: int = setting(help="width of a head", low=1)
     part: Literal["block", "mlp", "column", "row"] = setting(
-        "block", help="whole block, MLP alone, its first (column-parallel) or its last (row-parallel) linear"
+        "block", help="block (all of it), mlp, column (first linear of the MLP), row (last linear of the MLP)"
     )
     dtype: Literal["bfloat16", "float32", "float64"] = setting("bfloat16", help="dtype of activations and weights")
     seed: int = setting(0, help="seed of activations and weights", low=0, high=2**31 - 1)

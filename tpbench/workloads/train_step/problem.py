@@ -37,7 +37,9 @@ class TrainStep:
     rope_theta: float = setting(1e4, help="base of the rotary embedding", low=1.0)
     rope_factor: float = setting(1.0, help="Llama 3's scaling of the rotary embedding; 1: none", low=1.0)
     norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0)
-    model_dir: str | None = setting(None, help="folder with a config.json that describes the model instead")
+    model_dir: str | None = setting(
+        None, help="folder with a config.json as the transformers package writes it; replaces `model`"
+    )
     config_hash: str | None = setting(None, help="hash of what that config.json says: found, not set")
     num_layers: int | None = setting(None, help="decoder layers; null: all that the model has", low=1)
 

@@ -60,6 +60,7 @@ WORKLOAD = Workload(
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
     headline=("model", "num_layers", "batch_size", "seq_length"),
+    job_only_fields=(*ARCHITECTURE, "model_dir", "phase_steps", "profile", "log_interval"),
     scheduled=True,
     resolve=resolve,
     planned_columns=beforehand,
