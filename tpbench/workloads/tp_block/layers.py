@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tpbench.workloads.tp_block import linear_operations
+from tpbench.workloads.tp_block import autograd
 from tpbench.workloads.tp_block.ring import RingSchedule
 from tpbench.workloads.tp_block.schedule import LinearPlan, SequentialSchedule
 from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
@@ -65,7 +65,7 @@ class ColumnParallelLinear(nn.Module):
         rows = schedule.size * len(shard)
         if rows % schedule.divisor:
             raise ValueError(f"{rows} gathered rows must divide by {schedule.divisor} to overlap in the backward pass")
-        product = _ColumnParallel.apply(shard, self.weight, self.plan, self.save_gathered)
+        product = autograd.ColumnParallel.apply(shard, self.weight, self.plan, self.save_gathered)
         y = product.view(-1, *x.shape[1:-1], product.shape[-1])
         return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
 
@@ -96,7 +96,7 @@ class RowParallelLinear(nn.Module):
         """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if the rows do not divide."""
         if x.shape[0] % self.plan.forward.size:
             raise ValueError(f"{x.shape[0]} rows cannot be shared equally by {self.plan.forward.size} ranks")
-        shard = _RowParallel.apply(x.reshape(-1, x.shape[-1]), self.weight, self.plan)
+        shard = autograd.RowParallel.apply(x.reshape(-1, x.shape[-1]), self.weight, self.plan)
         return shard.view(-1, *x.shape[1:-1], shard.shape[-1])
 
 
@@ -117,7 +117,7 @@ class RMSNorm(nn.Module):
         self.weight, self.group, self.eps = nn.Parameter(weight), group_of(group) if summed else None, eps
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight if self.group is None else _SumGradient.apply(self.weight, self.group)
+        weight = self.weight if self.group is None else autograd.SumGradient.apply(self.weight, self.group)
         return nn.functional.rms_norm(x, weight.shape, weight, self.eps)
 
 
@@ -169,48 +169,3 @@ def _parameter(
     if weight.shape != shape:
         raise ValueError(f"a rank's weight must be {shape}, it is {tuple(weight.shape)}")
     return nn.Parameter(weight.to(device=device, dtype=dtype))
-
-
-class _ColumnParallel(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, shard: Tensor, weight: Tensor, plan: LinearPlan, save_gathered: bool) -> Tensor:
-        gathered, product = linear_operations.column_forward(plan.forward, shard.contiguous(), weight, save_gathered)
-        ctx.save_for_backward(gathered if save_gathered else shard, weight)
-        ctx.plan, ctx.gathered = plan, save_gathered
-        return product
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        kept, weight = ctx.saved_tensors
-        gradients = linear_operations.column_backward(
-            ctx.plan.backward, grads[0].contiguous(), weight, kept.contiguous(), ctx.gathered
-        )
-        return *gradients, None, None
-
-
-class _RowParallel(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.plan = plan
-        return linear_operations.row_forward(plan.forward, x.contiguous(), weight)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        return *linear_operations.row_backward(ctx.plan.backward, grads[0].contiguous(), x, weight), None
-
-
-class _SumGradient(torch.autograd.Function):
-    """Identity whose backward pass sums the gradient over the group."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        total = grads[0].clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None

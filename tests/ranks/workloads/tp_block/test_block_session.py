@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.tp_block import block_context, context, problem
+from tests.support.tp_block import FixedStopwatch, block_context, context, problem
+from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.errors import TOLERANCE
 from tpbench.workloads.tp_block.prepared import prepare
@@ -19,7 +21,8 @@ needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or no
 def verdicts(here: Rank) -> list[tuple[str | None, float]]:
     """Verdicts and gradient errors of a right block, of one without communication, and of a NaN gradient on rank 1."""
     cell = problem(dtype="float32")
-    session = bench.setup(cell, WORKLOAD.variants["block_tp"], context(here))
+    with mock.patch.object(bench, "Stopwatch", lambda _: FixedStopwatch()):
+        session = bench.setup(cell, WORKLOAD.variants["block_tp"], context(here))
     session.step()
     found = [session.check()]
     right = session.prepared
@@ -45,8 +48,10 @@ def test_the_oracle_finds_wrong_results_and_all_ranks_agree() -> None:
     assert lost is not None and "grad_error (of input) inf" in lost and infinite == math.inf
 
 
-def detailed(here: Rank, name: str, part: str) -> dict[str, float]:
-    session = bench.setup(problem(part=part, save_gathered=False), WORKLOAD.variants[name], context(here))
+def detailed(here: Rank, name: str, part: str, real_times: bool) -> dict[str, float]:
+    stopwatch = Stopwatch(context(here)) if real_times else FixedStopwatch()
+    with mock.patch.object(bench, "Stopwatch", lambda _: stopwatch):
+        session = bench.setup(problem(part=part, save_gathered=False), WORKLOAD.variants[name], context(here))
     session.step()
     assert session.check().wrong is None
     found = session.details({"time_ms": 3.0, "device_ms": None, "copy_gb_per_s": 1.0})
@@ -65,7 +70,7 @@ def detailed(here: Rank, name: str, part: str) -> dict[str, float]:
     ],
 )
 def test_details_are_about_the_communication_of_the_part(name: str, part: str, directions: set[str] | None) -> None:
-    found = run_on_ranks(2, detailed, name, part)[0]
+    found = run_on_ranks(2, detailed, name, part, name == "block_tp")[0]
     exposure = {"compute_ms", "communication_ms", "exposed_ms", "hidden_share"}
     always = {"forward_ms", "backward_ms", "gemm_share", "timeline_ms", "timeline_start_ms"}
     assert found.keys() == always | (set() if directions is None else exposure | directions)
