@@ -38,7 +38,7 @@ def deepspeed_configuration(problem: TrainStep, context: Context) -> dict[str, A
                 "enabled": True,
                 "bf16_master_weights_and_grads": True,
                 "bf16_optimizer_states": True,
-                "check_grad_overflow": False,  # it would check each gradient in seven small operations
+                "check_grad_overflow": False,  # DeepSpeed would check each gradient by seven small operations
             }
             configuration["data_types"] = {"grad_accum_dtype": "bf16"}
     return configuration

@@ -243,7 +243,7 @@ def test_rotary_embeddings_are_the_published_ones(name: str, kind: str, theta: f
 
 
 def test_a_model_of_other_sizes_is_refused() -> None:
-    """Its FLOPs, and with them MFU, would be wrong."""
+    """The FLOPs of such a model, and its MFU, would be wrong."""
     with pytest.raises(UnknownArchitecture, match=r"tiny \(qwen3_moe\) has \d+ weights in matrices where a dense"):
         build(tiny_problem(architecture="qwen3_moe"))
 

@@ -91,7 +91,7 @@ def references(here: Rank, fields: dict[str, Any]) -> tuple[Any, Any]:
     "fields", [{}, {"tied": True, "accumulate": 2}, {"dtype": "bfloat16", "architecture": "llama"}], ids=str
 )
 def test_a_model_too_large_to_train_gets_a_forward_pass(fields: dict[str, Any]) -> None:
-    """Both references use the batches of all replicas and are the same on every rank."""
+    """The two references use the batches of all replicas and are the same on every rank."""
     on_ranks = run_on_ranks(2, references, fields)
     assert on_ranks[0] == on_ranks[1]
     trained, forward = on_ranks[0]
