@@ -5,6 +5,7 @@ The limits in seconds are generous, because other tests run beside this one. The
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,21 +42,43 @@ def tpbench(
     return subprocess.run(line, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout)
 
 
+FORKED_COMMANDS = """
+import json, os, sys
+import tpbench.__main__
+from tpbench.workloads import workloads
+workloads()
+for folder, arguments in json.load(sys.stdin):
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        continue
+    os.chdir(folder)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.argv[1:] = arguments
+    tpbench.__main__.main()
+    sys.exit(0)
+"""
+"""A program that imports tpbench once and forks a process for each command line. Most of a short command is imports."""
+
+
 def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) -> None:
     """Check that each command line fails with its messages, without a traceback, and launches nothing.
 
-    Each case has arguments and the messages that stderr must contain. Two commands run at a time.
+    Each case has arguments and the messages that stderr must contain.
     """
-
-    def run(index: int) -> subprocess.CompletedProcess[str]:
-        (folder / str(index)).mkdir()
-        return tpbench(*cases[index][0], cwd=folder / str(index), timeout=120)
-
-    with ThreadPoolExecutor(2) as pool:
-        for (arguments, messages), done in zip(cases, pool.map(run, range(len(cases))), strict=True):
-            assert done.returncode == 1, arguments
-            assert [each for each in messages if each not in done.stderr] == [], done.stderr
-            assert "Traceback" not in done.stderr
+    folders = [folder / str(index) for index in range(len(cases))]
+    for each in folders:
+        each.mkdir()
+    commands = json.dumps([(str(each), arguments) for each, (arguments, _) in zip(folders, cases, strict=True)])
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED_COMMANDS], input=commands, env=environment(), capture_output=True, text=True,
+        timeout=240, check=True,
+    )  # fmt: skip
+    for code, each, (arguments, messages) in zip(done.stdout.split(), folders, cases, strict=True):
+        errors = (each / "stderr").read_text()
+        assert code == "1", arguments
+        assert [message for message in messages if message not in errors] == [], errors
+        assert "Traceback" not in errors
     assert not [*folder.rglob("*.parquet"), *folder.rglob("task.json")]
 
 

@@ -17,7 +17,7 @@ import tpbench
 from tests.support.launcher_rows import cell
 from tpbench.launcher.attempt import Attempt
 from tpbench.results import write
-from tpbench.results.schema import RowError
+from tpbench.results.schema import SCHEMA_VERSION, RowError
 from tpbench.results.write import RowExists, row_exists, write_row
 
 ROOT = Path(__file__).parents[3]
@@ -35,10 +35,10 @@ def test_it_lies_where_it_should(tmp_path, row):
     assert files(tmp_path) == ["r1.parquet"]
     stored = pq.read_table(path).to_pylist()[0]
     assert stored["row_id"] == "r1"
-    assert stored["schema_version"] == 1
+    assert stored["schema_version"] == SCHEMA_VERSION
     assert stored["tpbench_version"] == tpbench.__version__
     assert stored["reason"] is None
-    assert pq.read_metadata(path).metadata[b"tpbench.schema_version"] == b"1"
+    assert pq.read_metadata(path).metadata[b"tpbench.schema_version"] == str(SCHEMA_VERSION).encode()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_it_lies_where_it_should(tmp_path, row):
         ({"job": {"a": 1}}, "job={'a': 1} is a dict"),
         ({"block_used": object()}, "block_used"),
         ({"row_id": "other"}, "row_id='other' must be 'r1'"),
-        ({"schema_version": 0}, "schema_version=0 must be 1"),
+        ({"schema_version": 0}, f"schema_version=0 must be {SCHEMA_VERSION}"),
         ({"workload": "nothing"}, "no column is called seed"),
     ],
 )

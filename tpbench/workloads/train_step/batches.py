@@ -1,8 +1,12 @@
-"""The tokens of every step: integer hashes of (seed, global position), the same at any mesh with as many replicas."""
+"""Inputs of every step.
+
+Tokens are hashed from (seed, global position), so every mesh with the same number of replicas has the same tokens.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +25,19 @@ class Batch:
     tokens: Tensor
     """(batch_size, seq_length) int64."""
     labels: Tensor
-    """Each token's successor, of the same shape: every position has one."""
+    """(batch_size, seq_length) int64: the successor of each token. Every position has one."""
+
+
+def replica_batches(problem: TrainStep, step: int, dp_rank: int, dp_size: int, device: torch.device) -> list[Batch]:
+    """Return the micro-batches of one replica in one step."""
+    return [micro_batch(problem, step, micro, dp_rank, dp_size, device) for micro in range(problem.accumulate)]
 
 
 def micro_batch(problem: TrainStep, step: int, micro: int, dp_rank: int, dp_size: int, device: torch.device) -> Batch:
-    """That micro-batch of that replica. No two of a run share a sequence.
+    """Return one micro-batch of one replica. No two micro-batches of a run share a sequence.
 
-    A token is a product of three uniform numbers scaled to the vocabulary, so low numbers are frequent and the loss has
-    something to learn: 1.15 nats below log(vocab), soon.
+    A token is the product of three uniform numbers, scaled to the vocabulary. Low tokens are therefore frequent, and
+    the loss can soon fall to 1.15 nats below log(vocab).
     """
     first = ((step * problem.accumulate + micro) * dp_size + dp_rank) * problem.batch_size
     samples = torch.arange(first, first + problem.batch_size)[:, None]
@@ -36,5 +45,27 @@ def micro_batch(problem: TrainStep, step: int, micro: int, dp_rank: int, dp_size
     product = torch.full_like(positions, 2**_BITS)
     for stream in _STREAMS:
         product = (product * (hash_index(problem.seed, stream, positions) >> (32 - _BITS))) >> _BITS
-    drawn = ((product * problem.vocab) >> _BITS).to(device)
-    return Batch(drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous())
+    tokens = ((product * problem.vocab) >> _BITS).to(device)
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+def model_inputs(problem: TrainStep, device: torch.device) -> dict[str, Any]:
+    """Return the arguments of a model's forward pass besides the tokens.
+
+    `position_ids`, (1, S) int64, are explicit because a sequence-parallel rank would count its own tokens from 0.
+    """
+    positions = torch.arange(problem.seq_length, device=device)[None]
+    return {"position_ids": positions, "attention_mask": _causal_mask(problem, device), "use_cache": False}
+
+
+def _causal_mask(problem: TrainStep, device: torch.device) -> Tensor | None:
+    """Return the mask (1, 1, S, S) that eager attention adds to its scores, in the problem's dtype; None for sdpa and
+    flash attention, which are causal without a mask.
+
+    A model with a share of the tokens would make a mask of the share's length by itself.
+    """
+    if problem.attention != "eager":
+        return None
+    dtype = getattr(torch, problem.dtype)
+    blocked = torch.full((problem.seq_length, problem.seq_length), torch.finfo(dtype).min, dtype=dtype, device=device)
+    return blocked.triu_(1)[None, None]

@@ -1,4 +1,4 @@
-"""What a rank does with the train step: ask the oracle, set a variant up, train, and say how fast and how right."""
+"""Run the train step on a rank: compute the reference, prepare a variant, train, and report speed and correctness."""
 
 from __future__ import annotations
 
@@ -14,60 +14,69 @@ from tpbench.measure.gemm import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.train_step import oracle, phases, sizes, speed, trace
-from tpbench.workloads.train_step.batches import Batch, micro_batch
+from tpbench.workloads.train_step import sizes
+from tpbench.workloads.train_step.batches import Batch, replica_batches
+from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
+from tpbench.workloads.train_step.oracle import compute_reference
+from tpbench.workloads.train_step.phase_times import time_phases
+from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.trainer import Mark, Place, Trainer, no_mark
+from tpbench.workloads.train_step.profiling import profile_step
+from tpbench.workloads.train_step.progress import ProgressLines
+from tpbench.workloads.train_step.reference import compare
+from tpbench.workloads.train_step.throughput import throughput
+from tpbench.workloads.train_step.trainer import Trainer
 
 
 class TrainStepSession:
-    """A variant on this rank, training step after step. Nothing is ever trained twice: a step's batches are made
-    before it, outside what is timed, and losses stay on the device until the end."""
+    """Training with one variant on this rank.
+
+    Every step trains on new batches. They are made before the step, outside the timed region. Losses stay on the device
+    until the end.
+    """
 
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
-        self.right = oracle.expected(problem, context)
+        self.reference = compute_reference(problem, context)
         self.schedule = IterationSchedule(
             problem.warmup_steps, problem.steps, held_before=memory.held_bytes(context.device)
         )
         context.say(f"making the model for {variant.name}")
         began = time.perf_counter()
-        self.trainer: Trainer = variant.prepare(problem, Place(context))
-        self._synchronize()
+        self.trainer: Trainer = variant.prepare(problem, context)
+        if context.device.type == "cuda":
+            torch.cuda.synchronize(context.device)
         self.init_s = time.perf_counter() - began
         self.batches: list[Batch] = []
         self.losses: list[torch.Tensor] = []
         self.norms: list[torch.Tensor] = []
-        self.progress = speed.Progress(problem, context)
+        self.progress = ProgressLines(problem, context)
         self.costs = costs(problem, variant, context, self.gemm_tflops)
 
     def step(self) -> None:
-        """One step of training."""
+        """Train one step."""
         self.train()
 
-    def train(self, mark: Mark = no_mark) -> None:
-        """One step of training, which tells `mark` of its phases."""
+    def train(self, mark: MarkPhase = ignore_phase) -> None:
+        """Train one step and call `mark` at the beginning of each phase."""
         self.losses.append(self.trainer.accumulate(self.batches, mark))
         self.norms.append(self.trainer.update(mark))
 
     def restore(self) -> None:
-        """The next step's batches; and a line about the steps so far, now and then."""
-        done = len(self.losses)
-        self.progress.tell(done, self.losses)
-        self.batches = [
-            micro_batch(self.problem, done, micro, self.context.dp_rank, self.context.dp_size, self.context.device)
-            for micro in range(self.problem.accumulate)
-        ]
+        """Make the next step's batches, and write a progress line if one is due."""
+        step, context = len(self.losses), self.context
+        self.progress.report(step, self.losses)
+        self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
 
     def release(self) -> None:
-        """Nothing of a step outlives it."""
+        """Do nothing: a step leaves nothing to free."""
 
     def check(self) -> Verdict:
-        """Compare the first steps with the oracle's."""
-        self.progress.tell(len(self.losses), self.losses)
+        """Compare the first steps with the oracle's reference. Collective."""
+        self.progress.report(len(self.losses), self.losses)
         losses, norms = self._trajectories()
-        errors = oracle.compare(self.right, losses, norms)
+        errors = compare(self.reference, losses, norms)
         columns = {
             "loss_value": losses[-1],
             "loss_error": errors.loss_error,
@@ -75,54 +84,54 @@ class TrainStepSession:
             "grad_norm": norms[-1],
             "losses": losses,
             "grad_norms": norms,
-            "oracle": self.right.source,
+            "oracle": self.reference.source,
             "gemm_tflops": self.gemm_tflops,
-            "init_s": self._most(self.init_s),
-            "steady_gib": self._most((memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30),
+            "init_s": _max_over_ranks(self.init_s),
+            "steady_gib": _max_over_ranks((memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30),
         }
         return Verdict(columns, errors.complaint(self.problem.dtype))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Throughput; then, by more steps, the phases, the communication that shows, and a trace."""
-        found = speed.throughput(self.problem, self.context, columns)
+        """Return throughput and, from additional steps, times of phases and exposed communication. Collective."""
+        result = throughput(self.problem, self.context, columns)
         if self.problem.phase_steps:
             self.context.say("timing phases")
-            found |= phases.timed(self.train, self.restore, self.problem.phase_steps, self.context)
+            result |= time_phases(self.train, self.restore, self.problem.phase_steps, self.context)
         if self.problem.profile or self.context.device.type == "cuda":
             self.context.say("profiling")
-            found |= trace.profiled(self.train, self.restore, self.context, keep=self.problem.profile)
-        return found
+            result |= profile_step(self.train, self.restore, self.context, keep=self.problem.profile)
+        return result
 
     def _trajectories(self) -> tuple[list[float], list[float]]:
-        """Loss of every step, the mean over replicas, and gradient norm."""
+        """Return the loss of every step, the mean over replicas, and the gradient norm of every step."""
         both = torch.stack([torch.stack(self.losses), torch.stack(self.norms)]).double().cpu()
         losses = both[0].contiguous()
         dist.all_reduce(losses, group=self.context.dp_group)
         return (losses / self.context.dp_size).tolist(), both[1].tolist()
 
-    def _most(self, value: float) -> float:
-        most = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return float(most)
 
-    def _synchronize(self) -> None:
-        if self.context.device.type == "cuda":
-            torch.cuda.synchronize(self.context.device)
+def _max_over_ranks(value: float) -> float:
+    largest = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
 
 
 def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float) -> Costs:
-    """The operations of the matrix products at the rate that a large one reaches here; or, where that is longer, each
-    parameter and both of its moments read once and written once, spread evenly over the ranks."""
+    """Return the unavoidable costs of a step on one rank. The floor is the longer of compute and memory.
+
+    Compute: the operations of the matrix products at `tflops`, the measured rate of a large product in TFLOP/s. Memory:
+    each parameter and both of its moments, read once and written once, spread evenly over the ranks.
+    """
     states = 3 * sizes.parameters(problem) * ITEM_BYTES[problem.stored_dtype] // context.world_size
-    sent = sizes.bytes_communicated(problem, variant.name, context.tp_size, context.dp_size)
+    sent = bytes_communicated(problem, variant.name, context.tp_size, context.dp_size)
     flops = sizes.step_flops(problem, context.tp_size)
     return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=flops, compute_ms=compute_ms(flops, tflops))
 
 
 def setup(problem: TrainStep, variant: Variant, context: Context) -> TrainStepSession:
-    """The session of one cell on this rank."""
+    """Return the session of one cell on this rank."""
     if context.device.type == "cuda":
         from tpbench.kernels.symmetric import forbid_multicast
 
-        forbid_multicast()  # of NCCL too, which makes its communicators only now
+        forbid_multicast()  # before NCCL makes its communicators, which it does later
     return TrainStepSession(problem, variant, context)

@@ -1,50 +1,44 @@
-"""Mean cross-entropy of next tokens, from whole or vocabulary-sharded logits."""
+"""Mean cross-entropy of the next tokens, from whole or vocabulary-sharded logits."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from tpbench.workloads.train_step.gradients import local_shard
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.trainer import Loss
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Mean cross-entropy, a scalar, from logits (batch, sequence, vocabulary or a shard of it) and labels (batch,
+sequence)."""
 
 
-def whole(problem: TrainStep) -> Loss:
-    """Of logits that are all here: torch's in fp32, or tpbench's."""
-    return ours(None, 0, problem.vocab) if problem.train_loss == "tpbench" else torch_loss
+def loss_of_whole_logits(problem: TrainStep) -> Loss:
+    """Return the problem's loss for logits that are not sharded: torch's or tpbench's."""
+    return tpbench_loss(None, 0, problem.vocab) if problem.train_loss == "tpbench" else torch_loss
 
 
 def torch_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """torch's own, in fp32; of a DTensor sharded over the vocabulary under `loss_parallel()`."""
+    """Compute torch's cross-entropy in fp32. Under torch's `loss_parallel()`, the logits may be a DTensor that is
+    sharded over the vocabulary."""
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
-def ours(group: Any, vocab_start: int, vocab: int) -> Loss:
-    """tpbench's fused loss and gradient; the gradient takes the logits' memory. `group`: over which the vocabulary is
-    sharded, or None; `vocab_start`: the first column held here."""
+def tpbench_loss(group: Any, vocab_start: int, vocab: int) -> Loss:
+    """Return tpbench's fused loss and gradient. The gradient overwrites the logits.
+
+    `group` shards the vocabulary, or is None; `vocab_start` is the first column on this rank.
+    """
     from tpbench.kernels import EntropyLoss
 
-    # nccl: FSDP's collectives run beside it.
+    # exchange="nccl" because FSDP's collectives run at the same time.
     module = EntropyLoss(in_place=True, group=group, vocab_start=vocab_start, vocab_size=vocab, exchange="nccl")
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        result: Tensor = module(_local(logits).flatten(0, 1), labels.flatten())
+        result: Tensor = module(local_shard(logits).flatten(0, 1), labels.flatten())
         return result
 
     return loss
-
-
-def loss_parallel() -> AbstractContextManager[Any]:
-    """torch's context in which cross_entropy of sharded logits exchanges numbers a row instead of logits."""
-    from torch.distributed.tensor import parallel
-
-    context: AbstractContextManager[Any] = parallel.loss_parallel()
-    return context
-
-
-def _local(logits: Tensor) -> Tensor:
-    return logits.to_local() if isinstance(logits, DTensor) else logits

@@ -1,4 +1,4 @@
-"""The train step's problem: the model, the batch, the optimizer; then the options of how it is computed."""
+"""The problem that the train step solves: the model, the batch, the optimizer, and options of the computation."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from tpbench.settings import setting
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of one number, by dtype."""
 NORM_GROWTH = 2.0
-"""How many times further apart the gradient norms of equal problems may be with each step: Adam's first updates move
-every weight by a whole learning rate, and what rounding made different grows. In bf16 right variants of Qwen3 were
-0.2% apart at step 1, up to 3% at step 3 and a quarter at step 4."""
+"""Factor by which the tolerance of gradient norms grows with each step.
+
+Adam's first updates move every weight by a whole learning rate, so rounding differences grow. In bf16, correct variants
+of Qwen3 differed by 0.2% at step 1, by up to 3% at step 3 and by 25% at step 4."""
 ARCHITECTURE = (
     "architecture", "hidden_size", "ffn_size", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied", "rope_theta",
     "rope_factor", "norm_eps",
 )  # fmt: skip
-"""Fields that a model's name stands for."""
+"""Fields that the name of a model implies."""
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One training problem. The first block describes the architecture: a file of conf/model, or a local folder."""
+    """One training problem.
+
+    The first block of fields describes the model. A file of conf/model or the config.json of a local folder sets it.
+    """
 
     model: str = setting(help="name of the model")
     architecture: str = setting(help="model type as the transformers package calls it")
@@ -37,17 +42,15 @@ class TrainStep:
     rope_theta: float = setting(1e4, help="base of the rotary embedding", low=1.0)
     rope_factor: float = setting(1.0, help="Llama 3's scaling of the rotary embedding; 1: none", low=1.0)
     norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0)
-    model_dir: str | None = setting(
-        None, help="folder with a config.json as the transformers package writes it; replaces `model`"
-    )
-    config_hash: str | None = setting(None, help="hash of what that config.json says: found, not set")
-    num_layers: int | None = setting(None, help="decoder layers; null: all that the model has", low=1)
+    model_dir: str | None = setting(None, help="folder with a config.json that describes the model instead")
+    config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
+    num_layers: int | None = setting(None, help="decoder layers to train; null: all layers of the model", low=1)
 
     batch_size: int = setting(1, help="sequences of a replica in one micro-batch", low=1)
     seq_length: int = setting(2048, help="tokens of a sequence", low=2)
     accumulate: int = setting(1, help="micro-batches whose gradients add up to one update", low=1)
     steps: int = setting(20, help="measured steps, each with its update", low=1)
-    warmup_steps: int = setting(5, help="steps before them", low=0)
+    warmup_steps: int = setting(5, help="steps before the measured steps", low=0)
     learning_rate: float = setting(3e-4, help="AdamW's learning rate, constant", low=0.0)
     weight_decay: float = setting(0.1, help="AdamW's decay, of all parameters", low=0.0)
     max_grad_norm: float | None = setting(1.0, help="gradients are scaled down to this norm; null: never", low=0.0)
@@ -56,34 +59,34 @@ class TrainStep:
     seed: int = setting(0, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
 
     attention: Literal["sdpa", "flash_attention_2", "eager"] = setting("sdpa", help="implementation of attention")
-    activation_checkpointing: bool = setting(False, help="keep only each layer's input, and compute the rest again")
-    compile: bool = setting(False, help="each decoder layer through torch.compile (needs a GPU)")
+    activation_checkpointing: bool = setting(False, help="keep only the input of each layer and recompute the rest")
+    compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)")
     zero_stage: Literal[0, 1, 2] = setting(1, help="DeepSpeed's ZeRO stage (autotp)")
     overlap: bool = setting(False, help="DeepSpeed's overlap of tensor-parallel all-reduces with products (autotp)")
-    vocab_parallel: bool = setting(True, help="head and loss over the sharded vocabulary; false: all logits gathered")
+    vocab_parallel: bool = setting(True, help="head and loss use the sharded vocabulary; false: gather all logits")
     train_loss: Literal["torch", "tpbench"] = setting("torch", help="cross-entropy: the variant's own or tpbench's")
 
-    phase_steps: int = setting(3, help="more steps, to time forward, backward and optimizer apart; 0: none", low=0)
-    profile: bool = setting(False, help="keep a profiler's trace of one more step")
+    phase_steps: int = setting(3, help="additional steps that time the phases separately; 0: none", low=0)
+    profile: bool = setting(False, help="keep the profiler trace of one additional step")
     log_interval: int = setting(5, help="steps between two lines of progress; 0: none", low=0)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a replica in one micro-batch."""
+        """Tokens of one micro-batch of one replica."""
         return self.batch_size * self.seq_length
 
     @property
     def depth(self) -> int:
-        """Decoder layers that are trained."""
+        """Number of decoder layers that are trained."""
         return self.num_layers or self.layers
 
     @property
     def stored_dtype(self) -> Dtype:
-        """Dtype of parameters and of what the optimizer holds."""
+        """Dtype of parameters, gradients and optimizer states."""
         return "float32" if self.autocast else self.dtype
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
-        """What is wrong with the fields taken together."""
+        """Return one message for each combination of fields that cannot be trained on this mesh."""
         complaints = []
         if self.kv_heads % tp_size:
             complaints.append(
@@ -96,7 +99,7 @@ class TrainStep:
         if self.heads % self.kv_heads:
             complaints.append(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
         if self.head_dim % 2:
-            complaints.append(f"head_dim={self.head_dim} must be even: rotary embeddings turn pairs")
+            complaints.append(f"head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of numbers")
         if self.depth > self.layers:
             complaints.append(f"num_layers={self.num_layers} is more than the {self.layers} layers of {self.model}")
         if self.max_grad_norm == 0:

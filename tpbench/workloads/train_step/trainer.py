@@ -1,11 +1,10 @@
-"""What a variant hands to the session: something that trains, step by step; and the one for plain torch loops."""
+"""The interface between a variant and the session: an object that trains step by step, and one for plain torch."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,45 +12,34 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tpbench.measure.session import Context
-from tpbench.workloads.train_step.batches import Batch
-from tpbench.workloads.train_step.gradients import LossScale, clip, local, total_norm
-from tpbench.workloads.train_step.models import causal_mask
+from tpbench.workloads.train_step.batches import Batch, model_inputs
+from tpbench.workloads.train_step.gradients import clip, local_shard, total_norm
+from tpbench.workloads.train_step.loss_scale import LossScale
+from tpbench.workloads.train_step.losses import Loss
+from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.problem import TrainStep
-
-Mark = Callable[[str], None]
-"""Called with a phase's name as it begins: forward, backward, optimizer."""
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Mean cross-entropy from logits (batch, sequence, vocabulary or a shard of it) and labels (batch, sequence)."""
-
-
-def no_mark(phase: str) -> None:
-    """Nobody is interested in phases."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a variant is prepared with."""
-
-    context: Context
 
 
 class Trainer(Protocol):
-    """A variant on this rank. A step is `accumulate`, then `update`; nothing in either waits for the device without
-    need."""
+    """A variant on this rank. A step is `accumulate`, then `update`; neither waits for the device without need."""
 
     model: Any
-    """The transformers model, sharded or wrapped; parameter names end as they do in the plain model."""
+    """The transformers model, sharded or wrapped. Names of its parameters end as in the plain model."""
 
-    def accumulate(self, batches: Sequence[Batch], mark: Mark = no_mark) -> Tensor:
-        """Forward and backward of this replica's micro-batches: their mean loss, fp32 scalar on the device. Gradients
-        are then those of the mean loss of all replicas' micro-batches, wherever the variant keeps them."""
+    def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
+        """Run forward and backward pass of this replica's micro-batches and return their mean loss.
 
-    def update(self, mark: Mark = no_mark) -> Tensor:
-        """Clip, step and clear the gradients: their norm before clipping, of the whole model, fp32 scalar."""
+        The loss is an fp32 scalar on the device. Afterwards the gradients, which the variant may keep anywhere, are
+        those of the mean loss over the micro-batches of all replicas.
+        """
+
+    def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
+        """Clip the gradients, update the weights and clear the gradients. Return the norm of the whole model's
+        gradients before clipping, an fp32 scalar on the device."""
 
 
 class TorchTrainer:
-    """Forward, backward and update as torch has them; what is distributed hides in the model and its parameters."""
+    """Forward pass, backward pass and update by plain torch. Distribution is inside the model and its parameters."""
 
     def __init__(
         self,
@@ -59,36 +47,38 @@ class TorchTrainer:
         model: Any,
         context: Context,
         loss: Loss,
-        *,
-        last_micro: Callable[[bool], AbstractContextManager[Any]] = lambda last: contextlib.nullcontext(),
-        around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        during_micro_batch: Callable[[bool], AbstractContextManager[Any]] = lambda last: contextlib.nullcontext(),
     ) -> None:
-        """`last_micro(last)`: held during a micro-batch; gradients need to meet only in the last. `around`: held during
-        forward and backward."""
+        """`during_micro_batch(last)` is entered around forward and backward pass of a micro-batch. Gradients need to be
+        reduced only in the last one."""
         self.problem, self.model, self.context, self.loss = problem, model, context, loss
-        self.last_micro, self.around = last_micro, around
-        self.parameters = [each for each in model.parameters() if each.requires_grad]
-        # Of what this rank holds: the optimizer works element by element, and on DTensors its host time is tenfold.
-        self.shards = [local(each.detach()) if isinstance(each, DTensor) else each for each in self.parameters]
+        self.during_micro_batch = during_micro_batch
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # The optimizer works element by element, so it gets this rank's shards. On DTensors the host needs ten times
+        # as long.
+        self.shards = [
+            local_shard(parameter.detach()) if isinstance(parameter, DTensor) else parameter
+            for parameter in self.parameters
+        ]
         self.optimizer = adamw(self.shards, problem, context.device)
         self.inputs = model_inputs(problem, context.device)
         self.scale = LossScale() if problem.dtype == "float16" else None
 
-    def accumulate(self, batches: Sequence[Batch], mark: Mark = no_mark) -> Tensor:
+    def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.context.device)
         for index, batch in enumerate(batches):
-            with self.last_micro(index == len(batches) - 1), self.around():
+            with self.during_micro_batch(index == len(batches) - 1):
                 mark("forward")
                 with autocast(self.problem, self.context.device):
                     logits = self.model(input_ids=batch.tokens, **self.inputs).logits
                     loss = self.loss(logits, batch.labels) / len(batches)
                 mark("backward")
                 (loss if self.scale is None else loss * self.scale.factor).backward()
-            total += local(loss.detach())
+            total += local_shard(loss.detach())
         return total
 
     @torch.no_grad()
-    def update(self, mark: Mark = no_mark) -> Tensor:
+    def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
         norm = total_norm(self.parameters, self.context.device)
         if self.scale is not None:
@@ -96,15 +86,15 @@ class TorchTrainer:
         if self.scale is None or self.scale.finite(norm):
             clip(self.parameters, norm, self.problem.max_grad_norm, 1.0 if self.scale is None else self.scale.used)
             for parameter, shard in zip(self.parameters, self.shards, strict=True):
-                shard.grad = None if parameter.grad is None else local(parameter.grad)
+                shard.grad = None if parameter.grad is None else local_shard(parameter.grad)
             self.optimizer.step()
-        for each in (*self.parameters, *self.shards):
-            each.grad = None
+        for tensor in (*self.parameters, *self.shards):
+            tensor.grad = None
         return norm
 
 
 def adamw(parameters: Sequence[Tensor], problem: TrainStep, device: torch.device) -> torch.optim.AdamW:
-    """The optimizer of every variant; in one fused kernel on GPUs."""
+    """Return the optimizer of every variant. On GPUs it is one fused kernel."""
     fused = device.type == "cuda"
     return torch.optim.AdamW(
         parameters, lr=problem.learning_rate, weight_decay=problem.weight_decay, fused=fused, foreach=not fused
@@ -112,12 +102,5 @@ def adamw(parameters: Sequence[Tensor], problem: TrainStep, device: torch.device
 
 
 def autocast(problem: TrainStep, device: torch.device) -> AbstractContextManager[Any]:
-    """Matrix products in the problem's dtype where its parameters are in another."""
+    """Return torch's autocast context: matrix products in the problem's dtype, if `problem.autocast` is set."""
     return torch.autocast(device.type, getattr(torch, problem.dtype), enabled=problem.autocast)
-
-
-def model_inputs(problem: TrainStep, device: torch.device) -> dict[str, Any]:
-    """What a model's forward pass is given beside tokens. Positions are explicit: a rank of a sequence-parallel group
-    sees a share of the tokens and would count from its own start."""
-    positions = torch.arange(problem.seq_length, device=device)[None]
-    return {"position_ids": positions, "attention_mask": causal_mask(problem, device), "use_cache": False}

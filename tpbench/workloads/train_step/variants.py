@@ -1,4 +1,4 @@
-"""The variants of the train step. Every one honours every option but those that its decorator leaves out."""
+"""The variants of the train step, with the options that each of them supports."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def _uses_triton(problem: TrainStep) -> bool:
     return problem.train_loss == "tpbench"
 
 
-def _no_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
+def _unsupported_without_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
     return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
 
 
-def _nothing_for_one(problem: TrainStep, tp_size: int) -> str | None:
-    """Options of what only several tensor-parallel ranks do."""
+def _unsupported_by_one_rank(problem: TrainStep, tp_size: int) -> str | None:
+    """Return why options that concern several tensor-parallel ranks have no meaning with one rank, or None."""
     if tp_size > 1:
         return None
     if not problem.vocab_parallel:
@@ -27,16 +27,16 @@ def _nothing_for_one(problem: TrainStep, tp_size: int) -> str | None:
     )
 
 
-def _only_compiled_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
+def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
     if not problem.compile:
         return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
     return "with tp_size=1 there is nothing to overlap: it would be fsdp" if tp_size == 1 else None
 
 
-def _beyond_autotp(problem: TrainStep, tp_size: int) -> str | None:
+def _unsupported_by_autotp(problem: TrainStep, tp_size: int) -> str | None:
     if problem.dtype == "float16":
         return "DeepSpeed's scaled autocast does not train under ZeRO as one process does: it has no dtype=float16"
-    return _nothing_for_one(problem, tp_size)
+    return _unsupported_by_one_rank(problem, tp_size)
 
 
 @WORKLOAD.variant(
@@ -44,12 +44,12 @@ def _beyond_autotp(problem: TrainStep, tp_size: int) -> str | None:
     options=ALL | TENSOR_PARALLEL | {"zero_stage", "overlap"},
     requires=("transformers", "deepspeed"),
     uses_triton=_uses_triton,
-    unsupported_reason=_beyond_autotp,
+    unsupported_reason=_unsupported_by_autotp,
 )
-def autotp(problem: TrainStep, place: Any) -> Any:
-    from tpbench.workloads.train_step.autotp import prepare
+def autotp(problem: TrainStep, context: Any) -> Any:
+    from tpbench.workloads.train_step.autotp import DeepSpeedTrainer
 
-    return prepare(problem, place)
+    return DeepSpeedTrainer(problem, context)
 
 
 @WORKLOAD.variant(
@@ -57,12 +57,12 @@ def autotp(problem: TrainStep, place: Any) -> Any:
     options=ALL | TENSOR_PARALLEL,
     requires=("transformers",),
     uses_triton=_uses_triton,
-    unsupported_reason=_nothing_for_one,
+    unsupported_reason=_unsupported_by_one_rank,
 )
-def fsdp_dtensor(problem: TrainStep, place: Any) -> Any:
-    from tpbench.workloads.train_step import mesh
+def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
+    from tpbench.workloads.train_step.fsdp import fsdp_dtensor as prepare
 
-    return mesh.fsdp_dtensor(problem, place)
+    return prepare(problem, context)
 
 
 @WORKLOAD.variant(
@@ -71,12 +71,12 @@ def fsdp_dtensor(problem: TrainStep, place: Any) -> Any:
     requires=("transformers",),
     requires_cuda=True,
     uses_triton=_uses_triton,
-    unsupported_reason=_only_compiled_tensor_parallelism,
+    unsupported_reason=_unsupported_by_async_tp,
 )
-def fsdp_dtensor_async(problem: TrainStep, place: Any) -> Any:
-    from tpbench.workloads.train_step import mesh
+def fsdp_dtensor_async(problem: TrainStep, context: Any) -> Any:
+    from tpbench.workloads.train_step.fsdp import fsdp_dtensor_async as prepare
 
-    return mesh.fsdp_dtensor_async(problem, place)
+    return prepare(problem, context)
 
 
 @WORKLOAD.variant(
@@ -84,12 +84,12 @@ def fsdp_dtensor_async(problem: TrainStep, place: Any) -> Any:
     options=ALL,
     requires=("transformers",),
     uses_triton=_uses_triton,
-    unsupported_reason=_no_tensor_parallelism,
+    unsupported_reason=_unsupported_without_tensor_parallelism,
 )
-def fsdp(problem: TrainStep, place: Any) -> Any:
-    from tpbench.workloads.train_step import mesh
+def fsdp(problem: TrainStep, context: Any) -> Any:
+    from tpbench.workloads.train_step.fsdp import fsdp_dtensor as prepare
 
-    return mesh.fsdp_dtensor(problem, place)
+    return prepare(problem, context)
 
 
 @WORKLOAD.variant(
@@ -97,9 +97,9 @@ def fsdp(problem: TrainStep, place: Any) -> Any:
     options=ALL,
     requires=("transformers",),
     uses_triton=_uses_triton,
-    unsupported_reason=_no_tensor_parallelism,
+    unsupported_reason=_unsupported_without_tensor_parallelism,
 )
-def ddp(problem: TrainStep, place: Any) -> Any:
-    from tpbench.workloads.train_step import replicas
+def ddp(problem: TrainStep, context: Any) -> Any:
+    from tpbench.workloads.train_step.ddp import ddp as prepare
 
-    return replicas.ddp(problem, place)
+    return prepare(problem, context)

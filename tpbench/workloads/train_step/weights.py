@@ -1,4 +1,7 @@
-"""Initial weights from the seed: the same bits however the model is sharded, each rank making only what it holds."""
+"""Fill parameters with initial weights from the seed.
+
+Every sharding gives the same bits, and each rank computes only its own shard.
+"""
 
 from __future__ import annotations
 
@@ -11,47 +14,50 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from tpbench.workloads.hashing import hash_index, normal
 
 DEVIATION = 0.02
-"""Standard deviation of matrices, as Qwen and Llama begin. Norms begin as ones, biases as zeros."""
+"""Standard deviation of matrices, as in Qwen and Llama. Norms begin as ones, biases as zeros."""
 
-_OF_NORMAL = 4 / 3**0.5
-"""That of `hashing.normal`: four uniform numbers of width 4."""
-_CHUNK = 2**22
-"""Elements made at a time: a few temporaries of it exist at once."""
+_NORMAL_DEVIATION = 4 / 3**0.5
+"""Standard deviation of `hashing.normal`, a sum of four uniform numbers of width 4."""
+_CHUNK_ELEMENTS = 2**22
+"""Elements computed at a time; several temporary tensors of this size exist at once."""
 
 
 @torch.no_grad()
 def fill(module: nn.Module, prefix: str, seed: int) -> None:
-    """Give every parameter below `module` its initial values. `prefix`: the module's name in the model, with a dot at
-    its end, or nothing for the model."""
+    """Fill every parameter of `module` with its initial values.
+
+    `prefix` is the module's name in the model with a dot at its end, or empty for the whole model.
+    """
     for name, parameter in module.named_parameters():
         fill_parameter(parameter, prefix + name, seed)
 
 
 @torch.no_grad()
 def fill_parameter(parameter: Tensor, name: str, seed: int) -> None:
-    """A vector becomes ones (a bias zeros), a matrix normal numbers by (seed, name, global row, global column)."""
-    local, (first_row, first_column) = _local(parameter)
+    """Fill a vector with ones (a bias with zeros), and a matrix with normal numbers hashed from (seed, name, row,
+    column)."""
+    shard, (first_row, first_column) = _shard(parameter)
     if parameter.dim() < 2:
-        local.fill_(0.0 if name.endswith("bias") else 1.0)
+        shard.fill_(0.0 if name.endswith("bias") else 1.0)
         return
     stream = zlib.crc32(name.encode()) & ~1
-    rows, columns = local.shape
-    across = torch.arange(first_column, first_column + columns, device=local.device)
+    rows, columns = shard.shape
+    across = torch.arange(first_column, first_column + columns, device=shard.device)
     column_hash = hash_index(seed, stream + 1, across)
-    step = max(1, _CHUNK // max(1, columns))
+    step = max(1, _CHUNK_ELEMENTS // max(1, columns))
     for start in range(0, rows, step):
-        part = local[start : start + step]
-        down = torch.arange(first_row + start, first_row + start + len(part), device=local.device)
-        made = normal(hash_index(seed, stream, down), column_hash)
-        part.copy_(made.mul_(DEVIATION / _OF_NORMAL))
+        part = shard[start : start + step]
+        down = torch.arange(first_row + start, first_row + start + len(part), device=shard.device)
+        numbers = normal(hash_index(seed, stream, down), column_hash)
+        part.copy_(numbers.mul_(DEVIATION / _NORMAL_DEVIATION))
 
 
-def _local(parameter: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """What this rank holds of it, and the global row and column where that begins."""
+def _shard(parameter: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Return this rank's shard and the global row and column of its first element."""
     if not isinstance(parameter, DTensor):
         return parameter, (0, 0)
     start = [0, 0]
-    (placement,) = parameter.placements  # a tensor-parallel mesh; replicas shard only afterwards
+    (placement,) = parameter.placements  # over the tensor-parallel mesh: replicas shard later
     if isinstance(placement, Shard):
         size = parameter.shape[placement.dim]
         chunk = -(-size // parameter.device_mesh.size())

@@ -1,4 +1,4 @@
-"""What the train step is to the rest of tpbench: its options, its columns, how a report lays its rows out."""
+"""The declaration of the train step: its options, its columns, and the layout of its rows in a report."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Any
 
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step import sizes
-from tpbench.workloads.train_step.document import document
-from tpbench.workloads.train_step.local import resolve
+from tpbench.workloads.train_step.json_document import json_document
+from tpbench.workloads.train_step.memory_estimate import estimate_memory
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
+from tpbench.workloads.train_step.resolve import resolve
 
 ALL = frozenset(
     {"attention", "activation_checkpointing", "compile", "train_loss", "phase_steps", "profile", "log_interval"}
 )
-"""Options that every variant honours."""
+"""Options that every variant supports."""
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
-"""Those that only shards of the model give a meaning."""
+"""Options that have a meaning only if the model is sharded."""
 
 
-def beforehand(job: Any) -> dict[str, Any]:
-    """The counts that follow from the job, and the memory that it is expected to need on a rank."""
-    expected = sizes.memory(job.problem, job.variant, job.tp_size, job.dp_size, on_gpus=job.device != "cpu")
+def planned_columns(job: Any) -> dict[str, Any]:
+    """Return the columns that follow from the job alone: counts, and the expected memory of a rank."""
+    expected = estimate_memory(job.problem, job.variant, job.tp_size, job.dp_size, on_gpus=job.device != "cpu")
     return {
         "tokens": job.problem.tokens,
         "parameters": sizes.parameters(job.problem),
@@ -33,17 +34,17 @@ def beforehand(job: Any) -> dict[str, Any]:
     }
 
 
-def needed(job: Any) -> str:
-    """The estimate as words."""
-    columns = beforehand(job)
+def expected_memory(job: Any) -> str:
+    """Return the memory estimate as a phrase for the reason of a row that ran out of memory."""
+    columns = planned_columns(job)
     parts = ", ".join(
         f"{name} {columns[f'expected_{name}_gib']:.3g}" for name in ("model", "gradients", "optimizer", "activations")
     )
     return f"expected to need {columns['expected_gib']:.3g} GiB ({parts})"
 
 
-def hindrance(job: Any) -> str | None:
-    """What needs a GPU, or a package that only some options want."""
+def unsupported_reason(job: Any) -> str | None:
+    """Return why the job's device or the installed packages do not support its options, or None if they do."""
     problem: TrainStep = job.problem
     if job.device == "cpu" and problem.compile:
         return "compile=true needs a CUDA GPU"
@@ -63,56 +64,37 @@ WORKLOAD = Workload(
     job_only_fields=(*ARCHITECTURE, "model_dir", "phase_steps", "profile", "log_interval"),
     scheduled=True,
     resolve=resolve,
-    planned_columns=beforehand,
-    expected_memory=needed,
-    unsupported_reason=hindrance,
-    document=document,
+    planned_columns=planned_columns,
+    expected_memory=expected_memory,
+    unsupported_reason=unsupported_reason,
+    document=json_document,
     columns={
-        "model": "name of the model",
-        "config_hash": "hash of what the config.json of the model's folder says; empty: a model of conf/model",
-        "num_layers": "decoder layers that were trained",
-        "batch_size": "sequences of a replica in one micro-batch",
-        "seq_length": "tokens of a sequence",
-        "accumulate": "micro-batches whose gradients add up to one update",
-        "steps": "measured steps",
-        "warmup_steps": "steps before them",
-        "learning_rate": "AdamW's learning rate",
-        "weight_decay": "AdamW's decay",
-        "max_grad_norm": "norm to which gradients are scaled down",
-        "autocast": "whether parameters are in fp32 and products in dtype",
-        "seed": "seed of initial weights and tokens",
-        "attention": "implementation of attention",
-        "activation_checkpointing": "whether layers keep only their inputs",
-        "compile": "whether through torch.compile",
-        "zero_stage": "DeepSpeed's ZeRO stage (autotp)",
-        "overlap": "whether all-reduces overlap with products (autotp)",
-        "vocab_parallel": "whether head and loss work on the sharded vocabulary",
-        "train_loss": "cross-entropy: torch (the variant's own) or tpbench",
-        "parameters": "weights of the model as trained, by count",
-        "tokens_per_s": "tokens of all replicas and micro-batches over the median step's time",
-        "tokens_per_s_per_gpu": "tokens_per_s over the number of ranks",
-        "samples_per_s": "sequences of all replicas and micro-batches over the median step's time",
-        "samples_per_s_per_gpu": "samples_per_s over the number of ranks",
-        "tflops_per_gpu": "flops over the median step's time, TFLOP/s",
-        "mfu": "flops over the median step's time and peak_tflops: model FLOPs utilisation",
-        "peak_tflops": "dense peak of the GPU's datasheet in dtype, TFLOP/s",
-        "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
-        "forward_ms": "forward passes of a step timed apart, median over steps of the slowest rank, ms",
-        "backward_ms": "backward passes likewise, ms",
-        "optimizer_ms": "clipping and update likewise, ms",
-        "exposed_share": "share of a step in which a rank communicates and computes nothing, the most of any rank",
-        "steady_gib": "what the hungriest rank holds between steps, GiB",
-        "expected_model_gib": "parameters of a rank, estimated beforehand, GiB",
-        "expected_gradients_gib": "gradients of a rank, estimated beforehand, GiB",
-        "expected_optimizer_gib": "what the optimizer holds on a rank, estimated beforehand, GiB",
-        "expected_activations_gib": "activations of a rank as its backward pass begins, or fewer and AutoTP's buffers "
-        "with the first gradient, estimated beforehand, GiB",
-        "expected_gib": "their sum, but of gradients and activations the larger if these go as those come, GiB",
-        "losses": "mean loss of every step, warm-up included",
-        "grad_norms": "gradient norm before clipping of every step, warm-up included",
+        "parameters": "number of weights of the trained model",
+        "tokens_per_s": "tokens of all replicas and micro-batches divided by the median step's time",
+        "tokens_per_s_per_gpu": "tokens_per_s divided by the number of ranks",
+        "samples_per_s": "sequences of all replicas and micro-batches divided by the median step's time",
+        "samples_per_s_per_gpu": "samples_per_s divided by the number of ranks",
+        "tflops_per_gpu": "flops divided by the median step's time, TFLOP/s",
+        "mfu": "model FLOPs utilisation: tflops_per_gpu divided by peak_tflops",
+        "peak_tflops": "dense peak of the GPU in dtype by its datasheet, TFLOP/s",
+        "gemm_tflops": "measured rate of a large square matrix product in this dtype, TFLOP/s",
+        "forward_ms": "forward passes of a step, timed in separate steps: median over steps of the slowest rank, ms",
+        "backward_ms": "backward passes of a step, timed as forward_ms, ms",
+        "optimizer_ms": "clipping and update of a step, timed as forward_ms, ms",
+        "exposed_share": "share of a step in which a rank communicates and computes nothing, largest of all ranks",
+        "steady_gib": "memory held between steps, largest of all ranks, GiB",
+        "expected_model_gib": "estimated memory of a rank's parameters, GiB",
+        "expected_gradients_gib": "estimated memory of a rank's gradients, GiB",
+        "expected_optimizer_gib": "estimated memory of a rank's optimizer states, GiB",
+        "expected_activations_gib": "estimated memory of a rank's activations at the begin of the backward pass or, if "
+        "more, of activations and AutoTP's buffers at the first gradient, GiB",
+        "expected_gib": "estimated peak memory of a rank: the sum of these; if activations are freed as gradients "
+        "are made, only the larger of the two counts, GiB",
+        "losses": "mean loss of every step, including warm-up",
+        "grad_norms": "gradient norm before clipping of every step, including warm-up",
         "grad_norm": "gradient norm before clipping of the last step",
-        "oracle": "what the row was compared with: one process over the first steps, or a forward pass of the first",
-        "init_s": "making, sharding and wrapping the model, s",
+        "oracle": "reference of the row: the first steps by one process, or a forward pass of the first step",
+        "init_s": "time to make, shard and wrap the model, s",
     },
     options=(
         Option("attention"),
@@ -136,7 +118,7 @@ WORKLOAD = Workload(
     percentages=("mfu", "exposed_share"),
     studies={
         "training": Study(
-            "what does each implementation reach, and what does it need?",
+            "which throughput does each implementation reach, and how much memory does it need?",
             best_by=("tokens_per_s_per_gpu",),
             compared_across=("dp_size", "tp_size"),
             columns=(

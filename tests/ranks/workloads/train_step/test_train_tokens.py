@@ -1,8 +1,7 @@
-"""How tokens are shared out over tensor-parallel ranks: without copies, and so that async-TP finds its products."""
+"""Exchange of tokens between tensor-parallel ranks: without copies, and fused with products by async-TP."""
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from typing import Any
 from unittest import mock
@@ -13,16 +12,15 @@ from torch import Tensor
 from torch.fx import Graph
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.ranks.workloads.train_step.test_train_right import LOSS, NORM, TENSOR
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.train_step import compare
-from tpbench.workloads.train_step.tensor_parallel import Tokens
+from tests.support.train_step import check_errors, compare
+from tpbench.workloads.train_step.sequence_parallel import TokenExchange
 
 BATCH, LENGTH, WIDTH = 3, 4, 5
 
 
-class Operations(TorchDispatchMode):
-    """Counts what is dispatched, by name."""
+class OperationCount(TorchDispatchMode):
+    """Count of dispatched operations, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,12 +31,12 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def there_and_back(here: Rank) -> dict[str, Any]:
-    """Gather shares, scatter what was gathered, and the gradients of both."""
-    tokens = Tokens(here.group, LENGTH)
+def gather_and_scatter(here: Rank) -> dict[str, Any]:
+    """Gather shares of the tokens, scatter the gathered tokens, and run both backward passes."""
+    tokens = TokenExchange(here.group, LENGTH)
     everybody = torch.arange(BATCH * LENGTH * WIDTH, dtype=torch.float32, device=here.device)
     share = everybody.view(1, -1, WIDTH).chunk(here.world_size, 1)[here.rank].clone().requires_grad_()
-    with Operations() as operations:
+    with OperationCount() as operations:
         gathered = tokens.gather(share)
         scattered = tokens.scatter(gathered)
         scattered.backward(torch.ones_like(scattered) * (here.rank + 1))
@@ -48,15 +46,15 @@ def there_and_back(here: Rank) -> dict[str, Any]:
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 def test_tokens_are_gathered_and_scattered_without_copies() -> None:
-    """Three sequences by two ranks: a rank's share ends within one."""
+    """Three sequences on two ranks: the first rank's share ends within a sequence."""
     everybody = torch.arange(BATCH * LENGTH * WIDTH, dtype=torch.float32)
-    for rank, found in enumerate(run_on_ranks(2, there_and_back)):
+    for rank, found in enumerate(run_on_ranks(2, gather_and_scatter)):
         share: Tensor = everybody.view(1, -1, WIDTH).chunk(2, 1)[rank]
         assert found["gathered"].equal(everybody.view(BATCH, LENGTH, WIDTH))
         assert found["scattered"].equal(2 * share)
-        # Of each rank's gathered tokens the gradient is the scattered ones': summed over two ranks.
+        # The gradient of a rank's gathered tokens is that of its scattered tokens, summed over two ranks.
         assert found["gradient"].equal(torch.full_like(share, 2.0 * (rank + 1)))
-        # Not copy_, of which gloo has its own.
+        # copy_ is not among them, because gloo itself uses it.
         assert not {"clone", "cat"} & found["count"].keys(), found["count"]
 
 
@@ -64,50 +62,49 @@ FUSED = ("fused_all_gather_matmul", "fused_matmul_reduce_scatter")
 ALONE = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
 
-def compiled(here: Rank, fields: dict[str, Any]) -> tuple[dict[str, Any], list[Counter[str]]]:
-    """What `compare` finds of the variant with async-TP, and the collectives in each of its graphs in compiling order,
-    in one with a product or alone. On a CPU the fused operations are torch's fallbacks for them."""
+def compare_compiled(here: Rank, fields: dict[str, Any]) -> tuple[dict[str, Any], list[Counter[str]]]:
+    """Compare the variant with async-TP to one process, and count the collectives in each graph in compiling order,
+    fused with a product or alone. On a CPU the fused operations are torch's fallbacks."""
     import torch._inductor.config as inductor
     from torch.distributed import _symmetric_memory as symmetric_memory
 
     graphs: list[Counter[str]] = []
 
-    def look(graph: Graph) -> None:
+    def count_collectives(graph: Graph) -> None:
         names = [getattr(node.target, "_opname", "") for node in graph.nodes]
         graphs.append(Counter(name for name in names if name in FUSED + ALONE))
 
     torch.compiler.reset()
     with (
         inductor.patch(
-            # The first two are the variant's to set.
+            # The variant sets the first two.
             _micro_pipeline_tp=False,
             post_grad_custom_pre_pass=None,
-            post_grad_custom_post_pass=look,
+            post_grad_custom_post_pass=count_collectives,
             force_disable_caches=True,
+            # The graphs are what this test is about: without C++ kernels for the rest, it needs no compiler.
+            fallback_by_default=True,
         ),
         mock.patch("torch.distributed.is_nccl_available", lambda: True),
         torch.library._scoped_library("symm_mem", "IMPL") as library,
     ):
         for name in FUSED:
             library.impl(name, getattr(symmetric_memory, f"_{name}_fallback"), "CPU")
-        found = compare(here, "fsdp_dtensor_async", 2, {"compile": True, **fields})
+        errors = compare(here, "fsdp_dtensor_async", 2, {"compile": True, **fields})
     torch.compiler.reset()
-    return found, graphs
+    return errors, graphs
 
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiles for CPUs with g++")
 @pytest.mark.parametrize("fields", [{"batch_size": 1}, {"batch_size": 2, "activation_checkpointing": True}], ids=str)
 def test_async_tp_fuses_every_product_with_its_collective(fields: dict[str, Any]) -> None:
-    """Attention and feed-forward: tokens are gathered for its first products and scattered after its last, gradients
-    the other way round. Those of the first products' inputs are summed before they are scattered: no product's."""
-    for found, (forward, backward) in run_on_ranks(2, compiled, fields, timeout_s=600.0):
+    """Attention and feed-forward gather tokens before their first products and scatter them after the last product.
+    Gradients go the other way. Gradients of the first products' inputs are summed before they are scattered, so this
+    reduce-scatter fuses with no product."""
+    for errors, (forward, backward) in run_on_ranks(2, compare_compiled, fields, timeout_s=600.0):
         assert forward == {"fused_all_gather_matmul": 2, "fused_matmul_reduce_scatter": 2}
-        # Checkpointed, as much of the forward pass again as this torch likes.
+        # With checkpointing, the backward pass repeats a part of the forward pass, which depends on torch's version.
         assert backward.pop("fused_all_gather_matmul") >= 2
         assert backward.pop("fused_matmul_reduce_scatter", 0) <= 1
         assert backward == {"reduce_scatter_tensor": 2}
-        assert found["loss"] < LOSS, found
-        assert found["norm"] < NORM, found
-        assert found["gradient"][0] < TENSOR, found
-        assert found["weight"][0] < TENSOR, found
+        check_errors(errors)

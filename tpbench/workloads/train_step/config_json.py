@@ -1,4 +1,4 @@
-"""A local folder with the config.json of the transformers package, read without that package."""
+"""Read the config.json of a local model folder without the transformers package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tpbench.settings import JobError
 
-_NAMES = {
+_KEYS = {
     "architecture": "model_type",
     "hidden_size": "hidden_size",
     "ffn_size": "intermediate_size",
@@ -17,41 +17,45 @@ _NAMES = {
     "heads": "num_attention_heads",
     "vocab": "vocab_size",
 }
-_UNSAID = {"qwen3": {"head_dim": 128, "num_key_value_heads": 32}}
-"""What transformers takes a type to have where its config.json does not say, and the other sizes do not either."""
-_OF_THE_FILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
-"""What a config.json says of how it was saved: the problem says which dtype is trained."""
+"""Required keys of config.json, by field of the problem."""
+_DEFAULTS = {"qwen3": {"head_dim": 128, "num_key_value_heads": 32}}
+"""Values that transformers uses for keys that config.json lacks, by model type, if other sizes do not imply them."""
+_SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
+"""Keys that describe how the file was saved. They are not part of the model: the problem sets the trained dtype."""
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What its config.json says. Raises JobError where that is nothing."""
+    """Return the content of the folder's config.json. Raises JobError if it cannot be read or lacks a required key."""
     file = folder / "config.json"
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise JobError(f"model_dir={folder}: {file} cannot be read: {error}") from None
-    missing = [name for name in _NAMES.values() if name not in content] if isinstance(content, dict) else ["an object"]
+    missing = [name for name in _KEYS.values() if name not in content] if isinstance(content, dict) else ["an object"]
     if missing:
         raise JobError(f"model_dir={folder}: {file} lacks {', '.join(missing)}")
     return content
 
 
 def fingerprint(content: dict[str, Any]) -> str:
-    """A short hash of all that it says of the model: activations, biases and scalings are in no other field."""
-    said = {name: value for name, value in content.items() if name not in _OF_THE_FILE}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+    """Return a short hash of everything that the content says about the model.
+
+    Activations, biases and scalings are in no other field of the problem.
+    """
+    model = {name: value for name, value in content.items() if name not in _SAVING_KEYS}
+    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def described(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """The problem's fields that it sets, of whatever type the file gives them; `tied` only where the file says. Raises
-    JobError for what is no dense decoder."""
+def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the problem that the content sets, with the file's types. `tied` is absent if the file does
+    not set it. Raises JobError if the content describes no dense decoder."""
     if experts := [name for name, value in content.items() if "expert" in name and value]:
         raise JobError(f"model_dir={folder}: a mixture of experts ({experts[0]}), whose sizes are not counted")
     tied = content.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):  # "false" would be true
         raise JobError(f"model_dir={folder}: tie_word_embeddings={json.dumps(tied)} must be true or false")
     config_hash = fingerprint(content)
-    content = _UNSAID.get(str(content["model_type"]), {}) | content
+    content = _DEFAULTS.get(str(content["model_type"]), {}) | content
     hidden, heads = content["hidden_size"], content["num_attention_heads"]
     rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
     try:
@@ -61,7 +65,7 @@ def described(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise JobError(f"model_dir={folder}: its config.json describes no decoder: {error}") from None
     return {
-        **{field: content[name] for field, name in _NAMES.items()},
+        **{field: content[name] for field, name in _KEYS.items()},
         "model": folder.resolve().name,
         "model_dir": str(folder.resolve()),
         "config_hash": config_hash,

@@ -1,4 +1,4 @@
-"""One more step under torch's profiler: how much communication shows, and the trace for who wants to look."""
+"""Profile one additional step: measure the exposed communication, and keep the profiler's trace on request."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from tpbench.measure.session import Context
 from tpbench.measure.timeline import COMMUNICATION, Interval, covered_ms, events, intervals, keep_trace
 
 
-def profiled(train: Callable[[], None], restore: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:
-    """On a GPU `exposed_share`, the most of any rank; with `keep` each rank's trace beside the job's logs."""
+def profile_step(
+    train: Callable[[], None], restore: Callable[[], None], context: Context, *, keep: bool
+) -> dict[str, Any]:
+    """Profile one step. On a GPU, return `exposed_share`, the largest of any rank.
+
+    `train` trains the step, `restore` prepares it. With `keep`, each rank's trace is kept beside the job's logs.
+    Collective.
+    """
     restore()
     dist.barrier()
     cuda = context.device.type == "cuda"
@@ -32,10 +38,9 @@ def profiled(train: Callable[[], None], restore: Callable[[], None], context: Co
     return {"exposed_share": float(share)}
 
 
-def exposed_share(found: Sequence[Interval]) -> float:
-    """The share of the time from the first one's begin to the last one's end in which communication runs and nothing
-    else does."""
-    if not found:
+def exposed_share(timeline: Sequence[Interval]) -> float:
+    """Return the share of the timeline, from its first begin to its last end, in which only communication runs."""
+    if not timeline:
         return 0.0
-    whole = max(each.start_ms + each.length_ms for each in found) - min(each.start_ms for each in found)
-    return (covered_ms(found) - covered_ms(each for each in found if each.kind != COMMUNICATION)) / whole
+    whole = max(each.start_ms + each.length_ms for each in timeline) - min(each.start_ms for each in timeline)
+    return (covered_ms(timeline) - covered_ms(each for each in timeline if each.kind != COMMUNICATION)) / whole

@@ -1,0 +1,101 @@
+"""The bytes that ranks send in a step, and the loss that they compute."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any, ClassVar
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.train_step import batches_here, mesh_context, prepared, tiny_problem
+from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
+
+
+def losses_used(here: Rank, name: str, fields: dict[str, Any]) -> int:
+    """Return how often a step computes tpbench's loss."""
+    from tpbench.kernels import EntropyLoss
+
+    problem, context = tiny_problem(train_loss="tpbench", **fields), mesh_context(here, 2)
+    forward = EntropyLoss.forward
+    with mock.patch.object(EntropyLoss, "forward", autospec=True, side_effect=forward) as spied:
+        prepared(name, problem, context).accumulate(batches_here(problem, context, 0))
+    return spied.call_count
+
+
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+@pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
+@pytest.mark.parametrize("fields", [{"accumulate": 2}, {"accumulate": 2, "vocab_parallel": False}], ids=str)
+def test_train_loss_tpbench_uses_tpbenchs_loss(name: str, fields: dict[str, Any]) -> None:
+    """Results cannot show which loss was used: both are correct."""
+    assert run_on_ranks(2, losses_used, name, fields) == [2, 2]
+
+
+class SentBytes(TorchDispatchMode):
+    """Sum of the bytes that a rank sends in collectives, each as a ring."""
+
+    KINDS: ClassVar = {"all_?reduce": 2.0, "all_?gather": 1.0, "reduce_scatter": 1.0}
+    """Names of operations, and how often each sends its largest tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            ranks = next((size for size in map(group_size, args) if size), 1)
+            whole = max(
+                (each.nbytes for each in tree_leaves((args, result)) if isinstance(each, torch.Tensor)), default=0
+            )
+            times = sum(many for kind, many in self.KINDS.items() if re.match(f"_?{kind}", func._opname))
+            self.total += times * whole * (ranks - 1) / ranks
+        return result
+
+
+def group_size(argument: Any) -> int:
+    """Return the size of a process group that is given by name or as a dispatcher's object; 0 for other arguments."""
+    if isinstance(argument, str) and argument.isdigit():
+        return _resolve_process_group(argument).size()
+    with contextlib.suppress(RuntimeError):
+        return dist.ProcessGroup.unbox(argument).size() if isinstance(argument, torch.ScriptObject) else 0
+    return 0  # a reduction operator
+
+
+def sent_and_counted(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) -> tuple[float, int]:
+    problem, context = tiny_problem(hidden_size=128, **fields), mesh_context(here, tp_size)
+    trainer = prepared(name, problem, context)
+    with SentBytes() as sent:
+        trainer.accumulate(batches_here(problem, context, 0))
+        trainer.update()
+    return sent.total, bytes_communicated(problem, name, tp_size, here.world_size // tp_size)
+
+
+AGAIN = {"activation_checkpointing": True, "accumulate": 2}
+AUTOCAST = {"dtype": "bfloat16", "autocast": True}
+CASES: list[tuple[int, str, int, dict[str, Any]]] = [
+    *((2, name, 2, each) for name in ("autotp", "fsdp_dtensor") for each in (
+        {}, {"tied": True}, AGAIN, {"vocab_parallel": False}, {"vocab_parallel": False, "tied": True}, AUTOCAST,
+    )),
+    *((2, name, 1, each) for name in ("ddp", "fsdp") for each in ({}, {"tied": True, "accumulate": 2}, AUTOCAST)),
+    *((2, "autotp", 1, {"zero_stage": stage, "accumulate": 2}) for stage in (0, 1, 2)),
+    *((2, "autotp", 1, {"zero_stage": stage, **AUTOCAST}) for stage in (0, 1)),
+    (4, "autotp", 2, {"tied": True}), (4, "fsdp_dtensor", 2, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "name", "tp_size", "fields"), CASES, ids=str)
+def test_sent_bytes_equal_counted_bytes(ranks: int, name: str, tp_size: int, fields: dict[str, Any]) -> None:
+    """Some numbers per row or parameter are not counted: statistics of the loss, norms and their gradients, and
+    DeepSpeed's check of the first batch."""
+    if not enough_gpus(ranks):
+        pytest.skip(f"needs {ranks} GPUs, or none")
+    for sent, counted in run_on_ranks(ranks, sent_and_counted, name, tp_size, fields):
+        assert counted * 0.99 < sent < counted * 1.03

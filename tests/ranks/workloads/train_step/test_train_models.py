@@ -1,0 +1,253 @@
+"""Models of the transformers package for a problem: sizes, weights, operations, memory and sliding windows."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.masking_utils import create_sliding_window_causal_mask
+
+from tests.support.command import ROOT
+from tests.support.train_step import CPU, config_json, folder_problem, single_context, tiny_problem, train_alone
+from tpbench.settings import JobError
+from tpbench.workloads.train_step import TrainStep, sizes
+from tpbench.workloads.train_step.batches import micro_batch, model_inputs
+from tpbench.workloads.train_step.losses import torch_loss
+from tpbench.workloads.train_step.memory_estimate import estimate_memory
+from tpbench.workloads.train_step.model_configuration import UnknownArchitecture, model_configuration
+from tpbench.workloads.train_step.models import build, materialise
+from tpbench.workloads.train_step.problem import ITEM_BYTES
+from tpbench.workloads.train_step.resolve import resolve
+
+
+def test_initial_weights_of_a_seed_never_change_and_are_normal() -> None:
+    """Rows of earlier versions stay comparable only if the weights stay the same."""
+    model = build(tiny_problem(vocab=4096, dtype="bfloat16"))
+    materialise(model, CPU, 7)
+    digest = hashlib.sha256(model.lm_head.weight.detach().view(torch.int16).numpy().tobytes()).hexdigest()[:16]
+    assert digest == "46ffa2e61316a5fc"
+    weights = model.model.embed_tokens.weight.float()
+    assert weights.std().item() == pytest.approx(0.02, rel=0.01)
+    assert abs(weights.mean().item()) < 2e-4
+    assert (model.model.norm.weight == 1).all()
+    assert not torch.equal(model.model.layers[0].mlp.up_proj.weight, model.model.layers[1].mlp.up_proj.weight)
+
+
+MODELS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "conf/model").glob("*.yaml"))}
+PUBLISHED = {
+    "qwen3_0p6b": 0.596e9, "qwen3_1p7b": 1.721e9, "qwen3_4b": 4.022e9, "qwen3_8b": 8.191e9, "qwen3_14b": 14.768e9,
+    "qwen3_32b": 32.762e9, "llama3_1b": 1.236e9, "llama3_8b": 8.030e9, "llama3_70b": 70.554e9, "llama3_405b": 405.85e9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_file_makes_a_model_of_the_published_size(name: str) -> None:
+    problem = TrainStep(**MODELS[name])
+    assert problem.model == name
+    count = sum(each.numel() for each in build(problem).parameters())
+    assert count == sizes.parameters(problem)
+    if name in PUBLISHED:
+        assert count == pytest.approx(PUBLISHED[name], rel=1e-3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"tied": True}, {"heads": 8, "num_layers": 1}], ids=str)
+def test_the_flop_count_is_what_torch_counts(fields: dict[str, Any]) -> None:
+    """The forward pass counts three times, because the backward pass has two products for each of its products.
+    Attention is eager, because torch does not count sdpa on a CPU."""
+    problem = tiny_problem(attention="eager", **fields)
+    model = build(problem)
+    materialise(model, CPU, 0)
+    batch = micro_batch(problem, 0, 0, 0, 1, CPU)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=batch.tokens, **model_inputs(problem, CPU))
+    rotations = 2 * problem.seq_length * problem.head_dim // 2  # some versions of transformers rotate by a product
+    assert sizes.step_flops(problem, 1) - 3 * counter.get_total_flops() in (0, -3 * rotations)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"dtype": "bfloat16"},
+        {"architecture": "llama"},
+        {"attention": "eager"},
+        {"architecture": "llama", "dtype": "bfloat16", "autocast": True},
+    ],
+    ids=str,
+)
+def test_activations_take_about_what_was_estimated(fields: dict[str, Any]) -> None:
+    """bf16 needs a GPU: on a CPU, torch's RMS norm of bf16 keeps copies in fp32."""
+    device = CPU if fields.get("dtype") != "bfloat16" or "autocast" in fields else torch.device("cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    problem = tiny_problem(
+        **{"hidden_size": 128, "ffn_size": 384, "head_dim": 32, "layers": 4, "seq_length": 128, **fields}
+    )
+    model = build(problem)
+    materialise(model, device, 0)
+    held = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in held:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = micro_batch(problem, 0, 0, 0, 1, device)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=problem.autocast)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
+        loss = torch_loss(model(input_ids=batch.tokens, **model_inputs(problem, device)).logits, batch.labels)
+    assert loss.isfinite()  # `loss` keeps the saved tensors alive until here
+    # The estimate includes the logits' gradients, which only the backward pass makes.
+    gradients = problem.tokens * problem.vocab * (4 + ITEM_BYTES[problem.dtype])
+    expected = estimate_memory(problem, "ddp", 1, 1).activations - gradients
+    assert sum(kept.values()) == pytest.approx(expected, rel=0.25)
+
+
+def test_a_local_folder_describes_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(config_json())
+    problem = resolve(tiny_problem(model_dir=str(folder), num_layers=2))
+    assert (problem.model, problem.architecture, problem.head_dim) == ("mine", "llama", 16)
+    assert (problem.layers, problem.num_layers) == (3, 2)
+    assert resolve(problem) == problem
+    model = build(problem)
+    assert len(model.model.layers) == 2
+    assert sum(each.numel() for each in model.parameters()) == sizes.parameters(problem)
+    untied = resolve(replace(folder_problem(folder, tie_word_embeddings=None), num_layers=2))
+    assert not untied.tied
+    assert sum(each.numel() for each in build(untied).parameters()) == sizes.parameters(untied)
+
+
+def test_tied_embeddings_default_to_those_of_the_model_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for architecture, tied in (("gemma", True), ("mistral", False)):
+        problem = resolve(folder_problem(tmp_path, model_type=architecture, tie_word_embeddings=None, head_dim=16))
+        assert problem.tied is tied
+        assert sum(each.numel() for each in build(problem).parameters()) == sizes.parameters(problem)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(JobError, match=re.escape("lacks tie_word_embeddings, for which only the transformers package")):
+        resolve(folder_problem(tmp_path, model_type="gemma", tie_word_embeddings=None))
+    assert resolve(folder_problem(tmp_path, model_type="gemma", tie_word_embeddings=True)).tied
+    assert not resolve(folder_problem(tmp_path, tie_word_embeddings=None)).tied
+
+
+def test_heads_default_to_those_of_the_model_type(tmp_path: Path) -> None:
+    qwen3 = {"model_type": "qwen3", "num_attention_heads": 32, "num_key_value_heads": None}
+    for changes, sizes_of_heads in (({}, (2, 16)), (qwen3, (32, 128)), (qwen3 | {"head_dim": 8}, (32, 8))):
+        problem = resolve(folder_problem(tmp_path, **changes))
+        assert (problem.kv_heads, problem.head_dim) == sizes_of_heads
+        assert sum(each.numel() for each in build(problem).parameters()) == sizes.parameters(problem)
+
+
+QWEN2 = {"model_type": "qwen2", "sliding_window": 8}
+SLIDES = {**QWEN2, "use_sliding_window": True}
+KINDS = ["full_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("content", "width"),
+    [
+        ({"model_type": "mistral", "sliding_window": 8}, 8),
+        ({"model_type": "mistral", "sliding_window": 15}, 15),  # longer than a shard of the sequence
+        ({"model_type": "mistral", "sliding_window": 16}, None),
+        ({"model_type": "mistral"}, None),  # its default is 4096
+        ({"sliding_window": 8}, None),  # Llama ignores it
+        (QWEN2, None),
+        ({**SLIDES, "max_window_layers": 3}, None),
+        ({**SLIDES, "max_window_layers": 2}, 8),
+        ({**SLIDES, "layer_types": KINDS}, 8),
+        ({**SLIDES, "model_type": "qwen3", "head_dim": 16, "layer_types": KINDS}, 8),
+        ({"model_type": "ministral", "head_dim": 16, "sliding_window": 8, "layer_types": KINDS}, 8),
+    ],
+    ids=str,
+)
+def test_an_effective_sliding_window_is_refused(content: dict[str, Any], width: int | None, tmp_path: Path) -> None:
+    """A mask for a shard of the tokens would be wrong, and fewer operations are needed than are counted."""
+    problem = folder_problem(tmp_path, **content)
+    if width is None:
+        assert resolve(problem).seq_length == 16
+        return
+    with pytest.raises(JobError, match=rf"sliding window of {width} tokens, .* seq_length=16 must be at most that"):
+        resolve(problem)
+    assert resolve(replace(problem, seq_length=width)).seq_length == width
+
+
+def test_windows_of_layers_that_are_left_out_do_not_count(tmp_path: Path) -> None:
+    problem = folder_problem(tmp_path, **SLIDES, max_window_layers=2)
+    assert resolve(replace(problem, num_layers=2)).num_layers == 2
+
+
+def test_a_window_that_hides_nothing_needs_no_mask(tmp_path: Path) -> None:
+    """Transformers would make a mask for a window as long as a rank's tokens. A file of conf/model names no window."""
+    exact = resolve(folder_problem(tmp_path, model_type="mistral", sliding_window=16))
+    default = resolve(tiny_problem(architecture="mistral", seq_length=5000))
+    for problem in (exact, replace(exact, batch_size=1), default):
+        configuration = model_configuration(problem)
+        embedded = torch.zeros(1, problem.tokens, 2, device="meta")
+        assert create_sliding_window_causal_mask(configuration, embedded, None, past_key_values=None) is None
+
+
+def test_a_folder_that_changed_since_planning_is_refused(tmp_path: Path) -> None:
+    problem = resolve(folder_problem(tmp_path, attention_bias=False))
+    assert problem.config_hash and resolve(tiny_problem()).config_hash is None
+    folder_problem(tmp_path, attention_bias=True)
+    with pytest.raises(UnknownArchitecture, match="was changed after this job had been made from it"):
+        build(problem)
+    folder_problem(tmp_path, attention_bias=False, torch_dtype="float32", transformers_version="4.57.1")
+    build(problem)
+    with pytest.raises(JobError, match="config_hash is of what the model's folder says"):
+        resolve(tiny_problem(), frozenset({"config_hash"}))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("quen3", "no architecture is called quen3, did you mean qwen3? (valid: the model types of causal"),
+        ("qwen3_moe", "weights in matrices where a dense decoder of its sizes has"),
+        ("bert", "bert"),
+    ],
+)
+def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=re.escape(said)):
+        resolve(tiny_problem(architecture=architecture))
+    (tmp_path / "config.json").write_text(config_json(model_type=architecture))
+    with pytest.raises(JobError, match=re.escape(said)):
+        resolve(tiny_problem(model_dir=str(tmp_path)))
+
+
+def test_another_dense_decoder_is_accepted() -> None:
+    assert resolve(tiny_problem(architecture="mistral")).architecture == "mistral"
+
+
+def test_errors_of_transformers_name_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"transformers cannot take its config\.json"):
+        resolve(folder_problem(tmp_path, model_type="mistral", hidden_act=5))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "theta", "factor"),
+    [("qwen3_8b", "default", 1e6, None), ("llama3_1b", "llama3", 5e5, 32.0), ("llama3_70b", "llama3", 5e5, 8.0)],
+)
+def test_rotary_embeddings_are_the_published_ones(name: str, kind: str, theta: float, factor: float | None) -> None:
+    rope = model_configuration(TrainStep(**MODELS[name])).rope_parameters
+    assert (rope["rope_type"], rope["rope_theta"], rope.get("factor")) == (kind, theta, factor)
+
+
+def test_a_model_of_other_sizes_is_refused() -> None:
+    """The FLOPs of such a model, and its MFU, would be wrong."""
+    with pytest.raises(UnknownArchitecture, match=r"tiny \(qwen3_moe\) has \d+ weights in matrices where a dense"):
+        build(tiny_problem(architecture="qwen3_moe"))
+
+
+def test_training_reduces_the_loss() -> None:
+    losses = train_alone(tiny_problem(tied=True), single_context(), 12).losses
+    assert losses[-1] < losses[0] - 0.4

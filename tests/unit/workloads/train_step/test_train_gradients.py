@@ -1,0 +1,42 @@
+"""Gradient norm, clipping, weight decay and loss scale."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.support.train_step import CPU, tiny_problem
+from tpbench.workloads.train_step.gradients import clip, total_norm
+from tpbench.workloads.train_step.loss_scale import LossScale
+from tpbench.workloads.train_step.trainer import adamw
+
+
+def test_the_norm_and_clipping_of_plain_gradients() -> None:
+    parameters = [torch.zeros(3, requires_grad=True), torch.zeros(2, 2, requires_grad=True)]
+    for each in parameters:
+        each.grad = torch.full_like(each, 2.0)
+    assert float(total_norm(parameters, CPU)) == pytest.approx(2 * math.sqrt(7))
+    clip(parameters, total_norm(parameters, CPU), 1.0)
+    assert float(total_norm(parameters, CPU)) == pytest.approx(1.0, rel=1e-5)
+    clip(parameters, total_norm(parameters, CPU), 5.0)  # the norm is smaller, so nothing changes
+    assert float(total_norm(parameters, CPU)) == pytest.approx(1.0, rel=1e-5)
+    clip(parameters, total_norm(parameters, CPU) / 4, None, scale=4.0)
+    assert float(total_norm(parameters, CPU)) == pytest.approx(0.25, rel=1e-5)
+
+
+def test_all_weights_decay() -> None:
+    weights = [torch.full((3,), 2.0, requires_grad=True), torch.full((2, 2), 2.0, requires_grad=True)]
+    for each in weights:
+        each.grad = torch.zeros_like(each)
+    adamw(weights, tiny_problem(learning_rate=0.1, weight_decay=0.5), CPU).step()
+    assert all(torch.allclose(each, torch.tensor(2.0 * (1 - 0.1 * 0.5))) for each in weights)
+
+
+def test_the_loss_scale_halves_on_overflow_and_doubles_without() -> None:
+    scale = LossScale(factor=8.0, patience=2)
+    assert not scale.finite(torch.tensor(float("inf"))) and (scale.used, scale.factor) == (8.0, 4.0)
+    assert scale.finite(torch.tensor(1.0)) and scale.factor == 4.0
+    assert scale.finite(torch.tensor(1.0)) and (scale.used, scale.factor) == (4.0, 8.0)
+    assert not scale.finite(torch.tensor(float("nan"))) and scale.factor == 4.0

@@ -1,0 +1,74 @@
+"""A training problem's fields, from the command line and from a local folder, without the transformers package."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.train_step import config_json, single_context, tiny_problem
+from tpbench.settings import JobError
+from tpbench.workloads.train_step.deepspeed_configuration import deepspeed_configuration
+from tpbench.workloads.train_step.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("fields", "tp_size", "said"),
+    [
+        ({}, 4, "tp_size=4 must divide the 2 key-value heads of tiny (valid: 1, 2)"),
+        ({"ffn_size": 63}, 2, "tp_size=2 must divide ffn_size=63"),
+        ({"seq_length": 15}, 2, "tp_size=2 must divide seq_length=15"),
+        ({"heads": 3, "kv_heads": 2}, 1, "kv_heads=2 must divide heads=3"),
+        ({"head_dim": 7}, 1, "head_dim=7 must be even"),
+        ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 layers of tiny"),
+        ({"max_grad_norm": 0.0}, 1, "max_grad_norm=0 would leave no gradient: null is for no clipping"),
+        ({"dtype": "float16"}, 1, "dtype=float16 needs autocast=true"),
+        ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16 or float16"),
+        ({"attention": "flash_attention_2"}, 1, "has no float32"),
+    ],
+)
+def test_fields_that_cannot_be_trained_are_refused(fields: dict[str, Any], tp_size: int, said: str) -> None:
+    assert any(said in each for each in tiny_problem(**fields).check(tp_size, 1))
+    assert not tiny_problem().check(2, 2)
+
+
+def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:
+    problem = tiny_problem(vocab=96, heads=8)
+    assert resolve(problem).model == resolve(problem, frozenset({"num_layers", "seq_length"})).model == "tiny"
+    assert resolve(problem, frozenset({"vocab", "heads", "model"})).model == "tiny[heads=8,vocab=96]"
+    with pytest.raises(JobError, match="says what the model is: not vocab too"):
+        resolve(tiny_problem(model_dir=str(tmp_path)), frozenset({"vocab"}))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "lacks"),
+        ("{}", "lacks model_type"),
+        (config_json(hidden_size="wide", head_dim=None), "describes no decoder: invalid literal"),
+        (config_json(num_attention_heads=0), "describes no decoder: integer division"),
+        (config_json(rope_scaling="yes"), "describes no decoder: 'str' object"),
+        (config_json(intermediate_size=-96), "ffn_size=-96 must be at least 1"),
+        (config_json(vocab_size=12.5), "vocab=12.5 must be a whole number"),
+        (config_json(num_local_experts=8), "a mixture of experts (num_local_experts)"),
+        (config_json(tie_word_embeddings="false"), 'tie_word_embeddings="false" must be true or false'),
+        (config_json(tie_word_embeddings=None), "tie_word_embeddings=null must be true or false"),
+    ],
+)
+def test_a_folder_without_a_dense_decoder_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(JobError, match=re.escape(said)):
+        resolve(tiny_problem(model_dir=str(tmp_path)))
+
+
+def test_deepspeeds_configuration_has_the_overlap() -> None:
+    context = replace(single_context(), tp_size=2)
+    for overlap in (False, True):
+        configuration = deepspeed_configuration(tiny_problem(overlap=overlap), context)
+        assert configuration["tensor_parallel"]["tp_overlap_comm"] is overlap

@@ -1,0 +1,59 @@
+"""Count the bytes that a rank sends in one step, from a problem's fields alone."""
+
+from __future__ import annotations
+
+from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
+from tpbench.workloads.train_step.sizes import parameters_per_rank, vocab_parameters
+
+
+def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> int:
+    """Return the bytes that a rank sends in a step: all collectives on activations, logits and parameters, as rings.
+
+    Under autocast the residual stream has the parameters' dtype, and outputs of products have the computation's dtype.
+    """
+    per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem)
+    tensor_parallel = problem.accumulate * problem.tokens * per_token * (tp_size - 1) // tp_size
+    return tensor_parallel + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
+
+
+def _autotp_bytes(problem: TrainStep) -> int:
+    """Return the bytes of all collectives on one token's activations. An all-reduce counts twice: it is a
+    reduce-scatter and an all-gather."""
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    embedding = problem.tied and problem.vocab_parallel  # otherwise each rank has all rows of the embedding
+    head = problem.vocab_parallel or not problem.tied
+    # Forward: one all-reduce behind o and one behind down. Checkpointing repeats the one behind o; the one behind down
+    # is not needed again. Backward: one all-reduce for each of q, k, v, gate and up.
+    forward = problem.depth * (3 if problem.activation_checkpointing else 2)
+    hidden = 2 * problem.hidden_size * (forward * compute + (5 * problem.depth + head + embedding) * stored)
+    gathered_logits = not problem.vocab_parallel and not problem.tied
+    return hidden + (problem.vocab * compute if gathered_logits else 0)
+
+
+def _sequence_parallel_bytes(problem: TrainStep) -> int:
+    """Return the bytes of all collectives on one token's activations. There is an all-gather before attention and
+    before feed-forward, and a reduce-scatter behind each; embedding and head have one collective each."""
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    normed, summed = 4 * problem.depth + 4, 4 * problem.depth
+    if problem.activation_checkpointing:  # repeats both all-gathers of a layer and the first reduce-scatter
+        normed, summed = normed + 2 * problem.depth, summed + problem.depth
+    hidden = problem.hidden_size * (normed * stored + summed * compute)
+    return hidden + (0 if problem.vocab_parallel else problem.vocab * compute)
+
+
+def _data_parallel_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Return the bytes that replicas all-gather or reduce-scatter in a step. An all-reduce counts twice."""
+    stored = ITEM_BYTES[problem.stored_dtype]
+    held = parameters_per_rank(problem, variant, tp_size)
+    if variant == "ddp" or (variant == "autotp" and not problem.zero_stage):
+        return 2 * held * stored
+    if variant == "autotp":
+        # ZeRO all-reduces gradients, stage 2 after every micro-batch, and all-gathers parameters. A product's gradient
+        # has the computation's dtype.
+        looked_up = 0 if problem.tied else vocab_parameters(problem)
+        gradients = looked_up * stored + (held - looked_up) * ITEM_BYTES[problem.dtype]
+        return 2 * gradients * (problem.accumulate if problem.zero_stage == 2 else 1) + held * stored
+    # FSDP gathers parameters for each forward and each backward pass. It keeps those that the forward pass uses last,
+    # because the backward pass uses them first.
+    kept = problem.hidden_size + vocab_parameters(problem) // tp_size
+    return ((2 * problem.accumulate + 1) * held - problem.accumulate * kept) * stored

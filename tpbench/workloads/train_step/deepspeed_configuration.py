@@ -1,0 +1,44 @@
+"""The configuration of DeepSpeed's engine for variant autotp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpbench.measure.session import Context
+from tpbench.workloads.train_step.problem import TrainStep
+
+
+def deepspeed_configuration(problem: TrainStep, context: Context) -> dict[str, Any]:
+    """Return DeepSpeed's configuration. As in every variant, parameters, gradients and states have the problem's
+    dtype."""
+    zero: dict[str, Any] = {"stage": problem.zero_stage}
+    if problem.zero_stage:
+        zero |= {"overlap_comm": context.device.type == "cuda", "contiguous_gradients": True}
+    configuration: dict[str, Any] = {
+        "train_batch_size": problem.batch_size * problem.accumulate * context.dp_size,
+        "train_micro_batch_size_per_gpu": problem.batch_size,
+        "gradient_accumulation_steps": problem.accumulate,
+        "gradient_clipping": problem.max_grad_norm or 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31 - 1,
+    }
+    if context.tp_size > 1:
+        configuration["tensor_parallel"] = {
+            "autotp_size": context.tp_size,
+            "vocab_parallel_lm_head": problem.vocab_parallel,
+            "tp_overlap_comm": problem.overlap,
+        }
+    if problem.autocast:
+        configuration["torch_autocast"] = {"enabled": True, "dtype": problem.dtype}
+    elif problem.dtype == "bfloat16":
+        configuration["communication_data_type"] = "bf16"
+        if problem.zero_stage:  # by default, ZeRO keeps its own copy of the parameters and the moments in fp32
+            configuration["bf16"] = {
+                "enabled": True,
+                "bf16_master_weights_and_grads": True,
+                "bf16_optimizer_states": True,
+                "check_grad_overflow": False,  # DeepSpeed would check each gradient by seven small operations
+            }
+            configuration["data_types"] = {"grad_accum_dtype": "bf16"}
+    return configuration

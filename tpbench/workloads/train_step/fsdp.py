@@ -1,0 +1,113 @@
+"""Variants fsdp, fsdp_dtensor and fsdp_dtensor_async: FSDP2 over replicas, DTensor with sequence parallelism within."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import loss_parallel
+
+from tpbench.comm.symmetric_buffers import enable_symmetric_memory
+from tpbench.measure.session import Context
+from tpbench.workloads.train_step import losses, models
+from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharded_modules import replicated_parameters, sum_replicated_gradients
+from tpbench.workloads.train_step.tensor_parallel_plan import apply_tensor_parallelism
+from tpbench.workloads.train_step.trainer import TorchTrainer
+from tpbench.workloads.train_step.weights import fill
+
+
+def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train on the (dp, tp) mesh. With one tensor-parallel rank this is plain FSDP2."""
+    model = models.build(problem)
+    models.place_buffers(model, context.device)
+    mesh = device_mesh(context)
+    if context.tp_size > 1:
+        apply_tensor_parallelism(problem, model, mesh["tp"])
+    if problem.compile:
+        models.compile_layers(model)
+    shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
+    sharded_logits = context.tp_size > 1 and problem.vocab_parallel
+    if sharded_logits and problem.train_loss == "tpbench":
+        vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
+        loss = losses.tpbench_loss(context.tp_group, vocab_start, problem.vocab)
+    else:
+        loss = losses.loss_of_whole_logits(problem)
+    replicated = replicated_parameters(model)
+
+    @contextlib.contextmanager
+    def during_micro_batch(last: bool) -> Iterator[None]:
+        if context.dp_size > 1:
+            model.set_requires_gradient_sync(last)
+        # torch's loss of sharded logits exchanges some numbers per row instead of logits.
+        with loss_parallel() if sharded_logits and problem.train_loss == "torch" else contextlib.nullcontext():
+            yield
+        if last and replicated:
+            sum_replicated_gradients(replicated, context.tp_group)
+
+    return TorchTrainer(problem, model, context, loss, during_micro_batch)
+
+
+def fsdp_dtensor_async(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train as `fsdp_dtensor` with inductor's micro-pipelined matrix products.
+
+    All-gathers and reduce-scatters run in pieces, beside the products that need them, as copies between peers through
+    symmetric memory (no multicast).
+    """
+    import torch._inductor.config
+
+    from tpbench.workloads.train_step.reshape_pass import RemoveInverseReshapes
+
+    torch._inductor.config.post_grad_custom_pre_pass = RemoveInverseReshapes()
+    torch._inductor.config._micro_pipeline_tp = True
+    enable_symmetric_memory(context.tp_group)
+    return fsdp_dtensor(problem, context)
+
+
+def device_mesh(context: Context) -> DeviceMesh:
+    """Return the (dp, tp) mesh. It is row-major: tensor-parallel ranks are neighbours."""
+    ranks = torch.arange(context.world_size).view(context.dp_size, context.tp_size)
+    return DeviceMesh.from_group(
+        [context.dp_group, context.tp_group], context.device.type, ranks, mesh_dim_names=("dp", "tp")
+    )
+
+
+def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: int) -> None:
+    """Make the weights of one part of the model at a time and shard them over the replicas.
+
+    A rank never holds more than its shards and one whole part. With one replica FSDP is not applied: there is nothing
+    to shard, and FSDP would cost host time. Raises UnknownArchitecture for layers with buffers.
+    """
+    embedding, head = model.model.embed_tokens, model.lm_head
+    tied = head.weight is embedding.weight
+    names = {module: f"{name}." for name, module in model.named_modules()}
+
+    def make(module: nn.Module) -> None:
+        module.to_empty(device=device)
+        fill(module, names[module], seed)
+
+    def shard(modules: Any, **options: Any) -> None:
+        if dp.size() > 1:
+            fully_shard(modules, mesh=dp, **options)
+
+    for layer in model.model.layers:
+        if next(layer.buffers(), None) is not None:  # `to_empty` would lose their values
+            raise UnknownArchitecture(f"{type(layer).__name__} holds buffers, for which there are no initial values")
+        make(layer)
+        shard(layer)
+    make(embedding)
+    make(model.model.norm)
+    if tied:
+        head.weight = embedding.weight
+    else:
+        make(head)
+        shard(embedding)
+        # The forward pass needs these last and the backward pass first, so they are not freed in between.
+        shard([model.model.norm, head], reshard_after_forward=False)
+    shard(model)

@@ -1,0 +1,97 @@
+"""Make the transformers configuration of a problem: from its sizes, or from the config.json of a local folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tpbench.settings import nearest
+from tpbench.workloads.train_step import config_json, sliding_window
+from tpbench.workloads.train_step.problem import TrainStep
+
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Rotary scaling of Llama 3.1 to 3.3; only the factor differs (https://github.com/meta-llama/llama-models)."""
+
+
+class UnknownArchitecture(TypeError):
+    """The model cannot be trained: transformers does not have it, its sizes differ from the problem's, or the variant
+    has no plan for it."""
+
+
+def model_configuration(problem: TrainStep) -> Any:
+    """Return the transformers configuration of a problem, with full attention in every layer.
+
+    Raises UnknownArchitecture.
+    """
+    _check_exists(problem.architecture)
+    common = {"use_cache": False, "attn_implementation": problem.attention}
+    configuration = _from_folder(problem, common) if problem.model_dir else _from_sizes(problem, common)
+    sliding_window.disable(configuration, problem.tokens)
+    return configuration
+
+
+def tied_by_default(architecture: str) -> bool:
+    """Return whether embedding and head share a weight in models of this type whose config.json does not say.
+
+    Raises UnknownArchitecture.
+    """
+    _check_exists(architecture)
+    return bool(getattr(AutoConfig.for_model(architecture), "tie_word_embeddings", False))
+
+
+def _check_exists(architecture: str) -> None:
+    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = nearest(architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+        raise UnknownArchitecture(
+            f"no architecture is called {architecture}{near} (valid: the model types of causal language models "
+            f"in transformers {transformers.__version__})"
+        )
+
+
+def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
+    """Read the folder's config.json with transformers and set the depth."""
+    folder = str(problem.model_dir)
+    if problem.config_hash and config_json.fingerprint(config_json.read(Path(folder))) != problem.config_hash:
+        raise UnknownArchitecture(
+            f"model_dir={folder}: its config.json was changed after this job had been made from it"
+        )
+    try:
+        configuration = AutoConfig.from_pretrained(folder, local_files_only=True, **common)
+    except Exception as error:  # errors of transformers' validators have no other common base class
+        raise UnknownArchitecture(f"model_dir={folder}: transformers cannot take its config.json: {error}") from error
+    layer_types = getattr(configuration, "layer_types", None)
+    configuration.num_hidden_layers = problem.depth
+    if layer_types is not None:
+        configuration.layer_types = layer_types[: problem.depth]
+    window = sliding_window.window(configuration)
+    if window is not None and window < problem.seq_length:
+        raise UnknownArchitecture(
+            f"model_dir={folder}: attention is limited to a sliding window of {window} tokens, for which no variant "
+            f"has masks and no operations are counted: seq_length={problem.seq_length} must be at most that"
+        )
+    return configuration
+
+
+def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": problem.rope_theta}
+    if problem.rope_factor != 1.0:
+        rope |= {"rope_type": "llama3", "factor": problem.rope_factor, **LLAMA3_ROPE}
+    return AutoConfig.for_model(
+        problem.architecture,
+        hidden_size=problem.hidden_size,
+        intermediate_size=problem.ffn_size,
+        num_hidden_layers=problem.depth,
+        num_attention_heads=problem.heads,
+        num_key_value_heads=problem.kv_heads,
+        head_dim=problem.head_dim,
+        vocab_size=problem.vocab,
+        tie_word_embeddings=problem.tied,
+        rms_norm_eps=problem.norm_eps,
+        rope_parameters=rope,
+        max_position_embeddings=max(problem.seq_length, LLAMA3_ROPE["original_max_position_embeddings"]),
+        **common,
+    )

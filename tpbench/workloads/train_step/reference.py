@@ -1,0 +1,63 @@
+"""The reference of a run, and the comparison of a run with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpbench.workloads.train_step.problem import NORM_GROWTH
+
+LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-3, "float16": 2e-3}
+"""Relative tolerance of each compared step's loss, by dtype. Sums over shards round differently; after an update in
+bf16, weights do too."""
+NORM_TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
+"""Relative tolerance of the first step's gradient norm, by dtype. Each later step multiplies it by NORM_GROWTH."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Correct losses and gradient norms of the first steps, in order."""
+
+    source: str
+    """The computation that gave them."""
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    """Empty if only a forward pass was affordable."""
+
+
+@dataclass(frozen=True)
+class ReferenceErrors:
+    """Relative errors of a run against the reference."""
+
+    loss_error: float
+    norm_errors: tuple[float, ...]
+    """One error for each compared step."""
+
+    @property
+    def grad_error(self) -> float | None:
+        """The largest error of a norm, or None if no norm was compared."""
+        return max(self.norm_errors, default=None)
+
+    def complaint(self, dtype: str) -> str | None:
+        """Return why the run is wrong, or None."""
+        wrong = []
+        if not self.loss_error <= LOSS_TOLERANCE[dtype]:
+            wrong.append(f"loss_error {self.loss_error:.3g} is above {LOSS_TOLERANCE[dtype]:.3g}")
+        for step, error in enumerate(self.norm_errors):
+            allowed = NORM_TOLERANCE[dtype] * NORM_GROWTH**step
+            if not error <= allowed:
+                wrong.append(f"grad_error {error:.3g} of the norm at step {step + 1} is above {allowed:.3g}")
+                break
+        return f"{' and '.join(wrong)} ({dtype})" if wrong else None
+
+
+def compare(reference: Reference, losses: Sequence[float], norms: Sequence[float]) -> ReferenceErrors:
+    """Return the relative errors of a run, the largest of all losses and each norm's. NaN becomes infinite."""
+    return ReferenceErrors(
+        max(_relative_errors(reference.losses, losses)), tuple(_relative_errors(reference.norms, norms))
+    )
+
+
+def _relative_errors(reference: Sequence[float], run: Sequence[float]) -> list[float]:
+    errors = [abs(actual - right) / max(abs(right), 1e-12) for right, actual in zip(reference, run, strict=False)]
+    return [error if error == error else float("inf") for error in errors]

@@ -1,0 +1,71 @@
+"""Complete a problem's model: read its local folder, name it, and check that transformers makes the counted model."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tpbench.settings import JobError, parse
+from tpbench.workloads.train_step import config_json
+from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
+
+_KNOWN_ARCHITECTURES = ("llama", "qwen3")
+"""Architectures that need no check by the transformers package, whose import takes seconds. Their embeddings are not
+tied if a config.json does not say."""
+
+
+def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainStep:
+    """Return the problem with the fields of its local folder, if it has one, and with its depth as a number.
+
+    `chosen` names the fields that the command line sets. If some of them describe the model, the model's name gains
+    them. Raises JobError if the folder describes no dense decoder, if `chosen` contradicts a folder, and if the
+    transformers package does not have the model or makes a model of other sizes.
+    """
+    if "config_hash" in chosen:
+        raise JobError("config_hash is of what the model's folder says: it cannot be set")
+    changed = [name for name in ARCHITECTURE if name in chosen]
+    must_check = problem.architecture not in _KNOWN_ARCHITECTURES
+    if problem.model_dir:
+        if changed:
+            raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
+        content = config_json.read(Path(problem.model_dir))
+        fields = config_json.problem_fields(Path(problem.model_dir), content)
+        if "tied" not in fields:
+            fields["tied"] = _tied_by_default(problem.model_dir, fields["architecture"])
+        problem = parse(TrainStep, asdict(problem) | fields)
+        must_check = problem.architecture not in _KNOWN_ARCHITECTURES or bool(content.get("use_sliding_window"))
+    elif changed:
+        values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
+        problem = replace(problem, model=f"{problem.model}[{values}]")
+    if must_check and importlib.util.find_spec("transformers"):
+        from tpbench.workloads.train_step.model_configuration import model_configuration
+        from tpbench.workloads.train_step.models import build
+
+        try:
+            model_configuration(problem)  # with all layers
+            build(replace(problem, num_layers=1))
+        except (TypeError, ValueError) as error:
+            raise JobError(str(error)) from None
+    return replace(problem, num_layers=problem.depth)
+
+
+def _tied_by_default(model_dir: str, architecture: Any) -> bool:
+    """Return whether models of this type are tied if their config.json does not say.
+
+    Raises JobError if only the transformers package knows and it is not installed.
+    """
+    if architecture in _KNOWN_ARCHITECTURES:
+        return False
+    if not importlib.util.find_spec("transformers"):
+        raise JobError(
+            f"model_dir={model_dir}: config.json lacks tie_word_embeddings, for which only the transformers package "
+            f"(not installed) knows the default of {architecture}"
+        )
+    from tpbench.workloads.train_step.model_configuration import tied_by_default
+
+    try:
+        return tied_by_default(str(architecture))
+    except TypeError as error:
+        raise JobError(str(error)) from None

@@ -1,0 +1,174 @@
+"""Modules of a decoder under tensor parallelism: parameters are DTensors, the computation uses their local shards.
+
+DTensor's dispatcher costs the host about 50 us for each operation, ten times the launch of the operation itself. A
+layer that computes on DTensors is limited by the host long before the GPU is busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from tpbench.workloads.train_step.models import rms_norm
+from tpbench.workloads.train_step.sequence_parallel import TokenExchange
+
+
+class ShardedModule(nn.Module):
+    """A module whose parameters are DTensors and whose forward pass computes with `local_parameters`.
+
+    `compute_locally` sets `local_parameters` before each forward pass. It does so outside of compiled or checkpointed
+    code, which would keep a reference to the DTensor's mesh.
+    """
+
+    local_parameters: tuple[Tensor, ...]
+
+
+class ColumnLinear(ShardedModule):
+    """A linear layer of which each rank computes a shard of the output's columns."""
+
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh) -> None:
+        super().__init__()
+        self.weight = _sharded(linear.weight, tp, 0)
+        self.bias = None if linear.bias is None else _sharded(linear.bias, tp, 0)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, *self.local_parameters)
+
+
+class RowLinear(ShardedModule):
+    """A linear layer of which each rank has a shard of the input's columns. The outputs are summed over the ranks, and
+    each rank keeps its share of the tokens."""
+
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh, tokens: TokenExchange) -> None:
+        super().__init__()
+        self.weight = _sharded(linear.weight, tp, 1)
+        self.bias = None if linear.bias is None else _replicated(linear.bias, tp)
+        self.tokens = tokens
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weight, *bias = self.local_parameters
+        summed = self.tokens.scatter(F.linear(hidden, weight))
+        return summed + bias[0] if bias else summed
+
+
+class ShardedEmbedding(ShardedModule):
+    """An embedding of which each rank has a shard of the vocabulary's rows. The outputs are summed over the ranks, and
+    each rank keeps its share of the tokens."""
+
+    def __init__(self, embedding: nn.Embedding, tp: DeviceMesh, tokens: TokenExchange) -> None:
+        super().__init__()
+        self.weight = _sharded(embedding.weight, tp, 0)
+        self.first_row = tp.get_local_rank() * -(-embedding.num_embeddings // tp.size())
+        self.padding_idx = None if embedding.padding_idx is None else embedding.padding_idx - self.first_row
+        self.tokens = tokens
+
+    def forward(self, ids: Tensor) -> Tensor:
+        (weight,) = self.local_parameters
+        rows = ids - self.first_row
+        elsewhere = (rows < 0) | (rows >= len(weight))
+        padding = self.padding_idx if self.padding_idx is not None and 0 <= self.padding_idx < len(weight) else None
+        vectors = F.embedding(rows.masked_fill(elsewhere, 0), weight, padding)
+        return self.tokens.scatter(vectors.masked_fill(elsewhere[..., None], 0.0))
+
+
+class ShardedHead(ColumnLinear):
+    """The head, of which each rank computes the logits of its vocabulary shard, (batch, sequence, vocabulary / ranks).
+
+    With `as_dtensor` the shards become one DTensor; with `whole` each rank gathers all logits.
+    """
+
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh, *, whole: bool, as_dtensor: bool) -> None:
+        super().__init__(linear, tp)
+        self.tp, self.vocab, self.whole, self.as_dtensor = tp, linear.out_features, whole, as_dtensor
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = super().forward(hidden)
+        if not (self.whole or self.as_dtensor):
+            return logits
+        shape = torch.Size((*hidden.shape[:-1], self.vocab))
+        stride = (shape[1] * self.vocab, self.vocab, 1)
+        sharded = DTensor.from_local(logits, self.tp, [Shard(2)], run_check=False, shape=shape, stride=stride)
+        return sharded.redistribute(placements=[Replicate()]).to_local() if self.whole else sharded
+
+
+class ReplicatedNorm(ShardedModule):
+    """RMS norm with a replicated weight, applied to this rank's share of the tokens or of the heads.
+
+    With `tokens`, all tokens are gathered afterwards, as the matrix products behind the norm need them.
+    """
+
+    def __init__(self, norm: Any, tp: DeviceMesh, tokens: TokenExchange | None = None) -> None:
+        super().__init__()
+        self.weight = _replicated(norm.weight, tp)
+        self.epsilon: float = norm.variance_epsilon
+        self.tokens = tokens
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        (weight,) = self.local_parameters
+        normed = rms_norm(hidden, weight, self.epsilon)
+        return normed if self.tokens is None else self.tokens.gather(normed)
+
+
+def compute_locally(part: nn.Module) -> None:
+    """Set `local_parameters` of all sharded modules in `part` before each of its forward passes.
+
+    A rank's gradient of a replicated parameter is then only its share, until `sum_replicated_gradients`.
+    """
+    modules = [module for module in part.modules() if isinstance(module, ShardedModule)]
+
+    def set_local_parameters(*_: Any) -> None:
+        parameters = [list(module.parameters()) for module in modules]
+        shards = iter(_LocalShards.apply(*(parameter for owned in parameters for parameter in owned)))
+        for module, owned in zip(modules, parameters, strict=True):
+            module.local_parameters = tuple(next(shards) for _ in owned)
+
+    part.register_forward_pre_hook(set_local_parameters)
+
+
+def replicated_parameters(model: nn.Module) -> list[Tensor]:
+    """Return the parameters that every rank has whole: weights of norms and biases of row-parallel layers."""
+    norms = [module.weight for module in model.modules() if isinstance(module, ReplicatedNorm)]
+    biases = [module.bias for module in model.modules() if isinstance(module, RowLinear)]
+    return [parameter for parameter in (*norms, *biases) if parameter is not None]
+
+
+@torch.no_grad()
+def sum_replicated_gradients(parameters: Sequence[Tensor], group: Any) -> None:
+    """Replace each rank's share of these gradients by the sum over the ranks, with one all-reduce in fp32."""
+    shares = [parameter.grad.to_local() for parameter in parameters if isinstance(parameter.grad, DTensor)]
+    flat = torch.cat([share.flatten().float() for share in shares])
+    dist.all_reduce(flat, group=group)
+    sums = flat.split([share.numel() for share in shares])
+    torch._foreach_copy_(shares, [flat_sum.view_as(share) for flat_sum, share in zip(sums, shares, strict=True)])
+
+
+class _LocalShards(torch.autograd.Function):
+    """`to_local` of many DTensors at once. The backward pass of `to_local` itself costs the host 100 us per tensor.
+    Here gradients have the layout of their parameters, so there is nothing to derive."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: DTensor) -> tuple[Tensor, ...]:
+        ctx.layouts = [parameter._spec for parameter in parameters]
+        return tuple(parameter._local_tensor.view_as(parameter._local_tensor) for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return tuple(
+            DTensor(gradient, layout, requires_grad=False)
+            for gradient, layout in zip(gradients, ctx.layouts, strict=True)
+        )
+
+
+def _sharded(parameter: Tensor, tp: DeviceMesh, dimension: int) -> nn.Parameter:
+    return nn.Parameter(distribute_tensor(parameter.detach(), tp, [Shard(dimension)], src_data_rank=None))
+
+
+def _replicated(parameter: Tensor, tp: DeviceMesh) -> nn.Parameter:
+    return nn.Parameter(distribute_tensor(parameter.detach(), tp, [Replicate()], src_data_rank=None))

@@ -1,0 +1,91 @@
+"""Reference computations of one process: the first training steps, or only the first loss of a model of any size."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tpbench.measure import memory
+from tpbench.measure.session import Context
+from tpbench.workloads.train_step import losses, models
+from tpbench.workloads.train_step.batches import micro_batch, model_inputs, replica_batches
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.trainer import TorchTrainer, autocast
+from tpbench.workloads.train_step.weights import fill
+
+
+def single_process_trainer(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Return a trainer of the whole model on this rank, with nothing distributed and with transformers' own norms."""
+    model = models.build(problem, fused_norms=False)
+    models.materialise(model, context.device, problem.seed)
+    return TorchTrainer(problem, model, context, losses.torch_loss)
+
+
+def train_first_steps(problem: TrainStep, steps: int, context: Context) -> torch.Tensor:
+    """Train on the micro-batches of all replicas. Return losses and gradient norms, (2, steps) float64 on the CPU.
+
+    All numbers are NaN if memory does not suffice.
+    """
+    result = torch.full((2, steps), torch.nan, dtype=torch.float64)
+    try:
+        trainer = single_process_trainer(problem, context)
+        for step in range(steps):
+            batches = [
+                micro_batch(problem, step, micro, replica, context.dp_size, context.device)
+                for micro in range(problem.accumulate)
+                for replica in range(context.dp_size)
+            ]
+            result[0, step], result[1, step] = float(trainer.accumulate(batches)), float(trainer.update())
+    except (RuntimeError, MemoryError) as error:
+        if memory.shortage(error) is None:
+            raise
+        result.fill_(torch.nan)
+    return result
+
+
+@torch.no_grad()
+def first_loss(problem: TrainStep, context: Context) -> float:
+    """Return the first step's loss, the mean over all replicas, by a forward pass. Collective.
+
+    Every rank computes its replica's loss alone. It holds the weights of one layer at a time.
+    """
+    model = models.build(replace(problem, activation_checkpointing=False)).eval()
+    models.place_buffers(model, context.device)
+    names = {module: f"{name}." for name, module in model.named_modules()}
+    if problem.tied:
+        names[model.lm_head] = names[model.model.embed_tokens]
+    for part in (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head):
+        _hold_weights_only_in_forward(part, names[part], problem.seed, context.device)
+    inputs = model_inputs(problem, context.device)
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in replica_batches(problem, 0, context.dp_rank, context.dp_size, context.device):
+        with autocast(problem, context.device):
+            logits = model(input_ids=batch.tokens, **inputs).logits
+        total += float(losses.torch_loss(logits, batch.labels)) / problem.accumulate
+        del logits
+    dist.all_reduce(total, group=context.dp_group)
+    return float(total) / context.dp_size
+
+
+def _hold_weights_only_in_forward(part: nn.Module, name: str, seed: int, device: torch.device) -> None:
+    def make(module: nn.Module, inputs: Any) -> None:
+        module.to_empty(device=device)
+        fill(module, name, seed)
+
+    def drop(module: nn.Module, inputs: Any, output: Any) -> None:
+        module.to("meta")
+
+    part.register_forward_pre_hook(make)
+    part.register_forward_hook(drop)
+
+
+def free_memory(device: torch.device) -> None:
+    """Return the memory of models that nothing refers to any more."""
+    gc.collect()  # the hooks and the parameters of a module refer to each other
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
