@@ -11,17 +11,18 @@ import sys
 import _checkout  # noqa: F401  finds the package below
 
 from tpbench.report.rows import read_rows
+from tpbench.results.plain import plain_rows
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss.winners import choose
 
 
 def main() -> int:
-    """Exits 0, or 2 where the rows decide nothing."""
+    """Run the command. Return 0, or 2 if no block cap can be chosen from the rows."""
     parser = argparse.ArgumentParser(prog="choose_block_caps.py", description=__doc__.partition("\n")[0])
     parser.add_argument("rows", nargs="+", help="folders, files or globs of rows, of one kind of machine")
     asked = parser.parse_args()
     try:
-        chosen = choose(read_rows(asked.rows), ", ".join(asked.rows))
+        chosen = choose(plain_rows(read_rows(asked.rows)), ", ".join(asked.rows))
     except JobError as error:
         print(f"choose_block_caps.py: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""What `entropy_loss` refuses, each with an error that names the argument and says what would be right."""
+"""Checks of `entropy_loss`'s arguments. Each error names the argument and says what is valid."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def whole(name: str, value: object, low: int = -(2**63), high: int = 2**63 - 1) 
 
 
 def matrix(name: str, value: object) -> None:
-    """A (rows, columns) tensor of a supported dtype whose memory holds its values."""
+    """Raise unless `value` is a dense (rows, columns) tensor of a supported dtype that is no negative view."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if value.dim() != 2:
@@ -61,7 +61,7 @@ def matrix(name: str, value: object) -> None:
 
 
 def like(name: str, value: Tensor, logits: Tensor) -> None:
-    """The same shape and device as the logits."""
+    """ValueError unless `value` has the shape and the device of the logits."""
     if value.shape != logits.shape:
         raise ValueError(f"{name} must have the logits' shape {tuple(logits.shape)}, got {tuple(value.shape)}")
     if value.device != logits.device:
@@ -69,7 +69,7 @@ def like(name: str, value: Tensor, logits: Tensor) -> None:
 
 
 def target(value: Any, logits: Tensor, loss: str) -> None:
-    """Labels (rows,) int32 or int64 for cross_entropy, else target logits like the logits."""
+    """Raise unless `value` is labels (rows,) int32 or int64 for cross_entropy, else target logits like the logits."""
     if loss != "cross_entropy":
         matrix("target", value)
         like("target", value, logits)
@@ -85,7 +85,7 @@ def target(value: Any, logits: Tensor, loss: str) -> None:
 
 
 def writable(name: str, value: Tensor) -> None:
-    """ValueError where two elements share memory: programs that write them would race."""
+    """ValueError if two elements share memory: programs that write them would race."""
     reach = 0
     for stride, size in sorted(
         (stride, size) for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1
@@ -96,8 +96,10 @@ def writable(name: str, value: Tensor) -> None:
 
 
 def _meet(one: Tensor, other: Tensor) -> bool:
-    """Whether they begin at the same address or, where neither has gaps, overlap. (Others may be parts of one tensor,
-    as halves of its columns are.)"""
+    """Return true if the tensors start at the same address or, if both are contiguous, overlap.
+
+    Tensors with gaps may be separate parts of one tensor, for example halves of its columns.
+    """
     first, second = one.data_ptr(), other.data_ptr()
     if not one.numel() or first == second:
         return bool(one.numel())
@@ -107,8 +109,11 @@ def _meet(one: Tensor, other: Tensor) -> bool:
 
 
 def gradient(grad: Any, logits: Tensor, target: Tensor) -> None:
-    """One of the words, or a tensor like the logits to accumulate into. What is written over may be the target itself,
-    of which each element is read first, but no shifted view of it."""
+    """Raise unless `grad` is one of GRADS, or a tensor like the logits to accumulate into.
+
+    The overwritten tensor may be the target itself, since each element is read before it is written. It may not be a
+    shifted view of the target.
+    """
     if isinstance(grad, Tensor):
         matrix("grad", grad)
         like("grad", grad, logits)
@@ -127,7 +132,7 @@ def gradient(grad: Any, logits: Tensor, target: Tensor) -> None:
 
 
 def block_cap(value: Any) -> None:
-    """'auto' or a power of two."""
+    """Raise unless `value` is 'auto' or a power of two within the limits."""
     if value == "auto":
         return
     whole("block_cap", value)
@@ -151,6 +156,6 @@ def algorithm(value: object, exchange: str, world_size: int) -> None:
 
 
 def group(value: Any) -> None:
-    """A process group that this rank is in, or None."""
+    """TypeError unless `value` is None or a process group that this rank is in."""
     if value is not None and not isinstance(value, dist.ProcessGroup):
         raise TypeError(f"group must be a torch.distributed process group that this rank is in, or None; got {value!r}")

@@ -1,8 +1,8 @@
-"""What block_cap="auto" means: the fastest cap of those measured, by algorithm, loss and columns, from a file.
+"""The measured block caps that block_cap="auto" stands for: the fastest by algorithm, loss and columns.
 
-Nothing is tuned while a program runs, so that no timed region pays for it and ranks never differ. The file,
-`block_caps.json`, says what each cap was compared with and on which machine; `scripts/choose_block_caps.py` makes it
-from the rows of `-m +experiment=block_cap_sweep`.
+Nothing is tuned while a program runs: no timed region contains tuning, and all ranks use the same cap. The file
+`block_caps.json` names the compared caps and the machine. `scripts/choose_block_caps.py` makes it from the rows of
+`-m +experiment=block_cap_sweep`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ class Winner:
     block_cap: int
     device_ms: float
     tried: tuple[int, ...]
-    """The caps that were compared. One alone was not chosen, only measured."""
+    """The measured caps. A single one was measured, but not compared."""
     source: str
-    """Which rows."""
+    """The rows with the measurements."""
 
 
 @functools.cache
 def winners() -> tuple[Winner, ...]:
-    """All entries of the file."""
-    found = json.loads((resources.files(__package__) / FILE).read_text(encoding="utf-8"))["winners"]
-    return tuple(Winner(**{**each, "tried": tuple(each["tried"])}) for each in found)
+    """Return all entries of the file."""
+    entries = json.loads((resources.files(__package__) / FILE).read_text(encoding="utf-8"))["winners"]
+    return tuple(Winner(**{**each, "tried": tuple(each["tried"])}) for each in entries)
 
 
 @functools.cache
 def measured_cap(algorithm: str, loss: str, share: int) -> int:
-    """The winner for the narrowest measured width that `share` fits into, or else for the widest.
+    """Return the winner of the narrowest measured width that `share` fits into, or else of the widest.
 
-    share: columns that each rank holds if the vocabulary is split evenly, so that all ranks choose alike. A loss that
-    was not measured takes the caps of one that holds as many logits a column.
+    share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap. A loss that
+    was not measured uses the caps of a loss with as many logits per column.
     """
     alike = [each for each in winners() if each.algorithm == algorithm]
     own = [each for each in alike if each.loss == loss] or [

@@ -1,4 +1,4 @@
-"""The entropy loss and its gradient over a vocabulary sharded across tensor-parallel ranks: see `entropy_loss`."""
+"""`entropy_loss`: the entropy loss and its gradient over a vocabulary sharded across tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tpbench.kernels.two_pass import INTERPRETED, all_gather, block_for, launchi
 
 @dataclass(frozen=True)
 class How:
-    """What ran."""
+    """The kernels that ran, and the bytes that they sent."""
 
     algorithm: Literal["two_reads", "two_kernels", "one_read"]
     block: int
     """Columns of the kernels' block."""
     bytes_sent: int = 0
-    """By this rank to its peers."""
+    """Bytes that this rank sent to its peers."""
     kernels: tuple[Any, ...] = ()
-    """Those that read the logits, as Triton compiled them (see `compiled.worst`); each None in the interpreter."""
+    """The compiled kernels that read the logits (see `compiled.worst`). Each is None in the interpreter."""
 
 
 @dataclass(frozen=True)
 class EntropyLossResult:
-    """What `entropy_loss` returns."""
+    """The result of `entropy_loss`."""
 
     loss: Tensor
-    """fp32 scalar; (rows,) with reduction="none". The same bits on every rank of the group."""
+    """fp32 scalar, or (rows,) with reduction="none". Every rank of the group has the same bits."""
     row_loss: Tensor
-    """(rows,) fp32: each row's loss, 0 where it does not count."""
+    """(rows,) fp32: each row's loss, 0 for a row that does not count."""
     grad: Tensor | None
-    """(rows, local vocab): of the (reduced) loss with respect to the local logits, times grad_scale."""
+    """(rows, local vocab): gradient of the (reduced) loss with respect to the local logits, times grad_scale."""
     how: How
 
 
@@ -65,70 +65,79 @@ def entropy_loss(
     exchange: Literal["auto", "nccl", "symmetric"] = "auto",
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = "auto",
 ) -> EntropyLossResult:
-    """The loss of each row and, in the same go, the gradient with respect to the local logits.
+    """Compute the loss of each row and, in the same call, the gradient with respect to the local logits.
 
-    With x = logits_scale * logits, p = softmax(x), t = logits_scale / temperature * target and q = softmax(t), all over
-    the whole vocabulary of V = vocab_size columns, a row's loss is
+    Notation: x = logits_scale * logits, p = softmax(x), t = logits_scale / temperature * target, and q = softmax(t).
+    Each softmax is over the whole vocabulary of V = vocab_size columns. A row's loss is
 
     - cross_entropy: (1 - e) * -log p[label] + e * mean(-log p), with e = label_smoothing (Szegedy et al. 2016,
-      arXiv:1512.00567, section 7, as in torch.nn.functional.cross_entropy);
-      gradient by x: p - (1 - e) * onehot(label) - e / V
-    - soft_cross_entropy: -sum(q log p), gradient p - q (Hinton et al. 2015, arXiv:1503.02531, equation 2)
+      arXiv:1512.00567, section 7, as in torch.nn.functional.cross_entropy).
+      Gradient by x: p - (1 - e) * onehot(label) - e / V.
+    - soft_cross_entropy: -sum(q log p), gradient p - q (Hinton et al. 2015, arXiv:1503.02531, equation 2).
     - forward_kl: KL(q || p) = sum(q (log q - log p)), gradient p - q (Kullback and Leibler 1951,
-      doi:10.1214/aoms/1177729694, equation 2.4; the same gradient as soft_cross_entropy, whose loss is larger by q's
-      entropy)
+      doi:10.1214/aoms/1177729694, equation 2.4). The loss of soft_cross_entropy is larger by the entropy of q.
     - reverse_kl: KL(p || q) = sum(p (log p - log q)), gradient p * (log p - log q - KL(p || q)) (for language models
-      Gu et al. 2023, arXiv:2306.08543, equation 1)
+      Gu et al. 2023, arXiv:2306.08543, equation 1).
 
-    plus z_loss * log(sum(exp(x)))^2 with gradient 2 * z_loss * log(sum(exp(x))) * p (PaLM, arXiv:2204.02311, section
-    5). The softmax over tiles and ranks is the online one (Milakov and Gimelshein 2018, arXiv:1805.02867). The gradient
-    is also scaled by logits_scale, by the reduction and by grad_scale, in fp32, and rounded once.
+    Each has the additional term z_loss * log(sum(exp(x)))^2, with gradient 2 * z_loss * log(sum(exp(x))) * p (PaLM,
+    arXiv:2204.02311, section 5). The softmax over tiles and ranks is computed online (Milakov and Gimelshein 2018,
+    arXiv:1805.02867). The gradient is also scaled by logits_scale, by the reduction and by grad_scale. Scaling is in
+    fp32, and the gradient is rounded once.
 
-    Ranks exchange once, a few fp32 numbers a row, and all merge them in the same order, so that the loss has the same
-    bits on all of them. Nothing here waits for the device (but see vocab_start), so that a CUDA graph can
-    capture it. It is no autograd operation; `tpbench.kernels.EntropyLoss` is.
+    Ranks exchange a few fp32 numbers per row, once. All ranks merge them in the same order, so the loss has the same
+    bits on all of them. The host does not wait for the device (except as described at vocab_start), so a CUDA graph can
+    capture the call. The function is no autograd operation; `tpbench.kernels.EntropyLoss` is one.
 
     Args:
-        logits: (rows, local vocab) in bfloat16, float16 or float32, with any strides; on a GPU, or on a CPU in Triton's
+        logits: (rows, local vocab) in bfloat16, float16 or float32, with any strides. On a GPU, or on a CPU in Triton's
             interpreter.
         target: for cross_entropy the labels, (rows,) int32 or int64, global columns, equal on all ranks. A row
-            whose label is ignore_index or is no column of the vocabulary does not count: it has no loss and a zero
-            gradient, and its logits are not read. For the other losses the target logits, shaped like the logits.
-        group: process group over which the vocabulary is sharded, contiguous in rank order; None: it is all here.
-        vocab_start: the first global column held here. By default from the ranks' local sizes: unless both vocab_start
-            and vocab_size are given, on all ranks, every call gathers the sizes, and the host waits for them.
-        vocab_size: columns of the whole vocabulary; columns at or past it are padding, outside the softmax and with a
+            does not count if its label is ignore_index or no column of the vocabulary: its loss and gradient are zero,
+            and its logits are not read. For the other losses the target logits, with the shape of the logits.
+        group: process group over which the vocabulary is sharded, contiguous in rank order. None: this rank holds all
+            of it.
+        vocab_start: the first global column of this rank. By default it follows from the ranks' local sizes. Unless
+            both vocab_start and vocab_size are given on all ranks, every call gathers the sizes, and the host waits.
+        vocab_size: columns of the whole vocabulary. Columns at or past it are padding: outside the softmax, and with a
             zero gradient. By default all columns of all ranks.
         reduction: of the rows' losses: "mean" over the rows that count (0 if none does), "sum" or "none".
-        logits_scale, temperature: positive; the temperature softens the target logits only.
-        grad: "new" makes a tensor like the logits; "in_place" writes over the logits; "none" makes none; a tensor
-            shaped like the logits, of any supported dtype, is added to in fp32. Autograd counts the writing: where a
-            backward to come needs what was written over, it raises RuntimeError.
-        grad_scale: factor on the gradient (not on the loss), as of a loss scaler or of gradient accumulation.
-        block_cap: most columns in a kernel's block, a power of two; "auto" takes the one that was fastest when it was
-            measured (`block_caps`): nothing is tuned here, and ranks choose alike.
-        exchange: how statistics travel. "symmetric": within one kernel, which reads each logit once, through memory
-            that the ranks share over NVLink; on a group's first use its ranks set that up together. "nccl": between
-            two kernels, by one all-gather through the group's backend (gloo on a CPU). "auto": symmetric where the
-            ranks are GPUs of one machine that reach each other's memory, else nccl. Say "nccl" where collectives of
-            other streams may run at the same time, as with FSDP's: the symmetric kernel takes the whole GPU until all
-            ranks have answered, and a collective that began on one rank only would keep that rank from it. Where no
-            kernel of one pass fits (label_smoothing, a grad to accumulate into, targets of another dtype, very long
-            rows, a rank with far more than its share) two do it, whatever is asked for; with vocab_start and vocab_size
-            given ranks do not know each other's columns, and one with too many raises. On one rank nothing is
-            exchanged: "nccl" is algorithm two_reads there, the others are one_read where it fits.
-        algorithm: "two_reads": one kernel whose programs read their row twice, for its statistics and for its
-            gradient; on one rank only. "two_kernels": the first kernel stores each row's statistics, so that the second
-            reads the logits once. "one_read": one persistent kernel that reads each logit once in all; over several
-            ranks it needs exchange="symmetric". "auto": the exchange decides.
+        logits_scale, temperature: positive. The temperature softens the target logits only.
+        grad: "new" allocates a tensor like the logits. "in_place" overwrites the logits. "none" computes no gradient. A
+            tensor shaped like the logits, of any supported dtype, is added to in fp32. Autograd is told of the
+            overwriting: if a later backward needs the overwritten values, it raises RuntimeError.
+        grad_scale: factor on the gradient (not on the loss), for example of a loss scaler or of gradient accumulation.
+        block_cap: the largest column block of a kernel, a power of two. "auto" takes the fastest measured one
+            (`block_caps`). Nothing is tuned in the call, and all ranks choose the same.
+        exchange: the path of the statistics between ranks. On one rank nothing is exchanged: "nccl" is
+            algorithm="two_reads" there, the others are "one_read" if it fits.
 
-    A row whose logits are -inf throughout has no softmax: its loss and gradient are NaN. A weight on a probability of
-    zero makes the loss infinite, as it should, and reverse_kl's gradient then is NaN.
+            - "symmetric": inside one kernel, which reads each logit once, through memory that the ranks share over
+              NVLink. The ranks set it up together on a group's first use.
+            - "nccl": between two kernels, by one all-gather through the group's backend (gloo on a CPU). Choose it if
+              collectives of other streams may run at the same time, for example FSDP's. The symmetric kernel occupies
+              the whole GPU until all ranks have answered: a collective that started on one rank only would block it.
+            - "auto": symmetric if the ranks are GPUs of one machine that reach each other's memory, else nccl.
+
+            The single kernel does not support label_smoothing, a grad to accumulate into, targets of another dtype,
+            very long rows, or a rank with far more columns than its share. Then two kernels run, for any exchange. If
+            vocab_start and vocab_size are given, ranks do not know each other's columns, and a rank with too many
+            raises.
+        algorithm: the kernels.
+
+            - "two_reads": one kernel whose programs read their row twice, for its statistics and for its gradient. On
+              one rank only.
+            - "two_kernels": the first kernel stores each row's statistics, so that the second reads the logits once.
+            - "one_read": one persistent kernel that reads each logit once in all. Over several ranks it needs
+              exchange="symmetric".
+            - "auto": the exchange decides.
+
+    A row whose logits are all -inf has no softmax: its loss and gradient are NaN. A positive weight on a probability of
+    zero makes the loss infinite, which is correct. The gradient of reverse_kl is then NaN.
 
     Raises:
-        TypeError, ValueError: naming the argument that is wrong and what would be right, also if an algorithm that
-            was asked for by name cannot do it.
-        RuntimeError: logits on a CPU and not in the interpreter; exchange="symmetric" where it is not available; a
+        TypeError, ValueError: an argument is invalid, or an algorithm that was asked for by name does not support the
+            call. The message names the argument and what is valid.
+        RuntimeError: logits on a CPU and not in the interpreter; exchange="symmetric" if it is not available; a
             rank whose peer did not answer an earlier call (that call's loss is NaN).
     """
     _check(logits, target, loss, group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange, grad)
@@ -231,7 +240,7 @@ def _check(
 def _peers(
     algorithm: str, exchange: str, group: dist.ProcessGroup | None, world_size: int, device: torch.device
 ) -> symmetric.PeerWorkspace | str | None:
-    """The group's workspace; a word where no rank is needed; None where two kernels do the work."""
+    """Return the group's workspace, "alone" if there is one rank, or None if two kernels do the work."""
     asked = "algorithm='one_read'" if algorithm == "one_read" else "exchange='symmetric'"
     if algorithm in ("two_reads", "two_kernels") or (exchange == "nccl" and algorithm == "auto"):
         return None
@@ -255,7 +264,7 @@ def _output(logits: Tensor, grad: str | Tensor) -> Tensor | None:
         return torch.empty_like(logits, memory_format=torch.contiguous_format)
     out = grad.detach() if isinstance(grad, Tensor) else logits if grad == "in_place" else None
     if out is not None:
-        # Or autograd would take what an operation before this one kept for its backward for what it was.
+        # Else autograd would not notice that a tensor saved for an earlier operation's backward was overwritten.
         torch.autograd.graph.increment_version(out)
     return out
 
@@ -264,11 +273,11 @@ def _layout(
     columns: int, group: dist.ProcessGroup | None, world_size: int, rank: int, vocab_start: int | None,
     vocab_size: int | None, device: torch.device,
 ) -> tuple[int, int, int | None]:  # fmt: skip
-    """The first column here, the columns of the whole vocabulary, and the most that a rank holds, if that is known."""
+    """Return this rank's first column, the columns of the vocabulary, and the most of a rank (None: unknown)."""
     if group is not None and world_size > 1:
         if vocab_start is not None and vocab_size is not None:
             return vocab_start, vocab_size, None
-        # Not remembered by local size: that may change on some ranks only, and those would gather alone.
+        # Not cached by local size: if it changed on some ranks only, those would gather alone.
         mine = torch.tensor([columns, -1 if vocab_start is None else vocab_start], device=device)
         sizes, given = all_gather(mine, group, world_size).T.tolist()
         starts = [0, *itertools.accumulate(sizes)]

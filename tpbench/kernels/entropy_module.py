@@ -21,21 +21,21 @@ _SETTINGS = {
 
 
 class EntropyLoss(torch.nn.Module):
-    """Autograd's face of `entropy_loss`: forward makes loss and gradient, backward scales the gradient it has.
+    """The autograd version of `entropy_loss`: forward computes loss and gradient, backward scales the gradient.
 
-    `settings` are `entropy_loss`'s keyword arguments but for grad, which is "new" or, with in_place=True, "in_place":
-    then the gradient takes the logits' memory during forward, and nothing else may read them afterwards: an operation
-    that keeps them for its own backward, as tanh does, then raises RuntimeError. Target logits are constants: no
-    gradient reaches them.
+    `settings` are the keyword arguments of `entropy_loss` except grad. The gradient gets new memory. With in_place=True
+    it overwrites the logits during forward, and nothing else may read them afterwards. An operation that saved them for
+    its own backward, such as tanh, then raises RuntimeError. Target logits are constants: they get no gradient.
 
-    Backward multiplies by the upstream gradient in fp32, but the gradient it multiplies was already rounded to the
-    logits' dtype: an upstream gradient other than a power of two costs a second rounding. grad_scale has none: pass
-    known factors there. With an upstream gradient of 1, found on the device, backward touches nothing. It works in
-    place, so once: a second backward through the same forward raises RuntimeError.
+    Backward multiplies by the upstream gradient in fp32. The gradient was already rounded to the logits' dtype, so an
+    upstream gradient that is no power of two causes a second rounding. grad_scale does not: pass known factors there.
+    If the upstream gradient is 1, which is tested on the device, backward changes nothing. It works in place, so a
+    second backward through the same forward raises RuntimeError.
 
-    But the mean's gradient of fp16 logits is kept times a power of two near the number of rows until backward, which
-    takes it off again. A loss scaler lifts small gradients into fp16's range by the upstream gradient, which comes too
-    late for what division by the rows has made zero (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+    For fp16 logits and reduction="mean", the gradient is stored times a power of two near the number of rows, and
+    backward divides by it. A loss scaler moves small gradients into fp16's range by the upstream gradient. That is too
+    late for gradients that the division by the rows rounded to zero (Micikevicius et al. 2018, arXiv:1710.03740,
+    section 3.2).
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
@@ -53,7 +53,10 @@ class EntropyLoss(torch.nn.Module):
         self.settings = settings
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The loss: logits (rows, local vocab), target as for `entropy_loss`; fp32 scalar, or (rows,) unreduced."""
+        """Return the loss, an fp32 scalar, or (rows,) with reduction="none".
+
+        logits: (rows, local vocab). target: as for `entropy_loss`.
+        """
         if not (torch.is_grad_enabled() and logits.requires_grad):
             return entropy_loss(logits, target, grad="none", **self.settings).loss
         apply: Any = _EntropyLoss.apply
@@ -85,8 +88,11 @@ class _EntropyLoss(torch.autograd.Function):
 
 
 def _lift(logits: Tensor, settings: dict[str, Any]) -> float:
-    """The power of two that a gradient is kept times. At most 2^14, which a mean over one row of many leaves in fp16's
-    range, too; and less by what other factors lift already."""
+    """Return the power of two that the stored gradient is multiplied by.
+
+    It is at most 2^14, so that the mean's gradient stays in fp16's range even if one row of many counts. It is smaller
+    if other factors already increase the gradient.
+    """
     if logits.dtype != torch.float16 or settings.get("reduction", "mean") != "mean":
         return 1.0
     _checks.matrix("logits", logits)

@@ -1,9 +1,8 @@
-"""Which rows are measurements of the same cell, and which of them says how it stands.
+"""Choose the row that holds for each cell, if several rows are of the same cell.
 
-One rule for reports, `resume=true` and `collect.py`: what was measured stands until the same cell is measured again. A
-row without a measurement, of a try that failed or was skipped, counts where nothing was measured as it would have been:
-with the same kernels and packages, on the same hardware and driver. Be it older or newer, it says nothing beside one
-that was.
+Reports, `resume=true` and `collect.py` use one rule. A measurement holds until the same cell is measured again. A row
+without a measurement, of an attempt that failed or was skipped, holds only if no measurement was made with the same
+kernels and packages on the same hardware and driver. Whether it is older or newer than the measurement does not matter.
 """
 
 from __future__ import annotations
@@ -17,24 +16,30 @@ import pandas as pd
 from tpbench.results.plain import plain_rows
 
 MEASURED = ("ok", "oom", "wrong")
-"""Statuses of a cell that was run and judged."""
+"""Statuses of a cell that ran to its end."""
 
 SOFTWARE = ("kernels_version", "torch_version", "triton_version")
 HARDWARE = {"cuda": ("gpu_name", "driver_version"), "cpu": ("cpu_model",)}
-"""By device. With the software and the resolved job (its key) this is what makes an old row stand for a cell."""
+"""By device. An old row holds for a cell if its hardware, software and resolved job (its key) are the same."""
 
 
 def changes(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """The columns in which that row was made otherwise than the facts say, as far as they do. Of the hardware it knows
-    nothing if its job never got as far."""
+    """Return the columns of software and hardware in which the row differs from the facts.
+
+    Columns that the facts do not have are not compared. Neither is hardware that the row does not have because its job
+    ended early.
+    """
     hardware = HARDWARE.get(str(row["device"] or facts.get("device")), ())
     named = [*SOFTWARE, *(name for name in hardware if row[name] is not None)]
     return [name for name in named if name in facts and row[name] != facts[name]]
 
 
 def yields(row: Mapping[str, Any], to: Mapping[str, Any]) -> bool:
-    """Whether the row measured nothing, and says nothing beside that other one of its cell: a measurement, or what came
-    of a later try, made as it was made."""
+    """Return true if the other row replaces this one.
+
+    Both are of the same cell, with the same software and hardware. This row is no measurement. The other one is a
+    measurement or is of a later attempt.
+    """
     if row["status"] in MEASURED or row["key"] != to["key"]:
         return False
     earlier = None not in (row["finished_at"], to["finished_at"]) and row["finished_at"] < to["finished_at"]
@@ -43,10 +48,10 @@ def yields(row: Mapping[str, Any], to: Mapping[str, Any]) -> bool:
 
 
 def hardware(frame: pd.DataFrame) -> pd.DataFrame:
-    """What each row was measured on: columns `device` and `hardware` (the GPU's name, on a CPU the CPU's).
+    """Return the columns `device` and `hardware` of each row: the GPU's name, or the CPU's name.
 
-    A cell that never ran may not say. It is taken to belong to the hardware of the other rows where they agree on
-    one, so that a cell that was skipped stands beside those that were not, and a later run replaces it.
+    A cell that never ran may have neither. It gets those of the other rows if they agree on one. A skipped cell then
+    stands beside the others in a table, and a later run replaces it.
     """
     place = pd.DataFrame(
         {"device": frame["device"], "hardware": frame["gpu_name"].where(frame["device"] == "cuda", frame["cpu_model"])}
@@ -61,11 +66,11 @@ def hardware(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def newest(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `frame` that no other row of the same cell replaces, in their order.
+    """Return the rows of `frame` that no other row of the same cell replaces, in their order.
 
-    A cell is a job on a kind of machine: same key, same device, same hardware. Two hosts with the same GPU are one
-    cell, and so are two versions of tpbench, torch or the driver: the newest row is what holds now, but for rows that
-    yield to a measurement. A row without a key is a cell of its own.
+    Rows are of the same cell if key, device and hardware are equal. Two hosts with the same GPU are one cell. So
+    are two versions of tpbench, torch or the driver. The newest row holds, except for rows that yield to a measurement.
+    A row without a key is a separate cell.
     """
     frame = frame.drop(yielding(frame))
     cells = hardware(frame).fillna("")
@@ -76,7 +81,7 @@ def newest(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def yielding(frame: pd.DataFrame) -> list[Any]:
-    """The index of rows that yield to one that was measured."""
+    """Return the index of rows that yield to a measurement."""
     if "status" not in frame:
         return []
     measured = frame["status"].isin(MEASURED)

@@ -1,4 +1,4 @@
-"""`python -m tpbench.results.document > outputs/SCHEMA.md`: the page that says what every column of a row is."""
+"""`python -m tpbench.results.document > outputs/SCHEMA.md`: the page that describes every column of a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpbench.results.schema import SCHEMA_VERSION, STATUSES, common_columns, wor
 
 _TYPES = {"string": "text", "int64": "whole number", "double": "number", "bool": "true or false"}
 _HEAD = f"""\
-# What a row holds
+# Columns of a row
 
 Made by `python -m tpbench.results.document`; schema version {SCHEMA_VERSION}. A row is one cell of a sweep, one Parquet
 file `rows/ROW_ID.parquet`. Any column may be empty: a cell that was skipped has no time.
@@ -28,7 +28,7 @@ tpbench.load_table("outputs", workload="entropy_loss")  # the same as an Arrow t
 
 
 def page() -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page, as Markdown."""
     parts = [_HEAD, "## Every row\n", _table(common_columns().values())]
     for workload, columns in workload_columns().items():
         parts += [f"## Rows of {workload}, besides\n", _table(columns.values())]

@@ -1,4 +1,4 @@
-"""What a row may hold: its columns, their types and version, and the ways in which a cell can end."""
+"""The schema of rows: columns, types, version, and the statuses of a cell."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, Colum
 from tpbench.workloads import Workload, workloads
 
 SCHEMA_VERSION = 2
-"""Raised when a column is renamed, retyped or removed (with an entry in `upgrade.UPGRADES`), not when one is added."""
+"""Increased if a column is renamed, retyped or removed, with an entry in `upgrade.UPGRADES`. Not if one is added."""
 
 MARKER = b"tpbench.schema_version"
-"""Key in a Parquet file's metadata: says that the file is tpbench's, and with which version of the schema."""
+"""Key in a Parquet file's metadata: it marks the file as tpbench's and holds the version of its schema."""
 
 STATUSES = {
-    "ok": "right and measured",
+    "ok": "correct and measured",
     "oom": "a rank ran out of memory",
-    "wrong": "failed the oracle: has no time",
+    "wrong": "differs from the oracle: has no time",
     "timeout": "took longer than a job may",
     "error": "a rank or its launch failed",
     "skipped": "cannot run on this machine",
@@ -36,13 +36,13 @@ class RowError(ValueError):
 
 @functools.cache
 def common_columns() -> dict[str, Column]:
-    """The columns of every row, by name, in order."""
+    """Return the columns of every row, by name, in order."""
     return {column.name: column for column in COLUMNS}
 
 
 @functools.cache
 def workload_columns() -> dict[str, dict[str, Column]]:
-    """For each workload the columns that it adds.
+    """Return the columns that each workload adds.
 
     A field of the problem has the type of its annotation, and its help as meaning. The other columns are results. Their
     type is known from a value only (`type_of`), and is Arrow's null until then.
@@ -62,7 +62,7 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
 
 @functools.cache
 def all_columns() -> dict[str, Column]:
-    """Every column that a frame of rows has: the common ones, then each workload's."""
+    """Return every column of a frame of rows: the common ones, then those of each workload."""
     columns = dict(common_columns())
     for added in workload_columns().values():
         for name, column in added.items():
@@ -71,7 +71,7 @@ def all_columns() -> dict[str, Column]:
 
 
 def type_from_hint(hint: Any) -> pa.DataType:
-    """The Arrow type for a field's type hint. A choice between words and numbers is text."""
+    """Return the Arrow type for a field's type hint. A choice between words and numbers is text."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         kinds = {kind for kind in typing.get_args(hint) if kind is not type(None)}
     elif typing.get_origin(hint) is typing.Literal:
@@ -82,7 +82,7 @@ def type_from_hint(hint: Any) -> pa.DataType:
 
 
 def type_of(value: Any) -> pa.DataType | None:
-    """The Arrow type for a value of a column without a declared type, or None where there is none."""
+    """Return the Arrow type for a value of a column without a declared type, or None if there is no such type."""
     if isinstance(value, (list, tuple)):
         numbers = all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in value)
         return REALS if numbers else None

@@ -1,4 +1,4 @@
-"""How each peer is called. Imported by the ranks that run it."""
+"""Calls of other projects' entropy losses. Only ranks that run them import this module."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tpbench.workloads.entropy_loss.problem import EntropyLoss
 def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
     """https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html: loss_parallel.
 
-    It computes in the dtype that it is given, so compute_dtype=float32 gives it the logits in fp32.
+    It computes in the dtype of its input. With compute_dtype=float32 it gets the logits in fp32.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate
     from torch.distributed.tensor import Shard as Along
     from torch.distributed.tensor.parallel import loss_parallel
 
-    assert shard.group is not None  # it refuses tp_size 1
+    assert shard.group is not None  # the variant does not support tp_size=1
     mesh = DeviceMesh.from_group(shard.group, shard.device.type)
     dtype = torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
     target = DTensor.from_local(shard.target, mesh, [Replicate()])
@@ -43,7 +43,7 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/linkedin/Liger-Kernel: LigerCrossEntropyLoss, sharded LigerVocabParallelCrossEntropy.
 
-    The first keeps its losses in the dtype that it is given, so compute_dtype=float32 gives it the logits in fp32.
+    LigerCrossEntropyLoss keeps losses in the dtype of its input. With compute_dtype=float32 it gets the logits in fp32.
     """
     return _liger_sharded(shard) if shard.tp_size > 1 else _liger_whole(problem, shard)
 
@@ -53,7 +53,7 @@ def _liger_whole(problem: EntropyLoss, shard: Shard) -> Step:
 
     function = LigerCrossEntropyLoss(ignore_index=IGNORED)
     dtype = torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
-    work = shard.logits.clone()  # in its own dtype overwritten with the gradient: a training step would make new logits
+    work = shard.logits.clone()  # the gradient overwrites it; a training step would make new logits
 
     def run() -> Output:
         logits = work.detach().requires_grad_()
@@ -83,13 +83,14 @@ def _liger_sharded(shard: Shard) -> Step:
 def megatron(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/NVIDIA/Megatron-LM: megatron.core.tensor_parallel.vocab_parallel_cross_entropy.
 
-    It knows no label that does not count: such rows' losses are left out of the mean, as Megatron's loss mask does.
+    It has no label to ignore. Losses of ignored rows are left out of the mean, as by Megatron's loss mask.
     """
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
     counts = shard.target != IGNORED
     count = counts.sum().clamp(min=1)
-    overwritten = shard.logits.dtype == torch.float32  # it subtracts the maximum in place from what .float() gives it
+    # Megatron subtracts the maximum in place from logits.float(), which is a copy unless the logits are fp32.
+    overwritten = shard.logits.dtype == torch.float32
     work = shard.logits.clone() if overwritten else shard.logits
 
     def run() -> Output:
@@ -105,9 +106,9 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def quack(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/Dao-AILab/quack: cross_entropy_fwd with the gradient made in the same launch.
+    """https://github.com/Dao-AILab/quack: cross_entropy_fwd, which computes loss and gradient in one launch.
 
-    That is the gradient of the rows' sum: the mean's factor is not applied, as a training step can pass it on.
+    The gradient is that of the sum over rows. The factor of the mean is not applied: a training step can pass it on.
     """
     from quack.cross_entropy import cross_entropy_fwd
 
@@ -122,7 +123,7 @@ def quack(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def _three_all_reduces(shard: Shard) -> int:
-    """Of the maximum, of the sum and of the label's logit, fp32, each sent once around a ring and back."""
+    """Return the bytes of three fp32 all-reduces (maximum, sum, label's logit), each once around a ring and back."""
     return 3 * 2 * (shard.tp_size - 1) * shard.tokens * 4 // shard.tp_size
 
 

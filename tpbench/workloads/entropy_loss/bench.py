@@ -1,4 +1,4 @@
-"""What a rank does with the entropy loss: make the shard, run the variant, ask the oracle."""
+"""The entropy loss on a rank: make the shard, run the variant, compare with the oracle."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class EntropyLossSession:
 
     @property
     def costs(self) -> Costs:
-        """By count; what a variant sends that decides how in a step, after one."""
+        """Counted costs. The bytes that a variant sends may be known only after a step."""
         sent = self.run.bytes_communicated
         return costs(self.problem, self.context.tp_size, sent() if callable(sent) else sent)
 
     def step(self) -> None:
-        """One iteration. The last one's gradient is freed first: two never exist at once."""
+        """Run one iteration. The previous gradient is freed first, so that two never exist at once."""
         self.release()
         self.output = self.run()
 
     def release(self) -> None:
-        """Free the last step's output."""
+        """Free the output of the last step."""
         self.output = None
 
     def restore(self) -> None:
-        """Undo what a variant that works in place did to its inputs."""
+        """Restore the inputs if the variant overwrites them."""
         if self.run.restore is not None:
             self.run.restore()
 
     def check(self) -> Verdict:
-        """Compare the last step's output with the oracle, and let go of it."""
+        """Compare the output of the last step with the oracle, then free it."""
         if self.output is None:
             raise RuntimeError("there is no output to check: run step() first")
         errors = Oracle(self.problem, self.shard).compare(self.output)
@@ -59,7 +59,7 @@ class EntropyLossSession:
         return Verdict(columns, errors.complaint(self.problem))
 
     def _over_replicas(self, errors: Errors) -> Errors:
-        """The mean loss and the worst errors of all data-parallel replicas, so that all ranks have the same verdict."""
+        """Return the mean loss and the largest errors of all data-parallel replicas: all ranks get the same verdict."""
         if self.context.dp_size == 1:
             return errors
         worst = torch.tensor(
@@ -74,7 +74,7 @@ class EntropyLossSession:
 
 
 def costs(problem: EntropyLoss, tp_size: int, bytes_communicated: int) -> Costs:
-    """Each input read once and the gradient written once, on a rank that holds the most columns."""
+    """Return the costs of a rank with the most columns: each input is read once, the gradient is written once."""
     columns = -(-problem.vocab // tp_size)
     matrix = problem.tokens * columns * getattr(torch, problem.dtype).itemsize
     moved = 2 * matrix + 8 * problem.tokens if problem.from_labels else 3 * matrix
@@ -82,5 +82,5 @@ def costs(problem: EntropyLoss, tp_size: int, bytes_communicated: int) -> Costs:
 
 
 def setup(problem: EntropyLoss, variant: Variant, context: Context) -> EntropyLossSession:
-    """The session of one cell on this rank."""
+    """Return the session of one cell on this rank."""
     return EntropyLossSession(problem, variant, context)

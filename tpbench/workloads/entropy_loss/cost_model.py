@@ -1,8 +1,8 @@
-"""The cost model of the entropy loss.
+"""The cost model of the entropy loss: its terms of time, memory and communication.
 
-time = launches(loss) + bytes worked on / effective bandwidth(loss)
-     + latency of the collectives, which grows with the logarithm of the world size
-     + bytes sent / bandwidth of the collectives
+    time = launches(loss) + bytes worked on / effective bandwidth(loss)
+         + latency of the collectives, which grows with the logarithm of the world size
+         + bytes sent / bandwidth of the collectives
 
 The bytes worked on are those of a rank's shard, or those of all logits for a variant that gathers them.
 """

@@ -1,4 +1,4 @@
-"""triton_tp: this project's fused kernels."""
+"""triton_tp: the kernels of this project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpbench.workloads.entropy_loss.output import Output, Step
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
-    """A call of `tpbench.kernels.entropy_loss`, the gradient into new memory."""
+    """Prepare a call of `tpbench.kernels.entropy_loss` that writes the gradient into new memory."""
     last: How | None = None
 
     def run() -> Output:

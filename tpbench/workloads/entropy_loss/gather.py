@@ -17,7 +17,7 @@ from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
-    """An iteration: gather, loss, backward, and this rank's slice of the gradient.
+    """Prepare an iteration: gather, loss, backward, and this rank's slice of the gradient.
 
     With compile=true the loss goes through torch.compile as one graph, and autograd's backward with it.
     """
@@ -40,10 +40,10 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def _losses(problem: EntropyLoss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over the rows that count, and each row's."""
+    """Return the mean loss over the rows that count, and each row's loss."""
     row_loss = _row_loss(problem, logits, target)
     count = (target != IGNORED).sum().clamp(min=1) if problem.from_labels else len(logits)
-    # Not reduction="mean": if every row is ignored that is 0 / 0.
+    # reduction="mean" would be 0 / 0 if every row is ignored.
     return row_loss.sum(dtype=torch.float32) / count, row_loss
 
 
@@ -57,12 +57,12 @@ def _row_loss(problem: EntropyLoss, logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _scaled(values: Tensor, factor: float) -> Tensor:
-    """Nobody who scales by 1 pays for it."""
+    """Return values * factor, without a pass over memory if the factor is 1."""
     return values if factor == 1.0 else values * factor
 
 
 def _whole(local: Tensor, shard: Shard) -> Tensor:
-    """(tokens, vocab) from all ranks' columns. Backends gather equal sizes: shorter shards are padded by a column."""
+    """Return (tokens, vocab) from all ranks' columns. Backends gather equal sizes: a shorter shard is padded."""
     if shard.group is None:
         return local.detach()
     bounds = [shard_bounds(shard.vocab_size, shard.tp_size, rank) for rank in range(shard.tp_size)]

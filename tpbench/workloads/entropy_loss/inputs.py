@@ -1,7 +1,7 @@
 """The problem's inputs, the same numbers at any world size and on any device.
 
-Each number is an integer hash of (seed, stream, global row, global column), then an exact conversion, then one rounding
-to the dtype (`tpbench.workloads.hashing`). So a rank makes its shard alone.
+Each number is an integer hash of (seed, stream, global row, global column), converted exactly and rounded once to the
+dtype (`tpbench.workloads.hashing`). A rank makes its shard without communication.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from tpbench.workloads.entropy_loss import EntropyLoss
 
 IGNORED = -100
-"""The label of rows that do not count."""
+"""Label of a row that does not count."""
 
 _LOGITS, _TARGET_LOGITS, _LABELS, _IGNORED = range(1, 5)
-"""Streams: independent numbers from one seed."""
+"""Streams of independent numbers from one seed."""
 
 _GPU_CHUNK, _CPU_CHUNK = 2**23, 2**18
-"""Elements made at once. About five temporaries of 4 bytes an element: a GPU wants few launches (160 MiB), a CPU's
-cache is small."""
+"""Elements per chunk. A chunk needs about five temporaries of 4 bytes per element: 160 MiB on a GPU, for few launches.
+A CPU's chunk fits into its cache."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Shard:
     target: Tensor
     """Labels, (tokens,) int64 of the whole vocabulary, or target logits like the logits."""
     vocab_start: int
-    """The first column held here."""
+    """The first column that this rank holds."""
     vocab_size: int
     """Columns over all ranks."""
     group: ProcessGroup | None
-    """The ranks that hold the vocabulary; None if this one does alone."""
+    """The ranks that hold the vocabulary. None if one rank holds all of it."""
     tp_rank: int
     tp_size: int
 
@@ -62,7 +62,7 @@ class Shard:
 
 
 def make_shard(problem: EntropyLoss, context: Context) -> Shard:
-    """This rank's inputs. Data-parallel replicas take consecutive rows of one larger problem."""
+    """Return this rank's inputs. Data-parallel replicas take consecutive rows of one larger problem."""
     start, stop = shard_bounds(problem.vocab, context.tp_size, context.tp_rank)
     first = context.dp_rank * problem.tokens
     group = context.tp_group if context.tp_size > 1 else None
@@ -76,14 +76,14 @@ def make_shard(problem: EntropyLoss, context: Context) -> Shard:
 
 
 def shard_bounds(vocab: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
-    """The columns [start, stop) of a rank: contiguous, and the first vocab % tp_size ranks hold one more."""
+    """Return the columns [start, stop) of a rank. The first vocab % tp_size ranks hold one column more."""
     share, more = divmod(vocab, tp_size)
     start = tp_rank * share + min(tp_rank, more)
     return start, start + share + (tp_rank < more)
 
 
 def labels(problem: EntropyLoss, first_row: int, device: torch.device) -> Tensor:
-    """(tokens,) int64: uniform over the vocabulary, and IGNORED for a share of `problem.ignored`, drawn by row."""
+    """Return labels (tokens,) int64, uniform over the vocabulary. A share `problem.ignored` of them is IGNORED."""
     row = torch.arange(first_row, first_row + problem.tokens, dtype=torch.int64, device=device)
     label = (hash_index(problem.seed, _LABELS, row) * problem.vocab) >> 32
     threshold = round(problem.ignored * 2**32)
@@ -91,7 +91,7 @@ def labels(problem: EntropyLoss, first_row: int, device: torch.device) -> Tensor
 
 
 def _normal(problem: EntropyLoss, stream: int, first_row: int, start: int, stop: int, device: torch.device) -> Tensor:
-    """Rows of about normal numbers, standard deviation 2.31, within +-8."""
+    """Return rows of approximately normal numbers with standard deviation 2.31, within +-8."""
     columns = stop - start
     out = torch.empty(problem.tokens, columns, dtype=getattr(torch, problem.dtype), device=device)
     row = torch.arange(first_row, first_row + problem.tokens, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""pytorch_tp_manual: the kernels' algorithm in torch operations, with the gradient in closed form.
+"""pytorch_tp_manual: the kernels' algorithm in torch operations, with a closed form of the gradient.
 
 Statistics of the local shard, one packed all-gather, then loss and gradient; fp32 throughout. With compile=true the
 parts before and after the collective go through torch.compile, each as one graph.
@@ -19,7 +19,7 @@ from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
-    """An iteration in two parts around the collective."""
+    """Prepare an iteration: statistics, one all-gather, then loss and gradient."""
     algorithm = _Labels(problem, shard) if problem.from_labels else _TwoLogits(problem, shard)
     statistics: Any = algorithm.statistics
     finish: Any = algorithm.finish
@@ -35,19 +35,22 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def _all_gather(local: Tensor, shard: Shard) -> Tensor:
-    """(tp_size, width, tokens), in rank order."""
+    """Return (tp_size, width, tokens), in rank order."""
     if shard.group is None:
         return local[None]
     return gather_rows(local, shard.group).view(shard.tp_size, *local.shape)
 
 
 def _scaled(logits: Tensor, scale: float) -> Tensor:
-    """In fp32. Eager torch would pay a pass over memory for a product with 1."""
+    """Return scale * logits in fp32. Eager torch would need a pass over memory for a product with 1."""
     return logits.float() if scale == 1.0 else logits.float() * scale
 
 
 def _minus_one_hot(p: Tensor, column: Tensor, held: Tensor) -> Tensor:
-    """p - onehot(column) in the rows that hold it: compiled, a comparison that fuses; eager, a scatter."""
+    """Return p - onehot(column) in the rows that hold the column.
+
+    Compiled code uses a comparison, which can be fused. Eager code uses a scatter.
+    """
     if torch.compiler.is_compiling():
         one_hot = held[:, None] & (torch.arange(p.shape[1], device=p.device) == column[:, None])
         return p - one_hot.float()
@@ -55,19 +58,19 @@ def _minus_one_hot(p: Tensor, column: Tensor, held: Tensor) -> Tensor:
 
 
 def _max_and_sum(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's maximum and sum of exp(x - maximum)."""
+    """Return each row's maximum and sum of exp(x - maximum)."""
     maximum = x.amax(-1)
     return maximum, (x - maximum[:, None]).exp_().sum(-1)
 
 
 def _merge(maxima: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """The whole vocabulary's maximum and sum from the ranks', (tp_size, tokens) each."""
+    """Return maximum and sum of the whole vocabulary from those of the ranks, (tp_size, tokens) each."""
     maximum = maxima.amax(0)
     return maximum, (sums * (maxima - maximum).exp()).sum(0)
 
 
 class _Labels:
-    """Cross-entropy from labels: (m, s, x[label])."""
+    """Cross-entropy from labels. The statistics of a row are (m, s, x[label])."""
 
     width = 3
 
@@ -75,7 +78,7 @@ class _Labels:
         self.scale, self.start = problem.logits_scale, shard.vocab_start
 
     def _local(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """The labels' local columns, and which are held here."""
+        """Return the labels' local columns, and a mask of those that this rank holds."""
         local = label - self.start
         held = (local >= 0) & (local < logits.shape[1])
         return local.clamp(0, logits.shape[1] - 1), held
@@ -99,7 +102,7 @@ class _Labels:
 
 
 class _TwoLogits:
-    """Losses against target logits: (m, s, m_t, s_t, a), with a the sum that the loss adds to the logarithms."""
+    """Losses against target logits. The statistics of a row are (m, s, m_t, s_t, weighted sum of the difference)."""
 
     width = 5
 

@@ -1,8 +1,7 @@
-"""The float64 oracle: what a variant's losses and gradient should be, and how far from it they are.
+"""The float64 oracle: the correct losses and gradient, and the errors of a variant's output.
 
-It uses the definitions as they stand (log-softmax, then the sum), in float64, on the same shards as the variants, with
-plain all-reduces of one number a row. It goes through the rows in chunks, and the reference gradient exists a chunk at
-a time.
+It computes the definitions (log-softmax, then the sum) in float64, on the same shards as the variants, with plain
+all-reduces of one number per row. It works on chunks of rows: the reference gradient exists for one chunk at a time.
 """
 
 from __future__ import annotations
@@ -21,46 +20,47 @@ from tpbench.workloads.entropy_loss.output import Output
 from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES
 
 LOSS_TOLERANCE = 2.0**-16
-"""For losses computed in fp32 from logits of any dtype. fp32 sums of 10^5 terms and fp32 logarithms err by some 2^-20;
-a count that is off by one in 4096 rows shows as 2^-12."""
+"""Tolerance of losses that are computed in fp32 from logits of any dtype. Errors of fp32 sums of 10^5 terms and of fp32
+logarithms are about 2^-20. A count that is off by one in 4096 rows is an error of 2^-12."""
 
 GRADIENT_TOLERANCE = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15}
-"""Of a row's gradient, by norm. Rounding an exact gradient to bf16 or fp16 errs by at most 2^-8 or 2^-11, half a unit
-in the last place; four times that admits one more rounding (of an upstream scale, say) and the arithmetic before it.
-For fp32 that arithmetic, exponentials and long sums, is what counts: some 2^-20."""
+"""Tolerance of a row's gradient, by norm. Rounding an exact gradient to bf16 or fp16 has an error of at most 2^-8 or
+2^-11, half a unit in the last place. Four times that allows one more rounding (for example of an upstream scale) and
+the arithmetic before it. In fp32 that arithmetic, exponentials and long sums, has an error of about 2^-20."""
 
 LOGITS_DTYPE_TOLERANCE = {
     "bfloat16": (2.0**-5, 2.0**-4),
     "float16": (2.0**-8, 2.0**-6),
     "float32": (LOSS_TOLERANCE, GRADIENT_TOLERANCE["float32"]),
 }
-"""(loss, gradient) for compute_dtype=logits. torch then rounds log p itself to the dtype: near 12, as it is for 2^17
-columns, that is off by up to 2^-5 in bf16, absolutely; p = exp(log p) is off by as much, relatively, and a difference
-of two of them by more. Seen with torch 2.11 on a GPU, 2^15 and 2^17 columns: loss 1.7e-2 (bf16) and 2.2e-3 (fp16),
-gradient 2.8e-2 (bf16). In fp16 at such sizes the two-logit losses' gradients, of some 1e-9, drown in the roundings of
-subnormals (0.07 to 0.34): a user would need a loss scale, and the oracle calls it wrong."""
+"""Tolerances (loss, gradient) for compute_dtype=logits. torch then rounds log p itself to the dtype. For 2^17 columns
+log p is near 12, so its absolute error in bf16 is up to 2^-5. The relative error of p = exp(log p) is as large, and
+that of a difference of two such numbers is larger. Measured with torch 2.11 on a GPU, 2^15 and 2^17 columns: loss
+1.7e-2 (bf16) and 2.2e-3 (fp16), gradient 2.8e-2 (bf16). In fp16 at such sizes, gradients of the two-logit losses are
+about 1e-9, smaller than the rounding of subnormal numbers (error 0.07 to 0.34). A user would need a loss scale, and the
+oracle reports them as wrong."""
 
 _CHUNK = {"cpu": 2**17, "cuda": 2**21}
-"""Elements in a chunk of rows. Some ten float64 temporaries of it exist at once: 160 MiB on a GPU; on a CPU they stay
-in the cache."""
+"""Elements in a chunk of rows. About ten float64 temporaries of it exist at once: 160 MiB on a GPU. On a CPU they fit
+into the cache."""
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far an output is from the oracle, over all ranks that share the vocabulary. A NaN makes an error inf."""
+    """Errors of an output, over all ranks that share the vocabulary. A NaN makes an error inf."""
 
     loss_value: float
-    """The right loss, in float64."""
+    """The correct loss, in float64."""
     loss_error: float
     """Largest |loss - right| / max(1, |right|), over the rows and their mean."""
     grad_error: float
     """Largest ||grad - right|| / ||right|| of a row of the whole vocabulary. Errors below half the smallest number of
-    the dtype do not count (underflow is no fault of a variant); a row whose gradient is zero must be exactly zero."""
+    the dtype do not count: a variant cannot avoid underflow. A row whose gradient is zero must be exactly zero."""
     loss_identical: bool
-    """Whether all ranks have the same bits in the loss and in the rows' losses."""
+    """True if all ranks have the same bits in the loss and in the rows' losses."""
 
     def complaint(self, problem: EntropyLoss) -> str | None:
-        """Why the output is not right, or None."""
+        """Return why the output is wrong, or None if it is correct."""
         loss_tolerance, grad_tolerance = tolerances(problem)
         wrong = []
         if not self.loss_error <= loss_tolerance:
@@ -71,14 +71,14 @@ class Errors:
 
 
 def tolerances(problem: EntropyLoss) -> tuple[float, float]:
-    """The errors of loss and gradient up to which an output is right."""
+    """Return the tolerances of loss and gradient."""
     if problem.compute_dtype == "logits":
         return LOGITS_DTYPE_TOLERANCE[problem.dtype]
     return LOSS_TOLERANCE, GRADIENT_TOLERANCE[problem.dtype]
 
 
 class Oracle:
-    """The right answer for one problem. Building it and comparing are collective over the shard's group."""
+    """The correct result of one problem. Construction and comparison are collective over the shard's group."""
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
         self.problem, self.shard = problem, shard
@@ -95,7 +95,7 @@ class Oracle:
         self.loss = float(self.row_loss.sum()) * self.inverse_count
 
     def gradient(self, rows: slice) -> Tensor:
-        """The mean loss's gradient by the local logits of some rows, float64."""
+        """Return the gradient of the mean loss by the local logits of some rows, in float64."""
         log_p = self._log_p(rows)
         p = log_p.exp()
         if self.problem.from_labels:
@@ -111,7 +111,7 @@ class Oracle:
         return grad.masked_fill_(~self.counts[rows, None], 0.0)
 
     def compare(self, output: Output) -> Errors:
-        """How far `output` is from right."""
+        """Return the errors of `output`."""
         loss_errors = [_relative_error(output.loss, torch.tensor(self.loss, device=self.shard.device))]
         if output.row_loss is not None:
             loss_errors.append(_relative_error(output.row_loss, self.row_loss))
@@ -151,11 +151,11 @@ class Oracle:
         return values
 
     def _log_z(self, logits: Tensor, scale: float) -> Tensor:
-        """log(sum(exp(scale * logits))) over the whole vocabulary, (tokens,)."""
+        """Return log(sum(exp(scale * logits))) over the whole vocabulary, (tokens,)."""
         highest, total = (torch.empty(len(logits), dtype=torch.float64, device=logits.device) for _ in range(2))
         for rows in self._chunks():
             highest[rows] = logits[rows].amax(-1).double() * scale
-        # A reduction's max of a NaN is anything: an infinity in its place makes a NaN again below.
+        # The maximum of a NaN is undefined in a reduction. An infinity in its place becomes a NaN again below.
         highest = self._reduce(highest.nan_to_num_(nan=math.inf, posinf=math.inf, neginf=-math.inf), dist.ReduceOp.MAX)
         for rows in self._chunks():
             total[rows] = (logits[rows].double() * scale - highest[rows, None]).exp().sum(-1)
@@ -169,7 +169,7 @@ class Oracle:
         return self.shard.target[rows].double() * self.target_scale - self.log_z_target[rows, None]
 
     def _label(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """The labels' local columns, and which rows have theirs here."""
+        """Return the labels' local columns, and a mask of the rows whose label this rank holds."""
         label = self.shard.target[rows] - self.shard.vocab_start
         return label, self.counts[rows] & (label >= 0) & (label < self.shard.logits.shape[1])
 
@@ -188,12 +188,12 @@ class Oracle:
 
 
 def _weighted(weight: Tensor, value: Tensor) -> Tensor:
-    """weight * value, and 0 where the weight is: 0 log 0 = 0."""
+    """Return weight * value, and 0 where the weight is 0, since 0 log 0 = 0."""
     return torch.where(weight == 0, 0.0, weight * value)
 
 
 def _relative_error(got: Tensor, right: Tensor) -> Tensor:
-    """|got - right| / max(1, |right|); 0 where they are equal, infinities too; inf for a NaN or another shape."""
+    """Return |got - right| / max(1, |right|): 0 for equal values, even infinite; inf for a NaN or another shape."""
     if got.shape != right.shape:
         return torch.tensor([math.inf], dtype=torch.float64, device=right.device)
     got, right = got.double(), right.double()

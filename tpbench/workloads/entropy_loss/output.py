@@ -1,4 +1,4 @@
-"""What a variant hands back."""
+"""The result of a variant's iteration, and a variant that is ready to run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ class Output:
     """One iteration's result on one rank."""
 
     loss: Tensor
-    """fp32 scalar: the mean over the rows that count, 0 if none does."""
+    """fp32 scalar: the mean loss over the rows that count, 0 if none counts."""
     row_loss: Tensor | None
-    """(tokens,): each row's loss, 0 where it does not count; None from a variant that makes the mean alone."""
+    """(tokens,): each row's loss, 0 for a row that does not count. None if the variant computes only the mean."""
     grad: Tensor
-    """(tokens, local vocab) in the logits' dtype: of `loss` by the local logits, but for `grad_factor`."""
+    """(tokens, local vocab) in the logits' dtype. The gradient of `loss` by the local logits is grad * grad_factor."""
     grad_factor: Tensor | float = 1.0
-    """What `grad` is still to be multiplied by, a scalar: 1 / rows that count, of a kernel that makes the sum's one
-    and leaves the factor to whatever reads it."""
+    """Scalar: 1 / rows that count for a kernel that computes the gradient of the sum, else 1."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,11 @@ class Step:
 
     run: Callable[[], Output]
     bytes_communicated: int | Callable[[], int] = 0
-    """Bytes that this rank sends in an iteration; a function where only an iteration shows it."""
+    """Bytes that this rank sends in an iteration. A function if only an iteration shows the number."""
     columns: Callable[[], Mapping[str, Any]] = dict
-    """What a row says besides of how it ran, known after an iteration. The same on every rank."""
+    """Return further columns of the row, after an iteration. They are equal on every rank."""
     restore: Callable[[], None] | None = None
-    """Makes the inputs what they were, after a variant that writes over them. Not timed."""
+    """Restore the inputs if the variant overwrites them. This is not timed."""
 
     def __call__(self) -> Output:
         return self.run()

@@ -1,6 +1,6 @@
-"""Other people's entropy losses, each through its public interface, so that every comparison is one command.
+"""Entropy losses of other projects, each called through its public interface.
 
-All are cross-entropies from labels without a logits scale; each is skipped where its package is not installed.
+All are cross-entropies from labels, without a logits scale. A variant is skipped if its package is not installed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The algorithms of the kernels as an option of triton_tp: right, refused where they cannot be, told in the row."""
+"""The option `algorithm` of triton_tp: each is right or skipped with a reason, and the row says which ran."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
@@ -79,13 +78,13 @@ def test_it_is_an_option_of_our_kernels_alone() -> None:
     assert "taken by: triton_tp" in str(unsupported_reason(job))
 
 
-def rows(*changes: dict[str, Any]) -> pd.DataFrame:
+def rows(*changes: dict[str, Any]) -> list[dict[str, Any]]:
     plain = {
         "variant": "triton_tp", "status": "ok", "loss": "cross_entropy", "vocab": 65536, "tp_size": 2, "tokens": 4096,
         "dtype": "bfloat16", "gpu_name": "NVIDIA H200", "torch_version": "2.11.0", "triton_version": "3.6.0",
         "algorithm": "two_kernels", "block_cap": "8192", "device_ms": 0.2,
     }  # fmt: skip
-    return pd.DataFrame([{**plain, **change} for change in changes])
+    return [{**plain, **change} for change in changes]
 
 
 def test_the_fastest_cap_wins() -> None:
