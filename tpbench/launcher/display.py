@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tpbench.launcher.failure import doing
 from tpbench.launcher.plan import Cell
-from tpbench.report.escape import plain
+from tpbench.report.escape import printable
 
 if TYPE_CHECKING:
     from tpbench.launcher.attempt import Attempt, Outcome
@@ -99,20 +99,20 @@ class Display:
         """Nothing of the sweep can run, for others have the devices: said once."""
         if not self.told_blocked:
             self.told_blocked = True
-            said = plain(f"waiting: other jobs on this host have the devices for {cell}")
+            said = printable(f"waiting: other jobs on this host have the devices for {cell}")
             self.console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def explain(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
         """Say of each cell of a resumed sweep whether it runs, and why."""
         for cell, runs, why in cells:
-            said = plain(f"{'runs' if runs else 'done'} {cell}: {why}")
+            said = printable(f"{'runs' if runs else 'done'} {cell}: {why}")
             self.explained |= set() if runs else {cell.index}
             self.console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def retry(self, outcome: Outcome) -> None:
         """A try at a cell failed, and there will be another."""
         del self.running[outcome.cell.index]
-        said = plain(f"again {outcome.cell}: {_result(outcome)}")
+        said = printable(f"again {outcome.cell}: {_result(outcome)}")
         self.console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
@@ -187,7 +187,7 @@ class Display:
             result = f"[{style}]{escape(_result(outcome))}[/]"
             table.add_row(str(outcome.cell.index), escape(str(outcome.cell)), result, f"{seconds:.0f}")
         for it in list(self.running.values())[:shown]:
-            at = ": ".join(each for each in (it.where, plain(it.saying)) if each)
+            at = ": ".join(each for each in (it.where, printable(it.saying)) if each)
             table.add_row(str(it.cell.index), escape(str(it.cell)), escape(at), f"{time.monotonic() - it.began:.0f}")
         return table
 
@@ -197,7 +197,7 @@ def _result(outcome: Outcome) -> str:
     row = outcome.row
     said = f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
     if outcome.frame is None:
-        return plain(said)
+        return printable(said)
     if outcome.status == "ok":
         said = f"ok {row['time_ms']:.3f} ms" + (" (interpreted: no measurement)" if row["interpreted"] else "")
-    return plain(f"{said} ({outcome.note})" if outcome.note else said)
+    return printable(f"{said} ({outcome.note})" if outcome.note else said)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tpbench.report.layout import lay_out
-from tpbench.report.pivot import mark
+from tpbench.report.grids import arrange_rows
+from tpbench.report.records import caveat_mark
 from tpbench.settings import JobError
 
 WORKLOAD = "entropy_loss"
@@ -84,11 +84,11 @@ def measured(frame: pd.DataFrame, gpu: str | None = None, *, block_caps: bool = 
     out unless asked for. Raises JobError where nothing is left.
     """
     by_gpu: dict[str, list[Cell]] = {}
-    layout = lay_out(frame[frame["workload"] == WORKLOAD], _NEEDS)
-    for section in layout.sections:
-        for row in section.rows:
-            for head, record in zip(section.heads, row.records, strict=True):
-                fits = record and record["device"] == "cuda" and (record["nodes"] or 1) == 1 and not mark(record)
+    arranged = arrange_rows(frame[frame["workload"] == WORKLOAD], _NEEDS)
+    for grid in arranged.grids:
+        for row in grid.rows:
+            for head, record in zip(grid.columns, row.records, strict=True):
+                fits = record and record["device"] == "cuda" and (record["nodes"] or 1) == 1 and not caveat_mark(record)
                 if not (record and fits and record["status"] in ("ok", "oom") and record["gpu_name"]):
                     continue
                 sizes = [record[name] for name in ("tokens", "vocab", "tp_size", "loss", "dtype")]

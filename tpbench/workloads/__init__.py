@@ -84,8 +84,11 @@ class Study:
     """Several numbers of each cell side by side, for a question that no single one answers."""
 
     question: str
-    shows: tuple[str, ...]
+    shows: tuple[str, ...] = ()
     """Columns of a row, in order. Those that no row has are left out."""
+    module: str = ""
+    """Import path of a module that computes the study instead. Its `tables(rows)` returns `StudyTable`s, its
+    `picture(rows)` a `Picture` or None (both of `study_data`). A row is a dictionary by column; missing is None."""
     over: str = ""
     """The option that it is about: a page shows the study where that has several values. Empty: always."""
     best: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tpbench.settings import setting
-from tpbench.workloads import Option, Pivot, Workload
+from tpbench.workloads import Option, Pivot, Study, Workload
 
 PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")
 """What an iteration consists of; a variant has some of them."""
@@ -136,5 +136,11 @@ WORKLOAD = Workload(
         sections=("dtype", "overlap_ms"),
         derived={"density": expected_density},
     ),
+    studies={
+        "crossover": Study(
+            "up to which density of touched rows is a sparse exchange faster?",
+            module="tpbench.workloads.embedding_grad.crossover_study",
+        )
+    },
     forgets=True,
 )
