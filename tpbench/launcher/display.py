@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tpbench.launcher.failure import current_phase
 from tpbench.launcher.plan import Cell
-from tpbench.report.escape import plain
+from tpbench.report.escape import printable
 
 if TYPE_CHECKING:
     from tpbench.launcher.attempt import Attempt, Outcome
@@ -103,18 +103,18 @@ class Display:
         """Print once that no cell can run, because other processes have the devices."""
         if not self.blocked_printed:
             self.blocked_printed = True
-            self._print(plain(f"waiting: other jobs on this host have the devices for {cell}"))
+            self._print(printable(f"waiting: other jobs on this host have the devices for {cell}"))
 
     def explain(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
         """Print for each cell of a resumed sweep whether it runs, and why."""
         for cell, runs, reason in cells:
             self.explained |= set() if runs else {cell.index}
-            self._print(plain(f"{'runs' if runs else 'done'} {cell}: {reason}"))
+            self._print(printable(f"{'runs' if runs else 'done'} {cell}: {reason}"))
 
     def retry(self, outcome: Outcome) -> None:
         """Print that an attempt at a cell failed and that another one follows."""
         del self.running[outcome.cell.index]
-        self._print(plain(f"again {outcome.cell}: {_result(outcome)}"))
+        self._print(printable(f"again {outcome.cell}: {_result(outcome)}"))
 
     def tick(self) -> None:
         """Redraw the table, if there is a terminal."""
@@ -191,7 +191,7 @@ class Display:
             result = f"[{style}]{escape(_result(outcome))}[/]"
             table.add_row(str(outcome.cell.index), escape(str(outcome.cell)), result, f"{seconds:.0f}")
         for each in list(self.running.values())[:shown]:
-            status = ": ".join(filter(None, (each.status, plain(each.phase))))
+            status = ": ".join(filter(None, (each.status, printable(each.phase))))
             table.add_row(str(each.cell.index), escape(str(each.cell)), escape(status), f"{each.seconds:.0f}")
         return table
 
@@ -201,7 +201,7 @@ def _result(outcome: Outcome) -> str:
     row = outcome.row
     result = f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status
     if row is None:
-        return plain(result)
+        return printable(result)
     if outcome.status == "ok":
         result = f"ok {row['time_ms']:.3f} ms" + (" (interpreted: no measurement)" if row["interpreted"] else "")
-    return plain(f"{result} ({outcome.note})" if outcome.note else result)
+    return printable(f"{result} ({outcome.note})" if outcome.note else result)

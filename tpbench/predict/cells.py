@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.report.layout import lay_out
-from tpbench.report.pivot import mark
+from tpbench.report.grids import arrange_rows
+from tpbench.report.records import caveat_mark
 from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import CostModel, ProblemSize
@@ -70,11 +70,11 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     """
     cost_model = cost_model_of(workload)
     by_gpu: dict[str, list[MeasuredCell]] = {}
-    layout = lay_out(frame[frame["workload"] == workload.name], _COLUMNS)
-    for section in layout.sections:
-        for row in section.rows:
-            for head, record in zip(section.heads, row.records, strict=True):
-                fits = record and record["device"] == "cuda" and (record["nodes"] or 1) == 1 and not mark(record)
+    arranged = arrange_rows(frame[frame["workload"] == workload.name], _COLUMNS)
+    for grid in arranged.grids:
+        for row in grid.rows:
+            for head, record in zip(grid.columns, row.records, strict=True):
+                fits = record and record["device"] == "cuda" and (record["nodes"] or 1) == 1 and not caveat_mark(record)
                 if not (record and fits and record["status"] in ("ok", "oom") and record["gpu_name"]):
                     continue
                 size = cost_model.size_of(record)

@@ -1,1 +1,1 @@
-"""From rows to what people read: tables of variants side by side. Knows no torch."""
+"""Tables, plots and pages made from rows. Nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""`scripts/report.py`: from rows on disk to a table on the screen, a page or a picture."""
+"""`scripts/report.py`: tables, pages and pictures made from rows."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from tpbench.report import plots, render
-from tpbench.report.documents import documents
-from tpbench.report.layout import lay_out
+from tpbench.report import plots, render, writer
+from tpbench.report.documents import write_documents
+from tpbench.report.grids import arrange_rows
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.pivot import pivot
-from tpbench.report.records import say
+from tpbench.report.pivot_report import PivotReport
+from tpbench.report.records import value_text
 from tpbench.report.rows import read_rows
-from tpbench.report.study import Sheet, columns, sheets, studies
-from tpbench.report.table import Report
+from tpbench.report.study import check_study, studies, study_csv, study_document, study_picture, study_tables
 from tpbench.results.schema import all_columns
 from tpbench.results.upgrade import present_name, present_value
 from tpbench.settings import JobError, unknown
+from tpbench.workloads.study_data import StudyTable
 
-STUDIES: dict[str, Callable[[Sequence[Sheet]], str]] = {
-    "text": lambda found: f"{render.study_text(found).plain}\n",
-    "markdown": render.study_markdown,
-    "csv": render.study_comma_separated,
+STUDIES: dict[str, Callable[[Sequence[StudyTable]], str]] = {
+    "text": lambda tables: f"{writer.as_text(study_document(tables)).plain}\n",
+    "markdown": lambda tables: writer.as_markdown(study_document(tables)),
+    "csv": study_csv,
 }
-TABLES: dict[str, Callable[[Report], str]] = {
+TABLES: dict[str, Callable[[PivotReport], str]] = {
     "text": lambda report: f"{render.text(report).plain}\n",
     "markdown": render.markdown,
     "csv": render.comma_separated,
@@ -44,7 +45,7 @@ EPILOG = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 2 for what cannot be answered (`compare` adds 1: slower)."""
+    """Run the command. The exit code is 0, or 2 for a wrong request. `compare` adds 1 for a slower cell."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["compare"]:
         from tpbench.report.compare import command
@@ -52,12 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command.main(arguments[1:])
     asked = _parser().parse_args(arguments)
     try:
-        metric(asked.metric)  # before the wait for the rows
+        metric(asked.metric)  # an unknown metric is reported before rows are read
         if asked.format == "json":
-            documents(_rows(asked), asked.output or Path(), all_rows=asked.all)
+            write_documents(_rows(asked), asked.output or Path(), all_rows=asked.all)
         else:
-            _write(_make(asked), asked)
-    except BrokenPipeError:  # `| head` has seen enough
+            _write(_content(asked), asked)
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (JobError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
@@ -78,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", default="text", choices=FORMATS, help="(text)")
     parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(plots.PLOTS)}")
     parser.add_argument(
-        "--study", metavar="NAME", help=f"several numbers of each cell side by side, one of: {', '.join(studies())}"
+        "--study",
+        metavar="NAME",
+        help=f"several numbers of each cell, or tables computed from them: {', '.join(studies())}",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen (json: a folder)"
@@ -87,24 +90,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _make(asked: argparse.Namespace) -> str | bytes:
-    """What was asked for, as text or as a picture's bytes."""
-    picture = asked.format in PICTURES
-    if picture != (asked.plot is not None):
-        raise JobError("a picture needs both: --format png or svg, and --plot NAME")
-    if picture and asked.plot not in plots.PLOTS:
-        raise JobError(unknown("plot", asked.plot, plots.PLOTS))
+def _content(asked: argparse.Namespace) -> str | bytes:
+    """Return the report as text, or as the bytes of a picture."""
+    is_picture = asked.format in PICTURES
     if asked.study is not None:
-        needed = columns(asked.study)
-        if asked.format not in STUDIES:
-            raise JobError(f"--study is for --format {', '.join(STUDIES)}; a page has the studies that its rows allow")
+        check_study(asked.study)
+        if asked.plot is not None or asked.format not in (*STUDIES, *PICTURES):
+            valid = ", ".join((*STUDIES, *PICTURES))
+            raise JobError(f"--study is for --format {valid}; a page has the studies that its rows allow")
+    elif is_picture != (asked.plot is not None):
+        raise JobError("a picture needs both: --format png or svg, and --plot NAME")
+    elif is_picture and asked.plot not in plots.PLOTS:
+        raise JobError(unknown("plot", asked.plot, plots.PLOTS))
     if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
         raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
     frame = _rows(asked)
-    if picture:
-        return plots.picture(lay_out(frame, plots.NEEDS, all_rows=asked.all), asked.plot, asked.format)
     if asked.study is not None:
-        return STUDIES[asked.format](sheets(lay_out(frame, needed, all_rows=asked.all), asked.study))
+        if is_picture:
+            return plots.study_picture(study_picture(frame, asked.study), asked.format)
+        return STUDIES[asked.format](study_tables(frame, asked.study, all_rows=asked.all))
+    if is_picture:
+        return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=asked.all), asked.plot, asked.format)
     if asked.format == "html":
         from tpbench.report.page.document import page
 
@@ -113,22 +119,22 @@ def _make(asked: argparse.Namespace) -> str | bytes:
     for warning in report.warnings:
         print(f"report: warning: {warning}", file=sys.stderr)
     if asked.format == "text" and asked.output is None:
-        console = Console()  # knows whether this is a terminal, and its colours
-        with console.capture() as capture:  # rich would end the process where the reader has left
+        console = Console()  # detects a terminal and its colours
+        with console.capture() as capture:  # rich itself would end the process if the pipe is closed
             render.show(render.text(report), console)
         return capture.get()
     return TABLES[asked.format](report)
 
 
 def _rows(asked: argparse.Namespace) -> pd.DataFrame:
-    """The rows that the command was pointed at and does not leave out."""
+    """Return the rows that the filters select."""
     frame = read_rows(asked.where)
     for name in FILTERS:
         wanted = getattr(asked, name)
         if wanted is not None:
             frame = _only(frame, name, wanted.split(","))
-    for each in asked.only:
-        name, _, value = each.partition("=")
+    for condition in asked.only:
+        name, _, value = condition.partition("=")
         if present_name(name) not in frame:
             raise JobError(unknown("column", name, all_columns()))
         frame = _only(frame, present_name(name), [present_value(name, value)])
@@ -136,22 +142,22 @@ def _rows(asked: argparse.Namespace) -> pd.DataFrame:
 
 
 def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:
-    written = frame[name].map(say)
+    texts = frame[name].map(value_text)
     for value in wanted:
-        if value not in set(written):
-            raise JobError(f"in these rows, {unknown(name, value, set(written[frame[name].notna()]))}")
-    return frame[written.isin(wanted)]
+        if value not in set(texts):
+            raise JobError(f"in these rows, {unknown(name, value, set(texts[frame[name].notna()]))}")
+    return frame[texts.isin(wanted)]
 
 
-def _write(made: str | bytes, asked: argparse.Namespace) -> None:
+def _write(content: str | bytes, asked: argparse.Namespace) -> None:
     if asked.output is not None:
-        asked.output.write_bytes(made if isinstance(made, bytes) else made.encode())
+        asked.output.write_bytes(content if isinstance(content, bytes) else content.encode())
         print(f"report: wrote {asked.output}", file=sys.stderr)
-    elif isinstance(made, bytes):
-        sys.stdout.buffer.write(made)
+    elif isinstance(content, bytes):
+        sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     else:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show: no failure
-        sys.stdout.write(made)
+            sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
+        sys.stdout.write(content)
         sys.stdout.flush()

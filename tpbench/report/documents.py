@@ -1,4 +1,4 @@
-"""Rows as JSON files, in the form that a workload's users know from older tools."""
+"""Rows as JSON files, in a format that users of a workload know from older tools."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
 
-def documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:
-    """Write a file into `folder` for the newest row of each cell, or every row, whose workload has such a form.
+def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:
+    """Write a JSON file for the newest row of each cell, or for every row, whose workload defines a document.
 
-    Files that would have one name are told apart by their rows' names. Raises JobError where there is nothing to write.
+    Files that would have the same name get the id of their row. Raises JobError if there is nothing to write.
     """
     known = workloads()
-    made = []
+    documents = []
     for row in plain_rows(frame if all_rows else newest(frame)):
         workload = known.get(row["workload"])
-        found = workload.document(row) if workload else None
-        if found is not None:
-            made.append((*found, str(row["row_id"])))
-    if not made:
+        named = workload.document(row) if workload else None
+        if named is not None:
+            documents.append((*named, str(row["row_id"])))
+    if not documents:
         raise JobError("--format json: none of these rows is a right one of a workload that has such a form")
-    times = Counter(name for name, _, _ in made)
+    count = Counter(name for name, _, _ in documents)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, content, row_id in made:
-        file = folder / f"{name if times[name] == 1 else f'{name}_{row_id}'}.json"
+    for name, content, row_id in documents:
+        file = folder / f"{name if count[name] == 1 else f'{name}_{row_id}'}.json"
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         print(f"report: wrote {file}", file=sys.stderr)
         written.append(file)

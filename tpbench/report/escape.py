@@ -1,4 +1,4 @@
-"""Text from rows made harmless. A reason may be anything that a process printed: none of it may act on a reader."""
+"""Text from rows, made safe to print. A row's reason may hold anything that a process printed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import unicodedata
 
 _MARKDOWN = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|[\\`*{}\[\]#~$|]|:(?=//)|(?<=\bwww)\.")
 
-_FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # the wide forms too, which some spreadsheets read alike
+_FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # also the full-width signs, which some spreadsheets accept
 
 
-def plain(text: str, limit: int = 200) -> str:
-    """One line of at most about `limit` characters, without anything that a terminal or a page would obey.
+def printable(text: str, limit: int = 200) -> str:
+    """Return `text` as one line of about `limit` characters at most, without control characters.
 
-    Control characters, direction marks and broken surrogates go. What is too long keeps its start and, as with the
-    last lines of a traceback, more of its end.
+    Direction marks and broken surrogates are removed too. A text that is too long keeps its start and more of its end,
+    because the last lines of a traceback say most.
     """
     if len(text) > 10 * limit:
         text = f"{text[: 2 * limit]} ... {text[-4 * limit :]}"
@@ -24,11 +24,11 @@ def plain(text: str, limit: int = 200) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text that renders as itself, in a table's cell too. `a_b` needs no backslash and stays readable."""
+    """Return Markdown that renders as `text`, also inside a table. Names such as `a_b` stay without a backslash."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(lambda match: f"\\{match.group()}", text)
 
 
 def csv_text(text: str) -> str:
-    """Text that no spreadsheet takes for a formula."""
+    """Return `text` such that no spreadsheet evaluates it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -1,4 +1,4 @@
-"""What a table can show of a row, and how a number of it is written."""
+"""Metrics: the numbers of a row that a table can show, and how they are written."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _MORE_IS_BETTER = dict.fromkeys(("gb_per_s", "fraction_of_floor"), "half the bes
 _NEITHER = ("floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall_s", "memory_limit_gib")
 _ORACLE = ("loss_value", "loss_error", "grad_error")
 METRICS = (*_LESS_IS_BETTER, *_MORE_IS_BETTER, *_NEITHER, *_ORACLE)
-"""Names that `metric` knows."""
+"""Metrics of every workload, by name. A workload may add its own."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a row: what it is, and which of two is better."""
+    """A number of a row, its meaning, and which of two values is better."""
 
     name: str
     doc: str
     unit: str
     better: int
-    """-1: less is better, 1: more is better, 0: neither, and no ratio is shown."""
+    """-1: less is better. 1: more is better. 0: neither, and no ratio is shown."""
     ratio: str
-    """What "2.00x" says of a cell."""
+    """Meaning of "2.00x" beside a value."""
     of_wrong: bool
-    """Shown of cells that failed the oracle too: it is what the oracle said."""
+    """True for results of the oracle: they are shown of cells that failed its check, too."""
 
     def write(self, value: float) -> str:
-        """The value as people read it, with its unit: four digits or so."""
+        """Return the value with its unit, in about four digits."""
         return f"{number(value)} {self.unit}".rstrip()
 
     def ratios(self, values: list[float]) -> list[float | None]:
-        """For each value how many times worse it is than the best, where that makes sense."""
+        """Return for each value how many times worse it is than the best, or None if that has no meaning."""
         sound = [value for value in values if math.isfinite(value) and value > 0]
         if not self.better or not sound:
             return [None] * len(values)
@@ -52,7 +52,7 @@ class Metric:
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name, of any row or of one workload's. Raises JobError that lists the valid ones."""
+    """Return the metric of that name, of any row or of one workload. Raises JobError that lists the valid names."""
     special = {each: better for workload in workloads().values() for each, better in workload.metrics.items()}
     if name not in METRICS and name not in special:
         raise JobError(unknown("metric", name, (*METRICS, *special)))
@@ -64,7 +64,7 @@ def metric(name: str) -> Metric:
 
 
 def number(value: float) -> str:
-    """Four significant digits or so, without an exponent where that is readable."""
+    """Return about four significant digits, without an exponent if that is readable."""
     size = abs(value)
     if not math.isfinite(value):
         return str(value)
@@ -77,6 +77,6 @@ def number(value: float) -> str:
     return f"{value:.3f}" if size >= 0.1 or value == 0 else f"{value:.3g}"
 
 
-def times(ratio: float) -> str:
-    """A ratio as people read it."""
+def ratio_text(ratio: float) -> str:
+    """Return a ratio such as "2.00x"."""
     return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"

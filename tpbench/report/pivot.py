@@ -1,4 +1,4 @@
-"""Rows into tables of one metric: problems by variants."""
+"""Tables of one metric from rows: problems by variants."""
 
 from __future__ import annotations
 
@@ -8,95 +8,80 @@ from dataclasses import replace
 import pandas as pd
 
 from tpbench.report.agreement import disagreements
-from tpbench.report.escape import plain
-from tpbench.report.layout import Layout, Row, Section, lay_out
+from tpbench.report.escape import printable
+from tpbench.report.grids import GridRow, RecordGrid, RecordGrids, arrange_rows
+from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.metric import Metric, metric
-from tpbench.report.ratio import Ratio
-from tpbench.report.records import Record, label, say
-from tpbench.report.table import COLD, INTERPRETED, Cell, Failure, Line, Report, Table
-from tpbench.report.turns import in_turns
+from tpbench.report.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
+from tpbench.report.records import Record, caveat_mark, column_label, value_text
 from tpbench.workloads import workloads
 
 
-def pivot(frame: pd.DataFrame, metric_name: str = "time_ms", *, all_rows: bool = False) -> Report:
-    """The report on `frame`: the newest row of each cell, or every row, as tables by workload and hardware.
+def pivot(frame: pd.DataFrame, metric_name: str = "time_ms", *, all_rows: bool = False) -> PivotReport:
+    """Return tables of the newest row of each cell, or of every row, by workload and hardware.
 
-    Every row is in exactly one cell: see `lay_out` for where.
+    Each row is in exactly one cell (see `arrange_rows`). Raises JobError for an unknown metric.
     """
-    metric(metric_name)  # before the work: the name may be wrong
-    return tabulate(lay_out(frame, (metric_name,), all_rows=all_rows), metric_name)
+    metric(metric_name)  # first of all, because the name may be wrong
+    return tabulate(arrange_rows(frame, (metric_name,), all_rows=all_rows), metric_name)
 
 
-def tabulate(layout: Layout, metric_name: str = "time_ms") -> Report:
-    """The tables of one metric for rows in their places. The records must have that metric."""
+def tabulate(arranged: RecordGrids, metric_name: str = "time_ms") -> PivotReport:
+    """Return the tables of one metric. The records must have the metric's column."""
     shown = metric(metric_name)
     tables, failures = [], []
-    for section in layout.sections:
-        table = section_table(section, shown)
+    for grid in arranged.grids:
+        table = metric_table(grid, shown)
         tables.append(table)
         for line in table.lines:
-            named = zip(section.names, line.keys, strict=True)
-            where = " ".join(f"{label(name)}={text}" for name, text in named if name not in section.derived)
+            named = zip(grid.key_names, line.keys, strict=True)
+            problem = " ".join(f"{column_label(name)}={text}" for name, text in named if name not in grid.derived)
             failures += [
-                (cell, f"{column} {where}")
+                (cell, f"{column} {problem}")
                 for column, cell in zip(table.columns, line.cells, strict=True)
                 if cell and cell.status != "ok"
             ]
-    warnings = [plain(text, 600) for text in disagreements(list(layout.records), workloads())]
-    return Report(shown, tuple(tables), _group(failures), tuple(warnings))
+    warnings = [printable(text, 600) for text in disagreements(list(arranged.records), workloads())]
+    return PivotReport(shown, tuple(tables), _group(failures), tuple(warnings))
 
 
-def section_table(section: Section, shown: Metric) -> Table:
-    """The table of one section."""
-    lines = tuple(_line(row, shown) for row in section.rows)
-    return Table(section.facts, tuple(map(label, section.names)), section.heads, lines)
+def metric_table(grid: RecordGrid, shown: Metric) -> PivotTable:
+    """Return the table of one metric for one grid."""
+    lines = tuple(_line(row, shown) for row in grid.rows)
+    return PivotTable(grid.heading, grid.facts, tuple(map(column_label, grid.key_names)), grid.columns, lines)
 
 
-def _line(row: Row, shown: Metric) -> Line:
+def _line(row: GridRow, shown: Metric) -> PivotLine:
     cells = [_cell(record, shown) if record else None for record in row.records]
     measured = [cell for cell in cells if cell and cell.value is not None and cell.status == "ok" and not cell.mark]
     ratios = shown.ratios([cell.value for cell in measured if cell.value is not None])
-    ratio = {id(cell): times for cell, times in zip(measured, ratios, strict=True)}
-    best = next((record for record, cell in zip(row.records, cells, strict=True) if ratio.get(id(cell)) == 1), None)
-    return Line(
-        tuple(map(say, row.key)),
-        tuple(
-            cell
-            and replace(cell, ratio=(times := ratio.get(id(cell))), by_rounds=_by_rounds(record, best, times, shown))
-            for record, cell in zip(row.records, cells, strict=True)
-        ),
-    )
+    ratio_of = {id(cell): ratio for cell, ratio in zip(measured, ratios, strict=True)}
+    best = next((record for record, cell in zip(row.records, cells, strict=True) if ratio_of.get(id(cell)) == 1), None)
+    completed = []
+    for record, cell in zip(row.records, cells, strict=True):
+        ratio, by_rounds = ratio_of.get(id(cell)), None
+        if record and best and record is not best and ratio is not None:
+            by_rounds = interleaved_ratio(record, best, shown.name)
+        completed.append(cell and replace(cell, ratio=ratio, interleaved_ratio=by_rounds))
+    return PivotLine(tuple(map(value_text, row.key)), tuple(completed))
 
 
-def _by_rounds(record: Record | None, best: Record | None, ratio: float | None, shown: Metric) -> Ratio | None:
-    """The ratio that `ratio` says, from rounds, of a cell that took turns with the best of its line."""
-    if record is None or best is None or record is best or ratio is None:
-        return None
-    return in_turns(record, best, shown.name)
-
-
-def _cell(record: Record, shown: Metric) -> Cell:
-    status = say(record["status"])
-    right = status == "ok" or (status == "wrong" and shown.of_wrong)
-    value = record[shown.name] if right else None
-    return Cell(
-        row_id=plain(str(record["row_id"])),
+def _cell(record: Record, shown: Metric) -> PivotCell:
+    status = value_text(record["status"])
+    has_value = status == "ok" or (status == "wrong" and shown.of_wrong)
+    value = record[shown.name] if has_value else None
+    return PivotCell(
+        row_id=printable(str(record["row_id"])),
         status=status,
-        reason=plain(record["reason"] or ""),
+        reason=printable(record["reason"] or ""),
         value=None if value is None else float(value),
-        mark=mark(record) if right else "",
+        mark=caveat_mark(record) if has_value else "",
     )
 
 
-def mark(record: Record) -> str:
-    """The mark of a row that is right but no measurement, or nothing."""
-    cold = record["warmed_up"] is not None and not record["warmed_up"]
-    return INTERPRETED if record["interpreted"] else COLD if cold else ""
-
-
-def _group(failures: list[tuple[Cell, str]]) -> tuple[Failure, ...]:
-    """Failed cells with the same status and reason, as one."""
+def _group(failures: list[tuple[PivotCell, str]]) -> tuple[FailureGroup, ...]:
+    """Merge failed cells that have the same status and reason."""
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for cell, where in failures:
-        alike[cell.status, cell.reason].append(where)
-    return tuple(Failure(status, reason, tuple(cells)) for (status, reason), cells in alike.items())
+    for cell, name in failures:
+        alike[cell.status, cell.reason].append(name)
+    return tuple(FailureGroup(status, reason, tuple(cells)) for (status, reason), cells in alike.items())

@@ -1,4 +1,4 @@
-"""How much slower one set of samples is than another, and how sure that is."""
+"""Ratio of the medians of two sets of samples, with a bootstrap interval."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 CONFIDENCE = 0.95
 DRAWS = 10_000
 FEWEST = 6
-"""Samples below which there is no interval."""
+"""Fewest samples of a side for which an interval is computed."""
 METHOD = (
     f"{CONFIDENCE:.0%} bootstrap interval of the ratio of medians ({DRAWS} draws, percentiles, each side drawn anew); "
     f"from {FEWEST} samples a side on. It holds what varies within a run, not between runs"
 )
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-Places: TypeAlias = np.ndarray[Any, np.dtype[np.int_]]
+Indices: TypeAlias = np.ndarray[Any, np.dtype[np.int_]]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two medians with its interval, where there are samples enough for one."""
+    """Ratio of two medians. The interval is missing if there are too few samples."""
 
     value: float
     low: float | None = None
@@ -32,14 +32,14 @@ class Ratio:
 
 
 def ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> Ratio | None:
-    """median(above) / median(below) with its bootstrap interval, or None where a side has no positive median."""
+    """Return median(above) / median(below) with its bootstrap interval, or None if a side has no positive median."""
     top, bottom = clean(above), clean(below)
     if not len(top) or not len(bottom) or np.median(bottom) <= 0 or np.median(top) <= 0:
         return None
     value = float(np.median(top) / np.median(bottom))
     if min(len(top), len(bottom)) < FEWEST:
         return Ratio(value)
-    at_top, at_bottom = _medians(len(top), len(bottom))
+    at_top, at_bottom = _resampled_medians(len(top), len(bottom))
     with np.errstate(divide="ignore"):
         draws = np.sort(top)[at_top] / np.sort(bottom)[at_bottom]
     low, high = np.percentile(draws, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
@@ -47,19 +47,19 @@ def ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> Ratio
 
 
 def clean(samples: Sequence[float] | None) -> Array:
-    """The samples that are numbers."""
+    """Return the finite samples as an array."""
     values = np.asarray([] if samples is None else samples, dtype=np.float64)
     finite: Array = values[np.isfinite(values)]
     return finite
 
 
-@functools.lru_cache(maxsize=64)  # most cells of a report have one of a few numbers of samples, and draws take long
-def _medians(*counts: int) -> tuple[Places, ...]:
-    """For sides of so many samples, where among these in order the medians of bootstrap resamples are.
+@functools.lru_cache(maxsize=64)  # most cells have one of a few numbers of samples, and the draws are slow
+def _resampled_medians(*counts: int) -> tuple[Indices, ...]:
+    """Return, for sides of `counts` sorted samples, the index of the median in each bootstrap resample.
 
-    A resample is samples[floor(n U)] for n uniform U, sorted with them, so its median is the sample at the median U,
-    which is Beta((n + 1) / 2, (n + 1) / 2). For an odd n this is exact; for an even one the two middle samples, which
-    a plain bootstrap averages, are stood for by one between them.
+    A resample is samples[floor(n U)] for n uniform U, sorted with them. Its median is the sample at the median U, which
+    is Beta((n + 1) / 2, (n + 1) / 2). This is exact for an odd n. For an even n, a plain bootstrap averages the two
+    middle samples; here one sample between them replaces the average.
     """
     random = np.random.default_rng(0)  # the same rows make the same report
     middles = [(count, random.beta((count + 1) / 2, (count + 1) / 2, DRAWS)) for count in counts]

@@ -1,4 +1,4 @@
-"""Rows of a frame as plain dictionaries, and how their values are named in a report."""
+"""Records: rows of a frame as plain dictionaries, and the text of their values in a report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.report.escape import plain
+from tpbench.report.escape import printable
 from tpbench.results.cells import hardware
 from tpbench.results.plain import plain_rows
 from tpbench.workloads import Workload
 
 Record: TypeAlias = dict[str, Any]
 
-_NEEDED = (
+INTERPRETED = "*"
+SINGLE_PASS = "^"
+CAVEATS = {
+    INTERPRETED: "interpreted: right, but no measurement",
+    SINGLE_PASS: "one pass served as warm-up, check and time: no measurement",
+}
+"""Marks beside the value of a correct row that is no measurement, with their meaning."""
+MISSING = "-"
+"""Text of a value that a row does not have, and of a cell that was never run."""
+
+_REQUIRED = (
     "row_id", "cell", "workload", "variant", "status", "reason", "tokens", "vocab", "tp_size", "dp_size", "loss",
     "block_cap", "dtype", "interpreted", "warmed_up", "graph", "nodes", "loss_value", "job",
     "interleaved", "round_ms", "device_round_ms",
@@ -25,30 +35,30 @@ _NEEDED = (
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
-def records(frame: pd.DataFrame, columns: Iterable[str], workloads: dict[str, Workload]) -> list[Record]:
-    """Each row as a dictionary of what a report needs and of `columns`; what is missing is None."""
-    names = dict.fromkeys((*_NEEDED, *columns))
+def row_records(frame: pd.DataFrame, columns: Iterable[str], workloads: dict[str, Workload]) -> list[Record]:
+    """Return each row as a dictionary of the columns that every report reads and of `columns`. Missing is None."""
+    names = dict.fromkeys((*_REQUIRED, *columns))
     for workload in workloads.values():
-        names |= dict.fromkeys((*fields(workload), *workload.pivot.rows, *workload.pivot.sections))
+        names |= dict.fromkeys((*problem_fields(workload), *workload.pivot.rows, *workload.pivot.sections))
         names |= dict.fromkeys(workload.pivot.trajectories)
     names |= dict.fromkeys(("device", "hardware"))
     return plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
 
 
-def fields(workload: Workload) -> dict[str, Any]:
-    """The fields of a workload's problem, options included, with their defaults."""
+def problem_fields(workload: Workload) -> dict[str, Any]:
+    """Return the fields of a workload's problem, options included, with their defaults."""
     return {field.name: field.default for field in dataclasses.fields(workload.problem)}
 
 
-def identity(workload: Workload) -> dict[str, Any]:
-    """The fields that make one problem another, with their defaults: equal ones must show an equal loss."""
+def problem_identity(workload: Workload) -> dict[str, Any]:
+    """Return the fields that identify a problem, with their defaults. Equal problems must show equal losses."""
     options = {option.name for option in workload.options}
-    problem = {name: default for name, default in fields(workload).items() if name not in options}
+    problem = {name: default for name, default in problem_fields(workload).items() if name not in options}
     return problem | {"dp_size": 1}
 
 
 def job_fields(record: Record) -> dict[str, Any]:
-    """The resolved job that made a row, flat; empty where it is not to be had."""
+    """Return the resolved job of a row as a flat dictionary. It is empty if the row has no readable job."""
     try:
         job = json.loads(record["job"] or "{}")
     except (ValueError, RecursionError):
@@ -64,22 +74,33 @@ def job_fields(record: Record) -> dict[str, Any]:
     return flat
 
 
-def label(name: str) -> str:
-    """A column's name as a report has it."""
-    return _LABELS.get(name, plain(name, 40))
+def caveat_mark(record: Record) -> str:
+    """Return the mark of `CAVEATS` for a row that is no measurement, or an empty string."""
+    single_pass = record["warmed_up"] is not None and not record["warmed_up"]
+    return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else ""
 
 
-def say(value: Any) -> str:
-    """A key's value as a command line has it."""
+def is_measurement(record: Record) -> bool:
+    """Return true if the row is correct and its times are measurements."""
+    return record["status"] == "ok" and not caveat_mark(record)
+
+
+def column_label(name: str) -> str:
+    """Return the name of a column as a report prints it."""
+    return _LABELS.get(name, printable(name, 40))
+
+
+def value_text(value: Any) -> str:
+    """Return a value as a command line spells it."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "-"
+        return MISSING
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else plain(str(value), 60)
+    return f"{value:g}" if isinstance(value, float) else printable(str(value), 60)
 
 
-def order(value: Any) -> tuple[int, float, str]:
-    """Sorts values of mixed kinds: words, then numbers (those written as text too), then what is missing."""
+def sort_key(value: Any) -> tuple[int, float, str]:
+    """Return a key that sorts values of mixed types: words, then numbers (also as text), then missing values."""
     if value is None:
         return (2, 0.0, "")
     try:

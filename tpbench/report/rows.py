@@ -1,4 +1,4 @@
-"""The rows that a command was pointed at, with what is to be said of them on stderr."""
+"""Reading of the rows that a command was pointed at. Warnings about files go to stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpbench.settings import JobError
 
 
 def read_rows(places: Sequence[str]) -> pd.DataFrame:
-    """The rows in `places`; complaints about files go to stderr. Raises JobError where there are none."""
+    """Return the rows in `places`: folders, files or globs. Raises JobError if there are none."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RowWarning)
         try:

@@ -1,49 +1,42 @@
-"""What the samples of a cell say beyond their median."""
+"""Samples of measured cells: outliers, and speed-ups with intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from tpbench.report.layout import Section
-from tpbench.report.pivot import mark
+from tpbench.report.grids import RecordGrid
+from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.ratio import Array, Ratio, clean, ratio
-from tpbench.report.records import Record, label, say
-from tpbench.report.turns import in_turns
+from tpbench.report.records import Record, is_measurement
 
 CLOCKS = {"samples_ms": "wall", "device_samples_ms": "device"}
+"""Columns of samples, with the name of their clock."""
 OUTLIER = "an outlier is more than 1.5 interquartile ranges outside the quartiles"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A cell that was measured, and where it stands."""
+class MeasuredCell:
+    """A correct cell with measured times, and its place in a grid."""
 
     problem: str
-    """What the row is, fit to print."""
-    head: str
-    column: int
+    """Keys of its row, safe to print."""
+    column: str
+    column_index: int
     record: Record
 
 
-def measured(section: Section) -> Iterator[Measured]:
-    """The cells of a section that are right, and measurements."""
-    for row in section.rows:
-        problem = problem_of(section, row.key, section.telling)
-        for column, (head, record) in enumerate(zip(section.heads, row.records, strict=True)):
-            if record and record["status"] == "ok" and not mark(record):
-                yield Measured(problem, head, column, record)
-
-
-def problem_of(section: Section, key: Sequence[object], places: Sequence[int] | None = None) -> str:
-    """A row's key as words, without what follows from the rest; or only what is at these places of it."""
-    return " ".join(f"{label(section.names[at])}={say(key[at])}" for at in places or section.own)
+def measured_cells(grid: RecordGrid) -> Iterator[MeasuredCell]:
+    """Iterate over the cells of a grid that are correct and measurements."""
+    for cell in grid.cells():
+        if is_measurement(cell.record):
+            yield MeasuredCell(grid.problem_text(cell.key, grid.varying), cell.column, cell.column_index, cell.record)
 
 
 def outliers(samples: Array) -> Array:
-    """The samples that lie far out, as `OUTLIER` says."""
+    """Return the samples that are outliers as defined by `OUTLIER`."""
     if len(samples) < 4:
         return samples[:0]
     low, high = np.percentile(samples, [25, 75])
@@ -57,18 +50,18 @@ class Speedup:
     """How many times faster the fastest column of a row is than another."""
 
     problem: str
-    fastest: Measured
-    other: Measured
+    fastest: MeasuredCell
+    other: MeasuredCell
     ratio: Ratio
-    in_turns: bool
-    """They were measured in turns, and the ratio is their rounds'."""
+    interleaved: bool
+    """True if the two were measured interleaved. Then the ratio is that of their rounds."""
 
 
-def speedups(section: Section, clock: str) -> list[Speedup]:
-    """For each problem, the fastest column against each other one, by the samples of `clock`."""
+def speedups(grid: RecordGrid, clock: str) -> list[Speedup]:
+    """Compare the fastest column of each problem with each other column, by the samples of `clock`."""
     made = []
-    by_problem: dict[str, list[Measured]] = {}
-    for cell in measured(section):
+    by_problem: dict[str, list[MeasuredCell]] = {}
+    for cell in measured_cells(grid):
         if len(clean(cell.record[clock])):
             by_problem.setdefault(cell.problem, []).append(cell)
     for problem, cells in by_problem.items():
@@ -76,7 +69,7 @@ def speedups(section: Section, clock: str) -> list[Speedup]:
         for cell in cells:
             if cell is fastest:
                 continue
-            by_rounds = in_turns(cell.record, fastest.record, clock)
+            by_rounds = interleaved_ratio(cell.record, fastest.record, clock)
             if found := by_rounds or ratio(cell.record[clock], fastest.record[clock]):
                 made.append(Speedup(problem, fastest, cell, found, by_rounds is not None))
     return made

@@ -1,126 +1,159 @@
-"""A workload's study: a line for each cell, and several of its numbers side by side."""
+"""Studies of workloads: several numbers of each cell side by side, or tables that the workload computes from rows."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from tpbench.report.layout import Layout, Section
-from tpbench.report.metric import metric, number, times
-from tpbench.report.pivot import mark
-from tpbench.report.records import Record, label, say
-from tpbench.report.table import MARKS
+import pandas as pd
+
+from tpbench.report import writer
+from tpbench.report.escape import printable
+from tpbench.report.grids import GridCell, RecordGrid, arrange_rows
+from tpbench.report.metric import metric, number, ratio_text
+from tpbench.report.records import CAVEATS, MISSING, Record, caveat_mark, column_label, is_measurement, value_text
+from tpbench.results.plain import plain_rows
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Study, workloads
+from tpbench.workloads.study_data import Picture, StudyTable
 
 OF_BEST = "of best"
-"""Head of the column that says how a cell stands to the best."""
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One section's study. All text in it is harmless to print."""
-
-    facts: Mapping[str, str]
-    heads: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The meaning of the marks that occur beside a status."""
-        statuses = {line[self.heads.index("status")] for line in self.lines}
-        return tuple(f"{sign} {meaning}" for sign, meaning in MARKS.items() if f"ok{sign}" in statuses)
+"""Name of the column that compares a cell with the best."""
 
 
 @functools.cache
-def shares() -> frozenset[str]:
-    """Columns that are written as percentages."""
+def percentage_columns() -> frozenset[str]:
+    """Return the columns that are written as percentages."""
     return frozenset({"fraction_of_floor"}.union(*(each.percentages for each in workloads().values())))
 
 
 def studies() -> dict[str, dict[str, Study]]:
-    """Every study by name, for each workload that has it."""
+    """Return every study by name and workload."""
     found: dict[str, dict[str, Study]] = {}
     for workload in workloads().values():
-        for name, each in workload.studies.items():
-            found.setdefault(name, {})[workload.name] = each
+        for name, study in workload.studies.items():
+            found.setdefault(name, {})[workload.name] = study
     return found
 
 
-def columns(name: str) -> tuple[str, ...]:
-    """What records need for the study of that name. Raises JobError that lists the valid ones."""
+def check_study(name: str) -> None:
+    """Raise JobError that lists the valid names if there is no such study."""
     if name not in studies():
         raise JobError(unknown("study", name, studies()))
-    return tuple(dict.fromkeys(each for study in studies()[name].values() for each in (*study.columns, *study.best_by)))
 
 
-def sheets(layout: Layout, name: str) -> tuple[Sheet, ...]:
-    """The study of the rows in their places. Raises JobError where they are of other workloads."""
+def study_tables(frame: pd.DataFrame, name: str, *, all_rows: bool = False) -> list[StudyTable]:
+    """Return the tables of a study. Raises JobError if it has no rows."""
     by_workload = studies()[name]
-    found = [sheet(each, by_workload[each.workload]) for each in layout.sections if each.workload in by_workload]
-    if not found:
+    computed = _computed(frame, by_workload)
+    tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
+    if not computed:
+        columns = dict.fromkeys(each for study in by_workload.values() for each in (*study.columns, *study.best_by))
+        grids = arrange_rows(frame, columns, all_rows=all_rows).grids
+        tables = [grid_table(grid, by_workload[grid.workload]) for grid in grids if grid.workload in by_workload]
+    if not tables:
         raise JobError(f"no rows for the study {name}, which is of {', '.join(by_workload)}")
-    return tuple(found)
+    return tables
 
 
-def sheet(section: Section, study: Study) -> Sheet:
-    """One section's."""
-    shown, stands = shown_columns(section, study), standings(section, study)
-    lines = []
-    for at, (key, head, record) in enumerate(cells(section)):
-        numbers = [write(each, record) for each in shown]
-        status = f"{say(record['status'])}{_mark(record)}"
-        lines.append((*map(say, key), head, status, *([stands[at]] if stands else ()), *numbers))
-    heads = (*map(label, section.names), "variant", "status", *([OF_BEST] if stands else ()), *shown)
-    return Sheet(section.facts, heads, tuple(lines))
+def study_picture(frame: pd.DataFrame, name: str) -> Picture:
+    """Return the picture of a study. Raises JobError if the study or these rows have none."""
+    if not any(study.module for study in studies()[name].values()):
+        raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
+    for module, rows in _computed(frame, studies()[name]):
+        picture: Picture | None = module.picture(rows)
+        if picture is not None:
+            return picture
+    raise JobError(f"these rows have nothing to draw for the study {name}")
 
 
-def standings(section: Section, study: Study) -> list[str]:
-    """For each cell how many times worse it is than the best it compares with; nothing where the study has no such
-    column. Only right and measured cells compare."""
-    found = cells(section)
-    name = next((each for each in study.best_by if any(record.get(each) is not None for _, _, record in found)), None)
-    if name is None:
-        return []
-    contests: dict[tuple[object, ...], list[int]] = {}
-    for at, (key, _, record) in enumerate(found):
-        if record["status"] == "ok" and not mark(record) and record.get(name) is not None:
-            pairs = zip(section.names, key, strict=True)
-            contests.setdefault(tuple(value for each, value in pairs if each not in study.compared_across), []).append(
-                at
-            )
-    stands = ["-"] * len(found)
-    for places in contests.values():
-        ratios = metric(name).ratios([float(found[at][2][name]) for at in places])
-        for at, ratio in zip(places, ratios, strict=True):
-            stands[at] = "-" if ratio is None else times(ratio)
-    return stands
-
-
-def cells(section: Section) -> list[tuple[tuple[object, ...], str, Record]]:
-    """A section's records with their keys and the heads of their columns, problem by problem."""
+def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
+    """Return the module and the rows of each workload that computes the study itself."""
     return [
-        (row.key, head, record)
-        for row in section.rows
-        for head, record in zip(section.heads, row.records, strict=True)
-        if record
+        (importlib.import_module(study.module), plain_rows(frame[frame["workload"] == workload]))
+        for workload, study in by_workload.items()
+        if study.module
     ]
 
 
-def shown_columns(section: Section, study: Study) -> tuple[str, ...]:
-    """The study's columns that some record has."""
-    found = [record for _, _, record in cells(section)]
-    return tuple(name for name in study.columns if any(record.get(name) is not None for record in found))
+def _printable(table: StudyTable) -> StudyTable:
+    """Make the texts of a computed table safe to print."""
+    return replace(
+        table,
+        heading=printable(table.heading, 400),
+        columns=tuple(map(printable, table.columns)),
+        rows=tuple(tuple(map(printable, row)) for row in table.rows),
+        facts={name: printable(value) for name, value in table.facts.items()},
+        notes=tuple(printable(note, 400) for note in table.notes),
+    )
 
 
-def write(name: str, record: Record) -> str:
-    """One number of a record as people read it; its unit ends its name."""
+def grid_table(grid: RecordGrid, study: Study) -> StudyTable:
+    """Return a line for each cell of a grid, with the columns of the study."""
+    shown, compared = filled_columns(grid, study), compared_with_best(grid, study)
+    rows = []
+    for at, cell in enumerate(grid.cells()):
+        mark = caveat_mark(cell.record) if cell.record["status"] == "ok" else ""
+        numbers = [_number(name, cell.record) for name in shown]
+        status = f"{value_text(cell.record['status'])}{mark}"
+        rows.append((*map(value_text, cell.key), cell.column, status, *compared[at : at + 1], *numbers))
+    columns = (*map(column_label, grid.key_names), "variant", "status", *([OF_BEST] if compared else ()), *shown)
+    statuses = {row[columns.index("status")] for row in rows}
+    notes = tuple(f"{mark} {meaning}" for mark, meaning in CAVEATS.items() if f"ok{mark}" in statuses)
+    return StudyTable(grid.heading, columns, tuple(rows), grid.facts, notes)
+
+
+def compared_with_best(grid: RecordGrid, study: Study) -> list[str]:
+    """Return for each cell how many times worse it is than the best with which it is compared.
+
+    Only correct and measured cells are compared. The list is empty if the study has no column to compare.
+    """
+    cells = list(grid.cells())
+    name = next((each for each in study.best_by if any(cell.record.get(each) is not None for cell in cells)), None)
+    if name is None:
+        return []
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for at, cell in enumerate(cells):
+        if is_measurement(cell.record) and cell.record.get(name) is not None:
+            groups.setdefault(_compared_key(grid, study, cell), []).append(at)
+    compared = [MISSING] * len(cells)
+    for group in groups.values():
+        ratios = metric(name).ratios([float(cells[at].record[name]) for at in group])
+        for at, ratio in zip(group, ratios, strict=True):
+            compared[at] = MISSING if ratio is None else ratio_text(ratio)
+    return compared
+
+
+def _compared_key(grid: RecordGrid, study: Study, cell: GridCell) -> tuple[object, ...]:
+    pairs = zip(grid.key_names, cell.key, strict=True)
+    return tuple(value for name, value in pairs if name not in study.compared_across)
+
+
+def filled_columns(grid: RecordGrid, study: Study) -> tuple[str, ...]:
+    """Return the columns of the study for which some record has a value."""
+    records = [cell.record for cell in grid.cells()]
+    return tuple(name for name in study.columns if any(record.get(name) is not None for record in records))
+
+
+def _number(name: str, record: Record) -> str:
     value = record.get(name)
     if isinstance(value, float):
-        return f"{100 * value:.1f}%" if name in shares() else number(value)
-    return say(value)
+        return f"{100 * value:.1f}%" if name in percentage_columns() else number(value)
+    return value_text(value)
 
 
-def _mark(record: Record) -> str:
-    return mark(record) if record["status"] == "ok" else ""
+def study_document(tables: Sequence[StudyTable]) -> writer.Document:
+    """Return the tables of a study for the writer of text and Markdown."""
+    return writer.Document([
+        writer.TextTable(table.columns, table.rows, table.heading, table.notes) for table in tables
+    ])  # fmt: skip
+
+
+def study_csv(tables: Sequence[StudyTable]) -> str:
+    """Return one CSV table of all tables of a study."""
+    columns = list(dict.fromkeys(name for table in tables for name in (*table.facts, *table.columns)))
+    named = [{**table.facts, **dict(zip(table.columns, row, strict=True))} for table in tables for row in table.rows]
+    return writer.as_csv(columns, [[row.get(name) for name in columns] for row in named])

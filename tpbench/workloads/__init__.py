@@ -87,8 +87,11 @@ class Study:
     """A table with several numbers of each cell side by side, for a question that no single number answers."""
 
     question: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
     """Columns of a row, in order. Columns that no row has are left out."""
+    module: str = ""
+    """Import path of a module that computes the study instead. Its `tables(rows)` returns `StudyTable`s, its
+    `picture(rows)` a `Picture` or None (both of `study_data`). A row is a dictionary by column; missing is None."""
     option: str = ""
     """The option that the study is about: a page shows the study if that option has several values. Empty: always."""
     best_by: tuple[str, ...] = ()

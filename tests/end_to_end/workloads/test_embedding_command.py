@@ -38,7 +38,8 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     assert sparse["exposed_ms"] == pytest.approx(sparse["time_ms"] - sparse["stand_in_ms"])
     assert sparse["floor_ms"] > sparse["bytes_moved"] / sparse["copy_gb_per_s"] / 1e6
     assert "dense_reduce_scatter" in done.stdout and "0.109" in done.stdout  # the density
-    line = [sys.executable, "-m", "tpbench.workloads.embedding_grad.report", "outputs"]
+    script = str(ROOT / "scripts/report.py")
+    line = [sys.executable, script, "outputs", "--study", "crossover", "--format", "markdown"]
     said = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     assert "| 10.9% |" in said.stdout

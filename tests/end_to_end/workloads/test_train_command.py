@@ -21,10 +21,9 @@ from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.overrides import flat_names, force_fields
 from tpbench.launcher.target import ThisHost, skip_reason
-from tpbench.report.layout import lay_out
 from tpbench.report.metric import number
 from tpbench.report.pivot import pivot
-from tpbench.report.study import columns, sheets
+from tpbench.report.study import study_tables
 from tpbench.results.plain import plain_rows
 from tpbench.workloads.train_step import WORKLOAD
 
@@ -103,8 +102,8 @@ def test_the_older_tool_s_documents(rows: list[dict[str, Any]], swept: Any) -> N
 
 def test_the_workload_s_report(rows: list[dict[str, Any]], swept: Any) -> None:
     frame = package.load(swept[0] / "outputs")
-    (sheet,) = sheets(lay_out(frame, columns("training")), "training")
-    lines = [dict(zip(sheet.heads, line, strict=True)) for line in sheet.lines]
+    (table,) = study_tables(frame, "training")
+    lines = [dict(zip(table.columns, line, strict=True)) for line in table.rows]
     assert len(lines) == 4
     speeds = [float(each) for each in frame["tokens_per_s_per_gpu"]]
     as_fast = sum(f"{max(speeds) / each:.2f}" == "1.00" for each in speeds)  # as the best, as far as is said
@@ -226,6 +225,6 @@ def test_out_of_memory_says_what_was_needed(tmp_path: Path) -> None:
     assert row["reason"].startswith("rank 0 ran out of memory; expected to need ")
     held = sum(row[f"expected_{each}_gib"] for each in ("model", "gradients", "optimizer"))
     assert held == pytest.approx(66e9 / 2**30, rel=0.01)  # 8 bytes a parameter over four ranks
-    (sheet,) = sheets(lay_out(package.load(tmp_path), columns("training")), "training")
-    (line,) = (dict(zip(sheet.heads, each, strict=True)) for each in sheet.lines)
+    (table,) = study_tables(package.load(tmp_path), "training")
+    (line,) = (dict(zip(table.columns, each, strict=True)) for each in table.rows)
     assert (line["model"], line["status"], line["expected_gib"]) == ("qwen3_32b", "oom", number(row["expected_gib"]))

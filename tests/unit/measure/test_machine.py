@@ -60,7 +60,7 @@ def test_every_triton_kernel_changes_the_kernels_version(tmp_path: Path, monkeyp
         file.write_text(file.read_text() + "# changed\n")
         seen.add(machine.kernels_version.__wrapped__())
     assert len(seen) == 1 + len(kernels)
-    (copy / "workloads/embedding_grad/report.py").write_text("")
+    (copy / "workloads/embedding_grad/crossover_study.py").write_text("")
     assert machine.kernels_version.__wrapped__() in seen
 
 

@@ -1,4 +1,4 @@
-"""What got slower is told from noise, from other hardware and from what no longer works."""
+"""A comparison separates slower cells from noise, from other hardware and from failures."""
 
 import csv
 import io
@@ -8,8 +8,8 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report.command import main
-from tpbench.report.compare.pairs import ACROSS, pair
-from tpbench.report.compare.verdict import ALPHA, holm, judge
+from tpbench.report.compare.changes import ALPHA, compare_cells, holm
+from tpbench.report.compare.pairs import ACROSS, pair_cells
 from tpbench.report.ratio import ratio
 from tpbench.results.read import load
 from tpbench.results.schema import common_columns
@@ -94,7 +94,7 @@ def test_the_same_hardware_is_looked_for(tmp_path):
     before = some() + some(gpu_name="NVIDIA H100", factor=9)
     synthetic.write(before, tmp_path / "before")
     synthetic.write(some(run="again"), tmp_path / "after")
-    pairs = pair(load(tmp_path / "before"), load(tmp_path / "after"))
+    pairs = pair_cells(load(tmp_path / "before"), load(tmp_path / "after"))
     assert [each.before["gpu_name"] for each in pairs if each.after] == ["NVIDIA H200"] * 6
     assert [each.before["gpu_name"] for each in pairs if not each.after] == ["NVIDIA H100"] * 6
 
@@ -142,8 +142,8 @@ def test_noise_alone_is_rarely_an_alarm(tmp_path):
             for row in rows:
                 row["samples_ms"] = list(1 + 0.05 * random.standard_normal(30))
             frames.append(load(synthetic.write(rows, tmp_path / f"{side}{round_}", side)))
-        verdicts = judge(pair(*frames), "time_ms", 0.0)
-        alarms += any(verdict.verdict in ("slower", "faster") for verdict in verdicts)
+        changes = compare_cells(pair_cells(*frames), "time_ms", 0.0)
+        alarms += any(change.verdict in ("slower", "faster") for change in changes)
     assert alarms <= 2
 
 

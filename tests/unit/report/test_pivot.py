@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpbench.report.escape import plain
-from tpbench.report.metric import METRICS, metric, number, times
+from tpbench.report.escape import printable
+from tpbench.report.metric import METRICS, metric, number, ratio_text
 from tpbench.report.pivot import pivot
 from tpbench.settings import JobError
 
@@ -210,13 +210,13 @@ def test_number(value, text):
     assert number(value) == text
 
 
-def test_times():
-    assert [times(ratio) for ratio in (1, 9.99, 27.44, 270.4)] == ["1.00x", "9.99x", "27.4x", "270x"]
+def test_ratio_text():
+    assert [ratio_text(ratio) for ratio in (1, 9.99, 27.44, 270.4)] == ["1.00x", "9.99x", "27.4x", "270x"]
 
 
 @given(st.text(st.characters(), max_size=3000))
-def test_plain_is_one_printable_line(text):
-    made = plain(text)
+def test_printable_text_is_one_line(text):
+    made = printable(text)
     assert made.isprintable() or not set(made) - {char for char in made if char.isprintable()}
     assert len(made) <= 205
     assert "\n" not in made and "\x1b" not in made

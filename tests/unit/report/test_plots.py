@@ -1,9 +1,7 @@
-"""Single pictures, and what they show."""
+"""Single pictures show the numbers of the rows."""
 
-import gc
 import io
 import itertools
-import weakref
 
 import numpy as np
 import pytest
@@ -11,11 +9,13 @@ import pytest
 from tests.support import synthetic
 from tpbench.report import plots
 from tpbench.report.command import main
-from tpbench.report.layout import lay_out
-from tpbench.report.plots import by_size, speedup, spread, style
+from tpbench.report.grids import arrange_rows
+from tpbench.report.plots import samples as samples_plot
+from tpbench.report.plots import speedups as speedups_plot
+from tpbench.report.plots import style
 from tpbench.report.plots.block_cap import shares
-from tpbench.report.plots.garbage import swept_at_once
-from tpbench.report.samples import measured, speedups
+from tpbench.report.plots.by_size import draw_by_size
+from tpbench.report.samples import measured_cells, speedups
 from tpbench.results.read import load
 
 
@@ -25,8 +25,8 @@ def rows(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def section(rows):
-    return lay_out(load(rows), plots.NEEDS).sections[0]
+def grid(rows):
+    return arrange_rows(load(rows), plots.COLUMNS).grids[0]
 
 
 @pytest.mark.parametrize("name", sorted(plots.PLOTS.keys() - {"timeline"}))  # whose rows have a trace
@@ -53,8 +53,8 @@ def test_what_cannot_be_drawn(rows, capsys, arguments, said):
     assert said in capsys.readouterr().err
 
 
-def test_the_lines_are_the_rows(rows, section):
-    figure = by_size.draw(section, "time_ms", floor=True)
+def test_the_lines_are_the_rows(rows, grid):
+    figure = draw_by_size(grid, "time_ms", floor=True)
     frame = load(rows)
     axes = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 4096")
     lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
@@ -65,9 +65,9 @@ def test_the_lines_are_the_rows(rows, section):
     assert "pytorch_gather: out of memory" in [line.get_label() for line in failed.get_lines()]
 
 
-def test_marks_between_decades_have_labels(section):
+def test_marks_between_decades_have_labels(grid):
     with style.drawing("x"):
-        figure = by_size.draw(section, "time_ms")
+        figure = draw_by_size(grid, "time_ms")
         style.svg(figure)  # makes the ticks
     first, second = figure.axes[:2]
     low, high = first.get_ylim()
@@ -76,49 +76,50 @@ def test_marks_between_decades_have_labels(section):
     assert not any(tick.tick1line.get_visible() for tick in second.yaxis.get_minor_ticks())
 
 
-def test_shares_by_block_cap(rows, section):
-    found = shares(section)
+def test_shares_by_block_cap(rows, grid):
+    found = shares(grid)
     line = found["triton_tp", "vocab=32768 tp=1 tokens=4096"]
     assert sorted(line) == ["16384", "32768", "4096", "8192", "auto"]
     assert max(line, key=line.get) == "auto" and min(line, key=line.get) == "32768"
 
 
-def test_a_page_has_its_own_colours_and_text(section):
-    made = plots.inline(section, "time", "s0time")
+def test_a_page_has_its_own_colours_and_text(grid):
+    made = plots.inline_svg(grid, "time", "s0time")
     assert "var(--s0)" in made and "currentColor" in made and "#fe0" not in made and "<style" not in made
     assert ">131072</text>" in made or "131072" in made
-    assert made == plots.inline(section, "time", "s0time")
+    assert made == plots.inline_svg(grid, "time", "s0time")
     assert style.colour(0) == style.LIGHT[0]
 
 
 @pytest.mark.parametrize("name", ["time", "block_cap", "samples"])
-def test_an_svg_is_the_one_that_matplotlib_saves(section, name):
+def test_an_svg_is_the_one_that_matplotlib_saves(grid, name):
     draw = plots.PLOTS[name].draw
     with style.drawing("salt"):
         saved = io.BytesIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        draw(section).savefig(saved, format="svg", metadata=metadata)
-        assert style.svg(draw(section)) == saved.getvalue()
+        draw(grid).savefig(saved, format="svg", metadata=metadata)
+        assert style.svg(draw(grid)) == saved.getvalue()
 
 
 @pytest.mark.parametrize(
-    "draw, shown", [(spread.draw, measured), (speedup.draw, lambda each: speedups(each, "samples_ms"))]
+    "draw, shown",
+    [(samples_plot.draw, measured_cells), (speedups_plot.draw, lambda each: speedups(each, "samples_ms"))],
 )
-def test_each_line_has_its_name_beside_it(section, draw, shown):
+def test_each_line_has_its_name_beside_it(grid, draw, shown):
     with style.drawing("x"):
-        figure = draw(section, "samples_ms")
+        figure = draw(grid, "samples_ms")
         style.svg(figure)  # lays it out
         (axes,) = figure.axes
-        assert [text.get_position()[1] for text in axes.texts] == list(range(len(list(shown(section)))))
+        assert [text.get_position()[1] for text in axes.texts] == list(range(len(list(shown(grid)))))
         boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in axes.texts]
     assert all(box.x0 >= 0 and box.x1 < axes.bbox.x0 for box in boxes)
     assert all(upper.y0 > lower.y1 for upper, lower in itertools.pairwise(boxes))
 
 
-def test_spread_shows_percentiles_and_outliers(section):
-    cells = list(measured(section))
+def test_spread_shows_percentiles_and_outliers(grid):
+    cells = list(measured_cells(grid))
     with style.drawing("x"):
-        (axes,) = spread.draw(section, "samples_ms").axes
+        (axes,) = samples_plot.draw(grid, "samples_ms").axes
     reach, quartiles = ([segment[:, 0] for segment in lines.get_segments()] for lines in axes.collections[:2])
     dots = np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "."])
     for height, cell in enumerate(cells):
@@ -128,10 +129,10 @@ def test_spread_shows_percentiles_and_outliers(section):
         assert max(dots[dots[:, 1] == height, 0]) == pytest.approx(max(away))  # two samples of each are 40% slower
 
 
-def test_intervals_of_speedups_stand_about_their_values(section):
+def test_intervals_of_speedups_stand_about_their_values(grid):
     with style.drawing("x"):
-        (axes,) = speedup.draw(section, "samples_ms").axes
-    found = speedups(section, "samples_ms")
+        (axes,) = speedups_plot.draw(grid, "samples_ms").axes
+    found = speedups(grid, "samples_ms")
     drawn = {}
     for values, _, (bars,) in axes.containers:
         for (value, height), ends in zip(values.get_xydata(), bars.get_segments(), strict=True):
@@ -141,34 +142,22 @@ def test_intervals_of_speedups_stand_about_their_values(section):
     ]
 
 
-def test_what_refers_to_itself_goes_when_it_is_done_with():
-    class Knot:
-        pass
-
-    with swept_at_once():
-        knot = Knot()
-        knot.itself = knot
-        there = weakref.ref(knot)
-        del knot
-    assert there() is None and gc.isenabled()
-
-
 def test_what_varies_runs_along_the_axis(add, frame):
     for tokens in (64, 128, 256):
         add("triton_tp", tokens / 100, tokens=tokens)
-    (made,) = lay_out(frame(), plots.NEEDS).sections
-    (axes,) = by_size.draw(made, "time_ms").axes
+    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
+    (axes,) = draw_by_size(made, "time_ms").axes
     assert axes.get_xlabel() == "tokens" and axes.get_title() == "vocab 32768, tp 2"
     assert axes.get_lines()[0].get_ydata().tolist() == [0.64, 1.28, 2.56]
 
 
 def test_keys_that_change_together_are_panels(add, frame):
-    """Of models of several sizes, each by its tokens: not three panels with a dot each."""
+    """Models of several sizes, each by its tokens, do not become three panels with a dot each."""
     for vocab, tp_size in ((1000, 1), (2000, 2)):
         for tokens in (64, 128, 256):
             add("triton_tp", tokens / 100, vocab=vocab, tp_size=tp_size, tokens=tokens)
-    (made,) = lay_out(frame(), plots.NEEDS).sections
-    first, second = by_size.draw(made, "time_ms").axes
+    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
+    first, second = draw_by_size(made, "time_ms").axes
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
     assert first.get_xlabel() == "tokens" and [text.get_text() for text in first.get_xticklabels()] == [
         "64",

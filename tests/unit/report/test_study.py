@@ -1,4 +1,4 @@
-"""A study shows several numbers of each cell, whatever became of it."""
+"""A study shows several numbers of each cell, also of cells that failed."""
 
 import csv
 import io
@@ -7,9 +7,8 @@ import pytest
 
 from tests.unit.report.test_render import HOSTILE
 from tpbench.report.command import main
-from tpbench.report.layout import lay_out
 from tpbench.report.page.document import page
-from tpbench.report.study import columns, sheets
+from tpbench.report.study import study_tables
 
 FAST = {"device_ms": 0.148, "fraction_of_floor": 0.857, "registers": 40, "spilled_bytes": 0, "occupancy": 0.5}
 SLOW = {"device_ms": 0.9, "fraction_of_floor": 0.14, "registers": 64, "spilled_bytes": 168, "occupancy": 0.25}
@@ -25,12 +24,12 @@ def caps(add):
 
 
 def test_a_line_for_each_cell(caps, frame):
-    gpu, cpu = sheets(lay_out(frame(), columns("block_cap")), "block_cap")
-    assert gpu.heads == (
+    gpu, cpu = study_tables(frame(), "block_cap")
+    assert gpu.columns == (
         "vocab", "tp", "shard", "variant", "status", "of best", "time_ms", "device_ms", "fraction_of_floor",
         "registers", "spilled_bytes", "occupancy",
     )  # fmt: skip
-    lines = {line[3]: line[4:] for line in gpu.lines}
+    lines = {line[3]: line[4:] for line in gpu.rows}
     assert lines == {
         "triton_tp block_cap=4096 algorithm=two_reads": ("ok", "1.00x", "0.200", "0.148", "85.7%", "40", "0", "50.0%"),
         "triton_tp block_cap=16384 algorithm=two_reads": ("oom", *"-------"),
@@ -46,7 +45,7 @@ def test_a_line_for_each_cell(caps, frame):
         ),
         "pytorch_gather compile=true": ("ok", "-", "1.700", *"-----"),
     }
-    assert cpu.lines[0][4] == "ok*" and "no measurement" in cpu.notes[0] and not gpu.notes
+    assert cpu.rows[0][4] == "ok*" and "no measurement" in cpu.notes[0] and not gpu.notes
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "csv"])
@@ -73,7 +72,11 @@ def test_the_page_has_it_not_elsewhere(add, frame):
     ("arguments", "said"),
     [
         (["--study", "block_caps"], "no study is called block_caps, did you mean block_cap?"),
-        (["--study", "block_cap", "--format", "html", "-o", "x"], "--study is for --format text, markdown, csv"),
+        (["--study", "block_cap", "--format", "svg"], "the study block_cap has no picture"),
+        (
+            ["--study", "block_cap", "--format", "html", "-o", "x"],
+            "--study is for --format text, markdown, csv, png, svg",
+        ),
         (
             ["--study", "block_cap", "--workload", "embedding_grad"],
             "no rows for the study block_cap, which is of entropy",

@@ -17,7 +17,7 @@ from tpbench.launcher.plan import distinguish
 from tpbench.launcher.resume import superseded
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of
-from tpbench.report.escape import plain
+from tpbench.report.escape import printable
 from tpbench.results.cells import MEASURED, changes, newest
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
@@ -64,7 +64,7 @@ def _collect(attempts: Sequence[Attempt]) -> int:
             state = states.get(each.job_id, cluster.UNKNOWN)
             result = f"job {each.job_id}, {state.text}" if each.wanted else NO_JOB
             busy += 1
-        print(plain(f"{each.attempt.folder.name}: {cell}: {result}"))
+        print(printable(f"{each.attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
     return 3 if busy else int(failed > 0)
 

@@ -1,1 +1,1 @@
-"""Two sets of rows against each other: what got faster, what slower, and what cannot be compared."""
+"""Comparison of two sets of rows: faster, slower, failing, or not comparable."""

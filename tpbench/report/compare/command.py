@@ -1,4 +1,4 @@
-"""`scripts/report.py compare BEFORE AFTER`: a guard for somebody's CI, and a table for people."""
+"""`scripts/report.py compare BEFORE AFTER`: a table for people, and an exit code for continuous integration."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpbench.report.compare import render
-from tpbench.report.compare.pairs import ACROSS, pair
-from tpbench.report.compare.verdict import CLOCKS, INCOMPARABLE, judge
+from tpbench.report.compare.changes import CLOCKS, INCOMPARABLE, compare_cells
+from tpbench.report.compare.pairs import ACROSS, pair_cells
 from tpbench.report.rows import read_rows
 from tpbench.settings import JobError, unknown
 
@@ -22,31 +22,30 @@ FORMATS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; exits 1 when something got slower by more than the threshold or does not work any more."""
+    """Run the command. The exit code is 1 if a cell got slower by more than the threshold or fails now."""
     asked = _parser().parse_args(arguments)
     try:
         allowed = asked.across.split(",") if asked.across else []
         for name in allowed:
             if name not in ACROSS:
                 raise JobError(unknown("column to compare across", name, ACROSS))
-        verdicts = judge(
-            pair(read_rows([asked.before]), read_rows([asked.after])), asked.metric, asked.threshold, allowed
-        )
-        made = FORMATS[asked.format](verdicts, asked.metric, asked.threshold)
+        pairs = pair_cells(read_rows([asked.before]), read_rows([asked.after]))
+        changes = compare_cells(pairs, asked.metric, asked.threshold, allowed)
+        content = FORMATS[asked.format](changes, asked.metric, asked.threshold)
         if asked.output is None:
-            sys.stdout.write(made)
+            sys.stdout.write(content)
             sys.stdout.flush()
         else:
-            asked.output.write_text(made, encoding="utf-8")
+            asked.output.write_text(content, encoding="utf-8")
     except (JobError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
-    refused = sum(verdict.verdict == INCOMPARABLE for verdict in verdicts)
-    if refused:
-        print(f"report: warning: {refused} of {len(verdicts)} cells could not be compared", file=sys.stderr)
-    if refused == len(verdicts):
-        return 2  # a guard that compared nothing must not pass
-    return int(any(verdict.fails() for verdict in verdicts))
+    incomparable = sum(change.verdict == INCOMPARABLE for change in changes)
+    if incomparable:
+        print(f"report: warning: {incomparable} of {len(changes)} cells could not be compared", file=sys.stderr)
+    if incomparable == len(changes):
+        return 2  # a check that compared nothing must not pass
+    return int(any(change.fails() for change in changes))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,1 +1,1 @@
-"""The HTML report: one file with everything in it, which asks no network for anything."""
+"""The HTML report: one file that contains everything and loads nothing from the network."""

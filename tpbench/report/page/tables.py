@@ -1,4 +1,4 @@
-"""The tables of one section of the HTML report."""
+"""Tables of one section of the HTML report."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tpbench.report.layout import Section
+from tpbench.report.grids import RecordGrid
 from tpbench.report.metric import Metric, metric
-from tpbench.report.page.elements import NOTHING, Value, quantity, share, table, words
-from tpbench.report.pivot import section_table
+from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
+from tpbench.report.pivot import metric_table
+from tpbench.report.pivot_report import PivotCell
 from tpbench.report.plots import timeline
 from tpbench.report.ratio import clean
-from tpbench.report.records import Record, label, say
-from tpbench.report.samples import CLOCKS, measured, outliers, problem_of, speedups
-from tpbench.report.study import OF_BEST, cells, shares, shown_columns, standings
-from tpbench.report.table import Cell
+from tpbench.report.records import Record, column_label, value_text
+from tpbench.report.samples import CLOCKS, measured_cells, outliers, speedups
+from tpbench.report.study import OF_BEST, compared_with_best, filled_columns, percentage_columns
 from tpbench.results.schema import all_columns, workload_columns
 from tpbench.workloads import Study
 
@@ -26,137 +26,128 @@ _MEASURES = (
 )  # fmt: skip
 
 
-def pivoted(section: Section, shown: Metric) -> str:
-    """Problems by variants."""
-    made = section_table(section, shown)
-    keys = len(made.keys)
+def pivot_table(grid: RecordGrid, shown: Metric) -> PageTable:
+    """Return problems by variants."""
+    made = metric_table(grid, shown)
     rows = [[*map(_key, line.keys), *(_pivot_cell(cell, shown) for cell in line.cells)] for line in made.lines]
-    return table([*made.keys, *made.columns], rows, shown.name, keys=keys)
+    return PageTable(shown.name, [*made.keys, *made.columns], rows, keys=len(made.keys))
 
 
-def _key(text: str) -> Value:
+def _key(text: str) -> PageCell:
     try:
-        return Value(text, float(text))
+        return PageCell(text, float(text))
     except ValueError:
-        return Value(text)
+        return PageCell(text)
 
 
-def _pivot_cell(cell: Cell | None, shown: Metric) -> Value:
+def _pivot_cell(cell: PivotCell | None, shown: Metric) -> PageCell:
     if cell is None:
-        return NOTHING
-    kind = "best" if cell.ratio == 1 else _KINDS.get(cell.status, "")
-    return Value(cell.text(shown), cell.value, kind)
+        return MISSING_CELL
+    return PageCell(cell.text(shown), cell.value, "best" if cell.ratio == 1 else _KINDS.get(cell.status, ""))
 
 
-def distributions(section: Section) -> str | None:
-    """What the samples of each cell say, or None where there are none."""
-    heads = ["problem", "variant", "clock", "samples", "median", "95% interval", "5th pct", "95th pct", "fastest",
-             "slowest", "outliers", "skew between ranks"]  # fmt: skip
+def metrics_with_values(grid: RecordGrid, names: Sequence[str]) -> list[Metric]:
+    """Return the metrics for which some cell has a value."""
+    return [metric(name) for name in names if any(cell.record.get(name) is not None for cell in grid.cells())]
+
+
+def distribution_table(grid: RecordGrid) -> PageTable:
+    """Return percentiles and outliers of the samples of each measured cell."""
     rows = []
-    for cell in measured(section):
-        for clock, name in CLOCKS.items():
-            samples = clean(cell.record[clock])
+    for cell in measured_cells(grid):
+        for samples_column, clock in CLOCKS.items():
+            samples = clean(cell.record[samples_column])
             if not len(samples):
                 continue
-            prefix = "time" if clock == "samples_ms" else "device"
+            prefix = "time" if samples_column == "samples_ms" else "device"
             low, high = cell.record[f"{prefix}_ci_low_ms"], cell.record[f"{prefix}_ci_high_ms"]
             p5, median, p95 = np.percentile(samples, [5, 50, 95])
             far = len(outliers(samples))
             rows.append([
-                words(cell.problem), words(cell.head), words(name), words(len(samples)), quantity(median, "ms"),
-                _interval(low, high, "ms"), quantity(p5, "ms"), quantity(p95, "ms"),
+                words(cell.problem), words(cell.column), words(clock), words(len(samples)), quantity(median, "ms"),
+                _interval(low, high), quantity(p5, "ms"), quantity(p95, "ms"),
                 quantity(samples.min(), "ms"), quantity(samples.max(), "ms"),
-                Value(f"{far} ({100 * far / len(samples):.1f}%)", float(far)),
-                quantity(cell.record["skew_ms"], "ms") if clock == "samples_ms" else NOTHING,
+                PageCell(f"{far} ({100 * far / len(samples):.1f}%)", float(far)),
+                quantity(cell.record["skew_ms"], "ms") if prefix == "time" else MISSING_CELL,
             ])  # fmt: skip
-    return table(heads, rows, "distributions", keys=3) if rows else None
+    columns = ["problem", "variant", "clock", "samples", "median", "95% interval", "5th pct", "95th pct", "fastest",
+               "slowest", "outliers", "skew between ranks"]  # fmt: skip
+    return PageTable("distributions", columns, rows, keys=3)
 
 
-def _interval(low: float | None, high: float | None, unit: str) -> Value:
+def _interval(low: float | None, high: float | None) -> PageCell:
     if low is None or high is None:
-        return NOTHING
-    text, other = quantity(low).text, quantity(high, unit).text
-    return Value(f"{text} to {other}", low)
+        return MISSING_CELL
+    return PageCell(f"{quantity(low).text} to {quantity(high, 'ms').text}", low)
 
 
-def speedup_table(section: Section) -> str | None:
-    """The fastest of each problem over each other column, or None where there is nothing to compare."""
+def speedup_table(grid: RecordGrid) -> PageTable:
+    """Return the speed-ups of the fastest column of each problem over each other column."""
     rows = []
-    for clock, name in CLOCKS.items():
-        for each in speedups(section, clock):
+    for samples_column, clock in CLOCKS.items():
+        for each in speedups(grid, samples_column):
             low, high = each.ratio.low, each.ratio.high
-            interval = NOTHING if low is None or high is None else Value(f"{low:.3g}x to {high:.3g}x", low)
+            interval = MISSING_CELL if low is None or high is None else PageCell(f"{low:.3g}x to {high:.3g}x", low)
             rows.append([
-                words(each.problem), words(each.fastest.head), words(each.other.head), words(name),
-                words("in turns" if each.in_turns else "one after the other"),
-                Value(f"{each.ratio.value:.3g}x", each.ratio.value), interval,
+                words(each.problem), words(each.fastest.column), words(each.other.column), words(clock),
+                words("interleaved" if each.interleaved else "one after the other"),
+                PageCell(f"{each.ratio.value:.3g}x", each.ratio.value), interval,
             ])  # fmt: skip
-    heads = ["problem", "fastest", "over", "clock", "measured", "speed-up", "95% interval"]
-    return table(heads, rows, "speed-ups", keys=5) if rows else None
+    columns = ["problem", "fastest", "over", "clock", "measured", "speed-up", "95% interval"]
+    return PageTable("speed-ups", columns, rows, keys=5)
 
 
-def failures(section: Section) -> str | None:
-    """The cells that are not ok, with the whole of what is known of why, or None where all are."""
+def failure_table(grid: RecordGrid) -> PageTable:
+    """Return the cells that are not ok, with their whole reason and the folder of their logs."""
     rows = [
-        [words(problem_of(section, row.key)), words(head), _status(record),
-         words(record["reason"] or "no reason given", 2000), words(record["log_dir"]), words(record["row_id"])]
-        for row in section.rows
-        for head, record in zip(section.heads, row.records, strict=True)
-        if record and record["status"] != "ok"
+        [words(grid.problem_text(cell.key)), words(cell.column), _status(cell.record),
+         words(cell.record["reason"] or "no reason given", 2000), words(cell.record["log_dir"]),
+         words(cell.record["row_id"])]
+        for cell in grid.cells()
+        if cell.record["status"] != "ok"
     ]  # fmt: skip
-    return (
-        table(["problem", "variant", "status", "reason", "logs", "row"], rows, "failed cells", keys=2) if rows else None
-    )
+    return PageTable("failed cells", ["problem", "variant", "status", "reason", "logs", "row"], rows, keys=2)
 
 
-def study(section: Section, name: str, study: Study) -> str:
-    """The study of that name: some numbers of every cell."""
-    return _numbers(section, shown_columns(section, study), f"study {name}", standings(section, study))
+def study_table(grid: RecordGrid, name: str, study: Study) -> PageTable:
+    """Return the numbers of a study for every cell."""
+    return _cell_table(grid, filled_columns(grid, study), f"study {name}", compared_with_best(grid, study))
 
 
-def every_cell(section: Section) -> str:
-    """All cells with all their numbers."""
-    own = [name for name in workload_columns().get(section.workload, {}) if name not in section.names]
+def complete_table(grid: RecordGrid) -> PageTable:
+    """Return all numbers of every cell."""
+    own = [name for name in workload_columns().get(grid.workload, {}) if name not in grid.key_names]
     filled = [
         name for name in (*_MEASURES, "skew_ms", "iterations", *own)
         if name not in timeline.COLUMNS  # hundreds of numbers, which are drawn
-        if any(record.get(name) is not None for _, _, record in cells(section))
+        if any(cell.record.get(name) is not None for cell in grid.cells())
     ]  # fmt: skip
-    return _numbers(section, filled, "every cell")
+    return _cell_table(grid, filled, "every cell")
 
 
-def _numbers(section: Section, filled: Sequence[str], name: str, stands: Sequence[str] = ()) -> str:
-    best = [OF_BEST] if stands else []
-    heads = [*map(label, section.names), "variant", "status", *best, *map(label, filled), "finished at"]
+def _cell_table(grid: RecordGrid, filled: Sequence[str], name: str, compared: Sequence[str] = ()) -> PageTable:
+    best = [OF_BEST] if compared else []
+    labels = [*map(column_label, grid.key_names), "variant", "status", *best, *map(column_label, filled)]
     rows = [
-        [*(words(value) for value in key), words(head), _status(record), *(words(each) for each in stands[at : at + 1]),
-         *(_number(record, name) for name in filled),
-         words(record["finished_at"] and f"{record['finished_at']:%Y-%m-%d %H:%M} UTC")]
-        for at, (key, head, record) in enumerate(cells(section))
+        [*map(words, cell.key), words(cell.column), _status(cell.record), *map(words, compared[at : at + 1]),
+         *(_number(cell.record, name) for name in filled),
+         words(cell.record["finished_at"] and f"{cell.record['finished_at']:%Y-%m-%d %H:%M} UTC")]
+        for at, cell in enumerate(grid.cells())
     ]  # fmt: skip
-    return table(heads, rows, name, keys=len(section.names) + 1)
+    return PageTable(name, [*labels, "finished at"], rows, keys=len(grid.key_names) + 1)
 
 
-def _status(record: Record) -> Value:
-    status = say(record["status"])
-    return Value(status, None, _KINDS.get(status, ""))
+def _status(record: Record) -> PageCell:
+    status = value_text(record["status"])
+    return PageCell(status, None, _KINDS.get(status, ""))
 
 
-def _number(record: Record, name: str) -> Value:
+def _number(record: Record, name: str) -> PageCell:
     value = record.get(name)
-    if name in shares():
-        return share(value)
+    if name in percentage_columns():
+        return percentage(value)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return words(value)
     if isinstance(value, int) and name not in ("bytes_moved", "bytes_communicated"):
         return words(value)
     return quantity(value, all_columns()[name].unit if name in all_columns() else "")
-
-
-def metrics_with_values(section: Section, names: tuple[str, ...]) -> list[Metric]:
-    """Those metrics that some cell of the section has."""
-    return [
-        metric(name)
-        for name in names
-        if any(record and record.get(name) is not None for row in section.rows for record in row.records)
-    ]

@@ -1,4 +1,4 @@
-"""Share of the bandwidth by block cap, a line for each problem: why one cap is slow."""
+"""Share of the bandwidth by block cap, a line for each problem: it shows which cap is slow."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tpbench.report.layout import Section
-from tpbench.report.pivot import mark
+from tpbench.report.grids import RecordGrid
 from tpbench.report.plots import style
-from tpbench.report.records import order, say
-from tpbench.report.samples import problem_of
+from tpbench.report.plots.registry import plot
+from tpbench.report.records import is_measurement, sort_key, value_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(section: Section) -> Figure | None:
-    """A panel for each variant, or None where no variant was measured at two block caps."""
-    lines = shares(section)
-    panels = sorted({head for head, _ in lines})
+@plot("block_cap", "Share of the bandwidth by block cap", columns=("fraction_of_floor",))
+def draw(grid: RecordGrid) -> Figure | None:
+    """Draw a panel for each variant. Return None if no variant was measured at two block caps."""
+    lines = shares(grid)
+    panels = sorted({variant for variant, _ in lines})
     if not panels:
         return None
-    caps = sorted({cap for line in lines.values() for cap in line}, key=order)
+    caps = sorted({cap for line in lines.values() for cap in line}, key=sort_key)
     problems = list(dict.fromkeys(problem for _, problem in lines))
     figure = style.new_figure(max(5.2, 3.6 * len(panels)), 2.9 + 0.17 * -(-len(problems) // len(panels)))
-    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, panel in zip(grid, panels, strict=True):
-        for (head, problem), line in lines.items():
-            if head == panel:
+    row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, panel in zip(row, panels, strict=True):
+        for (variant, problem), line in lines.items():
+            if variant == panel:
                 index = problems.index(problem)
                 points = [(caps.index(cap), 100 * line[cap]) for cap in caps if cap in line]
                 axes.plot(
@@ -38,19 +38,17 @@ def draw(section: Section) -> Figure | None:
         axes.set_xticks(range(len(caps)), caps)
         axes.set_xlabel("block cap (columns)")
         axes.set_ylim(0, max(100, axes.get_ylim()[1]))
-    grid[0].set_ylabel("share of the copy bandwidth (%)")
-    handles = {text: handle for axes in grid for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=max(1, len(panels)))
+    row[0].set_ylabel("share of the copy bandwidth (%)")
+    style.common_legend(figure, row, max(1, len(panels)))
     return figure
 
 
-def shares(section: Section) -> dict[tuple[str, str], dict[str, float]]:
-    """By variant (with its other options) and problem: block cap to share of the bandwidth, where there are two."""
+def shares(grid: RecordGrid) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the share of the bandwidth by block cap, for each variant and problem that have two block caps."""
     lines: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for row in section.rows:
-        problem = problem_of(section, row.key)
-        for head, record in zip(section.heads, row.records, strict=True):
-            if record and record["status"] == "ok" and not mark(record) and record["fraction_of_floor"] is not None:
-                bare = re.sub(r" block_cap=\S+", "", head)
-                lines[bare, problem][say(record["block_cap"])] = record["fraction_of_floor"]
+    for cell in grid.cells():
+        if is_measurement(cell.record) and cell.record["fraction_of_floor"] is not None:
+            variant = re.sub(r" block_cap=\S+", "", cell.column)
+            line = lines[variant, grid.problem_text(cell.key)]
+            line[value_text(cell.record["block_cap"])] = cell.record["fraction_of_floor"]
     return {key: line for key, line in lines.items() if len(line) > 1}

@@ -1,4 +1,4 @@
-"""How plots look, and how a figure becomes text for a page or a file."""
+"""Look of the plots, and conversion of figures to svg and png."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 LIGHT = ("#1668b8", "#c4420c", "#1b7f4d", "#8b3fb0", "#a8730a", "#c2185b", "#00808a", "#6b5b4b")
 DARK = ("#6cb2ff", "#ff9a66", "#5fd39b", "#d6a1f5", "#ecc04d", "#ff86b4", "#4fd6e0", "#cbbba8")
-MARKERS = "os^DvP<"  # one fewer than colours: the pairs repeat late
+MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
+IN_LAYOUT = 8
+"""Names beside a plot whose extent decides about the width of its margin: the longest ones."""
 
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours of series, of text, and of what stands behind."""
+    """Colours of series, of text, of grid lines and of the background."""
 
     series: tuple[str, ...]
     ink: str
@@ -33,26 +35,26 @@ class Palette:
 
 
 ON_WHITE = Palette(LIGHT, "#222222", "#b3b3b3", "#ffffff")
-STAND_INS = Palette(tuple(f"#fe01{index:02x}" for index in range(len(LIGHT))), "#fe02aa", "#fe02bb", "none")
-"""For a page, which takes its own in their place: those know of dark mode."""
+PLACEHOLDERS = Palette(tuple(f"#fe01{index:02x}" for index in range(len(LIGHT))), "#fe02aa", "#fe02bb", "none")
+"""Palette for a page, which replaces these colours by CSS variables that depend on dark mode."""
 
 _palette: ContextVar[Palette] = ContextVar("palette", default=ON_WHITE)
 
 
 def available() -> bool:
-    """Whether matplotlib is there."""
+    """Return true if matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def require() -> None:
-    """Raises JobError that says how to install what plots need."""
+    """Raise JobError with the install command if matplotlib is missing."""
     if not available():
         raise JobError("plots need matplotlib: pip install 'tpbench[report]'")
 
 
 @contextlib.contextmanager
 def drawing(name: str, palette: Palette = ON_WHITE) -> Iterator[None]:
-    """Settings under which a figure is made and written. `name` keeps the ids of two figures on one page apart."""
+    """Set the style under which a figure is made and written. `name` makes its ids unique on a page."""
     import matplotlib
 
     settings: Any = {  # matplotlib names hundreds of keys in its type
@@ -62,7 +64,7 @@ def drawing(name: str, palette: Palette = ON_WHITE) -> Iterator[None]:
         "font.family": "sans-serif",
         "font.size": 9,
         "axes.titlesize": 9,
-        "axes.titley": 1.0,  # where it is anyway, and need not be looked for in each panel
+        "axes.titley": 1.0,  # the default position, without a search in each panel
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
@@ -85,36 +87,45 @@ def drawing(name: str, palette: Palette = ON_WHITE) -> Iterator[None]:
 
 
 def colour(index: int) -> str:
-    """The colour of a series."""
+    """Return the colour of a series."""
     series = _palette.get().series
     return series[index % len(series)]
 
 
 def marker(index: int) -> str:
-    """The marker of a series: who cannot tell the colours apart can tell these."""
+    """Return the marker of a series, for readers who cannot distinguish the colours."""
     return MARKERS[index % len(MARKERS)]
 
 
 def short(name: str, limit: int = 70) -> str:
-    """A name that leaves room for the picture."""
+    """Return a name, cut to `limit` letters."""
     return name if len(name) <= limit else f"{name[: limit - 3]}..."
 
 
 def legend_columns(texts: Sequence[str], inches: float) -> int:
-    """How many columns of a legend fit into that width, at most three."""
+    """Return how many columns of a legend fit into that width, at most three."""
     widest = max(map(len, texts), default=1)
     return max(1, min(3, int(inches / (0.07 * widest + 0.6))))
 
 
 def ink() -> str:
-    """The colour of text, and of what belongs to no series."""
+    """Return the colour of text and of lines that belong to no series."""
     return _palette.get().ink
 
 
-def name_lines(axes: Axes, names: Sequence[str]) -> None:
-    """Names at the left, one at each height from 0 down, with a line across.
+def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
+    """Put one legend of all panels below them. Equal labels appear once."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
-    They look like ticks. Each of those is five artists, and hundreds of them would take most of a picture's time.
+
+def name_lines(axes: Axes, names: Sequence[str]) -> None:
+    """Write names at the left, one for each height from 0 down, with a grid line across.
+
+    They look like ticks. But a tick consists of five artists, and hundreds of ticks would take most of the drawing
+    time. For the same reason only the longest names take part in the layout.
     """
     from matplotlib import rcParams
     from matplotlib.markers import TICKLEFT
@@ -130,39 +141,58 @@ def name_lines(axes: Axes, names: Sequence[str]) -> None:
         [0] * len(names), heights, linestyle="", marker=TICKLEFT, markersize=rcParams["ytick.major.size"],
         markeredgewidth=rcParams["ytick.major.width"], color=ink(), transform=across, clip_on=False, zorder=1.5,
     )  # fmt: skip
-    away = rcParams["ytick.major.size"] + rcParams["ytick.major.pad"]
-    beside, vertical, horizontal = axes.get_yaxis_text1_transform(away)
+    padding = rcParams["ytick.major.size"] + rcParams["ytick.major.pad"]
+    beside, vertical, horizontal = axes.get_yaxis_text1_transform(padding)
+    shortest_in_layout = min(sorted(map(len, names))[-IN_LAYOUT:], default=0)
     for height, name in zip(heights, names, strict=True):
-        axes.text(0, height, name, transform=beside, va=vertical, ha=horizontal, fontsize=7)
+        text = axes.text(0, height, name, transform=beside, va=vertical, ha=horizontal, fontsize=7)
+        text.set_in_layout(len(name) >= shortest_in_layout)
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of that many inches, unknown to any window system."""
+    """Return an empty figure of that size in inches, without a window."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def inline_svg(figure: Figure) -> str:
-    """A figure in stand-in colours as an `svg` element: its colours are the page's variables, its text is text."""
+    """Return a figure in placeholder colours as an `svg` element with the CSS variables of the page."""
     made = svg(figure).decode()
     made = made[made.index("<svg") :]
     made = re.sub(r"<(metadata|style)\b.*?</\1>", "", made, flags=re.DOTALL)
-    made = made.replace(STAND_INS.ink, "currentColor").replace(STAND_INS.faint, "var(--faint)")
-    for index, stand_in in enumerate(STAND_INS.series):
-        made = made.replace(stand_in, f"var(--s{index})")
+    made = made.replace(PLACEHOLDERS.ink, "currentColor").replace(PLACEHOLDERS.faint, "var(--faint)")
+    for index, placeholder in enumerate(PLACEHOLDERS.series):
+        made = made.replace(placeholder, f"var(--s{index})")
     return re.sub(r"\n\s*", "\n", made).strip()
 
 
-def svg(figure: Figure) -> bytes:
-    """The figure as an SVG file."""
-    from tpbench.report.plots.svg import as_svg
+def file_content(figure: Figure, form: str) -> bytes:
+    """Return the figure as a file in the format "svg" or "png"."""
+    return png(figure) if form == "png" else svg(figure)
 
-    return as_svg(figure).encode()
+
+def svg(figure: Figure) -> bytes:
+    """Return the figure as an SVG file without a date and a creator.
+
+    `savefig` would draw the figure twice, the first time only for its layout. Here the renderer that draws it also
+    serves the layout, so that each text is measured once.
+    """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
+
+    out = io.StringIO()
+    figure.dpi = FigureCanvasSVG.fixed_dpi
+    metadata: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    renderer: Any = RendererSVG(*figure.bbox.size, out, metadata=metadata)  # type: ignore[no-untyped-call]
+    canvas: Any = FigureCanvasSVG(figure)
+    canvas.get_renderer = lambda: renderer
+    figure.draw(renderer)
+    renderer.finalize()
+    return out.getvalue().encode()
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
+    """Return the figure as a PNG file."""
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
     return out.getvalue()

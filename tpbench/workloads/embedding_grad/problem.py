@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tpbench.settings import setting
-from tpbench.workloads import Option, Pivot, Workload
+from tpbench.workloads import Option, Pivot, Study, Workload
 
 PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")
 """Phases of an iteration; each variant has some of them."""
@@ -144,5 +144,11 @@ WORKLOAD = Workload(
         sections=("dtype", "overlap_ms"),
         derived={"density": expected_density},
     ),
+    studies={
+        "crossover": Study(
+            "up to which density of touched rows is a sparse exchange faster?",
+            module="tpbench.workloads.embedding_grad.crossover_study",
+        )
+    },
     reusable_process=True,
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -10,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.embedding_grad import context, problem
-from tpbench.workloads.embedding_grad import crossover, report, traffic
+from tpbench.report import writer
+from tpbench.report.command import main as report
+from tpbench.report.plots import style
+from tpbench.report.plots.panels import draw_panels
+from tpbench.report.study import study_document, study_tables
+from tpbench.results.plain import plain_rows
+from tpbench.results.write import write_row
+from tpbench.workloads.embedding_grad import crossover, crossover_study, traffic
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import expected_density
 
@@ -82,6 +92,36 @@ def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def speedups(frame: pd.DataFrame) -> pd.DataFrame:
+    """The study's times as a frame, with a column for each field of a group."""
+    found = crossover_study.density_times(plain_rows(frame))
+    return pd.DataFrame([
+        {**dict(zip(crossover_study.GROUP, each.group, strict=True)), **vars(each), "head": each.variant,
+         "speedup": each.speedup}
+        for each in found
+    ])  # fmt: skip
+
+
+def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
+    """The study's crossovers as a frame."""
+    ends = crossover_study.crossovers(crossover_study.density_times(plain_rows(frame)))
+    return pd.DataFrame([
+        {**dict(zip(crossover_study.GROUP, each.group, strict=True)), **vars(each), "head": each.variant,
+         "off": each.error}
+        for each in ends
+    ])  # fmt: skip
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    return writer.as_markdown(study_document(study_tables(frame, "crossover")))
+
+
+def draw(frame: pd.DataFrame) -> Any:
+    picture = crossover_study.picture(plain_rows(frame))
+    with style.drawing("test"):
+        return picture and draw_panels(picture)
+
+
 @pytest.fixture
 def frame() -> pd.DataFrame:
     """A sparse exchange that takes 0.1 ms and 1.4 ms a whole table, against 0.94 ms: they cross at 60%."""
@@ -94,7 +134,7 @@ def frame() -> pd.DataFrame:
 
 
 def test_speedups_are_over_the_dense_reduce_scatter(frame: pd.DataFrame) -> None:
-    found = report.speedups(frame).set_index(["head", "density"])["speedup"]
+    found = speedups(frame).set_index(["head", "density"])["speedup"]
     assert len(found) == 6  # neither interpreted nor wrong nor superseded rows
     assert found["sparse_all_to_all", 0.1] == pytest.approx(0.94 / 0.24)
     assert found["sparse_all_to_all merge=index_add", 0.5] == pytest.approx(0.47)
@@ -102,23 +142,23 @@ def test_speedups_are_over_the_dense_reduce_scatter(frame: pd.DataFrame) -> None
 
 
 def test_crossovers_are_measured_beside_their_prediction(frame: pd.DataFrame) -> None:
-    ends = report.crossovers(report.speedups(frame)).set_index("head")
+    ends = crossovers(frame).set_index("head")
     assert set(ends.index) == {"sparse_all_to_all"}  # the other merge was measured at one density
     assert ends.loc["sparse_all_to_all", "measured"] == pytest.approx(0.6)
     assert ends.loc["sparse_all_to_all", "off"] == pytest.approx(0.05)
-    assert pd.isna(ends.loc["sparse_all_to_all", "instead"])
+    assert ends.loc["sparse_all_to_all", "without"] == ""
 
 
 @pytest.mark.parametrize(("ms", "said"), [(0.3, "none up to 90%"), (1.0, "dense from 10% on")])
 def test_where_no_crossover_was_reached(frame: pd.DataFrame, ms: float, said: str) -> None:
     level = frame.assign(device_ms=frame["device_ms"].where(frame["variant"] != "sparse_all_to_all", ms))
-    assert pd.isna(report.crossovers(report.speedups(level)).iloc[0]["measured"])
-    assert f"| sparse_all_to_all, width 768, 4 ranks, fixed | {said} | 63% | - |" in report.markdown(level)
+    assert pd.isna(crossovers(level).iloc[0]["measured"])
+    assert f"| sparse_all_to_all, width 768, 4 ranks, fixed | {said} | 63% | - |" in markdown(level)
 
 
 def test_what_the_formula_is_not_about_has_no_prediction(frame: pd.DataFrame) -> None:
     pushed = frame.assign(variant=frame["variant"].replace("sparse_all_to_all", "sparse_symmetric"))
-    end = report.crossovers(report.speedups(pushed)).set_index("head").loc["sparse_symmetric"]
+    end = crossovers(pushed).set_index("head").loc["sparse_symmetric"]
     assert end["measured"] == pytest.approx(0.6)
     assert pd.isna(end["predicted"]) and pd.isna(end["off"])
 
@@ -127,25 +167,26 @@ def test_distributions_are_not_mixed(frame: pd.DataFrame) -> None:
     """Where all rows have one owner a sparse exchange is slower: no point of the others' line."""
     skewed = [row("sparse_all_to_all", density, 0.1 + 2 * density, distribution="one_owner") for density in (0.2, 0.7)]
     skewed.append(row("dense_reduce_scatter", 0.2, 0.9, distribution="one_owner"))
-    alone, both = (report.speedups(each) for each in (frame, pd.concat([frame, pd.DataFrame(skewed)])))
+    mixed = pd.concat([frame, pd.DataFrame(skewed)])
+    alone, both = speedups(frame), speedups(mixed)
     of_fixed = both[both["distribution"] == "fixed"].reset_index(drop=True)
     pd.testing.assert_frame_equal(of_fixed, alone)
-    ends = report.crossovers(both).set_index("distribution")["measured"]
+    ends = crossovers(mixed).set_index("distribution")["measured"]
     assert ends["fixed"] == pytest.approx(0.6) and ends["one_owner"] == pytest.approx(0.4)
     pytest.importorskip("matplotlib")
-    figure = report.draw(pd.concat([frame, pd.DataFrame(skewed)]))
+    figure = draw(pd.concat([frame, pd.DataFrame(skewed)]))
     assert figure is not None and len(figure.axes) == 2
 
 
 def test_a_stand_in_is_named_and_not_drawn_beside_exchanges_alone(frame: pd.DataFrame) -> None:
     """The formula is of an exchange alone, and beside a stand-in a time is nearly all the stand-in's."""
     beside = frame.assign(overlap_ms=5.0, transfers="late", device_ms=frame["device_ms"] + 5)
-    text = report.markdown(pd.concat([frame, beside]))
+    text = markdown(pd.concat([frame, beside]))
     assert "| sparse_all_to_all, width 768, 4 ranks, fixed | 60% | 63% | 5% |" in text
     assert "| sparse_all_to_all, width 768, 4 ranks, fixed, overlap_ms=5, transfers=late | 60% | - | - |" in text
     pytest.importorskip("matplotlib")
     for drawn, title in ((pd.concat([frame, beside]), "fixed"), (beside, "fixed, overlap_ms=5, transfers=late")):
-        figure = report.draw(drawn)
+        figure = draw(drawn)
         assert figure is not None
         assert [axes.get_title() for axes in figure.axes] == [f"251520 x 768, 4 ranks, {title}"]
 
@@ -153,7 +194,7 @@ def test_a_stand_in_is_named_and_not_drawn_beside_exchanges_alone(frame: pd.Data
 def test_dense_rows_of_the_same_density_come_first(frame: pd.DataFrame) -> None:
     """Else the median of all."""
     more = [row("dense_reduce_scatter", density, ms) for density, ms in ((0.5, 0.7), (0.7, 1.3))]
-    found = report.speedups(pd.concat([frame, pd.DataFrame(more)])).set_index(["head", "density"])["dense_ms"]
+    found = speedups(pd.concat([frame, pd.DataFrame(more)])).set_index(["head", "density"])["dense_ms"]
     assert found["sparse_all_to_all", 0.5] == 0.7 and found["sparse_all_to_all", 0.1] == 0.94
     assert found["sparse_all_to_all", 0.9] == 0.94  # of 0.7, 0.94, 1.3
 
@@ -164,8 +205,8 @@ def test_a_replayed_dense_row_is_no_baseline(frame: pd.DataFrame) -> None:
     names = ("dense_reduce_scatter", "dense_all_reduce")
     replayed = [row(name, 0.1, 0.47, graph=True, started_at=later) for name in names]
     old = row("sparse_all_to_all", 0.7, 1.08, graph=None)  # from before there was such a column
-    found = report.speedups(pd.concat([frame, pd.DataFrame([*replayed, old])])).set_index(["head", "density"])
-    alone = report.speedups(frame).set_index(["head", "density"])
+    found = speedups(pd.concat([frame, pd.DataFrame([*replayed, old])])).set_index(["head", "density"])
+    alone = speedups(frame).set_index(["head", "density"])
     pd.testing.assert_frame_equal(found.loc[alone.index], alone)
     assert len(found) == len(alone) + 3
     assert found.loc[("dense_reduce_scatter graph=true", 0.1), "speedup"] == pytest.approx(2)
@@ -177,16 +218,16 @@ def test_software_is_not_mixed_but_days_are(frame: pd.DataFrame, name: str) -> N
     """Neither speed-ups nor a line between densities are of two versions."""
     later = frame["started_at"] + pd.Timedelta(days=1)
     newer = frame.assign(**{name: "99", "device_ms": 2 * frame["device_ms"], "started_at": later})
-    both = report.speedups(pd.concat([frame, newer]))
-    assert len(both) == 2 * len(report.speedups(frame))
+    both = speedups(pd.concat([frame, newer]))
+    assert len(both) == 2 * len(speedups(frame))
     assert sorted(both["dense_ms"].unique()) == [0.94, 1.88]
-    text = report.markdown(pd.concat([frame, newer]))
+    text = markdown(pd.concat([frame, newer]))
     assert text.count("| 10% | 0.50x | 3.92x | - | - |") == 2
-    was, called = str(frame[name].iloc[0]), report.SOFTWARE[name]
+    was, called = str(frame[name].iloc[0]), crossover_study.SOFTWARE[name]
     assert text.count(f"{called} {was}") == text.count(f"{called} 99") == 2  # a heading and a crossover each
-    assert "| sparse_all_to_all, width 768, 4 ranks, fixed | 60%" in report.markdown(frame)  # where nothing differs
+    assert "| sparse_all_to_all, width 768, 4 ranks, fixed | 60%" in markdown(frame)  # where nothing differs
     another_day = row("sparse_all_to_all", 0.7, 1.08, started_at=later.iloc[0])
-    assert report.speedups(pd.concat([frame, pd.DataFrame([another_day])])).groupby(report.TOGETHER).ngroups == 1
+    assert speedups(pd.concat([frame, pd.DataFrame([another_day])])).groupby(list(crossover_study.GROUP)).ngroups == 1
 
 
 def test_what_has_no_dense_row_is_said_and_no_empty_table(frame: pd.DataFrame) -> None:
@@ -195,22 +236,59 @@ def test_what_has_no_dense_row_is_said_and_no_empty_table(frame: pd.DataFrame) -
         for name in ("sparse_auto", "sparse_symmetric")
         for density in (0.1, 0.3)
     ]
-    text = report.markdown(pd.concat([frame, pd.DataFrame(lone)]))
+    text = markdown(pd.concat([frame, pd.DataFrame(lone)]))
     heading, sentence, following = text[text.index("distribution zipf") :].split("\n\n")[:3]
-    assert heading == "distribution zipf"
-    assert sentence.startswith("No row of dense_reduce_scatter was measured there: there is nothing to compare")
+    assert heading == "distribution zipf**"
+    assert sentence.startswith("- No row of dense_reduce_scatter was measured there: there is nothing to compare")
     assert sentence.endswith("compare sparse_auto, sparse_symmetric with.")
-    assert following == "density at which dense_reduce_scatter becomes faster"
+    assert following == "**density at which dense_reduce_scatter becomes faster**"
     assert "| density |\n" not in text and text.count("| density |") == 1
-    assert report.markdown(pd.DataFrame(lone)).count("\n") == 3  # nothing but that
+    assert markdown(pd.DataFrame(lone)).count("\n") == 3  # nothing but that
 
 
 def test_both_as_tables_and_as_a_picture(frame: pd.DataFrame) -> None:
-    text = report.markdown(frame)
+    text = markdown(frame)
     assert "| 10% | 0.50x | 3.92x | - | - |" in text
     assert "| sparse_all_to_all, width 768, 4 ranks, fixed | 60% | 63% | 5% |" in text
     pytest.importorskip("matplotlib")
-    figure = report.draw(frame)
+    figure = draw(frame)
     assert figure is not None and len(figure.axes) == 1
-    assert report.draw(frame[frame["variant"] == "dense_reduce_scatter"]) is None
-    assert report.speedups(frame[:0]).empty
+    assert draw(frame[frame["variant"] == "dense_reduce_scatter"]) is None
+    assert speedups(frame[:0]).empty
+
+
+def stored(folder: Path, **changes: Any) -> None:
+    rows = [row("sparse_all_to_all", density, 0.1 + 1.4 * density) for density in (0.1, 0.5, 0.9)]
+    for index, each in enumerate([*rows, row("dense_reduce_scatter", 0.1, 0.94)]):
+        write_row({**each, "device": "cuda", "key": str(index), **changes}, folder, f"r{index}")
+
+
+def test_the_report_prints_and_draws_the_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored(tmp_path)
+    command = [str(tmp_path), "--study", "crossover"]
+    for form, said in (("text", "3.92x"), ("markdown", "| 60% | 63% | 5% |"), ("csv", ",10%,3.92x,")):
+        assert report([*command, "--format", form]) == 0
+        assert said in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    for form, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        file = tmp_path / f"crossover.{form}"
+        assert report([*command, "--format", form, "-o", str(file)]) == 0
+        assert file.read_bytes().startswith(start)
+    assert b"251520 x 768, 4 ranks, fixed" in file.read_bytes()
+    assert report([*command, "--variant", "dense_reduce_scatter", "--format", "svg"]) == 2
+    assert "these rows have nothing to draw for the study crossover" in capsys.readouterr().err
+    assert report([*command, "--variant", "dense_reduce_scatter"]) == 2
+    assert "no rows for the study crossover, which is of embedding_grad" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "csv"])
+def test_text_of_a_row_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    stored(tmp_path, gpu_name="=cmd\x1b[31m\u202e <script>\r\n# **b**", distribution="=cmd|\x07")
+    assert report([str(tmp_path), "--study", "crossover", "--format", form]) == 0
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\u202e", "\r"} & set(printed)
+    if form == "markdown":
+        assert "<script>" not in printed and "**b**" not in printed
+    if form == "csv":
+        cells = [value for line in csv.DictReader(io.StringIO(printed)) for value in line.values()]
+        assert any("cmd" in value for value in cells) and not any(value.startswith("=") for value in cells)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.tp_block_rows import TRACE, row
 from tpbench.report import plots
 from tpbench.report.command import main as report
-from tpbench.report.layout import lay_out
+from tpbench.report.grids import arrange_rows
 from tpbench.report.plots import style, timeline
 from tpbench.results.read import load
 from tpbench.results.write import write_row
@@ -60,7 +60,7 @@ def test_the_timeline_is_drawn_from_rows(rows: Path, tmp_path: Path, form: str, 
 
 
 def test_its_bars_are_the_intervals(rows: Path) -> None:
-    (section,) = lay_out(load(rows), plots.NEEDS).sections
+    (section,) = arrange_rows(load(rows), plots.COLUMNS).grids
     with style.drawing("test"):
         figure = timeline.draw(section)
     assert figure is not None

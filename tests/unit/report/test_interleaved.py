@@ -1,4 +1,4 @@
-"""Ratios of cells that were measured in turns."""
+"""Ratios of cells that were measured interleaved."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ import pytest
 from scipy import stats
 
 from tests.support import synthetic
+from tpbench.report.interleaved import abba_ratio, averages_below_interval
 from tpbench.report.page.document import page
 from tpbench.report.pivot import pivot
 from tpbench.report.ratio import ratio
 from tpbench.report.render import comma_separated, pivot_text
-from tpbench.report.turns import _outside, paired
 from tpbench.results.read import load
 
 
 def rounds(count, slower, drift, noise, seed=0):
-    """Medians of A's and B's rounds in the order A B B A, while everything gets slower by `drift` a turn."""
+    """Medians of A's and B's rounds in the order A B B A, while everything gets slower by `drift` each time."""
     random = np.random.default_rng(seed)
-    turns = {"A": [], "B": []}
-    for turn, name in enumerate("ABBA" * (count // 2)):
-        level = {"A": 1.0, "B": slower}[name] * np.exp(drift * turn)
-        turns[name].append(level * np.exp(noise * random.standard_normal()))
-    return turns["A"], turns["B"]
+    made = {"A": [], "B": []}
+    for position, name in enumerate("ABBA" * (count // 2)):
+        level = {"A": 1.0, "B": slower}[name] * np.exp(drift * position)
+        made[name].append(level * np.exp(noise * random.standard_normal()))
+    return made["A"], made["B"]
 
 
 def test_steady_drift_cancels():
     for drift in (0, 0.01, -0.05):
         fast, slow = rounds(12, 1.25, drift, 0)
-        found = paired(slow, fast)
+        found = abba_ratio(slow, fast)
         assert [found.low, found.value, found.high] == pytest.approx([1.25] * 3)
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says():
-    found = [paired(*reversed(rounds(24, 1.1, 0.01, 0.03, seed))) for seed in range(600)]
+    found = [abba_ratio(*reversed(rounds(24, 1.1, 0.01, 0.03, seed))) for seed in range(600)]
     assert 0.93 <= np.mean([each.low <= 1.1 <= each.high for each in found]) <= 0.985
 
 
-def test_it_is_narrower_than_without_turns_where_the_machine_drifts():
+def test_it_is_narrower_than_without_interleaving_where_the_machine_drifts():
     fast, slow = rounds(24, 1.1, 0.02, 0.005)
-    by_rounds, pooled = paired(slow, fast), ratio(slow, fast)
+    by_rounds, pooled = abba_ratio(slow, fast), ratio(slow, fast)
     assert by_rounds.high - by_rounds.low < 0.1 * (pooled.high - pooled.low)
 
 
@@ -55,7 +55,7 @@ def test_the_signed_rank_quantile_is_the_tabled_one(count):
         signs = np.array([-1.0 if rank <= 0 else 1.0 for rank in _negative(rank_sum, count)])
         return stats.wilcoxon(signs * np.arange(1, count + 1), alternative="greater", method="exact").pvalue
 
-    below = _outside(count)
+    below = averages_below_interval(count)
     assert one_sided(below) <= 0.025 < one_sided(below + 1)
 
 
@@ -70,13 +70,13 @@ def _negative(rank_sum, count):
 
 def test_few_rounds_and_none():
     fast, slow = rounds(12, 1.5, 0, 0.01)
-    assert paired(slow[:11], fast) is None and paired(None, fast) is None
-    assert paired(slow, fast[:12] + [9.0] * 5) == paired(slow, fast)  # only what both have
+    assert abba_ratio(slow[:11], fast) is None and abba_ratio(None, fast) is None
+    assert abba_ratio(slow, fast[:12] + [9.0] * 5) == abba_ratio(slow, fast)  # only what both have
 
 
 @pytest.fixture
 def frame(tmp_path):
-    """Two variants in turns, a third by itself."""
+    """Two interleaved variants and a third one by itself."""
     fast, slow = rounds(24, 1.25, 0.001, 0.001)
     together = {"interleaved": "s-0-1", "interleaved_cells": 2}
     rows = [
@@ -90,12 +90,12 @@ def frame(tmp_path):
 def test_reports_show_the_ratio_with_its_interval(frame):
     text = pivot_text(frame, "device_ms").plain
     assert re.search(r"ms \(1\.2\d+x, 1\.2\d+ to 1\.2\d+\)", text) and "signed-rank interval" in text
-    assert text.count(" to 1.") == 1  # not of the cell that took turns with others
+    assert text.count(" to 1.") == 1  # not of the cell that was interleaved with others
     (line,) = csv.DictReader(io.StringIO(comma_separated(pivot(frame, "device_ms"))))
     value, low, high = map(
-        float, re.match(r"pytorch_tp_manual: (\S+)x in turns, (\S+) to (\S+)$", line["notes"]).groups()
+        float, re.match(r"pytorch_tp_manual: (\S+)x interleaved, (\S+) to (\S+)$", line["notes"]).groups()
     )
     assert low < value < high and 1.24 < value < 1.26
     assert "signed-rank" not in pivot_text(frame, "peak_gib").plain
     html = page(frame, "device_ms")
-    assert html.count(">in turns<") == 2 and html.count(">one after the other<") == 2
+    assert html.count(">interleaved<") == 2 and html.count(">one after the other<") == 2

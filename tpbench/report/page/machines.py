@@ -1,11 +1,11 @@
-"""What all rows ran on: each distinct machine and set of versions once."""
+"""Machines and software versions on which the rows were measured."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from tpbench.report.page.elements import table, words
+from tpbench.report.page.cells import PageTable, words
 from tpbench.report.records import Record
 
 FACTS = {
@@ -15,11 +15,11 @@ FACTS = {
     "tpbench_version": "tpbench", "kernels_version": "kernels", "git_commit": "commit",
     "git_dirty": "uncommitted changes", "host": "host",
 }  # fmt: skip
-"""Column to what people call it."""
+"""Columns of rows, with the names of the table's columns."""
 
 
-def ran_on(records: Iterable[Record]) -> str:
-    """A table of the distinct combinations, with the number of rows of each."""
+def machines(records: Iterable[Record]) -> PageTable:
+    """Return a table of the distinct combinations, with the number of rows of each."""
     counted = Counter(tuple(record[name] for name in FACTS) for record in records)
     rows = [[words(count), *(words(value, 80) for value in facts)] for facts, count in counted.most_common()]
-    return table(["rows", *FACTS.values()], rows, "what it ran on", keys=0)
+    return PageTable("what it ran on", ["rows", *FACTS.values()], rows, keys=0)

@@ -1,26 +1,39 @@
-"""How many times slower than the fastest, with intervals."""
+"""Speed-up of the fastest column over the others, with intervals."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpbench.report.layout import Section
+from tpbench.report.grids import RecordGrid
 from tpbench.report.plots import style
+from tpbench.report.plots.registry import plot
 from tpbench.report.samples import CLOCKS, speedups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(section: Section, clock: str) -> Figure | None:
-    """A dot for each column of each problem but the fastest, or None where nothing can be compared."""
-    found = speedups(section, clock)
+@plot("speedup", "Speed-ups, wall time", columns=("samples_ms",), chapter="speedups")
+def wall(grid: RecordGrid) -> Figure | None:
+    """Draw speed-ups in wall time."""
+    return draw(grid, "samples_ms")
+
+
+@plot("device_speedup", "Speed-ups, device time", columns=("device_samples_ms",), chapter="speedups")
+def device(grid: RecordGrid) -> Figure | None:
+    """Draw speed-ups in device time."""
+    return draw(grid, "device_samples_ms")
+
+
+def draw(grid: RecordGrid, clock: str) -> Figure | None:
+    """Draw a dot for each column of each problem but the fastest. Return None if nothing can be compared."""
+    found = speedups(grid, clock)
     if not found:
         return None
     figure = style.new_figure(7.5, 0.9 + 0.21 * len(found))
     axes = figure.subplots()
-    for column in sorted({each.other.column for each in found}):
-        heights = [height for height, each in enumerate(found) if each.other.column == column]
+    for column in sorted({each.other.column_index for each in found}):
+        heights = [height for height, each in enumerate(found) if each.other.column_index == column]
         ratios = [found[height].ratio for height in heights]
         below = [each.value - (each.low or each.value) for each in ratios]
         above = [(each.high or each.value) - each.value for each in ratios]
@@ -33,7 +46,7 @@ def draw(section: Section, clock: str) -> Figure | None:
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}x" if f"{value:e}"[0] in "235" else "")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-    names = [style.short(f"{each.fastest.head} over {each.other.head}  {each.problem}", 90) for each in found]
+    names = [style.short(f"{each.fastest.column} over {each.other.column}  {each.problem}", 90) for each in found]
     style.name_lines(axes, names)
     figure.supxlabel(f"speed-up of the fastest, {CLOCKS[clock]} time (95% interval)", fontsize=8)
     return figure

@@ -1,0 +1,69 @@
+"""Distribution of the samples of each cell about their median."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpbench.report.grids import RecordGrid
+from tpbench.report.plots import style
+from tpbench.report.plots.registry import plot
+from tpbench.report.ratio import Array, clean
+from tpbench.report.samples import CLOCKS, measured_cells, outliers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DOTS = 40
+"""Most outliers that are drawn of a cell: the farthest."""
+
+
+@plot("samples", "Samples about their median, wall time", columns=("samples_ms",), chapter="samples")
+def wall(grid: RecordGrid) -> Figure | None:
+    """Draw samples of the wall time."""
+    return draw(grid, "samples_ms")
+
+
+@plot("device_samples", "Samples about their median, device time", columns=("device_samples_ms",), chapter="samples")
+def device(grid: RecordGrid) -> Figure | None:
+    """Draw samples of the device time."""
+    return draw(grid, "device_samples_ms")
+
+
+def draw(grid: RecordGrid, clock: str) -> Figure | None:
+    """Draw percentiles 5 to 95, quartiles and outliers of each cell. Return None if there are no samples."""
+    cells = [(cell, samples) for cell in measured_cells(grid) if len(samples := clean(cell.record[clock])) > 1]
+    if not cells:
+        return None
+    figure = style.new_figure(7.5, 0.9 + 0.19 * len(cells))
+    axes = figure.subplots()
+    heights = np.arange(len(cells))
+    colours = [style.colour(cell.column_index) for cell, _ in cells]
+    deviations = [_deviations(samples) for _, samples in cells]
+    p5, q1, q3, p95 = np.transpose([np.percentile(each, [5, 25, 75, 95]) for each in deviations])
+    axes.hlines(heights, p5, p95, colours, linewidth=1, capstyle="projecting")
+    axes.hlines(heights, q1, q3, colours, linewidth=5, alpha=0.6)
+    for colour in dict.fromkeys(colours):
+        rows = [height for height in heights if colours[height] == colour]
+        dots = [(far, height) for height in rows for far in _farthest(deviations[height])]
+        axes.plot(*np.reshape(dots, (-1, 2)).T, ".", color=colour, markersize=2.5)
+    axes.plot(np.zeros(len(cells)), heights, "|", color=style.ink(), markersize=6)
+    axes.set_xscale("symlog", linthresh=10)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:+g}%")
+    style.name_lines(axes, [style.short(f"{cell.column}  {cell.problem}") for cell, _ in cells])
+    figure.supxlabel(
+        f"{CLOCKS[clock]} time of an iteration, away from the cell's median (linear within 10%)", fontsize=8
+    )
+    return figure
+
+
+def _deviations(samples: Array) -> Array:
+    """Return the deviations from the median, in percent of it."""
+    middle = float(np.median(samples))
+    return 100 * (samples / middle - 1) if middle > 0 else samples * 0
+
+
+def _farthest(deviations: Array) -> Array:
+    far = outliers(deviations)
+    return far[np.argsort(-np.abs(far))][:DOTS]

@@ -1,0 +1,245 @@
+"""Study `crossover`: speed-ups over the dense exchange by density, and the density at which dense becomes faster.
+
+Rows are comparable if they agree in the columns of `GROUP`: one table, world size, distribution and kind of machine,
+under one driver, NCCL and torch. They differ in how many rows are touched. Dates, hosts and versions of tpbench may
+differ, because the newest row of a cell counts. Device times are used if there are any. Interpreted rows are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, TypeAlias
+
+from tpbench.workloads.embedding_grad import crossover
+from tpbench.workloads.study_data import Line, Panel, Picture, StudyTable, VerticalLine
+
+DENSE = "dense_reduce_scatter"
+PREDICTED = "sparse_all_to_all"
+"""Variant that the formula of the crossover describes: a gather, all-to-alls and a merge."""
+SOFTWARE = {"driver_version": "driver", "nccl_version": "NCCL", "torch_version": "torch"}
+"""Columns with versions on which a time may depend, with their names. The version of torch includes that of CUDA."""
+GROUP = (
+    "hardware", "software", "dtype", "table_rows", "width", "dp_size", "distribution", "overlap_ms", "transfers",
+)  # fmt: skip
+"""Columns that must agree for times to be compared over densities. (Of skewed rows, the busiest rank has more.)"""
+OPTIONS = {"merge": "triton", "pinned": True, "graph": False}
+"""Options that make another column of a variant, with the value that is not mentioned."""
+
+Row: TypeAlias = Mapping[str, Any]
+GroupKey: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class DensityTime:
+    """Time of one variant at one density."""
+
+    group: GroupKey
+    """Values of the columns of `GROUP`."""
+    variant: str
+    """The variant and the options that it was run with."""
+    density: float
+    ms: float
+    dense_ms: float | None
+    """Time of the dense reduce-scatter, if any was measured in the group."""
+    predicted: float | None
+    """Density of the crossover by the formula."""
+
+    @property
+    def speedup(self) -> float | None:
+        """Ratio of the dense time and this one."""
+        return None if self.dense_ms is None else self.dense_ms / self.ms
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Density at which the dense exchange becomes faster than a variant."""
+
+    group: GroupKey
+    variant: str
+    measured: float | None
+    predicted: float | None
+    """By the formula, which describes all-to-alls alone with nothing beside them."""
+    without: str
+    """The measured range, if no crossover lies in it."""
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less 1."""
+        return None if self.measured is None or self.predicted is None else self.predicted / self.measured - 1
+
+
+def tables(rows: Sequence[Row]) -> list[StudyTable]:
+    """Return a table of speed-ups for each group, and one of the crossovers."""
+    times = density_times(rows)
+    made = [_speedup_table(group, found) for group, found in _by_group(times).items()]
+    if ends := crossovers(times):
+        several = _several_softwares(times)
+        lines = tuple(
+            (
+                _crossover_name(end, several),
+                end.without or _percent(end.measured),
+                _percent(end.predicted),
+                _percent(end.error),
+            )
+            for end in ends
+        )
+        columns = ("variant", "measured", "predicted", "off")
+        made.append(StudyTable(f"density at which {DENSE} becomes faster", columns, lines))
+    return made
+
+
+def picture(rows: Sequence[Row]) -> Picture | None:
+    """Return the speed-ups by density with the crossovers as vertical lines, or None if nothing can be compared.
+
+    If some exchanges ran alone, those beside a stand-in backward are left out: their time is mostly the stand-in's.
+    """
+    times = [each for each in density_times(rows) if each.speedup is not None]
+    alone = [each for each in times if not _facts(each.group)["overlap_ms"]]
+    times = alone or times
+    groups = _by_group(times)
+    groups = {group: found for group, found in groups.items() if len({each.density for each in found}) > 1} or groups
+    ends, several = crossovers(times), _several_softwares(times)
+    panels = tuple(_panel(group, found, ends, several) for group, found in groups.items())
+    return Picture(panels, "rows touched (%)", f"speed-up over {DENSE}") if panels else None
+
+
+def _panel(group: GroupKey, found: Iterable[DensityTime], ends: Iterable[Crossover], several: bool) -> Panel:
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for each in found:
+        if each.speedup is not None:
+            points[each.variant].append((100 * each.density, each.speedup))
+    facts = _facts(group)
+    size = "{table_rows} x {width}, {dp_size} ranks, {distribution}".format(**facts)
+    marks = [
+        VerticalLine(end.variant, 100 * density, dotted)
+        for end in ends
+        if end.group == group
+        for density, dotted in ((end.measured, False), (end.predicted, True))
+        if density is not None
+    ]
+    lines = tuple(Line(variant, tuple(line)) for variant, line in points.items())
+    return Panel(size + _suffix(facts, several), lines, tuple(marks))
+
+
+def density_times(rows: Sequence[Row]) -> list[DensityTime]:
+    """Return the time of each correct row but those of the dense reduce-scatter, by group, variant and density.
+
+    `dense_ms` is the time of the newest dense row of the same density, or the median over those of any density, because
+    a dense exchange sends the whole table. A replayed CUDA graph is no baseline, because no sparse exchange can be
+    captured. Rows of replayed dense exchanges are compared with it like the others.
+    """
+    newest: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0)):
+        if row["status"] == "ok" and not row["interpreted"]:
+            newest[_group_of(row), _variant_of(row), round(float(row["density"]), 4)] = row
+    times = {key: float(row["time_ms" if row["device_ms"] is None else "device_ms"]) for key, row in newest.items()}
+    dense: dict[GroupKey, dict[float, float]] = defaultdict(dict)
+    for (group, variant, density), ms in times.items():
+        if variant == DENSE:
+            dense[group][density] = ms
+    found = []
+    for key in sorted((key for key in times if key[1] != DENSE), key=_order):
+        group, variant, density = key
+        of_any = median(dense[group].values()) if dense[group] else None
+        dense_ms = dense[group].get(density, of_any)
+        predicted = newest[key]["predicted_crossover"]
+        found.append(DensityTime(group, variant, density, times[key], dense_ms, predicted))
+    return found
+
+
+def crossovers(times: Iterable[DensityTime]) -> list[Crossover]:
+    """Return the crossover of each sparse variant of each group, measured and predicted.
+
+    Variants that choose the dense exchange themselves have none, and a single density has none.
+    """
+    lines: dict[tuple[GroupKey, str], list[DensityTime]] = defaultdict(list)
+    for each in times:
+        if each.dense_ms is not None and not each.variant.startswith(("dense", "sparse_auto")):
+            lines[each.group, each.variant].append(each)
+    found = []
+    for (group, variant), line in lines.items():
+        if len(line) < 2:
+            continue
+        dense_ms = median(each.dense_ms for each in line if each.dense_ms is not None)
+        measured = crossover.measured([(each.density, each.ms) for each in line], dense_ms)
+        without = ""
+        if measured is None and line[-1].ms <= dense_ms:
+            without = f"none up to {_percent(line[-1].density)}"
+        elif measured is None and line[0].ms > dense_ms:
+            without = f"dense from {_percent(line[0].density)} on"
+        predictions = [each.predicted for each in line if each.predicted is not None]
+        described = variant.split()[0] == PREDICTED and not _facts(group)["overlap_ms"]
+        predicted = median(predictions) if described and predictions else None
+        found.append(Crossover(group, variant, measured, predicted, without))
+    return found
+
+
+def _order(key: tuple[GroupKey, str, float]) -> tuple[Any, ...]:
+    group, variant, density = key
+    return ([(value is None, value) for value in group], variant, density)
+
+
+def _group_of(row: Row) -> GroupKey:
+    hardware = row["gpu_name"] or row["cpu_model"] or "unknown"
+    software = " ".join(f"{label} {row[name]}" for name, label in SOFTWARE.items() if row[name] is not None)
+    return (hardware, software, *(row[name] for name in GROUP[2:]))
+
+
+def _variant_of(row: Row) -> str:
+    options = {name: bool(row[name]) if name == "graph" else row[name] for name in OPTIONS}  # old rows have no graph
+    return " ".join(
+        [row["variant"], *(f"{name}={options[name]}".lower() for name in OPTIONS if options[name] != OPTIONS[name])]
+    )
+
+
+def _by_group(times: Iterable[DensityTime]) -> dict[GroupKey, list[DensityTime]]:
+    groups: dict[GroupKey, list[DensityTime]] = defaultdict(list)
+    for each in times:
+        groups[each.group].append(each)
+    return groups
+
+
+def _facts(group: GroupKey) -> dict[str, Any]:
+    return dict(zip(GROUP, group, strict=True))
+
+
+def _several_softwares(times: Iterable[DensityTime]) -> bool:
+    return len({_facts(each.group)["software"] for each in times}) > 1
+
+
+def _speedup_table(group: GroupKey, found: Sequence[DensityTime]) -> StudyTable:
+    facts = {name: str(value) for name, value in _facts(group).items() if value not in (0.0, "early", "")}
+    heading = ", ".join(f"{name} {value}" for name, value in facts.items())
+    variants = sorted({each.variant for each in found})
+    if all(each.dense_ms is None for each in found):
+        lone = f"No row of {DENSE} was measured there: there is nothing to compare {', '.join(variants)} with."
+        return StudyTable(heading, notes=(lone,))
+    cells = {(each.density, each.variant): each.speedup for each in found}
+    lines = tuple(
+        (_percent(density), *(_times(cells.get((density, variant))) for variant in variants))
+        for density in sorted({density for density, _ in cells})
+    )
+    return StudyTable(heading, ("density", *variants), lines, facts)
+
+
+def _crossover_name(end: Crossover, several: bool) -> str:
+    facts = _facts(end.group)
+    size = "width {width}, {dp_size} ranks, {distribution}".format(**facts)
+    return f"{end.variant}, {size}{_suffix(facts, several)}"
+
+
+def _suffix(facts: Mapping[str, Any], several: bool) -> str:
+    """Name what ran beside the exchange; and the software, if there are several versions."""
+    beside = ", overlap_ms={overlap_ms:g}, transfers={transfers}".format(**facts) if facts["overlap_ms"] else ""
+    return beside + (f", {facts['software'] or 'unknown software'}" if several else "")
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.3g}%"
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
