@@ -44,7 +44,11 @@ COLUMNS = (
     Column("block_cap", TEXT, "largest column block that a kernel may use: auto or a number"),
     Column("dtype", TEXT, "dtype of the inputs"),
     Column("device", TEXT, "cuda or cpu"),
-    Column("interpreted", FLAG, "true if kernels ran in Triton's interpreter: results are correct, times are no measurement"),
+    Column(
+        "interpreted",
+        FLAG,
+        "true if kernels ran in Triton's interpreter: results are correct, times are no measurement",
+    ),
     Column("graph", FLAG, "true if device times are of a replayed CUDA graph"),
     # Wall time of an iteration: from the barrier of all ranks to the end of the last rank.
     Column("time_ms", REAL, "wall time of an iteration, median", "ms"),

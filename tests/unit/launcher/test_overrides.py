@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import tpbench
-from tpbench.launcher.overrides import check_overrides, chosen_fields, flat_names, force_fields, quote_numbers
+from tpbench.launcher.overrides import (
+    check_overrides,
+    chosen_fields,
+    flat_names,
+    force_fields,
+    present_names,
+    quote_numbers,
+)
 from tpbench.settings import JobError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -110,3 +117,14 @@ def test_chosen_fields_are_those_that_are_no_groups() -> None:
     chosen = chosen_fields(["variant=triton_tp", "tokens=64", "hydra.sweep.dir=x", "+experiment=e", "seed=1"])
     assert chosen == ["tokens", "seed"]
     assert chosen_fields(["variant=sparse_auto", "loss=forward_kl", "block_cap=4096"]) == ["loss", "block_cap"]
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_former_names_of_fields(prefix: str) -> None:
+    assert present_names([f"{prefix}organisation=fused,auto"]) == [f"{prefix}algorithm=fused,auto"]
+    assert present_names(["organisations=x", "-m", "shape=organisation"]) == [
+        "organisations=x",
+        "-m",
+        "shape=organisation",
+    ]
+    assert force_fields(flat_names(["organisation=cached"])) == ["++algorithm=cached"]
