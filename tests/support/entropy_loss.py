@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from tests.support.ranks import Rank
+from tpbench.kernels.losses import LOSSES as LOSSES
 from tpbench.measure.session import Context
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import Shard, make_shard
 
-LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -22,7 +22,7 @@ def device() -> torch.device:
 def context(
     here: Rank | None = None, *, tp_rank: int = 0, tp_size: int = 1, dp_rank: int = 0, dp_size: int = 1
 ) -> Context:
-    """A rank of a real group (all of it tensor-parallel), or a lone rank that says it stands somewhere."""
+    """Return the context of a rank of a real, tensor-parallel group, or of a single rank at any place of a mesh."""
     if here is not None:
         tp_rank, tp_size = here.rank, here.world_size
     group: Any = None if here is None else here.group
@@ -31,10 +31,10 @@ def context(
 
 
 def problem(**fields: Any) -> EntropyLoss:
-    """A small problem whose vocabulary nothing divides."""
+    """Return a small problem with a prime number of columns."""
     return EntropyLoss(**{"tokens": 13, "vocab": 101, **fields})
 
 
 def alone(cell: EntropyLoss) -> Shard:
-    """The whole problem on one rank."""
+    """Return the whole problem on one rank."""
     return make_shard(cell, context())

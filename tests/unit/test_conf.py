@@ -1,4 +1,4 @@
-"""The files in conf/ and the registry tell the same story."""
+"""The files in conf/ agree with the registered workloads and their fields."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tpbench.console.conf_comments import commented_files, with_comments
+from tpbench.kernels.losses import LOSSES
 from tpbench.launcher.options import command_line_names
 from tpbench.workloads import variants, workloads
 
@@ -26,6 +27,13 @@ def test_every_variant_has_its_file_and_every_file_its_variant() -> None:
     files = {file.stem: values(file) for file in (CONF / "variant").glob("*.yaml")}
     assert set(files) == set(variants())
     assert all(content["variant"] == name for name, content in files.items())
+
+
+def test_every_loss_has_its_file_and_its_formulas() -> None:
+    from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES  # late: it imports torch
+
+    assert {file.stem for file in (CONF / "loss").glob("*.yaml")} == set(LOSSES)
+    assert {"cross_entropy", *TWO_LOGIT_LOSSES} == set(LOSSES)
 
 
 @pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
@@ -52,7 +60,7 @@ def test_shape_names_say_what_they_hold(name: str) -> None:
     assert (int(str(shape["vocab"])) // 1000, shape["tp_size"]) == (int(vocab), int(tp_size))
 
 
-def test_workloads_know_themselves() -> None:
+def test_workloads_name_fields_that_exist() -> None:
     for name, workload in workloads().items():
         assert workload.name == name
         assert set(workload.headline) <= set(workload.problem.__dataclass_fields__)

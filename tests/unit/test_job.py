@@ -46,7 +46,7 @@ def test_command_line_strings_become_typed_fields() -> None:
         ({"shape_workload": "train_step"}, "shape is of train_step .shapes that fit: good"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_right(wrong: dict[str, object], message: str) -> None:
+def test_a_wrong_value_is_named_with_the_valid_ones(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(JobError, match=message):
         parse_job({**TINY, **wrong}, shapes={"good": "entropy_loss", "bad": "other"})
 
@@ -77,7 +77,7 @@ def test_ranks_are_counted(ranks: dict[str, object], sizes: tuple[int, int] | st
     assert "world_size" not in job.flat()
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     with pytest.raises(JobError) as caught:
         parse_job({**TINY, "tokens": 0, "dtype": "half", "precision": -1}, chosen=["steps"])
     assert len(str(caught.value).splitlines()) == 4
@@ -96,7 +96,7 @@ def test_a_missing_field_says_what_it_is() -> None:
     scale=st.floats(1e-6, 1e6),
     loss=st.sampled_from(["cross_entropy", "reverse_kl"]),
 )
-def test_a_job_survives_the_way_to_the_worker(**values: object) -> None:
+def test_a_job_is_equal_after_json(**values: object) -> None:
     job = parse_job({**TINY, **values, "logits_scale": values["scale"]})
     again = parse_job(json.loads(json.dumps(job.flat())))
     assert again == job
@@ -118,7 +118,7 @@ def test_the_key_is_of_the_resolved_job() -> None:
         assert parse_job({**TINY, **change}).key != job.key
 
 
-def test_an_option_that_a_variant_does_not_have_is_dropped_or_refused() -> None:
+def test_an_option_that_a_variant_does_not_have_is_ignored_or_unsupported() -> None:
     assert parse_job({**TINY, "variant": "pytorch_gather", "block_cap": 4096}).problem.block_cap == "auto"
     assert re.search(
         "does not take compile=True .taken by: pytorch_tp_manual",
@@ -127,7 +127,7 @@ def test_an_option_that_a_variant_does_not_have_is_dropped_or_refused() -> None:
     assert unsupported_reason(parse_job({**TINY, "variant": "pytorch_tp_manual", "compile": True})) is None
 
 
-def test_what_cannot_be_captured_in_a_graph_is_refused() -> None:
+def test_graph_with_a_variant_that_cannot_be_captured() -> None:
     counted = {**BIGRAM, "variant": "sparse_all_to_all", "graph": True}
     assert "sparse_all_to_all cannot be captured in a CUDA graph" in (unsupported_reason(parse_job(counted)) or "")
     assert unsupported_reason(parse_job({**counted, "graph": False})) is None
@@ -155,7 +155,7 @@ def test_a_former_name_and_its_values_stay_valid(former: str, algorithm: str) ->
             parse_job({**TINY, "algorithm": "one_read", "organisation": former})
 
 
-def test_a_wrong_value_under_a_former_name_is_told_by_the_present_one() -> None:
+def test_a_wrong_value_under_a_former_name() -> None:
     with pytest.raises(
         JobError, match=r"algorithm=cache does not exist.*valid: auto, two_reads, two_kernels, one_read"
     ):

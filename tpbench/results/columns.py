@@ -1,4 +1,4 @@
-"""The columns that every row has, in order. A workload adds its own (`Workload.columns`)."""
+"""The columns of every row, in order. A workload adds further columns (`Workload.row_columns`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REALS = pa.list_(pa.float64())
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a row: its name, its Arrow type, what it is, and its unit where it has one."""
+    """One column of a row: its name, its Arrow type, its meaning, and its unit if it has one."""
 
     name: str
     type: pa.DataType
@@ -30,8 +30,8 @@ COLUMNS = (
     Column("sweep_id", TEXT, "the sweep that made this row"),
     Column("cell", INT, "index of the cell in its sweep, from 0"),
     Column("key", TEXT, "hash of the resolved job: equal jobs have equal keys"),
-    Column("workload", TEXT, "the problem that was solved"),
-    Column("variant", TEXT, "the implementation that solved it"),
+    Column("workload", TEXT, "the workload: the kind of problem"),
+    Column("variant", TEXT, "the implementation"),
     Column("status", TEXT, "how the cell ended: ok, oom, wrong, timeout, error or skipped"),
     Column("reason", TEXT, "why the status is not ok"),
     # The problem.
@@ -44,9 +44,13 @@ COLUMNS = (
     Column("block_cap", TEXT, "largest column block that a kernel may use: auto or a number"),
     Column("dtype", TEXT, "dtype of the inputs"),
     Column("device", TEXT, "cuda or cpu"),
-    Column("interpreted", FLAG, "kernels ran in Triton's interpreter: right, but no measurement"),
-    Column("graph", FLAG, "device times are of a replayed CUDA graph"),
-    # Wall time of an iteration: from all ranks lined up to the last rank done.
+    Column(
+        "interpreted",
+        FLAG,
+        "true if kernels ran in Triton's interpreter: results are correct, times are no measurement",
+    ),
+    Column("graph", FLAG, "true if device times are of a replayed CUDA graph"),
+    # Wall time of an iteration: from the barrier of all ranks to the end of the last rank.
     Column("time_ms", REAL, "wall time of an iteration, median", "ms"),
     Column("time_p5_ms", REAL, "wall time, 5th percentile", "ms"),
     Column("time_p95_ms", REAL, "wall time, 95th percentile", "ms"),
@@ -63,39 +67,39 @@ COLUMNS = (
     Column("skew_ms", REAL, "slowest minus fastest rank of an iteration, median", "ms"),
     Column("iterations", INT, "iterations timed by wall clock"),
     Column("warmed_up", FLAG, "false: one pass served as warm-up, check and time"),
-    # What the hardware allows.
-    Column("floor_ms", REAL, "time that the unavoidable bytes take at this machine's copy bandwidth", "ms"),
-    Column("fraction_of_floor", REAL, "share of the possible speed reached: floor over measured time"),
+    # Hardware limits.
+    Column("floor_ms", REAL, "time of the unavoidable bytes at this machine's measured copy bandwidth", "ms"),
+    Column("fraction_of_floor", REAL, "floor over measured time"),
     Column("gb_per_s", REAL, "unavoidable bytes over measured time", "GB/s"),
     Column("copy_gb_per_s", REAL, "copy bandwidth measured on this machine, reads and writes counted", "GB/s"),
-    Column("bytes_moved", INT, "bytes through the busiest rank's memory that cannot be avoided, by count", "bytes"),
-    Column("bytes_communicated", INT, "bytes that the busiest rank sends in an iteration, by count", "bytes"),
-    Column("flops", INT, "floating-point operations of the busiest rank in an iteration, by count", "FLOP"),
+    Column("bytes_moved", INT, "unavoidable bytes through the memory of the busiest rank, counted", "bytes"),
+    Column("bytes_communicated", INT, "bytes that the busiest rank sends in an iteration, counted", "bytes"),
+    Column("flops", INT, "floating-point operations of the busiest rank in an iteration, counted", "FLOP"),
     # Memory.
-    Column("peak_gib", REAL, "extra peak memory of an iteration on the hungriest rank", "GiB"),
+    Column("peak_gib", REAL, "extra peak memory of an iteration, maximum over ranks", "GiB"),
     Column("rank_peak_gib", REALS, "extra peak memory of an iteration on each rank", "GiB"),
-    Column("memory_limit_gib", REAL, "memory that each rank was allowed", "GiB"),
-    Column("oom_bytes", INT, "bytes that were asked for when memory ran out", "bytes"),
-    Column("oom_rank", INT, "first rank whose memory ran out"),
-    # What the oracle said.
+    Column("memory_limit_gib", REAL, "memory limit of each rank", "GiB"),
+    Column("oom_bytes", INT, "size of the allocation that failed", "bytes"),
+    Column("oom_rank", INT, "first rank that ran out of memory"),
+    # Comparison with the oracle.
     Column("loss_value", REAL, "mean loss over the rows that count"),
     Column("loss_error", REAL, "largest error of a row's loss against the float64 oracle"),
     Column("grad_error", REAL, "error of the gradient against the float64 oracle"),
-    # The samples that the statistics are made from.
+    # The samples of the statistics.
     Column("samples_ms", REALS, "wall time of every iteration", "ms"),
     Column("device_samples_ms", REALS, "device time of every iteration", "ms"),
     Column("round_ms", REALS, "wall time of an iteration, median of each round of an interleaved cell", "ms"),
     Column("device_round_ms", REALS, "device time of an iteration, median of each such round", "ms"),
-    # When, by what, from which source.
+    # Time and versions.
     Column("started_at", TIME, "start of the job, UTC"),
     Column("finished_at", TIME, "end of the job, UTC"),
-    Column("wall_s", REAL, "the whole job, starting of processes included", "s"),
+    Column("wall_s", REAL, "duration of the whole job, including the start of processes", "s"),
     Column("schema_version", INT, "version of these columns"),
     Column("tpbench_version", TEXT, "version of tpbench"),
-    Column("kernels_version", TEXT, "version of tpbench's kernels: changes with their source"),
-    Column("git_commit", TEXT, "commit of the checkout that ran"),
-    Column("git_dirty", FLAG, "the checkout had uncommitted changes"),
-    # What it ran on.
+    Column("kernels_version", TEXT, "version of tpbench's kernels: a hash of their source"),
+    Column("git_commit", TEXT, "commit of the checkout"),
+    Column("git_dirty", FLAG, "true if the checkout had uncommitted changes"),
+    # Hardware and software.
     Column("host", TEXT, "name of the first node"),
     Column("nodes", INT, "number of nodes"),
     Column("backend", TEXT, "communication backend: nccl or gloo"),
@@ -113,16 +117,16 @@ COLUMNS = (
     Column("memory_gib", REAL, "main memory of the first node", "GiB"),
     Column("sm_clock_mhz", REAL, "clock of the GPU's multiprocessors while it measured", "MHz"),
     Column("memory_clock_mhz", REAL, "clock of the GPU's memory while it measured", "MHz"),
-    # How to do it again.
-    Column("tries", INT, "times that this sweep started the cell; the row is of the last"),
-    Column("beside", TEXT, "rows of the jobs that ran on this host at the same time; null: it was alone"),
-    Column("interleaved", TEXT, "the cells that were measured in turns with this one have the same name here"),
-    Column("interleaved_cells", INT, "cells that took turns, each with processes and memory of its own"),
-    Column("not_interleaved", TEXT, "why a cell of an order=interleaved sweep was measured in one go"),
-    Column("warm", FLAG, "the torchrun had run other jobs before"),
-    Column("jobs_before", INT, "jobs that the same processes had measured before; 0: they were forked for this one"),
-    Column("command", TEXT, "the torchrun line"),
-    Column("environment", TEXT, "JSON of those environment variables that bear on a measurement"),
+    # How the cell ran.
+    Column("tries", INT, "attempts of this sweep at the cell; the row is of the last one"),
+    Column("beside", TEXT, "rows of the jobs that ran on this host at the same time; null: none"),
+    Column("interleaved", TEXT, "name of the group of cells that were interleaved with this one"),
+    Column("interleaved_cells", INT, "number of interleaved cells, each with separate processes and memory"),
+    Column("not_interleaved", TEXT, "why a cell of an order=interleaved sweep was not interleaved"),
+    Column("warm", FLAG, "true if the torchrun had run other jobs before"),
+    Column("jobs_before", INT, "jobs that the same processes measured before; 0: forked for this job"),
+    Column("command", TEXT, "command line of torchrun"),
+    Column("environment", TEXT, "JSON of the environment variables that influence a measurement"),
     Column("job", TEXT, "JSON of the resolved job"),
-    Column("log_dir", TEXT, "folder of the job's logs, relative to the output folder where it lies within"),
+    Column("log_dir", TEXT, "folder of the job's logs, relative to the output folder if it is inside"),
 )

@@ -562,7 +562,7 @@ def test_the_module_without_gradients(device: torch.device) -> None:
         assert not EntropyLoss(in_place=True)(values.clone().requires_grad_(), target).requires_grad
     with pytest.raises(TypeError, match="in_place"):
         EntropyLoss(grad="none")
-    with pytest.raises(TypeError, match="no setting zloss; there are block_cap, "):
+    with pytest.raises(TypeError, match="no setting zloss; there are algorithm, block_cap, "):
         EntropyLoss(zloss=0.5)
     assert "z_loss=0.5" in repr(EntropyLoss(z_loss=0.5))
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tpbench.launcher.overrides import check_overrides, chosen_fields, flat_names, force_fields, quote_numbers
+from tpbench.launcher.overrides import (
+    check_overrides,
+    chosen_fields,
+    flat_names,
+    force_fields,
+    present_names,
+    quote_numbers,
+)
 from tpbench.settings import JobError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -99,3 +106,14 @@ def test_chosen_fields_leave_out_groups_of_every_workload() -> None:
     chosen = chosen_fields(["variant=triton_tp", "tokens=64", "hydra.sweep.dir=x", "+experiment=e", "seed=1"])
     assert chosen == ["tokens", "seed"]
     assert chosen_fields(["variant=sparse_auto", "loss=forward_kl", "block_cap=4096"]) == ["loss", "block_cap"]
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_former_names_of_fields(prefix: str) -> None:
+    assert present_names([f"{prefix}organisation=fused,auto"]) == [f"{prefix}algorithm=fused,auto"]
+    assert present_names(["organisations=x", "-m", "shape=organisation"]) == [
+        "organisations=x",
+        "-m",
+        "shape=organisation",
+    ]
+    assert force_fields(flat_names(["organisation=cached"])) == ["++algorithm=cached"]

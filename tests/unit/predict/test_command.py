@@ -18,7 +18,7 @@ def rows(tmp_path_factory):
     return str(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("predict")))
 
 
-def test_the_question_of_the_issue(rows, capsys):
+def test_text_answer(rows, capsys):
     arguments = ["--vocab", "131072", "--tp", "8", "--tokens", "8192", "--gpu-memory", "80", "--rows", rows]
     assert main(arguments) == 0
     said = capsys.readouterr().out
@@ -30,7 +30,7 @@ def test_the_question_of_the_issue(rows, capsys):
     assert capsys.readouterr().out.splitlines()[2].endswith(" OOM")
 
 
-def test_for_programs(rows, capsys):
+def test_json_answer(rows, capsys):
     assert main(["--format", "json", "--rows", rows, "--beside", "70B", "--loss", "reverse_kl"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["variants"]["triton_tp"]["memory"] == "fits" and said["free_gib"] < 61

@@ -29,7 +29,7 @@ def made(rows):
     return models(measured(rows, WORKLOAD))
 
 
-def test_what_is_usable(rows):
+def test_usable_rows(rows):
     found = measured(rows, WORKLOAD)
     assert found.gpu == "NVIDIA H200" and set(found.heads) == set(synthetic.VARIANTS)
     assert {cell.status for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
@@ -41,7 +41,7 @@ def test_what_is_usable(rows):
 
 @pytest.mark.parametrize("variant", synthetic.VARIANTS)
 @pytest.mark.parametrize("loss", synthetic.LOSSES)
-def test_it_finds_the_truth_at_sizes_it_has_not_seen(made, variant, loss):
+def test_predictions_at_unmeasured_sizes(made, variant, loss):
     for tokens, vocab, tp_size in itertools.product((4096, 8192), (50000, 131072), (2, 8)):
         said = made[variant](Size(tokens, vocab, tp_size, loss))
         true_ms = synthetic.device_ms(variant, tokens, vocab, tp_size, loss)
@@ -64,7 +64,7 @@ def test_left_out_cells(made):
         assert len(model.errors["time_ms"]) >= len(model.cells) - 1
 
 
-def test_reaching_farther_is_less_sure(made):
+def test_extrapolation_has_a_larger_error(made):
     near, far = Size(4096, 65536, 4, "cross_entropy"), Size(262144, 262144, 8, "cross_entropy")
     model = made["pytorch_tp_manual"]
     assert beyond(model.cells, near) == {}
@@ -89,7 +89,7 @@ def test_too_few_cells_predict_nothing(tmp_path):
     assert models(measured(load(synthetic.write(few, tmp_path)), WORKLOAD)) == {}
 
 
-def test_fits_tight_or_not():
+def test_memory_verdict():
     size = Size(4096, 131072, 4, "cross_entropy")
     assert size.inputs_gib == pytest.approx(0.25, rel=1e-3)
     assert Size(4096, 131072, 4, "reverse_kl").inputs_gib == 0.5
@@ -110,7 +110,7 @@ def test_the_limit_is_where_it_stops_fitting(made):
     assert most_tokens(gather, Size(vocab=131072, tp_size=1), 3, MODELS["405B"]) == 0
 
 
-def test_for_a_sweep(made):
+def test_predicted_oom_of_a_cell(made):
     big = Size(65536, 131072, 4, "cross_entropy")
     said = predicted_oom(made, "pytorch_gather", big, 80.0)
     assert said.startswith("predicted to run out of memory: 120 GiB") and said.endswith("80 GiB free")
@@ -119,7 +119,7 @@ def test_for_a_sweep(made):
     assert predicted_oom(made, "of_the_future", big, 80.0) is None
 
 
-def test_a_model_without_errors_is_unsure(made):
+def test_a_model_without_errors_has_an_error_of_100_percent(made):
     bare = VariantModel("x", made["triton_tp"].cells, made["triton_tp"].fits)
     assert bare(Size(4096, 65536, 4, "cross_entropy")).time_ms.error == 1.0
 

@@ -17,7 +17,7 @@ def test_the_newest_of_a_key(tmp_path, row):
     assert kept(tmp_path, row(3), row(1), row(2, key="other")) == ["r2", "r0"]
 
 
-def test_hardware_makes_cells(tmp_path, row):
+def test_rows_of_other_hardware_are_other_cells(tmp_path, row):
     cpu = {"device": "cpu", "gpu_name": None, "cpu_model": "EPYC"}
     assert kept(tmp_path, row(1), row(2, gpu_name="NVIDIA H100"), row(3, **cpu), row(4, host="b")) == ["r1", "r2", "r3"]
 
@@ -64,7 +64,7 @@ def test_a_measurement_stands_until_there_is_another(tmp_path, row):
     assert kept(tmp_path / "none", *failed) == ["r2"]
 
 
-def test_a_skipped_cell_belongs_to_nobody_where_hardware_differs(tmp_path, row):
+def test_a_skipped_cell_has_no_hardware_if_the_other_rows_differ(tmp_path, row):
     rows = row(1, gpu_name=None), row(2), row(3, gpu_name="NVIDIA H100")
     assert kept(tmp_path, *rows) == ["r0", "r1", "r2"]
     place = hardware(load(tmp_path))

@@ -12,6 +12,6 @@ def test_the_page_is_the_schema():
     assert PAGE.read_text() == page(), "run: python -m tpbench.results.document > outputs/SCHEMA.md"
 
 
-def test_every_column_is_on_it():
+def test_every_column_is_on_the_page():
     for name, column in all_columns().items():
         assert f"| `{name}` |" in page() and column.doc

@@ -53,7 +53,7 @@ def test_statuses():
     assert all(STATUSES.values())
 
 
-def test_names_are_unique_and_say_what_they_are():
+def test_names_are_unique_and_described():
     assert len({column.name for column in COLUMNS}) == len(COLUMNS)
     assert all(column.doc for column in all_columns().values())
 

@@ -29,7 +29,7 @@ def ran(cell: EntropyLoss, here: Rank | None = None) -> tuple[Verdict, int]:
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_each_is_right_and_says_that_it_ran(algorithm: Any, loss: Any) -> None:
+def test_each_algorithm_is_correct_and_named_in_the_row(algorithm: Any, loss: Any) -> None:
     for block_cap, vocab in itertools.product(("auto", 4096), (264, 9000)):
         cell = problem(loss=loss, vocab=vocab, tokens=5, algorithm=algorithm, block_cap=block_cap)
         verdict, sent = ran(cell)
@@ -44,7 +44,7 @@ def on_ranks(here: Rank, cell: EntropyLoss) -> tuple[Verdict, int]:
     return ran(cell, here)
 
 
-def test_over_ranks_the_cached_one_is_the_one() -> None:
+def test_exchange_nccl_over_ranks_runs_two_kernels() -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
     for algorithm in ("auto", "two_kernels"):
@@ -65,7 +65,7 @@ def test_over_ranks_the_cached_one_is_the_one() -> None:
         ({"algorithm": "two_kernels"}, 2, "cpu", None),
     ],
 )
-def test_what_cannot_be_is_skipped_with_a_reason(
+def test_unsupported_combinations_are_skipped_with_a_reason(
     fields: dict[str, Any], tp_size: int, device: Any, said: str | None
 ) -> None:
     job = Job(variant="triton_tp", tp_size=tp_size, device=device, problem=problem(**fields))
@@ -73,7 +73,7 @@ def test_what_cannot_be_is_skipped_with_a_reason(
     assert found is None if said is None else said in str(found)
 
 
-def test_it_is_an_option_of_our_kernels_alone() -> None:
+def test_only_triton_tp_has_the_option() -> None:
     job = Job(variant="pytorch_gather", tp_size=1, problem=problem(algorithm="two_reads"))
     assert "taken by: triton_tp" in str(unsupported_reason(job))
 
@@ -87,7 +87,7 @@ def rows(*changes: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**plain, **change} for change in changes]
 
 
-def test_the_fastest_cap_wins() -> None:
+def test_the_fastest_block_cap_is_chosen() -> None:
     chosen = choose(
         rows(
             {"device_ms": 0.05},  # measured again below
@@ -111,7 +111,7 @@ def test_the_fastest_cap_wins() -> None:
     assert (two_reads["algorithm"], two_reads["columns"], two_reads["block_cap"]) == ("two_reads", 65536, 8192)
 
 
-def test_rows_that_decide_nothing() -> None:
+def test_rows_without_a_choice_are_errors() -> None:
     with pytest.raises(JobError, match="no measured rows"):
         choose(rows({"algorithm": "auto"}), "here")
     with pytest.raises(JobError, match="differ in gpu_name"):

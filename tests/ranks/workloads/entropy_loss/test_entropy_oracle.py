@@ -57,7 +57,7 @@ def right(oracle: Oracle) -> Output:
     temperature=st.sampled_from([0.5, 1.0, 3.0]),
     ignored=st.sampled_from([0.0, 0.3]),
 )
-def test_it_is_what_torch_computes(loss: str, temperature: float, ignored: float, **fields: Any) -> None:
+def test_the_oracle_agrees_with_torch(loss: str, temperature: float, ignored: float, **fields: Any) -> None:
     labels = loss == "cross_entropy"
     fields |= {"ignored": ignored} if labels else {"temperature": temperature}
     cell = EntropyLoss(loss=loss, **fields)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_it_is_what_torch_computes(loss: str, temperature: float, ignored: float
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_chunks_do_not_show(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_chunks(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = problem(loss=loss)
     whole = Oracle(cell, alone(cell))
     output = right(whole)
@@ -121,7 +121,7 @@ def _negligent(output: Output, cell: EntropyLoss) -> dict[str, Output]:
     return errors
 
 
-def test_a_gradient_may_leave_its_factor_to_others() -> None:
+def test_a_gradient_may_come_with_a_separate_factor() -> None:
     cell = problem(dtype="float32")
     oracle = Oracle(cell, alone(cell))
     whole = right(oracle)
@@ -132,7 +132,7 @@ def test_a_gradient_may_leave_its_factor_to_others() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_it_catches_planted_errors(loss: str, dtype: str) -> None:
+def test_planted_errors_are_detected(loss: str, dtype: str) -> None:
     cell = problem(loss=loss, dtype=dtype, logits_scale=1.3)
     shard = alone(cell)
     if cell.from_labels:
@@ -153,7 +153,7 @@ def test_underflow_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_infinities(loss: str) -> None:
+def test_infinite_losses(loss: str) -> None:
     """A column that neither side has, and (for labels) a label of no probability, whose loss is rightly infinite."""
     cell = problem(loss=loss, dtype="float32")
     shard = alone(cell)
@@ -208,7 +208,7 @@ def _planted_on_ranks(here: Rank, cell: EntropyLoss, error: str) -> tuple[bool, 
     ["none", "last bit", "local softmax", "local maximum", "one rank's row", "one rank's NaN", "one rank's loss"],
 )
 @pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
-def test_it_catches_an_error_of_one_rank_on_all(loss: str, error: str) -> None:
+def test_an_error_on_one_rank_is_detected_on_all(loss: str, error: str) -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
     (identical, complaint), other = run_on_ranks(2, _planted_on_ranks, problem(loss=loss), error)

@@ -18,7 +18,7 @@ from tpbench.workloads.entropy_loss.oracle import Oracle
 
 
 def cells(name: str, tp_size: int) -> list[EntropyLoss]:
-    """What a variant should do: every loss and dtype, and the options that it takes."""
+    """Return the problems that a variant supports: every loss and dtype, and its options."""
     variant = WORKLOAD.variants[name]
     found = [problem(loss=loss, dtype=dtype) for loss, dtype in itertools.product(LOSSES, DTYPES)]
     found += [problem(ignored=share, seed=3, logits_scale=scale) for share in (0.4, 1.0) for scale in (1.0, 1.3)]
@@ -44,7 +44,7 @@ def run(here: Rank | None, name: str) -> list[tuple[EntropyLoss, Verdict]]:
 
 @pytest.mark.parametrize("tp_size", [1, 2, 3])
 @pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
-def test_it_is_right(name: str, tp_size: int) -> None:
+def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
     variant = WORKLOAD.variants[name]
     for package in variant.requires:
         if importlib.util.find_spec(package) is None:
@@ -52,7 +52,7 @@ def test_it_is_right(name: str, tp_size: int) -> None:
     if (variant.requires_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
         pytest.skip("needs GPUs")
     if not cells(name, tp_size):
-        pytest.skip("refuses all of it")
+        pytest.skip("supports none of the problems")
     ranks = [run(None, name)] if tp_size == 1 else run_on_ranks(tp_size, run, name)
     for each in zip(*ranks, strict=True):
         cell, verdict = each[0]
@@ -63,7 +63,7 @@ def test_it_is_right(name: str, tp_size: int) -> None:
 
 @pytest.mark.parametrize("name", ["pytorch_tp_manual", "pytorch_gather"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_compiled_it_is_one_graph_a_part(loss: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_compiles_to_one_graph(loss: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """fullgraph=True raises where it breaks. Without a GPU only the tracing is tested: a compiler may be missing."""
     compile_ = torch.compile
     if not torch.cuda.is_available():
@@ -92,7 +92,7 @@ def _communicated(here: Rank | None, name: str, cell: EntropyLoss) -> int:
         ("pytorch_gather", "forward_kl", 13 * 51 * 2 * 2),
     ],
 )
-def test_what_it_sends(name: str, loss: str, sent: int) -> None:
+def test_bytes_sent(name: str, loss: str, sent: int) -> None:
     cell = problem(loss=loss, exchange="nccl") if name == "triton_tp" else problem(loss=loss)
     assert _communicated(None, name, cell) == 0
     if enough_gpus(2):
@@ -101,13 +101,13 @@ def test_what_it_sends(name: str, loss: str, sent: int) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 @pytest.mark.parametrize(("loss", "numbers"), [("cross_entropy", 3), ("reverse_kl", 5)])
-def test_what_it_sends_through_symmetric_memory(loss: str, numbers: int) -> None:
+def test_bytes_sent_through_symmetric_memory(loss: str, numbers: int) -> None:
     """A word of 8 bytes a number, for the two parts that a shard of twice the even share would have."""
     cell = problem(loss=loss, exchange="symmetric")
     assert run_on_ranks(2, _communicated, "triton_tp", cell) == [13 * numbers * 8 * 2] * 2
 
 
-def test_what_it_must_move() -> None:
+def test_unavoidable_bytes() -> None:
     one = {loss: setup(problem(loss=loss), WORKLOAD.variants["pytorch_tp_manual"], context()).costs for loss in LOSSES}
     assert one["cross_entropy"].bytes_moved == 2 * 13 * 101 * 2 + 13 * 8
     assert one["reverse_kl"].bytes_moved == 3 * 13 * 101 * 2
@@ -136,7 +136,7 @@ def _replicas(here: Rank) -> Verdict:
     return session.check()
 
 
-def test_replicas_share_their_verdict() -> None:
+def test_replicas_have_one_verdict() -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
     first, second = run_on_ranks(2, _replicas)

@@ -31,7 +31,7 @@ def test_shards_cover_the_vocabulary(vocab: int, tp_size: int) -> None:
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 2**31 - 1),
 )
-def test_any_world_size_makes_the_same_numbers(tp_size: int, loss: str, dtype: str, seed: int) -> None:
+def test_inputs_do_not_depend_on_the_world_size(tp_size: int, loss: str, dtype: str, seed: int) -> None:
     cell = problem(loss=loss, dtype=dtype, seed=seed)
     whole = alone(cell)
     shards = [make_shard(cell, context(tp_rank=rank, tp_size=tp_size)) for rank in range(tp_size)]
@@ -51,21 +51,21 @@ def test_replicas_are_rows_of_one_larger_problem() -> None:
     assert torch.equal(torch.cat([part.target for part in parts]), large.target)
 
 
-def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = alone(problem(tokens=50)).logits
     monkeypatch.setattr(inputs, "_CPU_CHUNK", 700)
     monkeypatch.setattr(inputs, "_GPU_CHUNK", 700)
     assert torch.equal(alone(problem(tokens=50)).logits, whole)
 
 
-def test_the_numbers_stay_what_they_were() -> None:
+def test_inputs_are_equal_to_recorded_ones() -> None:
     """Rows measured yesterday and on other machines are of the same problem only as long as this holds."""
     cell = alone(problem(ignored=0.3, seed=7))
     bits = cell.logits.view(torch.int16).cpu().numpy().tobytes() + cell.target.cpu().numpy().tobytes()
     assert hashlib.sha256(bits).hexdigest()[:16] == "16ce3f7b87ba6c84"
 
 
-def test_they_are_like_logits() -> None:
+def test_inputs_are_distributed_like_logits() -> None:
     x = alone(problem(tokens=512, vocab=2048, dtype="float32", loss="reverse_kl"))
     for values in (x.logits, x.target):
         assert abs(values.mean()) < 0.02 and abs(values.std() - 2.309) < 0.02 and values.abs().max() < 8
