@@ -22,7 +22,7 @@ DISTRIBUTIONS = ("uniform", "zipf", "bigram", "fixed", "one_owner", "one_rank", 
 DTYPES = ("float32", "float16", "bfloat16")
 ON_GPUS = torch.cuda.is_available()
 HERE = sorted(name for name, each in WORKLOAD.variants.items() if not (each.cpu_only if ON_GPUS else each.needs_cuda))
-"""Variants that run on this kind of device."""
+"""The variants that run on this kind of device."""
 
 
 def problem(**fields: Any) -> EmbeddingGrad:

@@ -36,8 +36,8 @@ class EmbeddingGrad:
     )
     transfers: Literal["early", "late", "beside"] = setting(
         "early",
-        help="transfers beside the stand-in: those that need no gradient, none (nor does the host start), or all "
-        "(the gradient is ready)",
+        help="transfers beside the stand-in: early (those that need no gradient), late (none, nor does the host "
+        "start), beside (all: the gradient is ready)",
     )
     merge: Literal["triton", "index_add"] = setting("triton", help="method of adding received rows to the owner's rows")
     pinned: bool = setting(True, help="copy row numbers to the GPU from pinned memory, asynchronously")
