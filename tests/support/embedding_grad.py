@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.ranks import Rank
+from tpbench.measure import stopwatch
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.bench import ExchangeContext
+from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession, ExchangeContext
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchange import Exchange, sequence
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
@@ -52,8 +54,16 @@ def prepared(
     """Prepare a variant without the measurements of its session."""
     inputs = EmbeddingGradInputs(cell, context(here), tokens)
     comm = CountedCollectives(here.group, here.rank, here.world_size)
-    stopwatch: Any = FixedStopwatch()
-    return inputs, comm, WORKLOAD.variants[name].prepare(cell, ExchangeContext(inputs, comm, stopwatch))
+    fixed: Any = FixedStopwatch()
+    return inputs, comm, WORKLOAD.variants[name].prepare(cell, ExchangeContext(inputs, comm, fixed))
+
+
+def new_session(
+    here: Rank, cell: EmbeddingGrad, name: str, inputs: EmbeddingGradInputs | None = None
+) -> EmbeddingGradSession:
+    """Set up a session that measures each time once: these tests need no precise times."""
+    with mock.patch.dict(stopwatch.ITERATIONS, cpu=1, cuda=1):
+        return EmbeddingGradSession(cell, WORKLOAD.variants[name], context(here), inputs)
 
 
 def run(exchange: Exchange, comm: CountedCollectives) -> Tensor:

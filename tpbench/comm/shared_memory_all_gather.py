@@ -25,7 +25,7 @@ class SharedMemoryAllGather:
     """All-gather of signed 32-bit numbers, as many from each rank as there are ranks.
 
     A number and the epoch (the count of calls) share one 64-bit word, with the epoch in the upper half. A reader that
-    sees the right epoch therefore has the right number, in whatever order words become visible.
+    sees the right epoch therefore has the right number, in any order in which words become visible.
 
     Epochs alternate between two halves of the page. A rank that is one epoch ahead writes the other half. No rank can
     be two epochs ahead, because each call waits for all ranks.

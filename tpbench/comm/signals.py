@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,16 +16,6 @@ from tpbench.comm import cuda_driver
 
 GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic comparison of 32 bits
 WITH_BARRIER = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: earlier writes of the stream become visible first
-
-
-class Signals(Protocol):
-    """Signals from rank to rank, on numbered channels."""
-
-    def send(self, channel: int, peer: int) -> None:
-        """Signal a peer after all earlier work of the current stream."""
-
-    def wait(self, channel: int, peer: int) -> None:
-        """Hold back later work of the current stream until the peer's next signal."""
 
 
 class StreamSignals:
@@ -42,11 +32,13 @@ class StreamSignals:
         self.awaited: Counter[tuple[int, int]] = Counter()
 
     def send(self, channel: int, peer: int) -> None:
+        """Signal a peer after all earlier work of the current stream."""
         self.sent[channel, peer] += 1
         address = self._flag(self.addresses[peer], channel, self.rank)
         self._call("cuStreamWriteValue32_v2", address, self.sent[channel, peer], WITH_BARRIER)
 
     def wait(self, channel: int, peer: int) -> None:
+        """Hold back later work of the current stream until the peer's next signal."""
         self.awaited[channel, peer] += 1
         address = self._flag(self.addresses[self.rank], channel, peer)
         self._call("cuStreamWaitValue32_v2", address, self.awaited[channel, peer], GREATER_OR_EQUAL)
@@ -74,7 +66,9 @@ class KernelSignals:
         self.handle = handle
 
     def send(self, channel: int, peer: int) -> None:
+        """Signal a peer as `StreamSignals.send` does."""
         self.handle.put_signal(peer, channel)
 
     def wait(self, channel: int, peer: int) -> None:
+        """Wait for a peer as `StreamSignals.wait` does."""
         self.handle.wait_signal(peer, channel)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.signals import KernelSignals, Signals, StreamSignals
+from tpbench.comm.signals import KernelSignals, StreamSignals
 from tpbench.kernels.symmetric import forbid_multicast
 
 CHANNELS = 16
@@ -35,14 +35,17 @@ class SymmetricBuffers:
         self.copies = torch.cuda.Stream(device, priority=-1)
         """Stream for copies."""
         self.memory: dict[str, tuple[Tensor, Any]] = {}
-        """Both buffers of each name as one tensor of bytes, and its symmetric-memory handle."""
+        """By name: the two buffers as one tensor of bytes, and its symmetric-memory handle."""
         self.outgrown: list[tuple[Tensor, Any]] = []
         """Replaced memory, kept because a running operation or a captured graph may hold its address."""
         self.uses: dict[str, int] = {}
         self.flags = self._allocated(4 * CHANNELS * self.size)
-        self.signals: Signals = KernelSignals(self.flags[1])
-        if signals == "stream":
-            self.signals = StreamSignals([int(pointer) for pointer in self.flags[1].buffer_ptrs], self.rank)
+        handle = self.flags[1]
+        self.signals: StreamSignals | KernelSignals = (
+            StreamSignals([int(pointer) for pointer in handle.buffer_ptrs], self.rank)
+            if signals == "stream"
+            else KernelSignals(handle)
+        )
 
     @property
     def gib(self) -> float:

@@ -12,7 +12,7 @@ from tpbench.workloads.embedding_grad import crossover, traffic
 from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
-from tpbench.workloads.embedding_grad.exchange import Phase, sequence
+from tpbench.workloads.embedding_grad.exchange import Exchange, Phase, sequence
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.touched_rows import EvenlySpacedRows
 
@@ -23,7 +23,7 @@ UNKNOWN = -1
 """Count that a rank sends if it does not know its touched rows."""
 
 
-class SparseAuto:
+class SparseAuto(Exchange):
     """Dense or sparse exchange. All ranks gather all counts, and therefore choose alike without a further message."""
 
     def __init__(
@@ -35,36 +35,34 @@ class SparseAuto:
         limit: float,
     ) -> None:
         """Choose dense above the density `limit`, or above the busiest rank's equivalent of that density."""
-        self.inputs, self.comm, self.dense, self.sparse, self.limit = inputs, comm, dense, sparse, limit
+        super().__init__(inputs, comm)
+        self.dense, self.sparse, self.limit = dense, sparse, limit
         self.overwrites = sparse.overwrites
-        self.use_sparse = False
-        later = [self._only_if(True, phase) for phase in sparse.phases[1:]] + [self._only_if(False, dense.phases[0])]
-        self.phases = (Phase("counts", self.choose, after="batch", on_host=True), *later)
+        self.used: Exchange = dense
+        counts = Phase("counts", self.choose, after="batch", on_host=True)
+        later = [self._if_used(sparse, phase) for phase in sparse.phases[1:]]
+        self.phases = (counts, *later, self._if_used(dense, dense.phases[0]))
 
     def choose(self) -> None:
         """Gather all counts and choose."""
         touched = self.sparse.finder.find()
         own_counts = touched.counts if touched is not None else [UNKNOWN] * self.comm.world_size
         counts = self.comm.gather_counts(own_counts)
-        self.use_sparse = sparse_is_faster(counts, self.inputs.problem.table_rows, self.limit)
-        if self.use_sparse:
+        self.used = self.dense
+        if sparse_is_faster(counts, self.inputs.problem.table_rows, self.limit):
             assert touched is not None
-            rank = self.inputs.rank
+            self.used, rank = self.sparse, self.inputs.rank
             self.sparse.begin(touched, [0 if peer == rank else row[rank] for peer, row in enumerate(counts)])
 
-    def _only_if(self, sparse: bool, phase: Phase) -> Phase:
+    def _if_used(self, exchange: Exchange, phase: Phase) -> Phase:
         def run() -> None:
-            if self.use_sparse == sparse:
+            if self.used is exchange:
                 phase.run()
 
         return Phase(phase.name, run, phase.after, phase.on_host)
 
-    @property
-    def _chosen(self) -> DenseReduceScatter | SparseAllToAll:
-        return self.sparse if self.use_sparse else self.dense
-
     def result(self) -> Tensor:
-        return self._chosen.result()
+        return self.used.result()
 
     def release(self) -> None:
         self.dense.release()
@@ -74,14 +72,14 @@ class SparseAuto:
         """Return the bytes of the chosen exchange, but with all counts of a rank sent to each peer."""
         peers = self.comm.world_size - 1
         all_counts = traffic.COUNT_BYTES * self.comm.world_size * peers
-        own_counts = traffic.COUNT_BYTES * peers if self.use_sparse else 0
-        return [sent + all_counts - own_counts for sent in self._chosen.expected_bytes()]
+        own_counts = traffic.COUNT_BYTES * peers if self.used is self.sparse else 0
+        return [sent + all_counts - own_counts for sent in self.used.expected_bytes()]
 
     def columns(self) -> dict[str, Any]:
-        return {**self._chosen.columns(), "crossover_density": self.limit}
+        return {**self.used.columns(), "crossover_density": self.limit}
 
     def known_rows(self) -> Tensor | None:
-        return self._chosen.known_rows()
+        return self.used.known_rows()
 
 
 def sparse_is_faster(counts: list[list[int]], table_rows: int, limit: float) -> bool:

@@ -25,7 +25,7 @@ class CountedCollectives:
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
         self.group, self.rank, self.world_size = group, rank, world_size
         self.sent_bytes = [0] * world_size
-        """Bytes handed over for each rank since `reset`; for this rank always 0."""
+        """Bytes sent to each rank since `reset`; for this rank always 0."""
 
     def reset(self) -> None:
         """Set the counts to zero."""

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad import traffic
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.exchange import Phase
+from tpbench.workloads.embedding_grad.exchange import Exchange, Phase
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
 
-class DenseReduceScatter:
+class DenseReduceScatter(Exchange):
     """Reduce-scatter: each owner gets its part of the mean, as a sharded optimizer needs it."""
 
-    overwrites = None
+    chosen = "dense"
 
     def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives) -> None:
-        self.inputs, self.comm = inputs, comm
+        super().__init__(inputs, comm)
         self.output: Tensor | None = None
         self.phases = (Phase("reduce", self.reduce),)
 
@@ -39,33 +37,17 @@ class DenseReduceScatter:
         size = self.comm.world_size
         return [traffic.dense_reduce_scatter(len(self.inputs.grad), self.inputs.row_bytes, size)] * size
 
-    def columns(self) -> dict[str, Any]:
-        return {"chosen": "dense"}
 
-    def known_rows(self) -> None:
-        return None
-
-
-class DenseAllReduce:
+class DenseAllReduce(Exchange):
     """All-reduce in place: every rank gets the whole mean, as unsharded data parallelism needs it."""
 
+    chosen = "dense"
+
     def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives) -> None:
-        self.inputs, self.comm = inputs, comm
+        super().__init__(inputs, comm)
         self.overwrites = inputs.grad
         self.phases = (Phase("reduce", lambda: comm.all_reduce_mean(inputs.grad)),)
-
-    def result(self) -> Tensor:
-        return self.inputs.own_slice
-
-    def release(self) -> None:
-        """Do nothing: the all-reduce allocates no memory."""
 
     def expected_bytes(self) -> list[int]:
         size = self.comm.world_size
         return [traffic.dense_all_reduce(len(self.inputs.grad), self.inputs.row_bytes, size)] * size
-
-    def columns(self) -> dict[str, Any]:
-        return {"chosen": "dense"}
-
-    def known_rows(self) -> None:
-        return None

@@ -1,12 +1,16 @@
-"""Interface of an exchange: a sequence of phases and a result."""
+"""Base of the exchanges: a sequence of phases and a result."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
+
+from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
 StepPoint: TypeAlias = Literal["batch", "forward", "backward"]
 """Points of a training step: the batch is known, the forward pass has ended, the backward pass has ended."""
@@ -35,24 +39,33 @@ def sequence(phases: Sequence[Phase]) -> Callable[[], None]:
     return run
 
 
-class Exchange(Protocol):
-    """A variant on one rank. After all phases ran in order, `result` returns this rank's slice."""
+class Exchange(ABC):
+    """A variant on one rank. After all phases ran in order, `result` returns this rank's slice of the mean gradient."""
 
     phases: tuple[Phase, ...]
-    overwrites: Tensor | None
+    chosen: str
+    """Kind of the exchange: dense or sparse."""
+    overwrites: Tensor | None = None
     """The part of the gradient that the exchange overwrites, if any."""
 
-    def result(self) -> Tensor:
-        """Return this rank's slice of the mean gradient, (rows_per_rank, width) in the gradient's dtype."""
+    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives) -> None:
+        self.inputs, self.comm = inputs, comm
 
-    def release(self) -> None:
+    def result(self) -> Tensor:
+        """Return (rows_per_rank, width) in the gradient's dtype: the mean gradient of this rank's rows."""
+        return self.inputs.own_slice
+
+    def release(self) -> None:  # noqa: B027  # an exchange that keeps no memory need not override it
         """Free the memory of the last iteration."""
 
+    @abstractmethod
     def expected_bytes(self) -> list[int]:
         """Return the bytes that each rank should have sent in the last iteration, by formula."""
 
     def columns(self) -> dict[str, Any]:
-        """Return row columns that describe the last iteration. `chosen`: dense or sparse."""
+        """Return row columns that describe the last iteration."""
+        return {"chosen": self.chosen}
 
     def known_rows(self) -> Tensor | None:
         """Return the rows that the last iteration took as touched, or None if it sent the whole table."""
+        return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ Segments = Sequence[tuple[int, int]]
 """For each rank the first of its rows among those received, and their number. Rows of one rank are distinct."""
 
 
-class Merge(Protocol):
+class Merge(ABC):
     """A merge in two steps, of which the first needs no values."""
 
+    @abstractmethod
     def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
         """Prepare for the rows that the other ranks will send.
 
@@ -30,13 +31,14 @@ class Merge(Protocol):
         others send. Both are int32 or int64 numbers in the whole table.
         """
 
+    @abstractmethod
     def __call__(self, own: Tensor, values: Tensor) -> None:
         """Replace `own`, (rows_per_rank, width), by the mean. `values`: the (received, width) rows, of its dtype."""
 
-    def verify(self) -> None:
+    def verify(self) -> None:  # noqa: B027  # index_add_ itself raises
         """Raise MisplacedRow if a received row is not this rank's."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027  # the Triton merge reuses its table
         """Free the row numbers."""
 
 
@@ -45,7 +47,7 @@ def merge_for(problem: EmbeddingGrad, inputs: EmbeddingGradInputs) -> Merge:
     return TritonMerge(inputs) if problem.merge == "triton" else IndexAddMerge(inputs)
 
 
-class IndexAddMerge:
+class IndexAddMerge(Merge):
     """Merge by torch's index_add_: adds in the gradient's dtype, on a GPU in no fixed order, then scales the slice."""
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
@@ -64,14 +66,11 @@ class IndexAddMerge:
             own.index_add_(0, rows, values[start : start + len(rows)])
         own.mul_(self.scale)
 
-    def verify(self) -> None:
-        """Do nothing: index_add_ itself raises."""
-
     def release(self) -> None:
         self.placed = []
 
 
-class TritonMerge:
+class TritonMerge(Merge):
     """Merge by `merge_kernel.merge_rows`: fp32 sums of touched rows, in the order of ranks, with one rounding."""
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
@@ -101,9 +100,6 @@ class TritonMerge:
     def verify(self) -> None:
         if misplaced := int(self.misplaced):
             raise MisplacedRow(f"rank {self.rank} was sent {misplaced} rows that it does not own")
-
-    def release(self) -> None:
-        """Do nothing: the table is reused."""
 
 
 def join_adjacent(segments: Segments) -> list[tuple[int, int]]:

@@ -138,11 +138,13 @@ def place_rows(
 ) -> None:
     """Fill the table for `merge_rows`, on the owner `rank`, whose slice begins at row `first_row`.
 
-    own_rows: (own,) int32 or int64, numbers of the owner's rows that hold something. rows: (received,), numbers of the
-    received rows. segments: for each rank the first of its received rows and their number, (0, 0) for the owner. Rows
-    of one segment are distinct.
-    table: (ranks, rows_per_rank) int32, overwritten. misplaced: (1,) int32, increased by the number of rows that are
-    not the owner's. These rows are left out, and the caller may check `misplaced` at any later time.
+    `own_rows`: (own,) int32 or int64, numbers of the owner's rows that hold something.
+    `rows`: (received,), numbers of the received rows.
+    `segments`: for each rank the first of its received rows and their number, (0, 0) for the owner. Rows of one
+    segment are distinct.
+    `table`: (ranks, rows_per_rank) int32, overwritten.
+    `misplaced`: (1,) int32, increased by the number of rows that are not the owner's. These rows are left out, and the
+    caller may check `misplaced` at any later time.
     """
     ranks, rows_per_rank = table.shape
     assert ranks == len(segments)
@@ -166,15 +168,14 @@ def merge_rows(
     scale: float,
     epoch: int | None = None,
     blocks: Blocks = BLOCKS,
-    num_warps: int = 4,
 ) -> None:
     """Set own[i] = scale * (own[i] + sum of the other ranks' rows i), for each i that any rank touched.
 
-    own: (rows_per_rank, width) contiguous, overwritten in touched rows only.
-    table: (ranks, rows_per_rank) int32, from `place_rows`. With an epoch instead: a rank has the rows whose entry is
+    `own`: (rows_per_rank, width) contiguous, overwritten in touched rows only.
+    `table`: (ranks, rows_per_rank) int32, from `place_rows`. With an epoch instead: a rank has the rows whose entry is
     that epoch.
-    values: (received, width) contiguous, of own's dtype. With an epoch: (ranks - 1, rows_per_rank, width), a slice for
-    each rank but the owner.
+    `values`: (received, width) contiguous, of own's dtype. With an epoch: (ranks - 1, rows_per_rank, width), one slice
+    for each rank but the owner.
     """
     rows_per_rank, width = own.shape
     ranks = len(table)
@@ -186,5 +187,5 @@ def merge_rows(
     grid = (triton.cdiv(rows_per_rank, block) * triton.cdiv(width, columns),)
     _merge_kernel[grid](
         own, values, table, epoch or 0, rows_per_rank, width, scale, rank, ranks, epoch is None,
-        block, min(block, blocks.rows), columns, num_warps=num_warps,
+        block, min(block, blocks.rows), columns,
     )  # fmt: skip

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
-class Event(Protocol):
-    """End of a copy, as torch.cuda.Event records it."""
-
-    def synchronize(self) -> None:
-        """Wait for the event."""
-
-
-Copy = Callable[[Tensor], tuple[Tensor, Event]]
-"""Function that starts a copy to the device and returns the tensor there and the event of the copy's end."""
+Copy = Callable[[Tensor], tuple[Tensor, Any]]
+"""Function that starts a copy to the device. It returns the tensor there and a torch.cuda.Event of the copy's end."""
 
 
 class PinnedRing:
@@ -30,7 +22,7 @@ class PinnedRing:
 
     def __init__(self, capacity: int, copy: Copy, *, pinned: bool, slots: int = 2) -> None:
         self.buffers = [torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(slots)]
-        self.copy_ends: list[Event | None] = [None] * slots
+        self.copy_ends: list[Any] = [None] * slots
         self.copy = copy
         self.slot = 0
 
@@ -49,7 +41,7 @@ class PinnedRing:
 def cuda_copy(device: torch.device) -> Copy:
     """Return a `Copy` that copies on the current stream."""
 
-    def copy(filled: Tensor) -> tuple[Tensor, Event]:
+    def copy(filled: Tensor) -> tuple[Tensor, Any]:
         uploaded = filled.to(device, non_blocking=True)
         end = torch.cuda.Event()
         end.record()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tpbench.settings import setting
@@ -31,7 +31,7 @@ class EmbeddingGrad:
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     overlap_ms: float = setting(
         0.0,
-        help="length of a stand-in backward, after a forward of half of it, beside which transfers may run",
+        help="length of a stand-in backward, after a forward of half that length; transfers may run beside both, ms",
         low=0.0,
     )
     transfers: Literal["early", "late", "beside"] = setting(
@@ -39,7 +39,7 @@ class EmbeddingGrad:
         help="transfers beside the stand-in: early (those that need no gradient), late (none, nor does the host "
         "start), beside (all: the gradient is ready)",
     )
-    merge: Literal["triton", "index_add"] = setting("triton", help="how received rows are added to the owner's")
+    merge: Literal["triton", "index_add"] = setting("triton", help="method of adding received rows to the owner's rows")
     pinned: bool = setting(True, help="copy row numbers to the GPU from pinned memory, asynchronously")
 
     @property
@@ -92,16 +92,7 @@ WORKLOAD = Workload(
     problem=EmbeddingGrad,
     headline=("table_rows", "width", "tokens"),
     columns={
-        "table_rows": "rows of the embedding table",
-        "width": "columns of the embedding table",
-        "accumulate": "steps whose gradients are summed before they are exchanged",
-        "distribution": "distribution of tokens over rows",
-        "duplicates": "share of tokens whose row already has a token (distribution=fixed)",
-        "seed": "seed of the inputs",
-        "overlap_ms": "requested length of the stand-in backward, after a forward of half that length, ms",
-        "transfers": "which transfers run beside the stand-in",
-        "merge": "how received rows are added to the owner's",
-        "pinned": "true if row numbers are copied to the GPU from pinned memory",
+        **{each.name: each.metadata["help"] for each in fields(EmbeddingGrad) if each.name not in ("tokens", "dtype")},
         "density": "distinct rows that a rank touched, divided by table_rows, mean over ranks",
         "duplicate_rate": "share of tokens whose row already had a token, over all ranks",
         "grad_norm": "norm of the correct mean gradient, over all owners",

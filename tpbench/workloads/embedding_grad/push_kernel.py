@@ -67,11 +67,12 @@ def push_rows(
 ) -> None:
     """Write row r of `grad`, and a mark, into the inbox of its owner for each r of `rows`; for own rows only the mark.
 
-    grad: (ranks * rows_per_rank, width) contiguous; rank r // rows_per_rank owns row r. rows: (any,) int32, distinct.
-    inboxes: (ranks,) int64, the address of each rank's inbox, (ranks - 1, rows_per_rank, width) of grad's dtype.
-    marks: (ranks,) int64, the address of each rank's marks, (ranks, rows_per_rank) int32, at first 0.
-    epoch: the mark, not 0.
-    misplaced: (1,) int32, increased by the number of rows outside the table, which are left out.
+    `grad`: (ranks * rows_per_rank, width) contiguous; rank r // rows_per_rank owns row r.
+    `rows`: (any,) int32, distinct.
+    `inboxes`: (ranks,) int64, the address of each rank's inbox, (ranks - 1, rows_per_rank, width) of grad's dtype.
+    `marks`: (ranks,) int64, the address of each rank's marks, (ranks, rows_per_rank) int32, at first 0.
+    `epoch`: the mark, not 0.
+    `misplaced`: (1,) int32, increased by the number of rows outside the table, which are left out.
     """
     if not len(rows):
         return

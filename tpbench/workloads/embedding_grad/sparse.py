@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.exchange import Phase
+from tpbench.workloads.embedding_grad.exchange import Exchange, Phase
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.merge import Merge
 from tpbench.workloads.embedding_grad.touched_rows import RowFinder, TouchedRows
 
 
-class SparseExchange:
+class SparseExchange(Exchange):
     """Exchange of the touched rows. The result replaces this rank's slice of the gradient."""
 
+    chosen = "sparse"
+
     def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
-        self.inputs, self.comm, self.finder = inputs, comm, finder
+        super().__init__(inputs, comm)
+        self.finder = finder
         self.overwrites = inputs.own_slice
         self.touched: TouchedRows | None = None
 
-    def result(self) -> Tensor:
-        return self.inputs.own_slice
-
-    def columns(self) -> dict[str, Any]:
-        return {"chosen": "sparse"}
-
     def known_rows(self) -> Tensor | None:
         return None if self.touched is None else self.touched.rows
+
+    def release(self) -> None:
+        self.touched = None
 
 
 def gather(table: Tensor, rows: Tensor, output: Tensor) -> None:
@@ -43,7 +42,7 @@ def gather(table: Tensor, rows: Tensor, output: Tensor) -> None:
     gather_rows(table, rows, output)
 
 
-class MergingExchange(SparseExchange, ABC):
+class MergingExchange(SparseExchange):
     """Exchange that receives a segment of rows from each rank, numbers first, and merges them into its slice."""
 
     def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder, merge: Merge) -> None:
@@ -98,5 +97,6 @@ class MergingExchange(SparseExchange, ABC):
         return self.inputs.own_slice
 
     def release(self) -> None:
-        self.touched = self.received_ids = self.received_values = self.sent_values = None
+        super().release()
+        self.received_ids = self.received_values = self.sent_values = None
         self.merge.release()

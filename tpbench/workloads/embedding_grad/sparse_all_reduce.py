@@ -56,7 +56,8 @@ class TorchSparseAllReduce(SparseExchange):
         self.inputs.own_slice[rows[start:stop] - partition.first_row(rank)] = values
 
     def release(self) -> None:
-        self.touched = self.own = self.total = None
+        super().release()
+        self.own = self.total = None
 
     def expected_bytes(self) -> list[int]:
         return traffic.sparse_all_reduce(self.inputs.counts, self.inputs.row_bytes)

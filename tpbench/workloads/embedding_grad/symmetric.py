@@ -124,9 +124,6 @@ class SparseSymmetric(SparseExchange):
             raise MisplacedRow(f"rank {self.inputs.rank} touched {misplaced} rows that are not of the table")
         return self.inputs.own_slice
 
-    def release(self) -> None:
-        self.touched = None
-
     def expected_bytes(self) -> list[int]:
         return traffic.sparse_push(self.inputs.counts, self.inputs.row_bytes)
 

@@ -11,11 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, HERE, context, dense_mean, prepared, problem, run
+from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, HERE, dense_mean, new_session, prepared, problem, run
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.bench import setup
 from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
@@ -125,7 +124,7 @@ def rounded_once(here: Rank) -> bool:
 def session_verdicts(here: Rank, name: str) -> list[Verdict]:
     verdicts = []
     for cell in [problem(), problem(overlap_ms=1.0, merge="index_add"), problem(overlap_ms=1.0, transfers="beside")]:
-        session = setup(cell, WORKLOAD.variants[name], context(here))
+        session = new_session(here, cell, name)
         session.step()
         verdicts.append(session.check())
         session.restore()
@@ -141,5 +140,5 @@ def test_sessions_agree_on_their_verdict(name: str) -> None:
         assert one.wrong is None, one
         assert one.columns == other.columns
         sent, received = one.columns["rank_bytes_sent"], one.columns["rank_bytes_received"]
-        assert sent == received[::-1]  # of two ranks each receives what the other sends
+        assert sent == received[::-1]  # each of two ranks receives what the other sends
     assert all(before.columns["grad_norm"] == after.columns["grad_norm"] for before, after in itertools.pairwise(first))

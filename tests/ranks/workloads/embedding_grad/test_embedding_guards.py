@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.embedding_grad import HERE, FixedStopwatch, context, prepared, problem, run
+from tests.support.embedding_grad import HERE, FixedStopwatch, context, new_session, prepared, problem, run
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.workloads.embedding_grad import WORKLOAD
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
@@ -27,7 +26,7 @@ def errors_of_lost_rows(here: Rank, name: str) -> list[str]:
         inputs = EmbeddingGradInputs(problem(distribution="none"), context(here))
         if here.rank == 1:
             inputs.grad[lost] = 1.0
-        session = EmbeddingGradSession(inputs.problem, WORKLOAD.variants[name], context(here), inputs)
+        session = new_session(here, inputs.problem, name, inputs)
         session.step()
         try:
             session.check()
@@ -44,7 +43,7 @@ def test_a_row_outside_the_mask_is_an_error_on_every_rank(name: str) -> None:
 
 def stepped(here: Rank) -> EmbeddingGradSession:
     """Return a session after one step."""
-    session = EmbeddingGradSession(problem(), WORKLOAD.variants["sparse_all_to_all"], context(here))
+    session = new_session(here, problem(), "sparse_all_to_all")
     session.step()
     return session
 

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.embedding_grad import HERE, FixedStopwatch, context, prepared, problem
+from tests.support.embedding_grad import HERE, FixedStopwatch, new_session, prepared, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.workloads.embedding_grad import WORKLOAD
-from tpbench.workloads.embedding_grad.bench import setup
 from tpbench.workloads.embedding_grad.exchange import Phase
 from tpbench.workloads.embedding_grad.overlap import FORWARD, OverlappedIteration, StandIn
 
@@ -33,7 +31,7 @@ def test_an_exchange_uses_all_three_points(name: str) -> None:
 def overlapped(here: Rank, transfers: str) -> tuple[float, float, dict[str, Any]]:
     """Return the requested length of the stand-in, an iteration's wall time in ms, and the row's columns."""
     cell = problem(overlap_ms=5.0, transfers=transfers, merge="index_add")
-    session = setup(cell, WORKLOAD.variants["sparse_all_to_all"], context(here))
+    session = new_session(here, cell, "sparse_all_to_all")
     wall_ms = session.stopwatch.ms(session.step, session.restore, on_host=True)
     columns = session.check().columns
     details = session.details({**columns, "copy_gb_per_s": 10.0, "time_ms": wall_ms})

@@ -78,8 +78,8 @@ def check(every: list[SparseSymmetric]) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_every_distribution_is_merged_as_the_dense_mean(distribution: str, ranks: int) -> None:
-    for dtype in DTYPES:
-        check(all_ranks(problem(distribution=distribution, dtype=dtype), ranks))
+    dtype = DTYPES[ranks % len(DTYPES)]  # each distribution has every dtype once
+    check(all_ranks(problem(distribution=distribution, dtype=dtype), ranks))
 
 
 rows_of = st.lists(st.integers(0, 39), max_size=30)

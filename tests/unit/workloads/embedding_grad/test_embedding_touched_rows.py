@@ -58,5 +58,5 @@ def test_a_pinned_buffer_is_not_written_before_its_copy_ended(slots: int) -> Non
         ring.upload([np.array([step, step + 1], dtype=np.int32), np.array([7], dtype=np.int32)]) for step in range(6)
     ]
     assert device.waits == 6 - slots  # and no more waits than necessary
-    ring.copy_ends[ring.slot].synchronize()  # type: ignore[union-attr]
+    ring.copy_ends[ring.slot].synchronize()
     assert [numbers.tolist() for numbers in uploaded] == [[step, step + 1, 7] for step in range(6)]
