@@ -31,6 +31,9 @@ ANSWER_TIMEOUT_S = 280.0 if torch.cuda.is_available() else 120.0
 GRACE_S = 5.0
 """How long the other ranks have to answer after one failed: they may wait for it in a collective."""
 
+PRELOAD = ["torch", "torch.distributed", "numpy"]
+"""Modules that are imported once, before ranks are forked. A folder's conftest.py may add the modules of its tests."""
+
 _pools: dict[int, _Pool] = {}
 
 
@@ -76,7 +79,7 @@ class _Pool:
         self.folder = tempfile.mkdtemp(prefix="tpbench-ranks-")
         # A server that has imported torch forks each rank at once.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+        context.set_forkserver_preload(PRELOAD)
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(world_size):
