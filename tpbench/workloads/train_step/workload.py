@@ -101,8 +101,8 @@ WORKLOAD = Workload(
         "expected_model_gib": "estimated memory of a rank's parameters, GiB",
         "expected_gradients_gib": "estimated memory of a rank's gradients, GiB",
         "expected_optimizer_gib": "estimated memory of a rank's optimizer states, GiB",
-        "expected_activations_gib": "estimated memory of a rank's activations at the beginning of the backward pass or, "
-        "if more, of activations and AutoTP's buffers at the first gradient, GiB",
+        "expected_activations_gib": "estimated memory of a rank's activations at the beginning of the backward pass "
+        "or, if more, of activations and AutoTP's buffers at the first gradient, GiB",
         "expected_gib": "estimated peak memory of a rank: the sum of these; if activations are freed as gradients "
         "are made, only the larger of the two counts, GiB",
         "losses": "mean loss of every step, including warm-up",
