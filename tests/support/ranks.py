@@ -32,6 +32,9 @@ ANSWER_TIMEOUT_S = 280.0
 GRACE_S = 5.0
 """Seconds in which the other ranks may answer after one failed. They may wait for it in a collective."""
 
+PRELOAD = ["torch", "torch.distributed", "numpy"]
+"""Modules that are imported once, before ranks are forked. A folder's conftest.py may add the modules of its tests."""
+
 _pools: dict[int, _Pool] = {}
 
 
@@ -77,7 +80,7 @@ class _Pool:
         self.folder = tempfile.mkdtemp(prefix="tpbench-ranks-")
         # The fork server imports torch once, and then forks each rank quickly.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+        context.set_forkserver_preload(PRELOAD)
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(world_size):

@@ -18,6 +18,7 @@ ALL = frozenset(
 """Options that every variant supports."""
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
 """Options that have a meaning only if the model is sharded."""
+MEMORY_PARTS = ("model", "gradients", "optimizer", "activations")
 
 
 def planned_columns(job: Any) -> dict[str, Any]:
@@ -26,10 +27,7 @@ def planned_columns(job: Any) -> dict[str, Any]:
     return {
         "tokens": job.problem.tokens,
         "parameters": sizes.parameters(job.problem),
-        "expected_model_gib": expected.model / 2**30,
-        "expected_gradients_gib": expected.gradients / 2**30,
-        "expected_optimizer_gib": expected.optimizer / 2**30,
-        "expected_activations_gib": expected.activations / 2**30,
+        **{f"expected_{part}_gib": getattr(expected, part) / 2**30 for part in MEMORY_PARTS},
         "expected_gib": expected.total / 2**30,
     }
 
@@ -37,9 +35,7 @@ def planned_columns(job: Any) -> dict[str, Any]:
 def expected_memory(job: Any) -> str:
     """Return the memory estimate as a phrase for the reason of a row that ran out of memory."""
     columns = planned_columns(job)
-    parts = ", ".join(
-        f"{name} {columns[f'expected_{name}_gib']:.3g}" for name in ("model", "gradients", "optimizer", "activations")
-    )
+    parts = ", ".join(f"{part} {columns[f'expected_{part}_gib']:.3g}" for part in MEMORY_PARTS)
     return f"expected to need {columns['expected_gib']:.3g} GiB ({parts})"
 
 
@@ -86,8 +82,8 @@ WORKLOAD = Workload(
         "expected_model_gib": "estimated memory of a rank's parameters, GiB",
         "expected_gradients_gib": "estimated memory of a rank's gradients, GiB",
         "expected_optimizer_gib": "estimated memory of a rank's optimizer states, GiB",
-        "expected_activations_gib": "estimated memory of a rank's activations at the begin of the backward pass or, if "
-        "more, of activations and AutoTP's buffers at the first gradient, GiB",
+        "expected_activations_gib": "estimated memory of a rank's activations at the beginning of the backward pass "
+        "or, if more, of activations and AutoTP's buffers at the first gradient, GiB",
         "expected_gib": "estimated peak memory of a rank: the sum of these; if activations are freed as gradients "
         "are made, only the larger of the two counts, GiB",
         "losses": "mean loss of every step, including warm-up",
