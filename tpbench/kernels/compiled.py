@@ -50,7 +50,7 @@ def occupancy(registers: int, shared_bytes: int, warps: int, on: Multiprocessor)
 
 
 def worst(kernels: Iterable[Any], device: torch.device) -> Compiled | None:
-    """Return the worst values of kernels, as Triton's launches return them. None: there is none, as in the interpreter."""
+    """Return the worst values of kernels, as Triton's launches return them, or None if Triton compiled none."""
     launched = [each for each in kernels if each is not None]
     if not launched:
         return None

@@ -50,7 +50,7 @@ class PeerWorkspace(Workspace):
             self._stream, self._handle = stream, handle
 
     def _allocate(self, half: int) -> None:
-        """Allocate a new buffer on all ranks (collective). Earlier buffers stay: captured graphs may hold their addresses."""
+        """Allocate a buffer on all ranks (collective). Earlier buffers stay: captured graphs may hold their address."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "exchange='symmetric' must make its buffers before a CUDA graph is captured: call entropy_loss with "
@@ -99,7 +99,7 @@ def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace |
     created = PeerWorkspace(group, device)
     try:
         created.reserve(1 << 16)
-    except Exception as error:  # of any kind: the other ranks wait for the answer
+    except Exception as error:  # an error of any kind: the other ranks wait for the answer
         reason = f"symmetric memory failed: {type(error).__name__}: {error}"
     return next(filter(None, _gather_objects(reason, group)), created)
 
