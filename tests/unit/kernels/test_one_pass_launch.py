@@ -69,7 +69,8 @@ def prepared(x: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None, **
 
 def by_name(gpu: FakeGpu) -> Any:
     """The last launch's arguments by name, with the fields of named tuples."""
-    last, found = gpu.launched[-1], {}
+    last = gpu.launched[-1]
+    found: dict[str, Any] = {}
     for name, value in zip(last.kernel.src.fn.arg_names, last.arguments, strict=True):
         if hasattr(value, "_asdict"):
             found |= value._asdict()

@@ -107,7 +107,7 @@ def addresses(matrix, row, first, part, SPEC: gl.constexpr):
 
 @gluon.jit
 def existing_mask(rows, part, extent, SPEC: gl.constexpr):
-    """Return which elements exist, (ROWS, REPEATS, LANES, VECTOR): all of `rows` if FULL, else `extent` units of them."""
+    """Return which elements exist, (ROWS, REPEATS, LANES, VECTOR): all of `rows` if FULL, else `extent` units."""
     rows = row_to_tile(rows, SPEC)
     if SPEC.FULL:
         return rows & (part.vector >= 0) & (part.place >= 0)
