@@ -1,4 +1,4 @@
-"""What the compiler made of a kernel, as far as it tells why one tile is slower than another."""
+"""Registers, spills, shared memory and occupancy of compiled kernels: they tell why one tile is slower than another."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 WARP = 32
 _REGISTER_UNIT = 256
-"""Registers are handed out to a warp in such pieces (CUDA occupancy calculator, compute capability 5.0 and later)."""
+"""A warp gets its registers in units of this size (CUDA occupancy calculator, compute capability 5.0 and later)."""
 _QUARTERS = 4
-"""Parts of a multiprocessor, each with its own registers and warps."""
+"""Partitions of a multiprocessor, each with its own registers and warps."""
 _RESERVED_BYTES = 1024
-"""Shared memory that each program costs besides its own (compute capability 8.0 and later)."""
+"""Shared memory that each program costs in addition to its own (compute capability 8.0 and later)."""
 
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What programs share."""
+    """The resources of a multiprocessor that programs share."""
 
     registers: int
     threads: int
@@ -28,20 +28,20 @@ class Multiprocessor:
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel, or the worst of several in each respect."""
+    """The resources of one kernel, or of several kernels the worst value in each respect."""
 
     registers: int
-    """A thread."""
+    """Registers per thread."""
     spilled_bytes: int
-    """A thread, of local memory: registers that did not fit, and arrays that are indexed."""
+    """Local memory per thread: registers that did not fit, and arrays with a variable index."""
     shared_bytes: int
-    """A program."""
+    """Shared memory per program."""
     occupancy: float
-    """Resident warps over those that a multiprocessor has room for."""
+    """Warps that can run at the same time, as a share of those that a multiprocessor has room for."""
 
 
 def occupancy(registers: int, shared_bytes: int, warps: int, on: Multiprocessor) -> float:
-    """The share of a multiprocessor's warps that programs of so many registers a thread and shared bytes can fill."""
+    """Return the share of a multiprocessor's warps that programs with these registers and shared bytes can fill."""
     a_warp = -(-max(1, registers) * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
     by_registers = on.registers // _QUARTERS // a_warp * _QUARTERS // warps
     by_threads = on.threads // (WARP * warps)
@@ -50,7 +50,7 @@ def occupancy(registers: int, shared_bytes: int, warps: int, on: Multiprocessor)
 
 
 def worst(kernels: Iterable[Any], device: torch.device) -> Compiled | None:
-    """Of kernels as Triton's launches return them: None where it compiled none, as in its interpreter."""
+    """Return the worst values of kernels, as Triton's launches return them, or None if Triton compiled none."""
     launched = [each for each in kernels if each is not None]
     if not launched:
         return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpbench.kernels import _checks, _entropy_kernels
+from tpbench.kernels import _checks, two_pass_kernels
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.entropy_function import entropy_loss
 from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
@@ -113,7 +113,7 @@ def _scale(grad: Tensor, factor: Tensor) -> Tensor:
         shape = tile(rows, block)
         with launching(grad.device):
             scale = cached_launch(
-                _entropy_kernels.scale_kernel, PER_ROW=factor.dim(), WIDE=is_wide(columns, block, grad), **shape
+                two_pass_kernels.scale_kernel, PER_ROW=factor.dim(), WIDE=is_wide(columns, block, grad), **shape
             )
             scale(-(-rows // shape["ROWS"]), (grad, factor), (rows, columns, *grad.stride()))
     return grad

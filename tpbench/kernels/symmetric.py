@@ -1,4 +1,4 @@
-"""Memory that all ranks of a group can write to, for the exchange inside a kernel."""
+"""Symmetric memory of a group: memory that all its ranks can write to, for the exchange inside a kernel."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from tpbench.kernels.one_pass.workspace import Workspace, stream_of
 
 MOST_RANKS = 16
 ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
-"""No NVLink multicast: a process that dies with a multicast object mapped can leave the fabric unusable for others."""
+"""These variables turn NVLink multicast off: a process that dies with a multicast object mapped can leave the fabric
+unusable for other processes."""
 
 
-_rendezvous = 0
-"""How many this process has made here."""
+_rendezvous_count = 0
+"""Rendezvous of symmetric memory that this process has completed in this module."""
 
 
 class PeerWorkspace(Workspace):
-    """One a group, for launches in the same order on all its ranks, as for a collective.
+    """The workspace of one group. All ranks must launch in the same order, as for a collective.
 
-    And as with a collective's, no kernel that waits for another rank may run beside this one on another stream: each
-    may hold the multiprocessors that the other's peer waits for.
+    As for a collective, no kernel that waits for another rank may run at the same time on another stream: each may
+    hold the multiprocessors that the other's peer waits for.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -35,11 +36,11 @@ class PeerWorkspace(Workspace):
         self.group = group
         self._stream: torch.cuda.Stream | None = None
         self._handle = -1
-        """Of that stream: of the last launch outside of graphs."""
+        """Handle of the stream of the last launch outside of graphs."""
         self._kept: list[Any] = []
 
     def enter(self) -> None:
-        """Before each launch: after the last one, whatever its stream, since both count with the same epoch."""
+        """Order each launch after the last one, also one of another stream: both advance the same epoch."""
         super().enter()
         handle = stream_of(self.device)
         if handle != self._handle and not torch.cuda.is_current_stream_capturing():
@@ -49,21 +50,21 @@ class PeerWorkspace(Workspace):
             self._stream, self._handle = stream, handle
 
     def _allocate(self, half: int) -> None:
-        """Collective. Earlier buffers are kept: captured graphs may hold their addresses."""
+        """Allocate a buffer on all ranks (collective). Earlier buffers stay: captured graphs may hold their address."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "exchange='symmetric' must make its buffers before a CUDA graph is captured: call entropy_loss with "
                 "these shapes first"
             )
-        global _rendezvous
+        global _rendezvous_count
         forbid_multicast()
         symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
         buffer = symmetric.empty(2 * half, dtype=torch.int64, device=self.device)
         buffer.zero_()
-        # No peer learns the address before it is zero.
+        # Peers learn the address only after the memory is zero.
         torch.cuda.synchronize(self.device)
         handle = symmetric.rendezvous(buffer, self.group)
-        _rendezvous += 1
+        _rendezvous_count += 1
         offset = getattr(handle, "offset", 0)
         self.words = buffer
         self.peers = torch.tensor(
@@ -73,7 +74,7 @@ class PeerWorkspace(Workspace):
 
 
 def forbid_multicast() -> None:
-    """Set what turns NVLink multicast off where it is not set, and RuntimeError where it is set otherwise."""
+    """Set the variables that turn NVLink multicast off. Raises RuntimeError if one is already set otherwise."""
     for name, value in ENVIRONMENT.items():
         if os.environ.setdefault(name, value) != value:
             raise RuntimeError(f"symmetric memory needs {name}={value}, it is {os.environ[name]}")
@@ -81,44 +82,52 @@ def forbid_multicast() -> None:
 
 @functools.lru_cache(maxsize=64)
 def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace | str:
-    """The group's workspace, or why it has none. Collective on first use; the same kind of answer on all ranks."""
+    """Return the workspace of a group, or the reason why it has none.
+
+    The first call is collective. Either all ranks get a workspace, or all get a reason.
+    """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "ranks must meet before a CUDA graph is captured: call entropy_loss with this group first, or say "
             "exchange='nccl'"
         )
-    reason = why_not(_everybodys((_obstacle(group, device), socket.gethostname(), _boot_id(), _rendezvous), group))
+    reason = unavailable_reason(
+        _gather_objects((_rank_reason(group, device), socket.gethostname(), _boot_id(), _rendezvous_count), group)
+    )
     if reason:
         return reason
-    made = PeerWorkspace(group, device)
+    created = PeerWorkspace(group, device)
     try:
-        made.reserve(1 << 16)
-    except Exception as error:  # whatever it is, the others wait to hear of it
+        created.reserve(1 << 16)
+    except Exception as error:  # an error of any kind: the other ranks wait for the answer
         reason = f"symmetric memory failed: {type(error).__name__}: {error}"
-    return next(filter(None, _everybodys(reason, group)), made)
+    return next(filter(None, _gather_objects(reason, group)), created)
 
 
-def _everybodys(value: Any, group: dist.ProcessGroup) -> list[Any]:
+def _gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
     answers: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(answers, value, group=group)
     return answers
 
 
-def why_not(answers: Sequence[tuple[str, str, str, int]]) -> str:
-    """The reason for all ranks, empty if there is none, from each one's: obstacle, host, boot, rendezvous made."""
-    obstacles, hosts, boots, made = zip(*answers, strict=True)
-    if any(obstacles):
-        return str(next(filter(None, obstacles)))
+def unavailable_reason(answers: Sequence[tuple[str, str, str, int]]) -> str:
+    """Return the reason for all ranks why the group has no symmetric memory. Empty: it has.
+
+    answers: of each rank its own reason, its host, the boot of the host, and its number of rendezvous.
+    """
+    reasons, hosts, boots, counts = zip(*answers, strict=True)
+    if any(reasons):
+        return str(next(filter(None, reasons)))
     if len(set(zip(hosts, boots, strict=True))) > 1:
         return "the ranks are on several nodes"
-    if len(set(made)) > 1:
-        # torch numbers its messages by process, not by group: with unequal numbers they would wait for each other.
-        return f"its ranks have set up symmetric memory unequally often before, in other groups ({made})"
+    if len(set(counts)) > 1:
+        # torch numbers its messages by process, not by group: ranks with unequal numbers would wait for each other.
+        return f"its ranks have set up symmetric memory unequally often before, in other groups ({counts})"
     return ""
 
 
-def _obstacle(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Why this rank cannot take part; empty if it can."""
+def _rank_reason(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the reason why this rank cannot take part. Empty: it can."""
     if device.type != "cuda":
         return "the logits are not on CUDA devices"
     if dist.get_world_size(group) > MOST_RANKS:
@@ -136,7 +145,7 @@ def _obstacle(group: dist.ProcessGroup, device: torch.device) -> str:
 
 
 def _boot_id() -> str:
-    """What tells containers of one machine, which can share memory, from machines of one name."""
+    """Return an id of the machine's boot. Containers of one machine have the same id, machines of one name do not."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
             return file.read().strip()

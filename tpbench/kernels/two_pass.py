@@ -1,7 +1,7 @@
-"""The entropy loss by kernels that go over a row twice: how `_entropy_kernels` are launched.
+"""The entropy loss by kernels that go over a row twice: once for its statistics, once for its gradient.
 
-Once for the row's statistics, once for its gradient: in one launch, where a program's second look may find its row in
-the cache (*fused*), or in two with the statistics in memory between them (*cached*), where ranks exchange theirs.
+One launch can do both: then the second pass may find the row in the cache (organisation *fused*). Or two launches do it
+with the statistics in memory between them, where ranks exchange theirs (organisation *cached*).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch.distributed as dist
 import triton
 from torch import Tensor
 
-from tpbench.kernels import _entropy_kernels
+from tpbench.kernels import two_pass_kernels
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import cached_launch
 
-INTERPRETED: bool = not isinstance(_entropy_kernels.statistics_kernel, triton.JITFunction)
-"""Whether the kernels run in Triton's interpreter: TRITON_INTERPRET=1 when triton was imported."""
+INTERPRETED: bool = not isinstance(two_pass_kernels.statistics_kernel, triton.JITFunction)
+"""True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
 
 _INTERPRETED_TILE = 2**20
-"""Elements of a tile in the interpreter, the most that Triton allows: its cost is by operation, not by element."""
+"""Elements of a tile in the interpreter, the most that Triton allows: the cost is per operation, not per element."""
 _INTERPRETED_CAP = 16384
 _REDUCE_BLOCK = 4096
 
@@ -32,9 +32,9 @@ def block_for(
     columns: int, block_cap: int | Literal["auto"] = "auto", loss: str = "cross_entropy",
     algorithm: Literal["two_reads", "two_kernels"] = "two_kernels", share: int | None = None,
 ) -> int:  # fmt: skip
-    """The column block of these kernels for `columns` local columns: a power of two, at most the cap.
+    """Return the column block of these kernels for `columns` local columns: a power of two, at most the cap.
 
-    share: columns a rank if the vocabulary is split evenly, by which "auto" chooses (default: `columns`).
+    share: columns per rank if the vocabulary is split evenly; "auto" chooses by it (default: `columns`).
     """
     if block_cap == "auto":
         block_cap = _INTERPRETED_CAP if INTERPRETED else measured_cap(algorithm, loss, share or columns)
@@ -42,14 +42,14 @@ def block_for(
 
 
 def statistics_width(loss: str, label_smoothing: float = 0.0) -> int:
-    """The fp32 numbers a row that a rank contributes to the exchange."""
+    """Return the number of fp32 numbers per row that a rank contributes to the exchange."""
     if loss != "cross_entropy":
         return 5
     return 4 if label_smoothing else 3
 
 
 def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: float = 0.0) -> int:
-    """Bytes that one rank sends in a call: its statistics, to each of its peers."""
+    """Return the bytes that one rank sends in a call: its statistics, to each of its peers."""
     return (world_size - 1) * rows * statistics_width(loss, label_smoothing) * 4
 
 
@@ -59,9 +59,9 @@ def launch(
     vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float, temperature: float,
     label_smoothing: float, z_loss: float, grad_scale: float, accumulate: bool,
 ) -> tuple[Tensor, tuple[Any, ...]]:  # fmt: skip
-    """Queue the kernels on the current stream: row_loss and grad (where it is not None).
+    """Queue the kernels on the current stream. They store row_loss and, unless it is None, grad.
 
-    Returns the reduced loss, and those kernels that read the logits, as Triton returns them.
+    Returns the reduced loss, and the compiled kernels that read the logits (None in the interpreter).
     """
     rows, columns = logits.shape
     world_size = 1 if group is None else group.size()
@@ -80,19 +80,19 @@ def launch(
     gathered = None
     if algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
-        states = cached_launch(_entropy_kernels.statistics_kernel, **flags)
+        states = cached_launch(two_pass_kernels.statistics_kernel, **flags)
         kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *vocabulary), scales))
         gathered = statistics[None] if world_size == 1 else all_gather(statistics, group, world_size)
         block_of_rows = 4096 if INTERPRETED else 128
         losses = cached_launch(
-            _entropy_kernels.row_loss_kernel, LOSS=loss, SMOOTHED=label_smoothing > 0, WIDTH=width, ROWS=block_of_rows
+            two_pass_kernels.row_loss_kernel, LOSS=loss, SMOOTHED=label_smoothing > 0, WIDTH=width, ROWS=block_of_rows
         )
         losses(
             -(-rows // block_of_rows), (target, gathered, row_loss), (rows, world_size, vocab_size, ignore_index),
             (label_smoothing, z_loss),
         )  # fmt: skip
     if gathered is None or grad is not None:
-        gradient = cached_launch(_entropy_kernels.loss_and_gradient_kernel, ACCUMULATE=accumulate, **flags)
+        gradient = cached_launch(two_pass_kernels.loss_and_gradient_kernel, ACCUMULATE=accumulate, **flags)
         kernels.append(
             gradient(
                 programs, (logits, target, gathered, inverse_count, row_loss, grad),
@@ -104,45 +104,45 @@ def launch(
 
 
 def tile(rows: int, block: int) -> dict[str, int]:
-    """Tile shape and launch options."""
+    """Return the tile shape and launch options."""
     if INTERPRETED:
         return {"ROWS": min(triton.next_power_of_2(rows), max(1, _INTERPRETED_TILE // block)), "BLOCK": block}
     return {"ROWS": 1, "BLOCK": block, "num_warps": min(32, max(4, block // 512))}
 
 
 def is_wide(columns: int, block: int, *tensors: Tensor | None) -> bool:
-    """Whether column offsets need 64 bits: the last block's, past the end too, by the largest column stride."""
+    """Return whether column offsets need 64 bits: the end of the last block times the largest column stride."""
     strides = (each.stride(1) for each in tensors if each is not None and each.dim() == 2)
     return (columns + block) * max(strides) >= 2**31
 
 
 def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Around kernel launches: Triton launches on the current device, whatever the tensors'."""
+    """Return a context for kernel launches: Triton launches on the current device, not on that of the tensors."""
     if INTERPRETED:
-        # Lanes that a mask throws away compute with -inf, of which numpy, which interprets, would warn.
+        # Masked elements compute with -inf, of which numpy, the interpreter's backend, would warn.
         return importlib.import_module("numpy").errstate(all="ignore")  # type: ignore[no-any-return]
-    return torch.cuda.device(device.index)  # by number: of a torch.device it takes torch 2 us to learn that
+    return torch.cuda.device(device.index)  # torch takes 2 us to find the number of a torch.device
 
 
 def _inverse_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """1 / rows that count, (1,) fp32 on the device. Labels are the same on all ranks: nothing to exchange."""
+    """Return 1 / rows that count, (1,) fp32 on the device. Labels are equal on all ranks: nothing to exchange."""
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
-    count = cached_launch(_entropy_kernels.inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    count = cached_launch(two_pass_kernels.inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     count(1, (labels, inverse), (labels.shape[0], vocab_size, ignore_index))
     return inverse
 
 
 def _reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float) -> Tensor:
     total = torch.empty((), dtype=torch.float32, device=row_loss.device)
-    reduce = cached_launch(_entropy_kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    reduce = cached_launch(two_pass_kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     reduce(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
     return total
 
 
 def all_gather(values: Tensor, group: dist.ProcessGroup | None, world_size: int) -> Tensor:
-    """(world_size, *values.shape), in rank order."""
+    """Gather the values of all ranks: (world_size, *values.shape), in rank order."""
     gathered = torch.empty((world_size * values.shape[0], *values.shape[1:]), dtype=values.dtype, device=values.device)
-    # Renamed in torch 2.13, which warns of the old name.
+    # torch 2.13 renamed this function and warns of the old name.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(gathered, values, group=group)
     return gathered.view(world_size, *values.shape)

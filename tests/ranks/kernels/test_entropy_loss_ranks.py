@@ -16,7 +16,7 @@ from tests.support.kernel_reference import DTYPES, LOSSES, TOLERANCE, assert_rig
 from tests.support.ranks import Rank, RankError, enough_gpus, run_on_ranks
 from tpbench.kernels import entropy_loss
 from tpbench.kernels.one_pass import workspace as one_pass_workspace
-from tpbench.kernels.symmetric import why_not
+from tpbench.kernels.symmetric import unavailable_reason
 
 INF = float("inf")
 EXCHANGES = ("nccl", "symmetric") if torch.cuda.is_available() else ("nccl",)
@@ -119,7 +119,7 @@ def test_edge_cases(world_size: int, exchange: str) -> None:
     ],
 )
 def test_ranks_agree_on_symmetric_memory(ranks: list[tuple[str, str, str, int]], reason: str) -> None:
-    assert (why_not(ranks) == "") == (reason == "") and reason in why_not(ranks)
+    assert (unavailable_reason(ranks) == "") == (reason == "") and reason in unavailable_reason(ranks)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

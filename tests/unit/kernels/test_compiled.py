@@ -1,4 +1,4 @@
-"""Occupancy against what CUDA's calculator says, and block caps against the file that they come from."""
+"""Occupancy compared with CUDA's calculator, and block caps compared with their file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The exchange of the one-pass kernel on ranks that overtake each other: a model, run under adversarial schedules.
+"""A model of the one-pass kernel's exchange on ranks that overtake each other, run under adversarial schedules.
 
-The model makes what a program does to memory one step at a time: each word that it stores at each rank, each word that
-it looks at. Where words stand and who fills which slot is the kernel's own arithmetic, called as plain functions. The
-scheduler is that of probabilistic concurrency testing (Burckhardt et al., ASPLOS 2010): always the program of the
+A program of the model accesses memory one step at a time: each word that it stores at each rank, each word that it
+reads. The positions of words and the slots of programs come from the kernel's own functions, called on plain numbers.
+The scheduler is that of probabilistic concurrency testing (Burckhardt et al., ASPLOS 2010): always the program of the
 highest priority that can go on, and at a few random moments that one becomes the last. So whole ranks run ahead as far
 as the exchange lets them.
 """
@@ -27,7 +27,7 @@ fills: Callable[[int, int, int], bool] = exchange.fills.fn
 
 @dataclass(frozen=True)
 class Launch:
-    """One call, the same on all ranks but for how each shares its rows among programs."""
+    """One call. It is equal on all ranks, except how each rank shares its rows among programs."""
 
     rows: int
     width: int
@@ -36,9 +36,9 @@ class Launch:
     parts: tuple[int, ...]
     """Programs that share a row, by rank."""
     walkers: tuple[int, ...]
-    """Rows that are worked on at a time, by rank."""
+    """Rows that a rank works on at a time, by rank."""
     alone: bool = False
-    """Whether warps walk down each its row of the tiles: no barrier between them. With one, they are in between."""
+    """Each warp walks down its own row of the tiles, without a barrier between warps."""
 
 
 def as_it_is(launch: Launch, epoch: int, half: int, row: int, queue: int, queues: int) -> int:
@@ -47,7 +47,7 @@ def as_it_is(launch: Launch, epoch: int, half: int, row: int, queue: int, queues
 
 @dataclass(frozen=True)
 class Rules:
-    """The protocol, and what can be got wrong about it."""
+    """The protocol, with parameters for its possible errors."""
 
     half: int = 64
     place: Callable[[Launch, int, int, int, int, int], int] = as_it_is
@@ -66,21 +66,22 @@ class Rank:
     words: list[Word]
     epoch: int = 0
     version: int = 0
-    """Changes with every store: who looked in vain need not look again before."""
+    """Changes with every store. A program that found no word need not look again before it changes."""
     pending: list[Launch] = field(default_factory=list)
     waiting: list[Iterator[int]] = field(default_factory=list)
     running: list[Iterator[int]] = field(default_factory=list)
 
 
 class Deadlock(Exception):
-    """Nobody can go on: on a GPU, a wait that only its limit ends."""
+    """No program can go on. On a GPU only the limit ends such a wait."""
 
 
 def program(
     ranks: list[Rank], me: int, launch: Launch, walker: int, part: int, rules: Rules, only: int | None = None
 ) -> Iterator[int]:
-    """One program's life, or that of its warps that have row `only` of each tile. Yields after each step: GOES_ON, or
-    the version of the memory that it looked at in vain."""
+    """Run one program, or only its warps that have row `only` of each tile.
+
+    Yields after each step: GOES_ON, or the version of the memory in which it found not all words."""
     mine, world = ranks[me], len(ranks)
     epoch = mine.epoch + 1
     queues = next_power_of_2(world) * launch.slots
@@ -126,7 +127,7 @@ def program(
 
 
 def advance(ranks: list[Rank], me: int, rules: Rules) -> None:
-    """Start the rank's next launch where its last one is over (a stream's order) and programs that now have room."""
+    """Start the rank's next launch if its last one is over (stream order), and the programs that now have room."""
     rank = ranks[me]
     if not rank.running and not rank.waiting and rank.pending:
         launch = rank.pending.pop(0)
@@ -142,7 +143,7 @@ def advance(ranks: list[Rank], me: int, rules: Rules) -> None:
 
 
 def run(world: int, launches: list[Launch], seed: int, rules: Rules = Rules(), changes: int = 6) -> int:
-    """All launches on all ranks by one schedule; how many steps it took. Raises Deadlock."""
+    """Run all launches on all ranks by one schedule. Returns the number of steps. Raises Deadlock."""
     chance = random.Random(seed)
     ranks = [Rank([(0, None)] * (2 * rules.half), pending=list(launches)) for _ in range(world)]
     if rules.missing is not None:
@@ -189,7 +190,7 @@ def launch_of(world: int, rows: int, width: int, slots: int, tile_rows: int, cha
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[int, list[Launch]]:
-    """Launches of changing shapes that fit half a buffer, over 1 to 5 ranks that cut their rows each in its way."""
+    """Launches of changing shapes that fit half a buffer, over 1 to 5 ranks that share their rows differently."""
     world = draw(st.integers(1, 5))
     chance = random.Random(draw(st.integers(0, 2**32)))
     launches = []
@@ -205,17 +206,17 @@ def cases(draw: st.DrawFn) -> tuple[int, list[Launch]]:
 
 @settings(max_examples=80, deadline=None)
 @given(case=cases(), seed=st.integers(0, 2**32))
-def test_every_rank_reads_its_own_launch_and_nobody_waits_for_ever(case: tuple[int, list[Launch]], seed: int) -> None:
+def test_every_rank_reads_its_own_launch_and_no_wait_is_endless(case: tuple[int, list[Launch]], seed: int) -> None:
     world, launches = case
     run(world, launches, seed)
 
 
 FOUR = [Launch(4, 3, 1, 1, (1, 1, 1, 1), (4, 2, 1, 4))] * 4
-"""Four ranks that walk down the rows in strides of their own."""
+"""Four launches of four ranks, each of which walks down the rows in another stride."""
 
 
 def fails(world: int, launches: list[Launch], rules: Rules, tries: int = 40) -> bool:
-    """Whether some schedule ends in a deadlock or in words of another launch."""
+    """Return whether some schedule ends in a deadlock, or reads words of another launch."""
     for seed in range(tries):
         try:
             run(world, launches, seed, rules)
@@ -247,14 +248,15 @@ def test_one_buffer_for_all_launches_is_overwritten_too_early() -> None:
 
 
 def test_halves_that_depend_on_the_shape_meet() -> None:
-    """Of 64 words 10 rows of 3 for two ranks fill 60; 1 row of 5 in 8 queues fills 40, where its second half began."""
+    """A half has 64 words. 10 rows of 3 numbers for two ranks fill 60. 1 row of 5 numbers in 8 queues fills 40, where
+    its second half began."""
     shapes = [Launch(1, 5, 4, 1, (4, 1), (1, 1)), Launch(10, 3, 1, 5, (1, 1), (1, 2))]
     assert fails(2, shapes * 2, Rules(place=halves_by_shape))
     assert not fails(2, shapes * 2, Rules())
 
 
-def test_programs_that_wait_for_room_stop_everybody() -> None:
-    """Why the launch is a cooperative one: parts of a row wait for each other."""
+def test_programs_that_wait_for_room_stop_all_ranks() -> None:
+    """Parts of a row wait for each other. So the launch is cooperative."""
     launches = [Launch(4, 3, 2, 1, (2, 2), (2, 2))]
     assert not fails(2, launches, Rules())
     with pytest.raises(Deadlock):
@@ -262,7 +264,7 @@ def test_programs_that_wait_for_room_stop_everybody() -> None:
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_a_rank_that_leaves_out_a_launch_stops_everybody(rank: int) -> None:
+def test_a_rank_that_omits_a_launch_stops_all_ranks(rank: int) -> None:
     """A wait that only its limit ends, as with any collective."""
     with pytest.raises(Deadlock):
         run(4, FOUR, 1, Rules(missing=(rank, 1)))

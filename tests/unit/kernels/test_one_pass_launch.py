@@ -1,4 +1,4 @@
-"""From tensors and options to what the one-pass kernel is launched with: prepared once for each form of call."""
+"""The arguments and constants of a one-pass kernel's launch, from tensors and options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def logits(offset: int = 0, rows: int = ROWS, row_stride: int = COLUMNS) -> torc
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(plan, "machine", lambda device: H200)
-    # What is remembered elsewhere stays there, and what is of here does not.
+    # Caches of other tests stay as they are, and those of this test do not outlive it.
     for kernel in (one_pass_kernel, whole_row_kernel):
         monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
     for remembering in (prepare, cached_launch):
@@ -47,7 +47,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Words:
-    """A workspace that grows as told, and has no words."""
+    """A workspace that only records how much memory is reserved."""
 
     def __init__(self) -> None:
         self.words, self.peers = (torch.zeros(2, dtype=torch.int64) for _ in range(2))
@@ -69,7 +69,8 @@ def prepared(x: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None, **
 
 def by_name(gpu: FakeGpu) -> Any:
     """The last launch's arguments by name, with the fields of named tuples."""
-    last, found = gpu.launched[-1], {}
+    last = gpu.launched[-1]
+    found: dict[str, Any] = {}
     for name, value in zip(last.kernel.src.fn.arg_names, last.arguments, strict=True):
         if hasattr(value, "_asdict"):
             found |= value._asdict()
@@ -134,7 +135,7 @@ def constants_of(prepared: Prepared) -> dict[str, Any]:
 
 
 def formed(rows: int, columns: int, loss: str, world_size: int = 1, stride: int = 0, **changes: Any) -> Prepared:
-    """Prepared for bf16 logits of this form and the gradient's."""
+    """Prepare a call with bf16 logits of this form, and a gradient of the same form."""
     x = Form((rows, columns), (stride or columns, 1), torch.bfloat16, 0)
     target = Form((rows,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
     given: dict[str, Any] = {

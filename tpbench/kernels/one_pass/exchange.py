@@ -5,8 +5,8 @@ sees the epoch has the number, without flags and without fences. A program store
 rank, over NVLink for peers, and polls its own buffer.
 
 Buffers have two halves, and the parity of the epoch selects one. A rank that is one launch ahead writes to the other
-half. It cannot be two launches ahead, since each launch waits for all ranks. A half is half of the buffer, whatever the
-shape of the launch: neighbouring launches of different shapes must not overlap either. The last program advances the
+half. It cannot be two launches ahead, since each launch waits for all ranks. A half is half of the buffer for every
+shape of a launch: neighbouring launches of different shapes must not overlap either. The last program advances the
 epoch in device memory, after all programs have read it. So the replay of a CUDA graph advances it, too.
 
 All parts of a row are at the same step of programs that run at the same time (a cooperative launch), so that every wait
@@ -56,19 +56,6 @@ class Exchange(NamedTuple):
     """int32 (ROWS,)"""
 
 
-class Row(NamedTuple):
-    """The places of the words of the rows of one step."""
-
-    exists: Any
-    """bool (ROWS, 1)"""
-    line: Any
-    """int64 (ROWS, 1): the first word of the row's first queue."""
-    needed: Any
-    """bool (ROWS, RANKS * SLOTS): words to wait for."""
-    inbox: Any
-    """int64 pointers (ROWS, RANKS * SLOTS): the first word of each queue in this rank's buffer."""
-
-
 # The next three functions are arithmetic on integers. Tests also call them on plain numbers, in a model of ranks that
 # overtake each other.
 @gluon.jit
@@ -85,7 +72,7 @@ def pitch_of(capacity, QUEUES: gl.constexpr):
 
 @gluon.jit
 def fills(part, slot, n_parts):
-    """Whether the program of a part writes a slot: its own slot, and its share of the slots that have no part.
+    """Return whether the program of a part writes a slot: its own slot, or its share of the slots that have no part.
 
     Slots without a part are sent as empty states. So readers need not know how many parts a peer has.
     """
@@ -129,7 +116,10 @@ def _send_number(value, nothing, NUMBER: gl.constexpr, exchange, line, sent, SPE
 
 @gluon.jit
 def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
-    """Send the states (ROWS,) of this part of the rows from first_row on to all ranks. Returns the `Row`."""
+    """Send the states (ROWS,) of this part of the rows from first_row on to all ranks.
+
+    Returns which rows exist, bool (ROWS, 1), and the position of their first words, int64 (ROWS, 1).
+    """
     row = (first_row + exchange.row_in_tile).to(gl.int64)
     exists = (row < n_rows)[:, None]
     line = word_at(exchange.epoch, exchange.half.to(gl.int64), row, 0, queues(SPEC))[:, None]
@@ -148,7 +138,11 @@ def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
 
 @gluon.jit
 def first_look(exists, line, exchange, SPEC: gl.constexpr):
-    """Load the words as they are now. Returns where they stand, `Row`, and the words, (ROWS, RANKS * SLOTS) each."""
+    """Load the words as they are now.
+
+    Returns which words to wait for, where the first word of each queue stands, and the five words of each queue. All
+    have the shape (ROWS, RANKS * SLOTS).
+    """
     needed = exists & (exchange.peer < SPEC.WORLD)[None, :]
     inbox = exchange.words + line + exchange.queue[None, :]
     w_0 = gl.load(inbox, mask=needed, other=0, volatile=True)

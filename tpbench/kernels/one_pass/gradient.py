@@ -20,7 +20,7 @@ from tpbench.kernels.one_pass.layouts import (
 )
 from tpbench.kernels.one_pass.ptx import barrier, exp2, multiply_nonzero, to_fp32
 from tpbench.kernels.one_pass.state import LN_2, few_instructions, reference
-from tpbench.kernels.one_pass.tiles import addresses, existing
+from tpbench.kernels.one_pass.tiles import addresses, existing_mask
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 
@@ -79,7 +79,7 @@ def _store(grad, g, row, exists, part, tile_of_row, SPEC: gl.constexpr):
         inside = column < part.valid - tile_of_row * part.tile_units * column_unit(SPEC)
         g = gl.where(inside, g, 0.0)
     extent = gl.minimum(part.extent - tile_of_row * part.tile_units, part.tile_units)
-    inside = existing(exists, part, extent, SPEC)
+    inside = existing_mask(exists, part, extent, SPEC)
     begin = part.first + tile_of_row * part.tile_units
     to = addresses(grad, row, begin, part, SPEC)
     gl.store(to, g.to(grad.pointer.dtype.element_ty), mask=inside)

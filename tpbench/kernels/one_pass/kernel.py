@@ -6,9 +6,12 @@ ahead. The last tile of a row then lives in registers. Its exponentials are rela
 one factor per thread turns them into the gradient. The other tiles stay in shared memory until their gradient, which
 computes their exponentials again. The reduction over threads, with its barriers, happens once per row.
 
-    a row:  last tile to registers -> state of the row -> send | reduce the next row's first tiles
-            | receive all parts -> gradient of the last tile, then of each other tile: start to copy into the freed
-            place, and reduce the next row's tile of this number if that is not done yet
+    for each row:
+      1. load the last tile to registers, merge the state of the row, and send it
+      2. reduce the next row's first tiles, while the words travel
+      3. receive the states of all parts
+      4. store the gradient of the last tile
+      5. for each other tile: store its gradient, start to copy into the freed place, and reduce the next row's tile
 
 Where a row has several parts, on this GPU or on other ranks, each program sends its state and waits for the others'
 states (see `exchange`). Meanwhile it works on the tiles of the next row. A row that fills the shared memory of a

@@ -61,7 +61,7 @@ class Shared(NamedTuple):
 
 @gluon.jit
 def tile_indices(SPEC: gl.constexpr):
-    """Of each element of a tile: its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
+    """Return for each element of a tile its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
     tile: gl.constexpr = tile_layout(SPEC)
     repeat = gl.arange(0, SPEC.REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
     lane = gl.arange(0, SPEC.LANES, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, tile))))
@@ -106,8 +106,8 @@ def addresses(matrix, row, first, part, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def existing(rows, part, extent, SPEC: gl.constexpr):
-    """Mask of elements that exist, (ROWS, REPEATS, LANES, VECTOR): of `rows` all if FULL, else `extent` units."""
+def existing_mask(rows, part, extent, SPEC: gl.constexpr):
+    """Return which elements exist, (ROWS, REPEATS, LANES, VECTOR): all of `rows` if FULL, else `extent` units."""
     rows = row_to_tile(rows, SPEC)
     if SPEC.FULL:
         return rows & (part.vector >= 0) & (part.place >= 0)
@@ -131,7 +131,7 @@ def copy_tile(shared, at, source, row, counts, part, tile_of_row, HELD: gl.const
     """
     begin = part.first + tile_of_row * part.tile_units
     extent = gl.minimum(part.extent - tile_of_row * part.tile_units, part.tile_units)
-    inside = existing(counts, part, extent, SPEC)
+    inside = existing_mask(counts, part, extent, SPEC)
     _copy_one(shared.x[HELD].index(at), addresses(source.logits, row, begin, part, SPEC), inside, SPEC)
     if not has_labels(SPEC):
         _copy_one(shared.t[HELD].index(at), addresses(source.target, row, begin, part, SPEC), inside, SPEC)

@@ -84,30 +84,30 @@ def tiling(
     rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
     whole_vectors: bool, on: Machine, widest: int | None = None,
 ) -> Tiling | str:  # fmt: skip
-    """The tiling for (rows, columns) logits, or why there is none.
+    """Return the tiling for (rows, columns) logits, or the reason why there is none.
 
-    share: columns that a rank holds if the vocabulary is split evenly: what is equal on all ranks, so that they agree
-    on everything that they must agree on. One rank alone goes by its columns, of which some may be padding.
-    widest: the most columns that a rank holds, where ranks know. Where not, a rank with too many raises ValueError.
+    share: columns per rank if the vocabulary is split evenly. This number is equal on all ranks, so that their tilings
+    agree in everything that the exchange needs. One rank alone uses its columns, of which some may be padding.
+    widest: the most columns that a rank holds, if the ranks know it. If not, a rank with too many raises ValueError.
     """
     share = columns if world_size == 1 else share
     column_bytes = itemsize * (1 if loss == "cross_entropy" else 2)
     wanted = max(SMALLEST_BLOCK, next_power_of_2(share))
     most = TILE_BYTES // column_bytes
     cap = measured_cap("one_read", loss, share) if block_cap == "auto" else int(block_cap)
-    # A row that fills a multiprocessor: six tiles of it stay in shared memory, and two pass through a seventh place to
-    # registers. Else it would be two programs', which wait for each other.
+    # Six tiles of a row that fills a multiprocessor stay in shared memory, and two pass through a seventh place to
+    # registers. Otherwise two programs would share the row and wait for each other.
     fits = on.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES
     whole = world_size == 1 and fits and 4 * most < wanted <= 8 * min(most, cap)
     exchanged = world_size > 1 or (wanted > 4 * most and not whole)
-    # One program's wait is the other's work, where its 128 registers a thread do for what it holds. The launch is a
-    # cooperative one, refused where not all programs fit at once.
+    # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
+    # launch is cooperative, so the driver refuses it if not all programs fit at once.
     halves = world_size > 1 and wanted <= most * (2 if loss == "cross_entropy" else 1)
-    # The smallest tile is a vector of 16 bytes a thread: seven of 8 warps, twice, are too much for small memories.
+    # The smallest tile has a vector of 16 bytes per thread. Seven such tiles of 8 warps, twice, must fit, too.
     halves = halves and on.shared_bytes >= 2 * (7 * 8 * 32 * 16 * (column_bytes // itemsize) + RESERVED_BYTES)
     per_sm = 2 if halves else 1
     most, room = most // per_sm, (on.shared_bytes + RESERVED_BYTES) // per_sm - RESERVED_BYTES
-    # Instructions are what is short: what a warp does once a row, above all with words, is done by fewer of them.
+    # Instructions limit the speed. Fewer warps repeat fewer of those that each warp executes once per row.
     warps = 8 if exchanged else 16
     vector = 16 // itemsize if whole_vectors else 1
     if world_size > 1:
@@ -137,13 +137,13 @@ def tiling(
             return f"its logits have {uneven}"
         raise ValueError(f"logits have {uneven} for exchange='symmetric', use exchange='nccl'")
     walkers = on.processors * per_sm // max(1, -(-share // part))
-    # The most rows a tile that cost no idle programs at the end.
+    # As many rows per tile as possible without idle programs at the end.
     tile_rows = min(
         (1 << power for power in range(4, -1, -1)),
         key=lambda many: (many * block > most or many * ranks * slots > MAX_WORDS, many * -(-rows // (many * walkers))),
     )
     row_warps = min(warps, tile_rows)
-    # Reduced before the wait: all but the last, and one less where the other program fills it.
+    # Tiles reduced before the wait: all but the last, and one less if another program works during the wait.
     ahead = tiles - (2 if loss == "cross_entropy" and halves else 1) if slots else 0
     lanes = 32 * warps // row_warps
     repeats = max(1, block // (lanes * vector))

@@ -1,4 +1,4 @@
-"""What the one-pass kernel is compiled for."""
+"""The tiling of the one-pass kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short way of a launch ends where Triton's own would, and is taken for nothing else."""
+"""A cached launch reaches the driver with the same arguments as Triton's own, and only for calls of the same kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POINTERS = {
     for dtype in (torch.float32, torch.bfloat16)
     for offset in (0, 1, 8, 16)
 }
-"""Of 4 and 2 bytes an element: at multiples of 16 bytes or not."""
+"""Tensors of 4 and 2 bytes per element, at multiples of 16 bytes or not."""
 
 
 def _kernel(x, y, n, step, scale, late, SIZE: tl.constexpr, FLAG: tl.constexpr):  # type: ignore[no-untyped-def]

@@ -1,0 +1,70 @@
+"""The one-pass kernels compiled for a GPU. This needs no GPU, and the interpreter cannot run kernels in Gluon."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import compile as compile_for
+
+from tests.support.fake_gpu import fake_gpu
+from tpbench.kernels.one_pass import plan
+from tpbench.kernels.one_pass.launch import launch
+from tpbench.kernels.one_pass.plan import Form, Prepared, prepare
+from tpbench.kernels.one_pass.tiling import Machine
+from tpbench.kernels.one_pass.workspace import Workspace
+
+H200 = Machine(132, 232448)
+
+
+class Words(Workspace):
+    """A workspace without memory."""
+
+    def __init__(self) -> None:
+        self.words, self.peers = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+        self.control, self.failed = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        self.half = 0
+
+    def _allocate(self, half: int) -> None:
+        """Allocate nothing."""
+
+
+def compile_kernel(loss: str, columns: int, world_size: int) -> tuple[str, str, int]:
+    """Compile the kernel of a call with 64 rows. Returns its name, its PTX and its bytes of shared memory."""
+    x = Form((64, columns), (columns, 1), torch.bfloat16, 0)
+    target = Form((64,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(plan, "machine", lambda device: H200)
+        gpu = fake_gpu(monkeypatch)
+        prepared = prepare(
+            x, target, x, 0, loss=loss, valid=columns, vocab_start=0, vocab_size=columns * world_size,
+            ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False, label_smoothing=False,
+            accumulate=False, block_cap="auto", share=columns, widest=None, rank=0, world_size=world_size,
+        )  # fmt: skip
+        assert isinstance(prepared, Prepared), prepared
+        logits, row_loss = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(2)
+        labels = torch.zeros(2, dtype=torch.int64) if loss == "cross_entropy" else logits
+        launch(
+            prepared, logits, labels, logits, row_loss, row_loss, Words(), logits_scale=1.0, temperature=1.0,
+            z_loss=0.0, grad_scale=1.0, loss_scale=1.0,
+        )  # fmt: skip
+    options = {name: value for name, value in prepared.kernel.constants.items() if name != "SPEC"}
+    compiled = compile_for(gpu.compiled[-1].src, target=GPUTarget("cuda", 90, 32), options=options)
+    return prepared.kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared
+
+
+def test_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [("cross_entropy", 131072, 1), ("reverse_kl", 1024, 1), ("cross_entropy", 1024, 2), ("forward_kl", 1024, 2)]
+    # A new process imports Triton without its interpreter, which other tests here use.
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        compiled = list(pool.map(compile_kernel, *zip(*cases, strict=True)))
+    assert [name for name, _, _ in compiled] == ["whole_row_kernel"] + 3 * ["one_pass_kernel"]
+    for (_, code, shared_bytes), (_, _, world_size) in zip(compiled, cases, strict=True):
+        assert "cp.async.cg.shared.global" in code  # tiles are copied in whole vectors
+        assert ("st.relaxed.sys.global.b64" in code) == (world_size > 1)
+        assert shared_bytes <= H200.shared_bytes
