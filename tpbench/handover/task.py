@@ -29,7 +29,7 @@ class Interleaving:
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """What the launcher tells the ranks of one cell. Stored as JSON in the cell's folder."""
+    """The launcher's instructions to the ranks of one cell. Stored as JSON in the cell's folder."""
 
     job: Job
     row_id: str

@@ -1,6 +1,6 @@
 """Checks and rewrites of the command line before Hydra composes anything, so that a typing error gets a useful message.
 
-The three rewrites exist because Hydra has no setting for them.
+The rewrites exist because Hydra has no setting for them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tpbench.job import Job
 
 LEFT_BYTES = 16 * 2**20
-"""Memory of a GPU that may stay allocated after a task: flags and counters of kernels and libraries."""
+"""Memory of a GPU that is allowed to be allocated after a task: flags and counters of kernels and libraries."""
 GROWTH_BYTES = 2**28
 """Growth of a process on a GPU that is allowed: so much for kernels that are loaded once, and as much again for each
 rank of up to eight, for NCCL's channels (about 450 MiB over four ranks)."""
