@@ -1,4 +1,4 @@
-"""`python -m tpbench` with this workload: real processes, rows, and what a person reads."""
+"""`python -m tpbench` with the train step: real processes, rows, tables and messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS = ("steps=6", "warmup_steps=2", "phase_steps=2", "log_interval=2")
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """The line of the README; the workers stay, so that the packages are imported once."""
+    """Run the sweep of the README. Worker processes are reused, so that packages are imported once."""
     folder = tmp_path_factory.mktemp("train")
     line = ["-m", "variant=autotp,fsdp_dtensor", "shape=tiny_train_tp2", "train.loss=torch,tpbench"]
     return folder, tpbench(*line, *STEPS, "device=cpu", "profile=true", "reuse=true", cwd=folder)
@@ -66,23 +66,23 @@ def test_the_tiny_shape_trains_anywhere(rows: list[dict[str, Any]]) -> None:
         assert row["mfu"] is None and row["exposed_share"] is None
 
 
-def test_progress_goes_to_the_rank_s_log_and_a_trace_beside_it(rows: list[dict[str, Any]], swept: Any) -> None:
+def test_progress_and_traces_are_beside_the_logs(rows: list[dict[str, Any]], swept: Any) -> None:
     folder = Path(rows[0]["log_dir"])
     folder = folder if folder.is_absolute() else swept[0] / "outputs" / folder
     said = "".join(log.read_text() for log in folder.glob("**/0/stderr.log"))
     assert "step 4/8: loss 6." in said and "tokens/s" in said
-    assert said.count("step 8/8:") == 1 and "step 10/8:" not in said  # steps that time phases are no progress
+    assert said.count("step 8/8:") == 1 and "step 10/8:" not in said  # steps that time phases get no line
     assert len(list(folder.glob("trace_rank*.json.gz"))) == 2
 
 
-def test_it_ends_in_a_table_and_no_warning(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_sweep_ends_with_a_table_without_warnings(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     _, done = swept
     assert "tiny_qwen3" in done.stdout.split("time_ms")[-1]
     assert "train_loss=tpbench" in done.stdout
     assert "Warning" not in done.stdout
 
 
-def test_the_older_tool_s_documents(rows: list[dict[str, Any]], swept: Any) -> None:
+def test_rows_as_json_documents(rows: list[dict[str, Any]], swept: Any) -> None:
     line = [sys.executable, str(ROOT / "scripts/report.py"), "outputs", "--format", "json", "-o", "json"]
     said = subprocess.run(line, cwd=swept[0], env=environment(), capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
@@ -100,20 +100,20 @@ def test_the_older_tool_s_documents(rows: list[dict[str, Any]], swept: Any) -> N
     assert summary["tokens_per_second"] == pytest.approx(64e3 / summary["avg_step_ms"])
 
 
-def test_the_workload_s_report(rows: list[dict[str, Any]], swept: Any) -> None:
+def test_the_training_study(rows: list[dict[str, Any]], swept: Any) -> None:
     frame = package.load(swept[0] / "outputs")
     (table,) = study_tables(frame, "training")
     lines = [dict(zip(table.columns, line, strict=True)) for line in table.rows]
     assert len(lines) == 4
     speeds = [float(each) for each in frame["tokens_per_s_per_gpu"]]
-    as_fast = sum(f"{max(speeds) / each:.2f}" == "1.00" for each in speeds)  # as the best, as far as is said
+    as_fast = sum(f"{max(speeds) / each:.2f}" == "1.00" for each in speeds)  # as fast as the best, to two digits
     assert sum(line["of best"] == "1.00x" for line in lines) == as_fast
     assert all(line["model"] == "tiny_qwen3" and float(line["expected_gib"]) > 0 for line in lines)
     by_speed = pivot(frame, "tokens_per_s_per_gpu")
     assert by_speed.metric.better == 1 and not by_speed.warnings
 
 
-def test_trajectories_that_part_are_told(rows: list[dict[str, Any]], swept: Any) -> None:
+def test_the_report_warns_of_different_trajectories(rows: list[dict[str, Any]], swept: Any) -> None:
     frame = package.load(swept[0] / "outputs")
     spoiled = frame.copy()
     norms = [list(each) for each in spoiled["grad_norms"]]
@@ -157,7 +157,7 @@ def job(*overrides: str) -> Job:
     return parse_job({str(name): value for name, value in OmegaConf.to_container(composed).items()})  # type: ignore
 
 
-def test_names_on_the_line() -> None:
+def test_fields_on_the_command_line() -> None:
     assert job("variant=fsdp_dtensor", "shape=qwen3_0p6b_tp2").problem.model == "qwen3_0p6b"
     large = job("variant=autotp", "shape=qwen3_8b_dp2_tp2", "model=llama3_70b", "num_layers=4", "train.loss=tpbench")
     assert (large.problem.model, large.problem.num_layers, large.problem.layers) == ("llama3_70b", 4, 80)
@@ -165,11 +165,11 @@ def test_names_on_the_line() -> None:
     shared = job("variant=autotp", "shape=qwen3_8b_tp4", "tp_size=auto", "world_size=8", "dp_size=2")
     assert (shared.tp_size, shared.dp_size) == (4, 2)
     assert shared.key == job("variant=autotp", "shape=qwen3_8b_tp4", "dp_size=2").key
-    assert job("variant=fsdp_dtensor_async", "shape=qwen3_8b_tp4").problem.compile  # as its rows then say
+    assert job("variant=fsdp_dtensor_async", "shape=qwen3_8b_tp4").problem.compile  # and its rows say so
 
 
-def test_what_a_folder_says_is_part_of_the_key(tmp_path: Path) -> None:
-    """Else a resumed sweep takes the row of another model."""
+def test_a_folders_config_json_is_part_of_the_key(tmp_path: Path) -> None:
+    """Otherwise a resumed sweep would take the row of another model."""
     config, task_file = tmp_path / "config.json", tmp_path / "task.json"
     content = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128,
@@ -187,13 +187,13 @@ def test_what_a_folder_says_is_part_of_the_key(tmp_path: Path) -> None:
     task = new_task(first, tmp_path)
     assert task.columns["config_hash"] == first.problem.config_hash
     task.save(task_file)
-    assert WorkerTask.load(task_file).job.key == first.key  # though the folder says something else by now
+    assert WorkerTask.load(task_file).job.key == first.key  # although the folder has changed
     config.unlink()
     assert WorkerTask.load(task_file).job.key == first.key
     assert new_task(job("variant=fsdp", "shape=tiny_train_dp2"), tmp_path).columns["config_hash"] is None
 
 
-def test_every_choice_of_the_experiment_makes_a_job_that_something_can_run() -> None:
+def test_every_shape_of_the_experiment_has_variants() -> None:
     content = yaml.safe_load((ROOT / "conf/experiment/train_step.yaml").read_text())
     swept = {name: str(values).split(",") for name, values in content["hydra"]["sweeper"]["params"].items()}
     assert set(swept["variant"]) == set(WORKLOAD.variants)
@@ -207,7 +207,7 @@ def test_every_choice_of_the_experiment_makes_a_job_that_something_can_run() -> 
         assert set(able) == (tensor if jobs[0].tp_size > 1 else {"autotp", "fsdp_dtensor", "fsdp", "ddp"})
 
 
-def test_what_this_machine_cannot_do_is_skipped() -> None:
+def test_jobs_that_need_a_gpu_are_skipped_without_one() -> None:
     cpu = ThisHost(gpus=0)
     at = ("shape=tiny_train_tp2", "device=cpu")
     assert skip_reason(job("variant=fsdp_dtensor_async", *at), cpu) == "needs a CUDA GPU"
@@ -219,7 +219,7 @@ def test_what_this_machine_cannot_do_is_skipped() -> None:
     assert job("variant=fsdp_dtensor", *at, "train_loss=tpbench").uses_triton
 
 
-def test_out_of_memory_says_what_was_needed(tmp_path: Path) -> None:
+def test_out_of_memory_names_the_expected_memory(tmp_path: Path) -> None:
     cell = job("variant=fsdp_dtensor", "shape=qwen3_32b_tp4", "device=cpu", f"output_dir={tmp_path}")
     row = store(new_task(cell, tmp_path).result("oom", "rank 0 ran out of memory"), cell, tmp_path)
     assert row["reason"].startswith("rank 0 ran out of memory; expected to need ")
