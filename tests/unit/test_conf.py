@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,12 @@ def test_workloads_know_themselves() -> None:
         assert {option.name for option in workload.options} <= set(workload.problem.__dataclass_fields__)
         for variant in workload.variants.values():
             assert variant.takes <= {option.name for option in workload.options}
+
+
+def test_planning_a_sweep_does_not_import_torch() -> None:
+    probe = (
+        "import sys, tpbench.launcher.plugin, tpbench.results.read, tpbench.report; "
+        "sys.exit(' '.join(each for each in ('torch', 'triton') if each in sys.modules) or 0)"
+    )
+    answer = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=CONF.parent)
+    assert (answer.returncode, answer.stderr) == (0, "")

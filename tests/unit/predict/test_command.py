@@ -1,14 +1,11 @@
 """`scripts/predict.py` as users call it."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from tests.support import synthetic
 from tpbench.predict.command import main
-
-SCRIPT = Path(__file__).parents[3] / "scripts" / "predict.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,8 @@
 """`scripts/report.py` as users call it."""
 
-from pathlib import Path
-
 import pytest
 
 from tpbench.report.command import main
-
-SCRIPT = Path(__file__).parents[3] / "scripts" / "report.py"
 
 
 def test_output_and_filters(add, tmp_path, capsys):

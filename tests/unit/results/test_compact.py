@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 import tpbench
-from tests.support.command import ROOT
 from tests.support.launcher_rows import cell, measured
 from tpbench.handover.task import CellRow
 from tpbench.results.compact import Busy, _alone, compact
 from tpbench.results.write import RowExists, row_exists
-
-SCRIPT = [sys.executable, str(ROOT / "scripts" / "compact.py")]
 
 
 def fill(folder: Path, rows: int, status: str = "ok", seed: int = 0) -> None:
