@@ -1,4 +1,4 @@
-"""What starting a cell costs, measured with real processes, and what is said to arguments that cannot be."""
+"""Measure the cost of starting a cell with real processes, and check the messages for wrong arguments."""
 
 from __future__ import annotations
 

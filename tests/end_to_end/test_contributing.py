@@ -1,4 +1,4 @@
-"""The walk through of CONTRIBUTING.md works as written: its blocks are put where it says, and its command is run."""
+"""Check that the tutorial of CONTRIBUTING.md works: write its blocks into their files and run its command."""
 
 import re
 import shlex
@@ -17,7 +17,6 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCKS = re.findall(r"```(python|yaml|bash)\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
-@pytest.mark.timeout(240)
 def test_adding_a_variant(tmp_path):
     for name in ("tpbench", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
@@ -38,7 +37,7 @@ def test_adding_a_variant(tmp_path):
     )
     env = environment() | {"PYTHONPATH": str(tmp_path)}
     command = [sys.executable, *shlex.split(line)[1:]]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=220)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = load(tmp_path / "outputs").set_index("variant")
     assert rows.loc["tutorial_tp", "status"] == "ok" and rows.loc["tutorial_tp", "time_ms"] > 0
@@ -53,5 +52,5 @@ def test_adding_a_variant(tmp_path):
 
 
 def test_files_that_it_names_exist():
-    for name in re.findall(r"`((?:tpbench|scripts|\.ci|outputs)/[\w./]+)`", PAGE):
+    for name in re.findall(r"`((?:tpbench|scripts|tests|\.ci|outputs)/[\w./]+)`", PAGE):
         assert (ROOT / name).exists() or name.endswith("tutorial.py"), name

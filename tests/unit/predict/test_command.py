@@ -1,16 +1,11 @@
 """`scripts/predict.py` as users call it."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support import synthetic
 from tpbench.predict.command import main
-
-SCRIPT = Path(__file__).parents[3] / "scripts" / "predict.py"
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +65,3 @@ def test_picture(rows, tmp_path, form, start):
 def test_what_cannot_be_answered(rows, capsys, arguments, said):
     assert main(["--rows", rows, *arguments]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_from_anywhere_without_torch(rows, tmp_path):
-    probe = (
-        "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0].rpartition('/')[0])\n"
-        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "except SystemExit as end: assert end.code == 0 and 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-I", "-c", probe, SCRIPT, "--rows", rows], cwd=tmp_path, check=True)

@@ -1,45 +1,8 @@
 """`scripts/report.py` as users call it."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tpbench.report.command import main
-
-SCRIPT = Path(__file__).parents[3] / "scripts" / "report.py"
-
-PROBE = """
-import runpy, sys
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].rpartition('/')[0])  # as for a script
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit as end:
-    assert end.code == 0 and "torch" not in sys.modules
-"""
-
-
-def run(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, encoding="utf-8", **options
-    )
-
-
-def test_from_anywhere_without_torch(add, tmp_path):
-    add("triton_tp", 0.2274)
-    (tmp_path / "rows").rename(tmp_path / "out")
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", PROBE, SCRIPT, "out"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "0.227 ms (1.00x)" in done.stdout
-
-
-def test_importing_the_package_is_cheap():
-    probe = "import sys, tpbench; assert not {'torch', 'pandas', 'pyarrow'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", probe], cwd=SCRIPT.parents[1], check=True)
 
 
 def test_output_and_filters(add, tmp_path, capsys):
@@ -83,12 +46,3 @@ def test_broken_files_and_disagreement_are_told(add, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "bad.parquet: passed over" in printed.err
     assert "different losses" in printed.err and "different losses" in printed.out
-
-
-def test_a_reader_that_leaves_and_a_terminal_without_unicode(add, tmp_path):
-    add("triton_tp", 1.0, gpu_name="N\u00fcvidia \u7b97")
-    done = run(tmp_path, env={"PYTHONIOENCODING": "ascii", "PATH": ""})
-    assert done.returncode == 0 and "N\\xfcvidia" in done.stdout, done.stderr
-    command = f"{sys.executable} {SCRIPT} {tmp_path} | true; exit ${{PIPESTATUS[0]}}"
-    left = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert (left.returncode, left.stderr) == (0, "")

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import tpbench
-from tests.support.command import ROOT, environment
 from tests.support.launcher_rows import cell, measured
 from tpbench.launcher.attempt import new_task, store
 from tpbench.results.compact import Busy, _alone, compact
 from tpbench.results.write import RowExists, row_exists
-
-SCRIPT = [sys.executable, str(ROOT / "scripts" / "compact.py")]
 
 
 def fill(folder: Path, rows: int, status: str = "ok", seed: int = 0) -> None:
@@ -81,31 +73,3 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, 2)
     with _alone(tmp_path / "rows"), pytest.raises(Busy):
         compact(tmp_path)
-
-
-def test_beside_a_writer_and_killed_at_random_moments(tmp_path: Path) -> None:
-    chance = random.Random(1)
-    fill(tmp_path, 40)
-    writer = (
-        "from pathlib import Path; from tests.support.launcher_rows import cell, measured;"
-        f"folder = Path({str(tmp_path)!r});"
-        "[measured(cell(i, folder, seed=100 + i)) for i in range(200)]"
-    )
-    writing = subprocess.Popen([sys.executable, "-c", writer], cwd=ROOT, env=environment())
-    kills = 0
-    while writing.poll() is None or kills < 6:
-        merging = subprocess.Popen([*SCRIPT, str(tmp_path)], stdout=subprocess.DEVNULL, env=environment())
-        time.sleep(chance.uniform(0.3, 1.2))
-        merging.send_signal(signal.SIGKILL)
-        merging.wait()
-        kills += 1
-        found = seeds(tmp_path)
-        assert len(found) == len(set(found))
-        assert set(range(40)) <= set(found)
-    assert writing.wait() == 0
-    done = subprocess.run([*SCRIPT, str(tmp_path)], capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    assert "240 rows merged" in done.stdout
-    assert seeds(tmp_path) == [*range(40), *range(100, 300)]
-    left = list((tmp_path / "rows").glob("*.parquet"))
-    assert len(left) == 1

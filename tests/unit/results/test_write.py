@@ -2,11 +2,9 @@
 
 import datetime
 import errno
-import multiprocessing
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -106,31 +104,6 @@ def test_the_first_writer_wins(tmp_path, row, publication):
     assert [name for name in files(tmp_path) if name != ".lock"] == ["r1.parquet"]
 
 
-def race(output_dir, made, barrier, won):
-    for index in range(40):
-        barrier.wait()
-        try:
-            write_row(made, output_dir, f"r{index}")
-        except RowExists:
-            continue
-        with won.get_lock():
-            won.value += 1
-
-
-def test_racing_writers_publish_once(tmp_path, row, publication):
-    context = multiprocessing.get_context("fork")
-    barrier, won = context.Barrier(2), context.Value("i", 0)
-    racers = [context.Process(target=race, args=(tmp_path, row(cell=each), barrier, won)) for each in range(2)]
-    for racer in racers:
-        racer.start()
-    for racer in racers:
-        racer.join()
-    assert [racer.exitcode for racer in racers] == [0, 0]
-    assert won.value == 40
-    assert len(list((tmp_path / "rows").glob("[!.]*"))) == 40
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
 def test_a_link_whose_answer_was_lost_is_ours(tmp_path, row, monkeypatch):
     link = os.link
 
@@ -149,61 +122,6 @@ def test_a_failing_fsync_leaves_nothing(tmp_path, row, monkeypatch):
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(OSError, match="Input/output"):
         write_row(row(), tmp_path, "r1")
-    assert files(tmp_path) == []
-
-
-FILL = """
-    import errno, os, resource, sys
-    from tpbench.results.write import write_row
-    folder, limit = sys.argv[1], int(sys.argv[2])
-    if limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    error = None
-    for index in range(1000):
-        try:
-            write_row({"reason": "x" * 20000}, folder, f"r{index}")
-        except OSError as caught:
-            error = caught
-            break
-    print(errno.errorcode[error.errno], index, sorted(os.listdir(f"{folder}/rows")) if index else [])
-"""
-
-
-def fill(folder, limit=0, mount=None):
-    """Write rows in a process of its own until there is no room, perhaps on a small file system mounted at `folder`."""
-    script = textwrap.dedent(FILL)
-    command = [sys.executable, "-c", script, str(folder), str(limit)]
-    if mount:
-        command = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o {mount} none "$0" && exec "$@"', folder, *command]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-def in_mount(folder, mount):
-    try:
-        able = subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", folder], capture_output=True)
-    except FileNotFoundError:
-        able = None
-    if able is None or able.returncode:
-        pytest.skip("this machine does not let us mount a tmpfs")
-    return fill(folder, mount=mount)
-
-
-def test_a_full_disk(tmp_path):
-    done = in_mount(tmp_path, "size=256k")
-    name, count, left = done.stdout.split(maxsplit=2)
-    assert name == "ENOSPC", done.stderr
-    assert 0 < int(count) < 12
-    assert left.strip() == str(sorted(f"r{index}.parquet" for index in range(int(count))))
-
-
-def test_a_read_only_disk(tmp_path):
-    done = in_mount(tmp_path, "ro")
-    assert done.stdout.split(maxsplit=2)[:2] == ["EROFS", "0"], done.stderr
-
-
-def test_a_limit_on_file_size(tmp_path):
-    done = fill(tmp_path, limit=4096)
-    assert done.stdout.split(maxsplit=2)[:2] == ["EFBIG", "0"], done.stderr
     assert files(tmp_path) == []
 
 

@@ -1,0 +1,68 @@
+"""Run the scripts, and import the package, as users do: from any folder, and without torch where none is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import synthetic
+from tests.support.command import ROOT
+
+REPORT = ROOT / "scripts/report.py"
+PREDICT = ROOT / "scripts/predict.py"
+
+WITHOUT_TORCH = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition('/')[0])  # as for a script
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    assert end.code == 0 and "torch" not in sys.modules
+"""
+
+
+def test_report_from_anywhere_without_torch(tmp_path: Path) -> None:
+    synthetic.write([synthetic.cell("triton_tp", 32768, 1, time_ms=0.2274)], tmp_path)
+    (tmp_path / "rows").rename(tmp_path / "out")
+    line = [sys.executable, "-I", "-c", WITHOUT_TORCH, str(REPORT), "out"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0.227 ms (1.00x)" in done.stdout
+
+
+def test_predict_from_anywhere_without_torch(tmp_path: Path) -> None:
+    rows = synthetic.write(synthetic.cells(), tmp_path / "rows")
+    line = [sys.executable, "-I", "-c", WITHOUT_TORCH, str(PREDICT), "--rows", str(rows)]
+    subprocess.run(line, cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("tpbench", {"torch", "pandas", "pyarrow"}),
+        ("tpbench.launcher.plugin, tpbench.results.read, tpbench.report", {"torch", "triton"}),
+    ],
+)
+def test_imports_are_cheap(modules: str, heavy: set[str]) -> None:
+    probe = f"import sys, {modules}; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_unicode(tmp_path: Path) -> None:
+    synthetic.write([synthetic.cell("triton_tp", 32768, 1, gpu_name="N\u00fcvidia \u7b97")], tmp_path)
+    env = {"PYTHONIOENCODING": "ascii", "PATH": ""}
+    line = [sys.executable, str(REPORT), str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, text=True, encoding="utf-8", env=env)
+    assert done.returncode == 0 and "N\\xfcvidia" in done.stdout, done.stderr
+
+
+def test_a_reader_that_stops_reading(tmp_path: Path) -> None:
+    synthetic.write([synthetic.cell("triton_tp", 32768, 1)], tmp_path)
+    command = f"{sys.executable} {REPORT} {tmp_path} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
