@@ -20,7 +20,6 @@ multiprocessor by itself has a kernel of its own, `whole_row_kernel`.
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# ruff: noqa: SIM108
 # Triton leaves a branch uncompiled only where both branches are written out.
 
 from triton.experimental import gluon
@@ -55,14 +54,13 @@ from tpbench.kernels.one_pass.state import (
 )
 from tpbench.kernels.one_pass.tiles import (
     Matrix,
-    Part,
     Shared,
     Source,
     allocate,
     copy_tile,
     load_tile,
+    part_of_row,
     reduce_tiles,
-    tile_indices,
 )
 
 
@@ -87,7 +85,6 @@ def one_pass_kernel(
     """
     LABELS: gl.constexpr = has_labels(SPEC)
     EXCHANGE: gl.constexpr = SPEC.SLOTS > 0
-    UNIT: gl.constexpr = column_unit(SPEC)
     TILES: gl.constexpr = SPEC.TILES
     ROWS: gl.constexpr = SPEC.ROWS
     AHEAD: gl.constexpr = SPEC.AHEAD
@@ -109,17 +106,8 @@ def one_pass_kernel(
     walker = gl.program_id(0) // n_parts
     walkers = gl.num_programs(0) // n_parts
     steps = gl.cdiv(gl.cdiv(n_rows, ROWS) - walker, walkers)  # tiles of this program
-    first = part_number * part_columns
-    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
-    valid = gl.minimum(n_valid - first * UNIT, width)
-    if SPEC.ALIGNED:
-        extent = width // SPEC.VECTOR
-    else:
-        extent = width
-    tile_units = part_columns // TILES
-    start = vocab_start + first * UNIT
-    vector, place = tile_indices(SPEC)
-    part = Part(first, tile_units, extent, valid, vector, place)
+    part = part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
+    start = vocab_start + part.first * column_unit(SPEC)
     row_in_tile = gl.arange(0, ROWS, row_layout(SPEC))
     epoch = 0
     if EXCHANGE:

@@ -8,7 +8,6 @@ this row's tile has left it. The state of a tile is computed LAG tiles after its
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# ruff: noqa: SIM108
 # Triton leaves a branch uncompiled only where both branches are written out.
 
 from triton.experimental import gluon
@@ -41,14 +40,13 @@ from tpbench.kernels.one_pass.state import (
 )
 from tpbench.kernels.one_pass.tiles import (
     Matrix,
-    Part,
     Shared,
     Source,
     allocate,
     copy_tile,
     load_tile,
+    part_of_row,
     reduce_tiles,
-    tile_indices,
 )
 
 LAG = gl.constexpr(2)
@@ -67,7 +65,6 @@ def whole_row_kernel(
     """Compute the loss and the gradient of rows. The arguments are those of `kernel.one_pass_kernel`."""
     gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0)
     LABELS: gl.constexpr = has_labels(SPEC)
-    UNIT: gl.constexpr = column_unit(SPEC)
     ROWS: gl.constexpr = SPEC.ROWS
     TILES: gl.constexpr = SPEC.TILES
     HELD: gl.constexpr = TILES - 2  # tiles that stay in shared memory; two pass on to registers:
@@ -88,17 +85,8 @@ def whole_row_kernel(
     walker = gl.program_id(0) // n_parts
     walkers = gl.num_programs(0) // n_parts
     steps = gl.cdiv(gl.cdiv(n_rows, ROWS) - walker, walkers)  # tiles of this program
-    first = part_number * part_columns
-    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
-    valid = gl.minimum(n_valid - first * UNIT, width)
-    if SPEC.ALIGNED:
-        extent = width // SPEC.VECTOR
-    else:
-        extent = width
-    tile_units = part_columns // TILES
-    start = vocab_start + first * UNIT
-    vector, place = tile_indices(SPEC)
-    part = Part(first, tile_units, extent, valid, vector, place)
+    part = part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
+    start = vocab_start + part.first * column_unit(SPEC)
     row_in_tile = gl.arange(0, ROWS, row_layout(SPEC))
 
     # Copies of the first tiles start before anything else.
