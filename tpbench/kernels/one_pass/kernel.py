@@ -20,7 +20,6 @@ multiprocessor by itself has a kernel of its own, `whole_row_kernel`.
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# Triton leaves a branch uncompiled only where both branches are written out.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

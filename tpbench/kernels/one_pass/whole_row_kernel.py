@@ -8,7 +8,6 @@ this row's tile has left it. The state of a tile is computed LAG tiles after its
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# Triton leaves a branch uncompiled only where both branches are written out.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
