@@ -89,7 +89,7 @@ def whole_row_kernel(
     row_in_tile = gl.arange(0, ROWS, row_layout(SPEC))
 
     # Copies of the first tiles start before anything else.
-    row = (walker * ROWS + row_in_tile).to(gl.int64)
+    row = (walker * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
     first_label = row_in_tile
     next_label = row_in_tile
     if LABELS:
@@ -100,7 +100,7 @@ def whole_row_kernel(
     for tile_of_row in gl.static_range(HELD):
         if tile_of_row == HELD - LAG:
             await_copies(HELD - LAG)
-            x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)
+            x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
             copy_tile(shared, 0, source, row, counts, part, LAST, HELD, SPEC)
             first_tile = tile_state(x, t, scales, SPEC)
         copy_tile(shared, 0, source, row, counts, part, tile_of_row, tile_of_row, SPEC)
@@ -124,7 +124,7 @@ def whole_row_kernel(
             held = reduce_tiles(held, shared, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, part, scales, SPEC)
 
     for step in range(steps):
-        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
+        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
         exists = row < n_rows
         counts = exists
         if LABELS:
@@ -132,19 +132,19 @@ def whole_row_kernel(
             counts, own_label = load_own_label(x_matrix, row, this_label, vocabulary, start, part, SPEC)
             last_label = load_labels(target, row + 3 * walkers * ROWS, n_rows)
         await_copies(LAG)
-        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)
+        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
         # The tile is in registers: its place is free for the next row's.
         next_row = row + walkers * ROWS
         next_counts = rows_that_count(next_row, next_label, n_rows, vocabulary, SPEC)
         copy_tile(shared, 0, source, next_row, next_counts, part, FIRST, HELD, SPEC)
         last_tile = tile_state(x, t, scales, SPEC)
         held = reduce_tiles(held, shared, 0, HELD - LAG, HELD, 1, part, scales, SPEC)
-        state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)
+        state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)  # (ROWS, LANES) to (ROWS,)
         state = convert_state(state, row_layout(SPEC))
         if LABELS:
             state = State(state.c, state.s, own_label.logit, state.s_t, state.a)
 
-        of_row, log_z = row_loss(state, scales, SPEC)
+        of_row, log_z = row_loss(state, scales, SPEC)  # (ROWS,)
         if part_number == 0:
             gl.store(row_losses + row, gl.where(counts, of_row, 0.0), mask=exists)
         if SPEC.REDUCE:
@@ -158,7 +158,7 @@ def whole_row_kernel(
         for tile_of_row in gl.static_range(HELD):
             if tile_of_row == HELD - LAG:
                 await_copies(HELD - LAG)
-                x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)
+                x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
                 copy_tile(shared, 0, source, next_row, next_counts, part, LAST, HELD, SPEC)
                 first_tile = tile_state(x, t, scales, SPEC)
                 held = merge_two(held, first_tile.state, SPEC)
