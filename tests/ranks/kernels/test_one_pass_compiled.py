@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -12,9 +13,11 @@ from triton.compiler.compiler import compile as compile_for
 
 from tests.support.fake_gpu import fake_gpu
 from tpbench.kernels.one_pass import plan
+from tpbench.kernels.one_pass.kernel import one_pass_kernel
 from tpbench.kernels.one_pass.launch import launch
 from tpbench.kernels.one_pass.plan import Form, Prepared, prepare
 from tpbench.kernels.one_pass.tiling import Machine
+from tpbench.kernels.one_pass.whole_row_kernel import whole_row_kernel
 from tpbench.kernels.one_pass.workspace import Workspace
 
 H200 = Machine(132, 232448)
@@ -40,6 +43,8 @@ def compile_kernel(loss: str, columns: int, world_size: int) -> tuple[str, str, 
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(plan, "machine", lambda device: H200)
         gpu = fake_gpu(monkeypatch)
+        for kernel in (one_pass_kernel, whole_row_kernel):
+            monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))  # this GPU's compiler
         prepared = prepare(
             x, target, x, 0, loss=loss, valid=columns, vocab_start=0, vocab_size=columns * world_size,
             ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False, label_smoothing=False,

@@ -20,8 +20,6 @@ multiprocessor by itself has a kernel of its own, `whole_row_kernel`.
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# ruff: noqa: SIM108
-# Triton leaves a branch uncompiled only where both branches are written out.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -55,14 +53,13 @@ from tpbench.kernels.one_pass.state import (
 )
 from tpbench.kernels.one_pass.tiles import (
     Matrix,
-    Part,
     Shared,
     Source,
     allocate,
     copy_tile,
     load_tile,
+    part_of_row,
     reduce_tiles,
-    tile_indices,
 )
 
 
@@ -87,7 +84,6 @@ def one_pass_kernel(
     """
     LABELS: gl.constexpr = has_labels(SPEC)
     EXCHANGE: gl.constexpr = SPEC.SLOTS > 0
-    UNIT: gl.constexpr = column_unit(SPEC)
     TILES: gl.constexpr = SPEC.TILES
     ROWS: gl.constexpr = SPEC.ROWS
     AHEAD: gl.constexpr = SPEC.AHEAD
@@ -109,24 +105,15 @@ def one_pass_kernel(
     walker = gl.program_id(0) // n_parts
     walkers = gl.num_programs(0) // n_parts
     steps = gl.cdiv(gl.cdiv(n_rows, ROWS) - walker, walkers)  # tiles of this program
-    first = part_number * part_columns
-    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
-    valid = gl.minimum(n_valid - first * UNIT, width)
-    if SPEC.ALIGNED:
-        extent = width // SPEC.VECTOR
-    else:
-        extent = width
-    tile_units = part_columns // TILES
-    start = vocab_start + first * UNIT
-    vector, place = tile_indices(SPEC)
-    part = Part(first, tile_units, extent, valid, vector, place)
+    part = part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
+    start = vocab_start + part.first * column_unit(SPEC)
     row_in_tile = gl.arange(0, ROWS, row_layout(SPEC))
     epoch = 0
     if EXCHANGE:
         epoch = gl.load(mailbox.control) + 1
 
     # Copies of the first tiles start before anything else.
-    row = (walker * ROWS + row_in_tile).to(gl.int64)
+    row = (walker * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
     first_label = row_in_tile
     next_label = row_in_tile
     if LABELS:
@@ -159,7 +146,7 @@ def one_pass_kernel(
     held = reduce_tiles(no_columns(SPEC), shared, 0, 0, HELD, HELD + 1, part, scales, SPEC)
 
     for step in range(steps):
-        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
+        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
         exists = row < n_rows
         counts = exists
         if LABELS:
@@ -167,13 +154,13 @@ def one_pass_kernel(
             counts, own_label = load_own_label(x_matrix, row, this_label, vocabulary, start, part, SPEC)
             last_label = load_labels(target, row + 3 * walkers * ROWS, n_rows)
         await_copies(HELD)
-        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)
+        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
         # The tile is in registers: its place is free for the next row's.
         next_row = row + walkers * ROWS
         next_counts = rows_that_count(next_row, next_label, n_rows, vocabulary, SPEC)
         copy_tile(shared, 0, source, next_row, next_counts, part, LAST, HELD, SPEC)
         last_tile = tile_state(x, t, scales, SPEC)
-        state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)
+        state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)  # (ROWS, LANES) to (ROWS,)
         state = convert_state(state, state_layout(SPEC))
         if LABELS:
             state = State(state.c, state.s, gl.convert_layout(own_label.logit, state_layout(SPEC)), state.s_t, state.a)
@@ -190,9 +177,9 @@ def one_pass_kernel(
         held = reduce_tiles(held, shared, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, part, scales, SPEC)
         if EXCHANGE:
             states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
-            state = merge_along(states, 1, SPEC)
+            state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
 
-        of_row, log_z = row_loss(state, scales, SPEC)
+        of_row, log_z = row_loss(state, scales, SPEC)  # (ROWS,)
         if part_number == 0:
             of_row = gl.where(gl.convert_layout(counts, state_layout(SPEC)), of_row, 0.0)
             at = row_losses + gl.convert_layout(row, state_layout(SPEC))

@@ -2,7 +2,7 @@
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505
+# ruff: noqa: RET505, SIM108
 # Triton leaves a branch uncompiled only where both branches are written out.
 
 from typing import Any, NamedTuple
@@ -60,7 +60,7 @@ class Shared(NamedTuple):
 
 
 @gluon.jit
-def tile_indices(SPEC: gl.constexpr):
+def _tile_indices(SPEC: gl.constexpr):
     """Return for each element of a tile its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
     tile: gl.constexpr = tile_layout(SPEC)
     repeat = gl.arange(0, SPEC.REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
@@ -68,6 +68,22 @@ def tile_indices(SPEC: gl.constexpr):
     place = gl.arange(0, SPEC.VECTOR, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, tile))))
     vector = repeat[None, :, None, None] * SPEC.LANES + lane[None, None, :, None]
     return vector, place[None, None, None, :]
+
+
+@gluon.jit
+def part_of_row(number, part_columns, n_columns, n_valid, SPEC: gl.constexpr):
+    """Return the `Part` of a number. part_columns: units of a part."""
+    UNIT: gl.constexpr = column_unit(SPEC)
+    first = number * part_columns
+    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
+    valid = gl.minimum(n_valid - first * UNIT, width)
+    if SPEC.ALIGNED:
+        extent = width // SPEC.VECTOR
+    else:
+        extent = width
+    tile_units = part_columns // SPEC.TILES
+    vector, place = _tile_indices(SPEC)
+    return Part(first, tile_units, extent, valid, vector, place)
 
 
 @gluon.constexpr_function

@@ -8,8 +8,6 @@ this row's tile has left it. The state of a tile is computed LAG tiles after its
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
-# ruff: noqa: SIM108
-# Triton leaves a branch uncompiled only where both branches are written out.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -41,14 +39,13 @@ from tpbench.kernels.one_pass.state import (
 )
 from tpbench.kernels.one_pass.tiles import (
     Matrix,
-    Part,
     Shared,
     Source,
     allocate,
     copy_tile,
     load_tile,
+    part_of_row,
     reduce_tiles,
-    tile_indices,
 )
 
 LAG = gl.constexpr(2)
@@ -67,7 +64,6 @@ def whole_row_kernel(
     """Compute the loss and the gradient of rows. The arguments are those of `kernel.one_pass_kernel`."""
     gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0)
     LABELS: gl.constexpr = has_labels(SPEC)
-    UNIT: gl.constexpr = column_unit(SPEC)
     ROWS: gl.constexpr = SPEC.ROWS
     TILES: gl.constexpr = SPEC.TILES
     HELD: gl.constexpr = TILES - 2  # tiles that stay in shared memory; two pass on to registers:
@@ -88,21 +84,12 @@ def whole_row_kernel(
     walker = gl.program_id(0) // n_parts
     walkers = gl.num_programs(0) // n_parts
     steps = gl.cdiv(gl.cdiv(n_rows, ROWS) - walker, walkers)  # tiles of this program
-    first = part_number * part_columns
-    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
-    valid = gl.minimum(n_valid - first * UNIT, width)
-    if SPEC.ALIGNED:
-        extent = width // SPEC.VECTOR
-    else:
-        extent = width
-    tile_units = part_columns // TILES
-    start = vocab_start + first * UNIT
-    vector, place = tile_indices(SPEC)
-    part = Part(first, tile_units, extent, valid, vector, place)
+    part = part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
+    start = vocab_start + part.first * column_unit(SPEC)
     row_in_tile = gl.arange(0, ROWS, row_layout(SPEC))
 
     # Copies of the first tiles start before anything else.
-    row = (walker * ROWS + row_in_tile).to(gl.int64)
+    row = (walker * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
     first_label = row_in_tile
     next_label = row_in_tile
     if LABELS:
@@ -113,7 +100,7 @@ def whole_row_kernel(
     for tile_of_row in gl.static_range(HELD):
         if tile_of_row == HELD - LAG:
             await_copies(HELD - LAG)
-            x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)
+            x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
             copy_tile(shared, 0, source, row, counts, part, LAST, HELD, SPEC)
             first_tile = tile_state(x, t, scales, SPEC)
         copy_tile(shared, 0, source, row, counts, part, tile_of_row, tile_of_row, SPEC)
@@ -137,7 +124,7 @@ def whole_row_kernel(
             held = reduce_tiles(held, shared, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, part, scales, SPEC)
 
     for step in range(steps):
-        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)
+        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
         exists = row < n_rows
         counts = exists
         if LABELS:
@@ -145,19 +132,19 @@ def whole_row_kernel(
             counts, own_label = load_own_label(x_matrix, row, this_label, vocabulary, start, part, SPEC)
             last_label = load_labels(target, row + 3 * walkers * ROWS, n_rows)
         await_copies(LAG)
-        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)
+        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
         # The tile is in registers: its place is free for the next row's.
         next_row = row + walkers * ROWS
         next_counts = rows_that_count(next_row, next_label, n_rows, vocabulary, SPEC)
         copy_tile(shared, 0, source, next_row, next_counts, part, FIRST, HELD, SPEC)
         last_tile = tile_state(x, t, scales, SPEC)
         held = reduce_tiles(held, shared, 0, HELD - LAG, HELD, 1, part, scales, SPEC)
-        state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)
+        state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)  # (ROWS, LANES) to (ROWS,)
         state = convert_state(state, row_layout(SPEC))
         if LABELS:
             state = State(state.c, state.s, own_label.logit, state.s_t, state.a)
 
-        of_row, log_z = row_loss(state, scales, SPEC)
+        of_row, log_z = row_loss(state, scales, SPEC)  # (ROWS,)
         if part_number == 0:
             gl.store(row_losses + row, gl.where(counts, of_row, 0.0), mask=exists)
         if SPEC.REDUCE:
@@ -171,7 +158,7 @@ def whole_row_kernel(
         for tile_of_row in gl.static_range(HELD):
             if tile_of_row == HELD - LAG:
                 await_copies(HELD - LAG)
-                x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)
+                x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
                 copy_tile(shared, 0, source, next_row, next_counts, part, LAST, HELD, SPEC)
                 first_tile = tile_state(x, t, scales, SPEC)
                 held = merge_two(held, first_tile.state, SPEC)
