@@ -8,7 +8,7 @@ import pandas as pd
 
 
 def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Each row by column name, in order; what is missing is None, whatever pandas calls it in that column."""
+    """Return each row as a dictionary by column name. A missing value is None, in columns of every type."""
     columns = {}
     for name in frame.columns:
         column = frame[name].astype(object)

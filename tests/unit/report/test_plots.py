@@ -1,7 +1,9 @@
 """Single pictures show the numbers of the rows."""
 
+import gc
 import io
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -140,6 +142,18 @@ def test_intervals_of_speedups_stand_about_their_values(grid):
     assert [drawn[height] for height in range(len(found))] == [
         pytest.approx((each.ratio.low, each.ratio.value, each.ratio.high)) for each in found
     ]
+
+
+def test_a_figure_is_freed_when_it_is_done():
+    class Knot:
+        pass
+
+    with style.collection_deferred():
+        knot = Knot()
+        knot.itself = knot
+        reference = weakref.ref(knot)
+        del knot
+    assert reference() is None and gc.isenabled()
 
 
 def test_what_varies_runs_along_the_axis(add, frame):
