@@ -72,7 +72,7 @@ def test_lines_of_plots_show_in_both_modes(chromium, report):
     assert seen[0] == ["rgb(22, 104, 184)", "rgb(29, 31, 33)"]
 
 
-def test_what_is_seen_are_the_rows_numbers(chromium, report, rows):
+def test_visible_numbers_are_those_of_the_rows(chromium, report, rows):
     browser.look(chromium, report, 1280)
     frame = load(rows)
     shown = {(vocab[1], tp[1], tokens[1]): cell for vocab, tp, tokens, cell in zip(

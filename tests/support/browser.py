@@ -1,4 +1,4 @@
-"""A headless browser, where there is one."""
+"""A headless browser for tests."""
 
 import shutil
 
@@ -9,7 +9,7 @@ DRIVER = shutil.which("chromedriver")
 
 
 def start():
-    """A browser that keeps what its console said. Skips where there is none."""
+    """Start a browser that keeps its console messages. Skips the test if no browser is installed."""
     webdriver = pytest.importorskip("selenium.webdriver")
     if not (BROWSER and DRIVER):
         pytest.skip("no chromium and chromedriver here (Debian: apt-get install chromium chromium-driver)")
@@ -22,7 +22,7 @@ def start():
 
 
 def look(browser, file, width, *, dark=False):
-    """Open a file in a window that wide, in light or dark mode."""
+    """Open a file in a window of that width, in light or dark mode."""
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}

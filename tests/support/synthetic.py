@@ -1,6 +1,6 @@
-"""Rows made up after published timings of an H200: patterned, not measured, and only for tests.
+"""Synthetic rows for tests, modelled on published timings of an H200. They are not measured.
 
-Deterministic, written the way a worker writes. Times follow a plain model, so that a test knows what is to be found.
+The rows are deterministic and are written like those of a sweep. Times follow a simple formula that tests know.
 """
 
 import datetime
@@ -25,7 +25,7 @@ VARIANTS = ("triton_tp", "pytorch_tp_manual", "pytorch_gather")
 
 
 def device_ms(variant, tokens, vocab, tp_size, loss):
-    """What the model says of a cell, in ms."""
+    """Return the device time of a cell by the formula, in ms."""
     logits = 1 if loss == "cross_entropy" else 2
     shard = tokens * -(-vocab // tp_size) * 2 / 1e6 / COPY * 1e0  # ms to read a shard once
     exchange = 0 if tp_size == 1 else 0.012 + 0.003 * np.log2(tp_size)
@@ -55,7 +55,7 @@ def samples(median, name, count=120, noise=0.01):
 def cell(
     variant, vocab, tp_size, loss="cross_entropy", *, tokens=4096, block_cap="auto", factor=1.0, run="", **changes
 ):
-    """One row as a mapping."""
+    """Return one row as a mapping."""
     problem = {
         "tokens": tokens, "vocab": vocab, "loss": loss, "dtype": "bfloat16", "seed": 0, "logits_scale": 1.0,
         "temperature": 1.0, "ignored": 0.0, "block_cap": block_cap, "compile": False, "compute_dtype": "float32",
@@ -96,7 +96,7 @@ def cell(
 
 
 def cells(**changes):
-    """A whole table: three variants, seven sizes, two losses, a block-cap study, and cells that failed."""
+    """Iterate over a whole table: three variants, seven sizes, two losses, a block-cap study, and failed cells."""
     for loss in LOSSES:
         for vocab, tp_size in SIZES:
             for variant in VARIANTS:
@@ -112,7 +112,7 @@ def cells(**changes):
 
 
 def write(rows, folder, prefix="r"):
-    """The rows on disk, a second apart."""
+    """Write the rows to `folder`, one second apart, and return the folder."""
     for index, row in enumerate(rows):
         moment = START + datetime.timedelta(seconds=index)
         write_row({"started_at": moment, "finished_at": moment, "cell": index, **row}, folder, f"{prefix}{index}")

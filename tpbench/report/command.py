@@ -107,7 +107,7 @@ def _content(asked: argparse.Namespace) -> str | bytes:
     frame = _rows(asked)
     if asked.study is not None:
         if is_picture:
-            return plots.study_picture(study_picture(frame, asked.study), asked.format)
+            return plots.study_picture(study_picture(frame, asked.study), asked.study, asked.format)
         return STUDIES[asked.format](study_tables(frame, asked.study, all_rows=asked.all))
     if is_picture:
         return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=asked.all), asked.plot, asked.format)

@@ -46,8 +46,11 @@ def row_records(frame: pd.DataFrame, columns: Iterable[str], workloads: dict[str
 
 
 def problem_fields(workload: Workload) -> dict[str, Any]:
-    """Return the fields of a workload's problem, options included, with their defaults."""
-    return {field.name: field.default for field in dataclasses.fields(workload.problem)}
+    """Return the fields of a workload's problem, options included, with their defaults (None: no default)."""
+    return {
+        field.name: None if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(workload.problem)
+    }
 
 
 def problem_identity(workload: Workload) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def markdown(report: PivotReport) -> str:
     return writer.as_markdown(_document(report))
 
 
-def _document(report: PivotReport) -> writer.Document:
+def _document(report: PivotReport) -> writer.TextDocument:
     tables = [
         writer.TextTable(
             (*table.keys, *table.columns),
@@ -48,7 +48,7 @@ def _document(report: PivotReport) -> writer.Document:
         *(Text(failure.text, _STYLES.get(failure.status, "")) for failure in report.failures),
         *(Text(f"Warning: {warning}", "bold yellow") for warning in report.warnings),
     ]
-    return writer.Document(tables, report.caption, notes=notes)
+    return writer.TextDocument(tables, report.caption, notes=notes)
 
 
 def _styled_cell(cell: PivotCell | None, report: PivotReport) -> Text:

@@ -145,9 +145,9 @@ def _number(name: str, record: Record) -> str:
     return value_text(value)
 
 
-def study_document(tables: Sequence[StudyTable]) -> writer.Document:
+def study_document(tables: Sequence[StudyTable]) -> writer.TextDocument:
     """Return the tables of a study for the writer of text and Markdown."""
-    return writer.Document([
+    return writer.TextDocument([
         writer.TextTable(table.columns, table.rows, table.heading, table.notes) for table in tables
     ])  # fmt: skip
 

@@ -31,7 +31,7 @@ class TextTable:
 
 
 @dataclass(frozen=True)
-class Document:
+class TextDocument:
     """Tables with the texts before and after them."""
 
     tables: Sequence[TextTable]
@@ -40,7 +40,7 @@ class Document:
     notes: Sequence[Item] = ()
 
 
-def as_text(document: Document) -> Text:
+def as_text(document: TextDocument) -> Text:
     """Return a document with aligned columns. Long lines stay whole, because rich's tables would cut numbers."""
     lines = [Text(document.caption, "dim"), Text("")] if document.caption else []
     for table in document.tables:
@@ -71,7 +71,7 @@ def aligned(columns: Sequence[str], rows: Iterable[Sequence[Item]], left: Collec
     return lines
 
 
-def as_markdown(document: Document) -> str:
+def as_markdown(document: TextDocument) -> str:
     """Return a document for a README, an issue or a pull request."""
     parts = [escape.markdown(document.caption)] if document.caption else []
     for table in document.tables:

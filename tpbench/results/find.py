@@ -1,4 +1,4 @@
-"""Which files hold rows."""
+"""Search for the files that hold rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Where: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def row_files(where: Where) -> list[Path]:
-    """Every Parquet file that `where` names, sorted, each once.
+    """Return every Parquet file that `where` names, sorted, without duplicates.
 
-    A folder is searched to its depths, for outputs lie within outputs; hidden names are temporary files and are not
-    looked at. Raises FileNotFoundError for what names nothing.
+    Folders are searched recursively. Hidden names are temporary files and are skipped. Raises FileNotFoundError for a
+    name that matches nothing.
     """
     places = [where] if isinstance(where, (str, os.PathLike)) else list(where)
     return sorted({path.absolute() for place in places for path in _expand(Path(place))})
 
 
 def _expand(place: Path) -> Iterable[Path]:
-    # A name that exists is itself, an asterisk in it or not. Path.glob takes no absolute pattern.
+    # A name that exists is no pattern, even with an asterisk in it. Path.glob accepts no absolute pattern.
     matches = [place] if place.exists() else [Path(match) for match in glob.glob(str(place), recursive=True)]  # noqa: PTH207
     if not matches:
         raise FileNotFoundError(f"no such folder or file: {place}")

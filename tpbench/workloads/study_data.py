@@ -19,7 +19,7 @@ class StudyTable:
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """Points (x, y) of one series, in order of x."""
 
     label: str
@@ -40,7 +40,7 @@ class Panel:
     """One pair of axes."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[Series, ...]
     vertical_lines: tuple[VerticalLine, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Frames to report on, made the way users make them: written and loaded."""
+"""Fixtures that write rows and load them as a frame."""
 
 import datetime
 import itertools
@@ -16,7 +16,7 @@ NOT_RUN = {"time_ms": None, "loss_value": None, "interpreted": None, "warmed_up"
 
 @pytest.fixture
 def add(tmp_path):
-    """Adds a row to `tmp_path`, each a second after the last; keywords change it."""
+    """Return a function that adds a row to `tmp_path`, one second after the last. Keywords change its columns."""
     numbers = itertools.count()
 
     def add(variant, time_ms=None, *, job=None, **changes):
@@ -48,5 +48,5 @@ def add(tmp_path):
 
 @pytest.fixture
 def frame(tmp_path):
-    """Loads what was added."""
+    """Return a function that loads the added rows."""
     return lambda: load(tmp_path)

@@ -29,7 +29,7 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["rows", "-o", "no/such/folder"], "No such file or directory"),
     ],
 )
-def test_what_cannot_be_answered(add, tmp_path, monkeypatch, capsys, arguments, said):
+def test_wrong_requests_are_explained(add, tmp_path, monkeypatch, capsys, arguments, said):
     add("triton_tp", 1.0)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -80,7 +80,7 @@ def test_the_threshold(compare):
         ({"beside": "another-sweep"}, "other jobs ran beside it after"),
     ],
 )
-def test_what_differs_is_not_compared_silently(compare, change, said):
+def test_differing_machines_are_not_compared_silently(compare, change, said):
     code, lines, told = compare(some(), some(factor=3, **change))
     assert code == 2 and "6 of 6 cells could not be compared" in told
     assert all(line["verdict"] == "not comparable" and line["note"] == said for line in lines.values())
@@ -90,7 +90,7 @@ def test_what_differs_is_not_compared_silently(compare, change, said):
         assert said in lines["triton_tp vocab=32768"]["note"]
 
 
-def test_the_same_hardware_is_looked_for(tmp_path):
+def test_pairs_prefer_the_same_hardware(tmp_path):
     before = some() + some(gpu_name="NVIDIA H100", factor=9)
     synthetic.write(before, tmp_path / "before")
     synthetic.write(some(run="again"), tmp_path / "after")

@@ -89,7 +89,7 @@ def test_every_number_of_every_cell(rows, source):
             assert cell[name][1] == getattr(row, name), name
 
 
-def test_what_must_be_there(source):
+def test_the_page_has_all_its_parts(source):
     made = Page(source)
     names = [name for name, _ in made.tables]
     for name in ("time_ms", "device_ms", "peak_gib", "speed-ups", "distributions", "failed cells", "what it ran on"):
@@ -110,7 +110,7 @@ def test_a_speed_up_has_its_interval(source):
         assert low <= line[-2][1] * 1.01 and line[-2][1] <= high * 1.01
 
 
-def test_nothing_comes_from_elsewhere(source):
+def test_the_page_loads_nothing(source):
     made = source
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', made).group(1)
     assert policy.startswith("default-src 'none'; ") and "unsafe-eval" not in policy

@@ -42,7 +42,7 @@ def test_uneven_shards_are_the_widest(add, frame):
     assert list(grid(pivot(frame()))[2]) == [("1000", "3", "334")]
 
 
-def test_what_varies_of_the_problem_is_a_key(add, frame):
+def test_a_varying_field_is_a_key(add, frame):
     add("triton_tp", 1.0, seed=7)
     add("triton_tp", 2.0, tokens=64, seed=7)
     keys, _, lines = grid(pivot(frame()))

@@ -1,7 +1,9 @@
 """Single pictures show the numbers of the rows."""
 
+import gc
 import io
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -48,7 +50,7 @@ def test_each_as_a_file(rows, tmp_path, name):
         (["--format", "svg", "--plot", "block_cap", "--loss", "reverse_kl"], "nothing for the plot block_cap"),
     ],
 )
-def test_what_cannot_be_drawn(rows, capsys, arguments, said):
+def test_impossible_pictures_are_explained(rows, capsys, arguments, said):
     assert main([str(rows), *arguments, "-o", "/nowhere/x"]) == 2
     assert said in capsys.readouterr().err
 
@@ -142,7 +144,19 @@ def test_intervals_of_speedups_stand_about_their_values(grid):
     ]
 
 
-def test_what_varies_runs_along_the_axis(add, frame):
+def test_a_figure_is_freed_when_it_is_done():
+    class Knot:
+        pass
+
+    with style.collection_deferred():
+        knot = Knot()
+        knot.itself = knot
+        reference = weakref.ref(knot)
+        del knot
+    assert reference() is None and gc.isenabled()
+
+
+def test_the_varying_key_is_the_axis(add, frame):
     for tokens in (64, 128, 256):
         add("triton_tp", tokens / 100, tokens=tokens)
     (made,) = arrange_rows(frame(), plots.COLUMNS).grids

@@ -58,12 +58,12 @@ def test_every_format_has_every_cell(caps, tmp_path, capsys, form):
         assert [row["registers"] for row in rows] == ["40", "", "64", "", ""]
 
 
-def test_the_page_has_it_where_the_option_varies(caps, add, frame):
+def test_the_page_has_the_study_of_a_varying_option(caps, add, frame):
     assert 'data-name="study block_cap"' in page(frame())
     assert "168" in page(frame()).split("study block_cap")[1]
 
 
-def test_the_page_has_it_not_elsewhere(add, frame):
+def test_the_page_has_no_study_of_a_fixed_option(add, frame):
     add("triton_tp", 1.0, block_cap="4096")
     assert "study block_cap" not in page(frame())
 
@@ -83,7 +83,7 @@ def test_the_page_has_it_not_elsewhere(add, frame):
         ),
     ],
 )
-def test_what_cannot_be_shown(add, tmp_path, capsys, arguments, said):
+def test_impossible_studies_are_explained(add, tmp_path, capsys, arguments, said):
     add("triton_tp", 1.0)
     add("dense_all_reduce", 1.0, workload="embedding_grad")
     assert main([str(tmp_path), *arguments]) == 2

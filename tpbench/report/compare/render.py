@@ -30,9 +30,9 @@ def markdown(changes: Sequence[CellChange], clock: str, threshold: float) -> str
     return writer.as_markdown(_document(changes, clock, threshold))
 
 
-def _document(changes: Sequence[CellChange], clock: str, threshold: float) -> writer.Document:
+def _document(changes: Sequence[CellChange], clock: str, threshold: float) -> writer.TextDocument:
     table = writer.TextTable(COLUMNS, [*map(_texts, _sorted(changes))], left=("cell", "verdict", "note"))
-    return writer.Document([table], paragraphs=[summary(changes), _method(clock, threshold)])
+    return writer.TextDocument([table], paragraphs=[summary(changes), _method(clock, threshold)])
 
 
 def _texts(change: CellChange) -> list[str]:

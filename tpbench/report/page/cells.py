@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tpbench.report.escape import printable
 from tpbench.report.metric import number
 
 
-@dataclass(frozen=True)
-class PageCell:
+class PageCell(NamedTuple):
     """Text of a table's cell, and the number by which it is sorted."""
 
     text: str
@@ -19,11 +18,6 @@ class PageCell:
     """A number with all digits. Cells without a number are sorted by their text."""
     kind: str = ""
     """CSS class: best, bad or dim."""
-
-    @property
-    def sort_value(self) -> str:
-        """The number for the page's script, or an empty string."""
-        return "" if self.number is None or not math.isfinite(self.number) else repr(self.number)
 
 
 @dataclass(frozen=True)

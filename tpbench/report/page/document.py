@@ -30,7 +30,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Figure:
+class PageFigure:
     """A plot as an `svg` element, and its caption, which screen readers read out."""
 
     svg: str
@@ -59,7 +59,7 @@ class PageSection:
     pivot: PageTable
     further_pivots: list[tuple[str, PageTable]]
     """Tables of further metrics with their captions."""
-    figures: dict[str, list[Figure]]
+    figures: dict[str, list[PageFigure]]
     """Plots by chapter."""
     speedups: PageTable
     distributions: PageTable
@@ -119,12 +119,12 @@ def _section(grid: RecordGrid, metric_name: str, anchor: str) -> PageSection:
     )
 
 
-def _figures(grid: RecordGrid, anchor: str) -> dict[str, list[Figure]]:
-    chapters: dict[str, list[Figure]] = {}
+def _figures(grid: RecordGrid, anchor: str) -> dict[str, list[PageFigure]]:
+    chapters: dict[str, list[PageFigure]] = {}
     for name, plot in plots.PLOTS.items():
         svg = plots.inline_svg(grid, name, f"{anchor}{name}")
         if svg is not None:
-            chapters.setdefault(plot.chapter, []).append(Figure(svg, plot.title))
+            chapters.setdefault(plot.chapter, []).append(PageFigure(svg, plot.title))
     return chapters
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import math
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def _environment() -> Environment:
         import jinja2
     except ModuleNotFoundError:
         raise JobError("the HTML report needs jinja2: pip install jinja2") from None
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tpbench.report", "page"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -45,3 +46,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals |= {"zip": zip, "isfinite": math.isfinite}
+    return environment

@@ -22,7 +22,7 @@ COLUMNS = tuple(dict.fromkeys(column for plot in PLOTS.values() for column in pl
 
 def inline_svg(grid: RecordGrid, name: str, salt: str) -> str | None:
     """Return a plot as an `svg` element with unique ids for a page, or None if there is nothing to draw."""
-    with style.drawing(salt, style.PLACEHOLDERS):
+    with style.collection_deferred(), style.drawing(salt, style.PLACEHOLDERS):
         figure = PLOTS[name].draw(grid)
         return None if figure is None else style.inline_svg(figure)
 
@@ -49,8 +49,8 @@ def picture(arranged: RecordGrids, name: str, form: str) -> bytes:
         return style.file_content(figure, form)
 
 
-def study_picture(picture: Picture, form: str) -> bytes:
+def study_picture(picture: Picture, name: str, form: str) -> bytes:
     """Return the picture of a study as an svg or png file. Raises JobError if matplotlib is missing."""
     style.require()
-    with style.drawing("study"):
+    with style.drawing(name):
         return style.file_content(draw_panels(picture), form)

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from tpbench.workloads.embedding_grad import crossover
-from tpbench.workloads.study_data import Line, Panel, Picture, StudyTable, VerticalLine
+from tpbench.workloads.study_data import Panel, Picture, Series, StudyTable, VerticalLine
 
 DENSE = "dense_reduce_scatter"
 PREDICTED = "sparse_all_to_all"
@@ -120,7 +120,7 @@ def _panel(group: GroupKey, found: Iterable[DensityTime], ends: Iterable[Crossov
         for density, dotted in ((end.measured, False), (end.predicted, True))
         if density is not None
     ]
-    lines = tuple(Line(variant, tuple(line)) for variant, line in points.items())
+    lines = tuple(Series(variant, tuple(line)) for variant, line in points.items())
     return Panel(size + _suffix(facts, several), lines, tuple(marks))
 
 
