@@ -76,14 +76,14 @@ def test_who_has_compiled_does_not_stay(tmp_path: Path) -> None:
 SWITCHING = """
 import sys
 def hook(event, arguments):
-    if event == "os.link" and "torch" in sys.modules:
+    if event == "os.rename" and str(arguments[1]).endswith("/result.json"):
         sys.modules["torch"].backends.cudnn.benchmark = True
 sys.addaudithook(hook)
 """
-"""Whoever publishes a row changes a setting of torch."""
+"""A rank that saves its result changes a setting of torch."""
 
 
-def test_who_changed_a_setting_does_not_stay_and_says_which(tmp_path: Path) -> None:
+def test_a_process_with_a_changed_setting_is_not_reused_and_says_which(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SWITCHING)
     line = [sys.executable, "-c", STAYING, "-m", "variant=pytorch_gather", *SMALL, "reuse=true", "seed=1,2"]
     env = {**environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}

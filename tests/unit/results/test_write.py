@@ -3,8 +3,6 @@
 import datetime
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import tpbench
-from tests.support.launcher_rows import cell
-from tpbench.launcher.attempt import Attempt
 from tpbench.results import write
 from tpbench.results.schema import SCHEMA_VERSION, RowError
 from tpbench.results.write import RowExists, row_exists, write_row
@@ -135,23 +131,3 @@ def test_a_read_only_folder(tmp_path, row):
 def test_what_is_unset_needs_no_type():
     table = write.row_table({"workload": "entropy_loss"})
     assert "block_used" not in table.column_names and "seed" in table.column_names
-
-
-def test_a_rank_imports_neither_pandas_nor_arrow_nor_scipy(tmp_path):
-    """Each would cost every job a third of a second or more, and does not load under a memory limit just hit."""
-    code = (
-        "import os, pathlib, sys; os.environ['RANK'] = '0'\n"
-        "import tpbench.worker.rank, tpbench.worker.server, tpbench.measure.run\n"
-        "from tpbench.handover.task import WorkerTask\n"
-        "task = WorkerTask.load(pathlib.Path(sys.argv[1]))\n"
-        "task.job.workload.bench\n"
-        "task.result('ok', samples_ms=[1.0, 2.0], graph=False).save(task.folder)\n"
-        "print({'pandas', 'pyarrow', 'scipy', 'hydra', 'tpbench.launcher'} & set(sys.modules))\n"
-    )
-    attempt = Attempt.begin(cell(3, tmp_path / "outputs"), tmp_path, {}, number=1)
-    attempt.create_folder()
-    attempt.task.save(attempt.task_file)
-    command = [sys.executable, "-c", code, str(attempt.task_file)]
-    assert subprocess.check_output(command, text=True, cwd=ROOT).strip() == "set()"
-    assert attempt.close().row["samples_ms"] == [1.0, 2.0]
-    assert tpbench.load(tmp_path).cell.tolist() == [3]

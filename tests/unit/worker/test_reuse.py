@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import gc
 import os
-import subprocess
 import sys
 import timeit
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ import torch
 import torch._dynamo.config as dynamo
 import torch._inductor.config as inductor
 
-from tests.support.command import ROOT, environment
 from tests.support.launcher_rows import cell
 from tpbench.launcher.warm import reusable
 from tpbench.worker.reuse import ReusableProcess, changed, settings
@@ -89,15 +87,6 @@ def test_defaults_that_torch_sets_are_no_change(monkeypatch: pytest.MonkeyPatch)
     before = settings()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/where-torch-puts-it")
     assert changed(before, settings()) == []
-
-
-def test_settings_that_are_loaded_are_not_settings_that_are_changed() -> None:
-    load = (
-        "from tpbench.worker.reuse import settings, changed; import torch; before = settings();"
-        "import torch._dynamo, torch._inductor.config; print(changed(before, settings()))"
-    )
-    done = subprocess.run([sys.executable, "-c", load], cwd=ROOT, env=environment(), capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
 
 
 def test_reading_all_settings_takes_a_millisecond_or_two() -> None:
