@@ -1,7 +1,7 @@
 """The entropy loss by kernels that go over a row twice: once for its statistics, once for its gradient.
 
-One launch can do both: then the second pass may find the row in the cache (organisation *fused*). Or two launches do it
-with the statistics in memory between them, where ranks exchange theirs (organisation *cached*).
+One launch can do both: then the second pass may find the row in the cache (`algorithm="two_reads"`). Or two launches do
+it with the statistics in memory between them, where ranks exchange theirs (`algorithm="two_kernels"`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ OUTLIER = "an outlier is more than 1.5 interquartile ranges outside the quartile
 
 
 @dataclass(frozen=True)
-class MeasuredCell:
+class SampledCell:
     """A correct cell with measured times, and its place in a grid."""
 
     problem: str
@@ -28,11 +28,11 @@ class MeasuredCell:
     record: Record
 
 
-def measured_cells(grid: RecordGrid) -> Iterator[MeasuredCell]:
+def measured_cells(grid: RecordGrid) -> Iterator[SampledCell]:
     """Iterate over the cells of a grid that are correct and measurements."""
     for cell in grid.cells():
         if is_measurement(cell.record):
-            yield MeasuredCell(grid.problem_text(cell.key, grid.varying), cell.column, cell.column_index, cell.record)
+            yield SampledCell(grid.problem_text(cell.key, grid.varying), cell.column, cell.column_index, cell.record)
 
 
 def outliers(samples: Array) -> Array:
@@ -50,8 +50,8 @@ class Speedup:
     """How many times faster the fastest column of a row is than another."""
 
     problem: str
-    fastest: MeasuredCell
-    other: MeasuredCell
+    fastest: SampledCell
+    other: SampledCell
     ratio: Ratio
     interleaved: bool
     """True if the two were measured interleaved. Then the ratio is that of their rounds."""
@@ -60,7 +60,7 @@ class Speedup:
 def speedups(grid: RecordGrid, clock: str) -> list[Speedup]:
     """Compare the fastest column of each problem with each other column, by the samples of `clock`."""
     made = []
-    by_problem: dict[str, list[MeasuredCell]] = {}
+    by_problem: dict[str, list[SampledCell]] = {}
     for cell in measured_cells(grid):
         if len(clean(cell.record[clock])):
             by_problem.setdefault(cell.problem, []).append(cell)

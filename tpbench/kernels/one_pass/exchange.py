@@ -28,7 +28,7 @@ from tpbench.kernels.one_pass.ptx import await_five_words, await_three_words, se
 from tpbench.kernels.one_pass.state import INF, State
 
 
-class Exchange(NamedTuple):
+class WordQueues(NamedTuple):
     """The queues of one launch. A queue holds the words of one part of a row: queue = rank * SLOTS + slot."""
 
     epoch: Any
@@ -81,7 +81,7 @@ def fills(part, slot, n_parts):
 
 @gluon.jit
 def open_exchange(mailbox, epoch, capacity, half, rank, part, n_parts, SPEC: gl.constexpr):
-    """The `Exchange` of a launch. capacity: rows that a half has room for. half: words of a half."""
+    """The `WordQueues` of a launch. capacity: rows that a half has room for. half: words of a half."""
     words: gl.constexpr = words_layout(SPEC)
     queue = gl.arange(0, queues(SPEC), gl.SliceLayout(0, words))
     peer = queue // SPEC.SLOTS
@@ -95,7 +95,7 @@ def open_exchange(mailbox, epoch, capacity, half, rank, part, n_parts, SPEC: gl.
     empty = (slot != part)[None, :]
     own_queue = (rank * SPEC.SLOTS + slot)[None, :]
     pitch = pitch_of(capacity.to(gl.int64), queues(SPEC))
-    return Exchange(epoch, half, pitch, mailbox.words, mailbox.failed, buffers, own_queue, mine, empty, queue, peer,
+    return WordQueues(epoch, half, pitch, mailbox.words, mailbox.failed, buffers, own_queue, mine, empty, queue, peer,
                     row_in_tile)  # fmt: skip
 
 

@@ -22,14 +22,14 @@ POLL_S = 0.5
 """Seconds between two queries of jobs that are about to end."""
 
 
-class State(str):
+class JobState(str):
     """Slurm's name of a job's state."""
 
     reason = ""
     """Slurm's reason why a pending job does not run."""
 
     @classmethod
-    def read(cls, text: str) -> State:
+    def read(cls, text: str) -> JobState:
         """Parse a state such as `PENDING|Resources` or `CANCELLED by 0`."""
         name, _, reason = text.partition("|")
         state = cls(name.partition(" ")[0])
@@ -42,11 +42,11 @@ class State(str):
         return f"{self.lower()} ({self.reason})" if self.reason else self.lower()
 
 
-UNKNOWN = State("UNKNOWN")
+UNKNOWN = JobState("UNKNOWN")
 """State of a job whose state cannot be queried now."""
 
 
-def states(job_ids: Iterable[str]) -> dict[str, State]:
+def states(job_ids: Iterable[str]) -> dict[str, JobState]:
     """Return the state of each job from `squeue` or, for jobs that it no longer lists, from `sacct`.
 
     A job is missing in the result if its state cannot be queried now. It is GONE if neither command knows it. Raises
@@ -57,15 +57,15 @@ def states(job_ids: Iterable[str]) -> dict[str, State]:
     queued = _query(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"], asked)
     if queued is None:
         return {}
-    known = {job_id: State.read(state) for job_id, state in queued.items() if job_id in asked}
+    known = {job_id: JobState.read(state) for job_id, state in queued.items() if job_id in asked}
     if missing := asked - known.keys():
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
         accounted = _query(command, missing) or {}
-        known |= {job_id: State.read(accounted.get(job_id, "GONE")) for job_id in missing}
+        known |= {job_id: JobState.read(accounted.get(job_id, "GONE")) for job_id in missing}
     return known
 
 
-def final_states(job_ids: Iterable[str]) -> dict[str, State]:
+def final_states(job_ids: Iterable[str]) -> dict[str, JobState]:
     """Return the states as soon as no job is COMPLETING: only then the final state of such a job is known."""
     asked = set(job_ids)
     while "COMPLETING" in (current := states(asked)).values():

@@ -17,7 +17,7 @@ from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.arrays import split_into_arrays
-from tpbench.launcher.slurm.cluster import ENDED, State
+from tpbench.launcher.slurm.cluster import ENDED, JobState
 from tpbench.launcher.slurm.layout import Layout, layout
 from tpbench.launcher.slurm.partition import Partition
 from tpbench.launcher.slurm.settings import SlurmSettings
@@ -132,7 +132,7 @@ class Slurm:
     def _collect(self, waiting: list[Submitted], display: Display) -> Iterator[Outcome]:
         """Yield the outcomes. Removes each job from `waiting` once it has its outcome."""
         looked = float("-inf")
-        states: dict[str, State] = {}
+        states: dict[str, JobState] = {}
         ended: dict[str, float] = {}
         while waiting:
             now = time.monotonic()
@@ -145,7 +145,7 @@ class Slurm:
                     else:
                         ended.pop(job_id, None)  # requeued
             for each in list(waiting):
-                state = states.get(each.job_id, State("PENDING"))
+                state = states.get(each.job_id, JobState("PENDING"))
                 settled = now - ended.get(each.job_id, now) > (
                     SETTLE_S if state == "COMPLETED" else self.settings.poll_s
                 )

@@ -26,9 +26,9 @@ def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
     unsupported_reason=_no_such_exchange,
 )
 def triton_tp(problem: EntropyLoss, shard: Any) -> Any:
-    from tpbench.workloads.entropy_loss import fused
+    from tpbench.workloads.entropy_loss import triton_tp as implementation
 
-    return fused.prepare(problem, shard)
+    return implementation.prepare(problem, shard)
 
 
 @WORKLOAD.variant("the same algorithm in torch operations (compile=true: torch.compile)", options={"compile"})
