@@ -30,7 +30,9 @@ def test_an_exchange_uses_all_three_points(name: str) -> None:
 
 def overlapped(here: Rank, transfers: str) -> tuple[float, float, dict[str, Any]]:
     """Return the requested length of the stand-in, an iteration's wall time in ms, and the row's columns."""
-    cell = problem(overlap_ms=5.0, transfers=transfers, merge="index_add")
+    # Beside other users of a GPU a short stand-in is calibrated badly.
+    overlap_ms = 20.0 if torch.cuda.is_available() else 5.0
+    cell = problem(overlap_ms=overlap_ms, transfers=transfers, merge="index_add")
     session = new_session(here, cell, "sparse_all_to_all")
     wall_ms = session.stopwatch.ms(session.step, session.restore, on_host=True)
     columns = session.check().columns
