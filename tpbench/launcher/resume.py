@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import pandas as pd
-
 from tpbench.launcher.plan import Cell
-from tpbench.results.cells import MEASURED, changes, yields
+from tpbench.results.cells import HARDWARE, MEASURED, SOFTWARE, changes, yields
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 
@@ -18,6 +17,13 @@ FACT_LABELS = {
     "driver_version": "driver", "cpu_model": "CPU",
 }  # fmt: skip
 """Columns whose change makes a row stale, with their names in messages."""
+
+
+_COLUMNS = (
+    "row_id", "key", "status", "reason", "device", "finished_at", "log_dir", *SOFTWARE,
+    *(name for names in HARDWARE.values() for name in names),
+)  # fmt: skip
+"""Columns that a decision, or the deletion of a replaced row, needs."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +44,44 @@ def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeD
     `facts` are columns of this machine. A missing column counts as unchanged: the submitting host of a cluster does
     not know the cluster's GPUs.
     """
-    stored: dict[tuple[str, str], pd.DataFrame] = {}
-    for output_dir in {cell.job.output_dir for cell in cells}:
-        for key, rows in load(output_dir).sort_values("finished_at", kind="stable").groupby("key", sort=False):
-            stored[output_dir, str(key)] = rows
-    return {cell.index: _decide(cell, stored.get((cell.job.output_dir, cell.job.key)), facts) for cell in cells}
+    decisions: dict[int, ResumeDecision] = {}
+    for output_dir in dict.fromkeys(cell.job.output_dir for cell in cells):
+        own = [cell for cell in cells if cell.job.output_dir == output_dir]
+        decisions |= _decide_in(output_dir, own, facts)
+    return decisions
 
 
-def superseded(row: Mapping[str, Any], rows: pd.DataFrame) -> list[dict[str, Any]]:
+def superseded(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the rows of failed and skipped attempts at the same cell that `row` replaces."""
-    return [each for each in plain_rows(rows[rows["key"] == row["key"]]) if yields(each, row)]
+    return [each for each in rows if each["key"] == row["key"] and yields(each, row)]
 
 
-def _decide(cell: Cell, rows: pd.DataFrame | None, facts: Mapping[str, Any]) -> ResumeDecision:
-    if rows is None:
+def _decide_in(output_dir: str, cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeDecision]:
+    """Return the decisions on cells of one output folder.
+
+    All rows are converted at once, and only the columns that a decision needs: a folder may have 100,000 rows.
+    """
+    frame = load(output_dir)
+    frame = frame[frame["key"].isin({cell.job.key for cell in cells})].sort_values("finished_at", kind="stable")
+    rows_by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for index, row in zip(frame.index, plain_rows(frame[list(_COLUMNS)]), strict=True):
+        rows_by_key[row["key"]].append({**row, "index": index})
+    decisions = {cell.index: _decide(cell, rows_by_key[cell.job.key], facts) for cell in cells}
+    kept = {index: decision.row["index"] for index, decision in decisions.items() if decision.row is not None}
+    whole_rows = plain_rows(frame.loc[list(kept.values())])
+    for index, row in zip(kept, whole_rows, strict=True):
+        decisions[index] = replace(decisions[index], row=row)
+    return decisions
+
+
+def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> ResumeDecision:
+    """Return the decision on a cell from its rows, the newest last."""
+    if not rows:
         return ResumeDecision("missing: has no row yet")
-    current = [row for row in plain_rows(rows) if not changes(row, facts)]
+    current = [row for row in rows if not changes(row, facts)]
     if not current:
-        newest = plain_rows(rows.tail(1))[0]
-        return ResumeDecision(f"stale: {', '.join(_change(newest, name, facts) for name in changes(newest, facts))}")
+        changed = (_change(rows[-1], name, facts) for name in changes(rows[-1], facts))
+        return ResumeDecision(f"stale: {', '.join(changed)}")
     measured = [row for row in current if row["status"] in MEASURED]
     row = (measured or current)[-1]
     if measured or (row["status"] == "skipped" and cell.skip_reason):

@@ -74,7 +74,10 @@ def _tidy(outcomes: Sequence[Outcome], stored: Mapping[str, pd.DataFrame]) -> No
     locks = CellLocks(stored)
     for each in outcomes:
         output_dir = each.cell.job.output_dir
-        failures = superseded(each.row, stored[output_dir]) if each.row and output_dir in stored else []
+        if each.row is None or output_dir not in stored:
+            continue
+        rows = stored[output_dir]
+        failures = superseded(each.row, plain_rows(rows[rows["key"] == each.row["key"]]))
         if failures and locks.acquire(each.cell):
             with contextlib.suppress(OSError):  # a row of another user: both stay
                 discard_rows(output_dir, failures)
