@@ -18,7 +18,8 @@ from typing import Any
 RESULT_FILE = "result.json"
 """Name of the result's file in the folder of a cell. It exists as long as the cell has a result and no row."""
 
-_RESERVED_FILE = ".result.reserved"
+RESERVED_FILE = ".result.reserved"
+"""Name of the file that holds the space for the result until a rank writes it."""
 _RESERVED_BYTES = 2**20
 """Space for one result: about 50,000 samples. A longer one takes more space from the disk as it is written."""
 
@@ -43,13 +44,13 @@ class WorkerResult:
 
         Raises OSError if the disk has no space now.
         """
-        with (folder / _RESERVED_FILE).open("wb") as file:
+        with (folder / RESERVED_FILE).open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
 
     @staticmethod
     def release(folder: Path) -> None:
         """Return reserved space that no rank has used."""
-        (folder / _RESERVED_FILE).unlink(missing_ok=True)
+        (folder / RESERVED_FILE).unlink(missing_ok=True)
 
     def save(self, folder: Path) -> None:
         """Write the result, unless another rank of the cell has begun to write one: the first one counts.
@@ -58,7 +59,7 @@ class WorkerResult:
         """
         temporary = folder / f".result.{os.getpid()}"
         try:
-            (folder / _RESERVED_FILE).rename(temporary)  # exactly one rank succeeds
+            (folder / RESERVED_FILE).rename(temporary)  # exactly one rank succeeds
         except FileNotFoundError:
             return
         content = json.dumps(

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tpbench.handover.result import RESULT_FILE, WorkerResult
+from tpbench.handover.result import RESERVED_FILE, RESULT_FILE, WorkerResult
 from tpbench.handover.task import TASK_FILE, WorkerTask
 from tpbench.job import Job
 from tpbench.launcher import failure
@@ -233,20 +233,23 @@ def _not_stored(job: Job, error: OSError) -> JobError:
 
 
 def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
-    """Store the results that earlier sweeps left in these output folders, of jobs with these keys.
+    """Store the results that earlier sweeps left in these output folders, of jobs with these keys, and release space.
 
     A launcher leaves one if it was killed, or if the disk was full. The caller holds the locks of these cells and has
     ended the processes that might still save one. Raises JobError if a row cannot be stored.
     """
     for output_dir in output_dirs:
-        for attempt in left_results(output_dir):
+        for attempt in _attempts_with(RESULT_FILE, output_dir):
             if attempt.cell.job.key in keys and not attempt.abandoned:
                 attempt.close()
+        for attempt in _attempts_with(RESERVED_FILE, output_dir):
+            if attempt.cell.job.key in keys:
+                WorkerResult.release(attempt.folder)
 
 
-def left_results(output_dir: str) -> Iterator[Attempt]:
-    """Yield the attempts in an output folder whose result is not a row yet."""
-    for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{RESULT_FILE}"):
+def _attempts_with(file_name: str, output_dir: str) -> Iterator[Attempt]:
+    """Yield the attempts in an output folder that have left such a file."""
+    for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{file_name}"):
         with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
             yield Attempt.load(file.parent)
 

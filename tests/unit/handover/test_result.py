@@ -12,7 +12,7 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import FACTS, cell
-from tpbench.handover.result import RESULT_FILE, WorkerResult
+from tpbench.handover.result import RESERVED_FILE, RESULT_FILE, WorkerResult
 from tpbench.handover.task import Interleaving, WorkerTask
 from tpbench.launcher.attempt import Attempt, abandon, store_left_results
 from tpbench.settings import JobError
@@ -88,6 +88,12 @@ def test_results_that_a_killed_launcher_left_become_rows_once(tmp_path: Path) ->
         store_left_results({str(tmp_path)}, keys)
     assert tpbench.load(tmp_path)["seed"].tolist() == [0]
     assert attempts[2].has_result  # a cell of another sweep
+
+
+def test_the_space_that_a_killed_job_reserved_is_released(tmp_path: Path) -> None:
+    killed, other = begun(tmp_path, 0), begun(tmp_path, 1)
+    store_left_results({str(tmp_path)}, {killed.cell.job.key})
+    assert not (killed.folder / RESERVED_FILE).exists() and (other.folder / RESERVED_FILE).exists()
 
 
 def test_a_launcher_killed_between_row_and_result_leaves_one_row(tmp_path: Path) -> None:
