@@ -42,6 +42,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the committed rows, and a row of each workload that they lack."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copytree(ROOT / "outputs/reference", folder / "outputs")
+    for name in ("before", "after"):
+        (folder / name).symlink_to(folder / "outputs")
     write_row(block_row("block_tp", 1), folder / "outputs/rows", "block")
     write_row({**TRAINED, "key": "train"}, folder / "outputs/rows", "train")
     return folder
