@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import hydra
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
-from tpbench.job import Job, parse_job, unsupported_reason
+from tests.support.composed import job
+from tpbench.job import unsupported_reason
 from tpbench.launcher.target import ThisHost, skip_reason
 
 
@@ -68,17 +66,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
     refused(REFUSED, tmp_path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield
-
-
-def job(*overrides: str) -> Job:
-    composed = hydra.compose("config", overrides=list(overrides))
-    return parse_job({str(name): value for name, value in OmegaConf.to_container(composed).items()})  # type: ignore
 
 
 @pytest.mark.parametrize("name", ["sparse_grad", "sparse_grad_density", "sparse_grad_ablation"])

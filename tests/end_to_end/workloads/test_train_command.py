@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
+from tests.support.composed import job
 from tpbench.handover.task import WorkerTask
-from tpbench.job import Job, parse_job, unsupported_reason
+from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.attempt import new_task, store
-from tpbench.launcher.overrides import flat_names, force_fields
 from tpbench.launcher.target import ThisHost, skip_reason
 from tpbench.report.metric import number
 from tpbench.report.pivot import pivot
@@ -144,17 +141,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
     refused(REFUSED, tmp_path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield
-
-
-def job(*overrides: str) -> Job:
-    composed = hydra.compose("config", overrides=force_fields(flat_names(overrides)))
-    return parse_job({str(name): value for name, value in OmegaConf.to_container(composed).items()})  # type: ignore
 
 
 def test_fields_on_the_command_line() -> None:

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import hydra
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from tests.support.command import ROOT
-from tpbench.job import Job, parse_job, unsupported_reason
+from tests.support.composed import composed, job
+from tpbench.job import parse_job, unsupported_reason
 from tpbench.launcher.target import ThisHost, skip_reason
 from tpbench.workloads.tp_block import WORKLOAD
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hydra_config() -> Iterator[None]:
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield
-
-
-def composed(*overrides: str) -> dict[str, Any]:
-    found = OmegaConf.to_container(hydra.compose("config", overrides=list(overrides)))
-    assert isinstance(found, dict)
-    return {str(name): value for name, value in found.items()}
-
-
-def job(*overrides: str) -> Job:
-    return parse_job(composed(*overrides))
 
 
 @pytest.mark.parametrize("name", ["tp_overlap", "tp_overlap_mlp", "tp_overlap_memory"])
