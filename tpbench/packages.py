@@ -37,6 +37,9 @@ EXTRAS = {
 }
 """The module of each optional package, with the extra of setup.cfg that installs it."""
 
+NEWER_PYTHON = {"megatron": (3, 12), "quack": (3, 12)}
+"""The module of each optional package that does not support all versions of Python, with the lowest version."""
+
 NO_EXTRA = {"flash_attn": "flash-attn --no-build-isolation"}
 """The module of each optional package that no extra contains, with the arguments of pip that install it."""
 
@@ -68,12 +71,20 @@ def install_command(extra: str = "") -> str:
     return pip_install(f"-e {shlex.quote(f'{folder}{suffix}')}" if folder else shlex.quote(f"tpbench{suffix}"))
 
 
-def not_installed(modules: Iterable[str]) -> str:
-    """Return `needs A, B (not installed)`, with the commands that install them if they are optional packages."""
+def install_commands(modules: Iterable[str]) -> str:
+    """Return the commands that install these optional packages, and which of them need a newer Python than this one."""
     modules = list(modules)
     extras = dict.fromkeys(EXTRAS[name] for name in modules if name in EXTRAS)
     others = [pip_install(NO_EXTRA[name]) for name in modules if name in NO_EXTRA]
-    commands = " and ".join([*map(install_command, extras), *others])
+    newer = [name for name in modules if sys.version_info < NEWER_PYTHON.get(name, ())]
+    notes = [f"{name} needs Python {'.'.join(map(str, NEWER_PYTHON[name]))} or later" for name in newer]
+    return " and ".join([*map(install_command, extras), *others]) + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def not_installed(modules: Iterable[str]) -> str:
+    """Return `needs A, B (not installed)`, with the commands that install them if they are optional packages."""
+    modules = list(modules)
+    commands = install_commands(modules)
     return f"needs {', '.join(modules)} (not installed){': ' if commands else ''}{commands}"
 
 
@@ -85,10 +96,10 @@ def explanation(error: ModuleNotFoundError) -> str | None:
     if module in EXTRAS:
         return f"tpbench: this command {not_installed([module])}"
     missing = [package for name, package in REQUIRED.items() if name == module or not installed(name)]
-    folder = checkout()
+    folder, version = checkout(), f"{sys.version_info[0]}.{sys.version_info[1]}"
     return (
         f"tpbench: packages are missing in the environment of {sys.executable}: {', '.join(missing)}\n"
-        "There are two ways to install them. tpbench needs Linux and Python 3.11 to 3.13.\n"
+        f"There are two ways to install them. tpbench needs Linux and Python 3.11 to 3.13; this is Python {version}.\n"
         f"  1. {folder / 'scripts' / 'run' if folder else 'scripts/run of a checkout'} [ARGUMENTS]\n"
         "     makes an environment in .venv on first use, and runs `python -m tpbench ARGUMENTS` in it.\n"
         f"  2. {install_command()}\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT
+from tests.support.command import ROOT, tpbench
 
 PYTHON_STUB = """#!/usr/bin/env bash
 # Stands for Python. As `-m venv DIR` it copies itself, and as `-m pip` it prints as much as pip does.
@@ -64,6 +64,16 @@ def test_without_packages_a_command_names_both_ways_to_install_them(
     assert f"{checkout}/scripts/run" in done.stderr
     assert f"{bare_python} -m pip install -e {checkout}\n" in done.stderr
     assert "hydra-core" in done.stderr and "torch" in done.stderr
+
+
+def test_without_torch_a_job_is_refused_before_its_ranks_start(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['torch'] = None; from tpbench.__main__ import main; main()"
+    job = ("variant=pytorch_gather", "measure=quick", "device=cpu")
+    done = tpbench(*job, cwd=tmp_path, program=("-c", hidden))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tpbench: packages are missing in the environment of {sys.executable}: torch\n")
+    assert "Traceback" not in done.stderr
+    assert not [*tmp_path.rglob("*.parquet"), *tmp_path.rglob("task.json")]
 
 
 def scripts_run(checkout: Path, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -63,9 +63,25 @@ def test_a_folder_with_a_space_stays_one_argument(monkeypatch: pytest.MonkeyPatc
 def test_one_command_for_each_extra() -> None:
     train, peers = packages.install_command("train"), packages.install_command("peers")
     needs = packages.not_installed(["transformers", "deepspeed", "quack"])
-    assert needs == f"needs transformers, deepspeed, quack (not installed): {train} and {peers}"
+    assert needs.startswith(f"needs transformers, deepspeed, quack (not installed): {train} and {peers}")
     assert packages.not_installed(["flash_attn"]).endswith("-m pip install flash-attn --no-build-isolation")
     assert packages.not_installed(["triton"]) == "needs triton (not installed)"
+
+
+@pytest.mark.parametrize(("version", "note"), [((3, 11), " (quack needs Python 3.12 or later)"), ((3, 12), "")])
+def test_a_package_for_newer_pythons_says_so(
+    version: tuple[int, int], note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages.sys, "version_info", version)
+    assert packages.install_commands(["quack", "liger_kernel"]) == packages.install_command("peers") + note
+
+
+def test_the_versions_agree_with_setup_cfg() -> None:
+    marked = re.findall(
+        r'^[\w-]+(?=.*python_version >= "3.12")', SETUP["options.extras_require"]["peers"], re.MULTILINE
+    )
+    assert [name.partition("-")[0] for name in marked] == list(packages.NEWER_PYTHON)
+    assert set(packages.NEWER_PYTHON.values()) == {(3, 12)}
 
 
 def test_a_missing_required_package_is_explained(
@@ -102,4 +118,4 @@ def test_every_message_has_the_command(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert information(["list"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert f"To install deepspeed, transformers: {packages.install_command('train')}" in printed
-    assert f"To install liger_kernel, megatron, quack: {packages.install_command('peers')}" in printed
+    assert f"To install liger_kernel, megatron, quack: {packages.install_commands(['megatron', 'quack'])}" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,12 +51,9 @@ def _install_commands() -> list[str]:
         name for each in workloads().values() for variant in each.variants.values() for name in variant.requires
     }
     missing = sorted(name for name in required & set(packages.EXTRAS) if not packages.installed(name))
-    extras = dict.fromkeys(packages.EXTRAS[name] for name in missing)
-    return [
-        f"To install {', '.join(name for name in missing if packages.EXTRAS[name] == extra)}: "
-        f"{packages.install_command(extra)}"
-        for extra in extras
-    ]
+    by_extra = itertools.groupby(sorted(missing, key=packages.EXTRAS.__getitem__), key=packages.EXTRAS.__getitem__)
+    groups = [list(names) for _, names in by_extra]
+    return [f"To install {', '.join(names)}: {packages.install_commands(names)}" for names in groups]
 
 
 def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
