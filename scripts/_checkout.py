@@ -1,16 +1,30 @@
-"""Imported first by the scripts, so that they work from a checkout with any Python that comes along."""
+"""The scripts import this module first. It finds the package and a Python that has what the package needs."""
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import TracebackType
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / ".venv" / "bin" / "python"
 
-if (ROOT / "tpbench" / "__init__.py").is_file():  # the checkout's own package, installed or not
+if (ROOT / "tpbench" / "__init__.py").is_file():  # the checkout's package comes before an installed one
     sys.path.insert(0, str(ROOT))
 
-if importlib.util.find_spec("pandas") is None and PYTHON.exists() and Path(sys.prefix) != ROOT / ".venv":
-    # This Python lacks what is needed, and scripts/run has made one that does not.
+from tpbench import packages  # noqa: E402  it needs the path
+
+if not packages.installed("pandas") and PYTHON.exists() and Path(sys.prefix) != ROOT / ".venv":
+    # This Python lacks packages. scripts/run or scripts/test has made an environment that has them.
     os.execv(PYTHON, [str(PYTHON), *sys.argv])
+
+
+def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print how to install a missing package instead of a traceback. Python then exits with 1, as for any error."""
+    text = packages.explanation(error) if isinstance(error, ModuleNotFoundError) else None
+    if text:
+        print(text, file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _explain

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 
-import hydra
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 import tpbench
-from tpbench import console
-from tpbench.launcher import plugin
-from tpbench.launcher.overrides import check_overrides, flat_names, force_fields, quote_numbers
-from tpbench.launcher.process import Terminated, raise_on_sigterm
-from tpbench.settings import JobError
+from tpbench import packages
+
+with packages.explain_missing():
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from tpbench import console
+    from tpbench.launcher import plugin
+    from tpbench.launcher.overrides import check_overrides, flat_names, force_fields, quote_numbers
+    from tpbench.launcher.process import Terminated, raise_on_sigterm
+    from tpbench.settings import JobError
 
 CONF = str(Path(__file__).resolve().parent / "conf")
 
 
 def _sweep_id() -> str:
     """Return an identifier that sorts by time and is unique among sweeps that start in the same second."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
-_failures: list[HydraException] = []
+_failures: list[HydraException | ModuleNotFoundError] = []
 """Errors of a job without `-m`. Hydra would print a line of its own before an error that a job raises."""
 
 
@@ -36,7 +39,7 @@ _failures: list[HydraException] = []
 def _hydra_main(config: DictConfig) -> None:
     try:
         plugin.run_single(config)
-    except HydraException as error:
+    except (HydraException, ModuleNotFoundError) as error:
         _failures.append(error)
 
 
@@ -56,6 +59,7 @@ def _run(arguments: list[str]) -> None:
         print(dry_run_text(planned.cells), end="")
 
 
+@packages.explain_missing()
 def main() -> None:
     """Run the command line. Exit with 0 unless the input is invalid or a cell ends as error, timeout or wrong."""
     if sys.argv[1:] == ["--version"]:

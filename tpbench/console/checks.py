@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sysconfig
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tpbench import packages
 from tpbench.measure import machine
 
 MIN_DISK_GIB = 1.0
@@ -63,8 +63,8 @@ def _gpu(nvml: Any, index: int) -> list[Finding]:
 
 def compiler() -> list[Finding]:
     """Check that Triton can build its launchers. With a GPU it needs a C compiler and Python's headers."""
-    if importlib.util.find_spec("triton") is None:
-        return [Finding("Triton", "bad", "not installed", "pip install triton")]
+    if not packages.installed("triton"):
+        return [Finding("Triton", "bad", "not installed", packages.pip_install("triton"))]
     findings = [Finding("Triton", "good", str(machine.version("triton")))]
     if machine.gpu_count():
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):
@@ -87,8 +87,8 @@ def slurm() -> list[Finding]:
         message = f"installed, but no cluster answers: {answer}"
         return [Finding("Slurm", "note", message, "is slurmctld up? sinfo must work")]
     findings = [Finding("Slurm", "good", f"{len(done.stdout.splitlines())} partitions")]
-    if importlib.util.find_spec("submitit") is None:
-        findings.append(Finding("Slurm", "bad", "submitit is not installed", "pip install 'tpbench[slurm]'"))
+    if not packages.installed("submitit"):
+        findings.append(Finding("Slurm", "bad", "submitit is not installed", packages.install_command("slurm")))
     return findings
 
 
@@ -119,8 +119,9 @@ def _free(subject: str, folder: Path, min_gib: float, fix: str) -> list[Finding]
     return [Finding(subject, "good", message) if free_gib >= min_gib else Finding(subject, "bad", message, fix)]
 
 
-def packages() -> list[Finding]:
+def optional_packages() -> list[Finding]:
     """Report useful packages that are not installed."""
-    if importlib.util.find_spec("matplotlib"):
+    if packages.installed("matplotlib"):
         return []
-    return [Finding("packages", "note", "matplotlib is not installed", "plots: pip install 'tpbench[report]'")]
+    fix = f"plots: {packages.install_command('report')}"
+    return [Finding("packages", "note", "matplotlib is not installed", fix)]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tpbench import packages
 from tpbench.console import checks
 from tpbench.console.checks import Finding
 from tpbench.measure import machine
@@ -42,10 +43,10 @@ def examine(output_dir: str) -> Iterator[Finding]:
     yield from checks.compiler()
     yield from checks.slurm()
     yield from checks.disk(output_dir)
-    yield from checks.packages()
+    yield from checks.optional_packages()
     probed = _probe([sys.executable, "-m", _PROBE])
     if isinstance(probed, str):
-        yield Finding("torch", "bad", f"cannot be imported: {probed}", "pip install torch")
+        yield Finding("torch", "bad", f"cannot be imported: {probed}", packages.pip_install("torch"))
         return
     yield from torch_findings(probed, machine.gpu_count())
     if (gpus := probed["gpus"]) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 import tpbench
+from tpbench import packages
 from tpbench.measure import machine
 from tpbench.workloads import Variant, Workload, workloads
 
@@ -39,7 +40,20 @@ def main(arguments: Sequence[str]) -> int:
     print(f"This machine: {_machine(gpus)}. The second column says whether it can run each.\n")
     for title, entries in sections(gpus):
         print(title, *_aligned(entries), "", sep="\n")
+    for command in _install_commands():
+        print(command)
     return 0
+
+
+def _install_commands() -> list[str]:
+    """Return a line for each extra of which a variant's package is missing, with the command that installs it."""
+    required = {
+        name for each in workloads().values() for variant in each.variants.values() for name in variant.requires
+    }
+    missing = sorted(name for name in required & set(packages.EXTRAS) if not packages.installed(name))
+    by_extra = itertools.groupby(sorted(missing, key=packages.EXTRAS.__getitem__), key=packages.EXTRAS.__getitem__)
+    groups = [list(names) for _, names in by_extra]
+    return [f"To install {', '.join(names)}: {packages.install_commands(names)}" for names in groups]
 
 
 def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
@@ -59,7 +73,7 @@ def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
 
 def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
     """Return whether a variant with these options runs on a machine with that many GPUs."""
-    missing = [name for name in variant.requires if importlib.util.find_spec(name) is None]
+    missing = [name for name in variant.requires if not packages.installed(name)]
     if missing:
         return f"no: needs {', '.join(missing)} (not installed)"
     if variant.requires_cuda is True and not gpus:

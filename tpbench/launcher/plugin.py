@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from tpbench import packages
 from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
@@ -129,6 +129,7 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
             cells = skip_predicted_oom(cells, Forecast.of(cells))
         if options.dry_run:
             raise DryRun(cells)
+        packages.require("torch")  # the ranks import it, and this process does not
         outcomes = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None
@@ -141,8 +142,8 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
 def _runner(launcher: DictConfig, options: SweepOptions) -> Runner:
     if launcher._target_.rpartition(".")[2] != TorchrunSlurmLauncher.__name__:
         return Host(options)
-    if importlib.util.find_spec("submitit") is None:
-        raise JobError("hydra/launcher=torchrun_slurm needs submitit: pip install 'tpbench[slurm]'")
+    if not packages.installed("submitit"):
+        raise JobError(f"hydra/launcher=torchrun_slurm {packages.not_installed(['submitit'])}")
     from tpbench.launcher.slurm.runner import Slurm
     from tpbench.launcher.slurm.settings import SlurmSettings
 

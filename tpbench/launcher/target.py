@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from tpbench import packages
 from tpbench.job import Job, unsupported_reason
 
 
@@ -43,8 +43,8 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
     """
     if reason := unsupported_reason(job):
         return reason
-    if missing := [each for each in job.implementation.requires if importlib.util.find_spec(each) is None]:
-        return f"needs {', '.join(missing)} (not installed)"
+    if missing := [each for each in job.implementation.requires if not packages.installed(each)]:
+        return packages.not_installed(missing)
     if reason := target.skip_reason(job):
         return reason
     if job.device == "cuda" and job.implementation.cpu_only_reason:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tpbench.launcher import target
 from tpbench.launcher.plan import Cell, Request, plan
 from tpbench.launcher.target import ThisHost
 from tpbench.settings import JobError
@@ -39,7 +38,7 @@ def test_where_a_job_runs(job: dict[str, Any], gpus: int, device: str, reason: s
 
 
 def test_a_missing_package_skips_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (cell,) = cells({}, gpus=1)
     assert cell.skip_reason == "needs triton (not installed)"
 

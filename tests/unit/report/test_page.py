@@ -7,6 +7,7 @@ import pytest
 
 from tests.support import synthetic
 from tests.unit.report.test_render import HOSTILE
+from tpbench import packages
 from tpbench.report.command import main
 from tpbench.report.page.document import page
 from tpbench.report.plots import style
@@ -141,6 +142,7 @@ def test_hostile_text(add, frame):
 
 def test_without_matplotlib(rows, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(style, "available", lambda: False)
+    monkeypatch.setattr(packages, "checkout", lambda: None)
     made = page(load(rows))
     assert "<svg" not in made and "pip install 'tpbench[report]'" in Page(made).text
     assert main([str(rows), "--format", "png", "--plot", "time", "-o", str(tmp_path / "x.png")]) == 2

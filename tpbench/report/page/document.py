@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from tpbench import packages
 from tpbench.report import interleaved, plots, ratio
 from tpbench.report.grids import RecordGrid, arrange_rows
 from tpbench.report.metric import METRICS, metric
@@ -80,6 +81,7 @@ def page(frame: pd.DataFrame, metric_name: str = "time_ms", *, all_rows: bool = 
         summary=_summary(arranged.records, len(frame)),
         warnings=report.warnings,
         with_plots=style.available(),
+        install_plots=packages.install_command("report"),
         sections=[_section(grid, metric_name, f"s{at}") for at, grid in enumerate(arranged.grids)],
         speedup_method=f"{ratio.METHOD}. Or, {interleaved.METHOD}.",
         samples_legend=f"Bars: quartiles; lines: 5th to 95th percentile; {OUTLIER}.",

@@ -9,6 +9,7 @@ import math
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from tpbench import packages
 from tpbench.report.plots.style import DARK, LIGHT
 from tpbench.settings import JobError
 
@@ -37,7 +38,7 @@ def _environment() -> Environment:
     try:
         import jinja2
     except ModuleNotFoundError:
-        raise JobError("the HTML report needs jinja2: pip install jinja2") from None
+        raise JobError(f"the HTML report needs jinja2: {packages.pip_install('jinja2')}") from None
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tpbench.report", "page"),
         autoescape=True,

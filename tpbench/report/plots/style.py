@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib.util
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tpbench import packages
 from tpbench.settings import JobError
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ _palette: ContextVar[Palette] = ContextVar("palette", default=ON_WHITE)
 
 def available() -> bool:
     """Return true if matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
+    return packages.installed("matplotlib")
 
 
 def require() -> None:
     """Raise JobError with the install command if matplotlib is missing."""
     if not available():
-        raise JobError("plots need matplotlib: pip install 'tpbench[report]'")
+        raise JobError(f"plots need matplotlib: {packages.install_command('report')}")
 
 
 @contextlib.contextmanager

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tpbench import packages
 from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step import config_json
 from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
@@ -39,7 +39,7 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
-    if must_check and importlib.util.find_spec("transformers"):
+    if must_check and packages.installed("transformers"):
         from tpbench.workloads.train_step.model_configuration import model_configuration
         from tpbench.workloads.train_step.models import build
 
@@ -58,10 +58,10 @@ def _tied_by_default(model_dir: str, architecture: Any) -> bool:
     """
     if architecture in _KNOWN_ARCHITECTURES:
         return False
-    if not importlib.util.find_spec("transformers"):
+    if not packages.installed("transformers"):
         raise JobError(
             f"model_dir={model_dir}: config.json lacks tie_word_embeddings, for which only the transformers package "
-            f"(not installed) knows the default of {architecture}"
+            f"(not installed) knows the default of {architecture}. To install it: {packages.install_command('train')}"
         )
     from tpbench.workloads.train_step.model_configuration import tied_by_default
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
+from tpbench import packages
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.json_document import json_document
@@ -45,8 +45,8 @@ def unsupported_reason(job: Any) -> str | None:
     if job.device == "cpu" and problem.compile:
         return "compile=true needs a CUDA GPU"
     if problem.attention == "flash_attention_2":
-        if importlib.util.find_spec("flash_attn") is None:
-            return "attention=flash_attention_2 needs flash_attn (not installed)"
+        if not packages.installed("flash_attn"):
+            return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
         if job.device == "cpu":
             return "attention=flash_attention_2 needs a CUDA GPU"
     return None

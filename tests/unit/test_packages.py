@@ -1,0 +1,121 @@
+"""Messages about missing packages name what setup.cfg declares, and a command for the environment of this Python."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpbench import packages
+from tpbench.console import checks, information
+from tpbench.report.plots import style
+from tpbench.settings import JobError
+
+ROOT = Path(__file__).resolve().parents[2]
+PIP = [sys.executable, "-m", "pip", "install"]
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+
+
+def declared(requirements: str) -> set[str]:
+    """Return the names of the packages in a list of requirements."""
+    return set(re.findall(r"^[\w-]+", requirements, re.MULTILINE))
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    """Make these modules look as if they were not installed."""
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+
+
+def test_the_tables_agree_with_setup_cfg() -> None:
+    assert set(packages.REQUIRED.values()) == declared(SETUP["options"]["install_requires"])
+    names = {"liger_kernel": "liger-kernel", "megatron": "megatron-core", "quack": "quack-kernels"}
+    for extra in ("report", "slurm", "peers", "train"):
+        modules = [module for module, own in packages.EXTRAS.items() if own == extra]
+        listed = {names.get(module, module) for module in modules}
+        assert listed == declared(SETUP["options.extras_require"][extra])
+    assert set(packages.EXTRAS.values()) == {"report", "slurm", "peers", "train"}
+
+
+def test_in_a_checkout_the_command_names_its_folder() -> None:
+    assert packages.checkout() == ROOT
+    assert shlex.split(packages.install_command("report")) == [*PIP, "-e", f"{ROOT}[report]"]
+    assert shlex.split(packages.install_command()) == [*PIP, "-e", str(ROOT)]
+
+
+def test_elsewhere_the_command_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(packages, "__file__", str(tmp_path / "site-packages/tpbench/packages.py"))
+    assert packages.checkout() is None
+    assert packages.install_command("report").endswith(" -m pip install 'tpbench[report]'")
+    assert shlex.split(packages.install_command("report")) == [*PIP, "tpbench[report]"]
+
+
+def test_a_folder_with_a_space_stays_one_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "checkout", lambda: Path("/a b/it's"))
+    assert shlex.split(packages.install_command("train"))[-1] == "/a b/it's[train]"
+
+
+def test_one_command_for_each_extra() -> None:
+    train, peers = packages.install_command("train"), packages.install_command("peers")
+    needs = packages.not_installed(["transformers", "deepspeed", "quack"])
+    assert needs.startswith(f"needs transformers, deepspeed, quack (not installed): {train} and {peers}")
+    assert packages.not_installed(["flash_attn"]).endswith("-m pip install flash-attn --no-build-isolation")
+    assert packages.not_installed(["triton"]) == "needs triton (not installed)"
+
+
+@pytest.mark.parametrize(("version", "note"), [((3, 11), " (quack needs Python 3.12 or later)"), ((3, 12), "")])
+def test_a_package_for_newer_pythons_says_so(
+    version: tuple[int, int], note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages.sys, "version_info", version)
+    assert packages.install_commands(["quack", "liger_kernel"]) == packages.install_command("peers") + note
+
+
+def test_the_versions_agree_with_setup_cfg() -> None:
+    marked = re.findall(
+        r'^[\w-]+(?=.*python_version >= "3.12")', SETUP["options.extras_require"]["peers"], re.MULTILINE
+    )
+    assert [name.partition("-")[0] for name in marked] == list(packages.NEWER_PYTHON)
+    assert set(packages.NEWER_PYTHON.values()) == {(3, 12)}
+
+
+def test_a_missing_required_package_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hide(monkeypatch, "hydra", "pynvml")
+    with pytest.raises(SystemExit) as ended, packages.explain_missing():
+        import hydra  # noqa: F401
+    text = str(ended.value.code)
+    assert "hydra-core, nvidia-ml-py\n" in text and sys.executable in text
+    assert f"{ROOT}/scripts/run" in text and packages.install_command() in text
+
+
+def test_a_missing_optional_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "submitit")
+    with pytest.raises(SystemExit, match=r"needs submitit \(not installed\): .*\[slurm\]"), packages.explain_missing():
+        packages.require("submitit")
+
+
+def test_other_errors_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("tpbench.no_such_module", "no_such_package", "yaml.no_such_part"):
+        with pytest.raises(ModuleNotFoundError), packages.explain_missing():
+            __import__(module)
+    with pytest.raises(ImportError, match="cannot import name"), packages.explain_missing():
+        from yaml import no_such_name  # noqa: F401
+
+
+def test_every_message_has_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    hide(monkeypatch, "matplotlib", "transformers", "deepspeed", "megatron", "liger_kernel", "quack")
+    with pytest.raises(JobError) as error:
+        style.require()
+    assert packages.install_command("report") in str(error.value)
+    assert [finding.fix for finding in checks.optional_packages()] == [f"plots: {packages.install_command('report')}"]
+    assert information(["list"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert f"To install deepspeed, transformers: {packages.install_command('train')}" in printed
+    assert f"To install liger_kernel, megatron, quack: {packages.install_commands(['megatron', 'quack'])}" in printed

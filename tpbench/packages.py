@@ -1,0 +1,124 @@
+"""Packages that tpbench needs, and the commands that install them. This module imports the standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+REQUIRED = {
+    "torch": "torch",
+    "triton": "triton",
+    "hydra": "hydra-core",
+    "omegaconf": "omegaconf",
+    "numpy": "numpy",
+    "scipy": "scipy",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "rich": "rich",
+    "psutil": "psutil",
+    "pynvml": "nvidia-ml-py",
+    "yaml": "pyyaml",
+    "jinja2": "jinja2",
+}
+"""The module of each package that setup.cfg requires, with the package's name."""
+
+EXTRAS = {
+    "matplotlib": "report",
+    "submitit": "slurm",
+    "liger_kernel": "peers",
+    "megatron": "peers",
+    "quack": "peers",
+    "deepspeed": "train",
+    "transformers": "train",
+}
+"""The module of each optional package, with the extra of setup.cfg that installs it."""
+
+NEWER_PYTHON = {"megatron": (3, 12), "quack": (3, 12)}
+"""The module of each optional package that does not support all versions of Python, with the lowest version."""
+
+NO_EXTRA = {"flash_attn": "flash-attn --no-build-isolation"}
+"""The module of each optional package that no extra contains, with the arguments of pip that install it."""
+
+
+def installed(module: str) -> bool:
+    """Return true if the top-level module can be found. The module is not imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def checkout() -> Path | None:
+    """Return the folder of the checkout that this package lies in, or None if this package was installed elsewhere."""
+    folder = Path(__file__).resolve().parents[1]
+    return folder if (folder / "setup.cfg").is_file() else None
+
+
+def pip_install(arguments: str) -> str:
+    """Return the shell command that installs packages into the environment of this Python."""
+    return f"{shlex.quote(sys.executable)} -m pip install {arguments}"
+
+
+def install_command(extra: str = "") -> str:
+    """Return the shell command that installs tpbench, with one of its extras, into the environment of this Python.
+
+    No package index has tpbench. In a checkout the command therefore names the folder. Elsewhere tpbench is already
+    installed, and pip only adds what the extra lacks.
+    """
+    suffix = f"[{extra}]" if extra else ""
+    folder = checkout()
+    return pip_install(f"-e {shlex.quote(f'{folder}{suffix}')}" if folder else shlex.quote(f"tpbench{suffix}"))
+
+
+def install_commands(modules: Iterable[str]) -> str:
+    """Return the commands that install these optional packages, and which of them need a newer Python than this one."""
+    modules = list(modules)
+    extras = dict.fromkeys(EXTRAS[name] for name in modules if name in EXTRAS)
+    others = [pip_install(NO_EXTRA[name]) for name in modules if name in NO_EXTRA]
+    newer = [name for name in modules if sys.version_info < NEWER_PYTHON.get(name, ())]
+    notes = [f"{name} needs Python {'.'.join(map(str, NEWER_PYTHON[name]))} or later" for name in newer]
+    return " and ".join([*map(install_command, extras), *others]) + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def not_installed(modules: Iterable[str]) -> str:
+    """Return `needs A, B (not installed)`, with the commands that install them if they are optional packages."""
+    modules = list(modules)
+    commands = install_commands(modules)
+    return f"needs {', '.join(modules)} (not installed){': ' if commands else ''}{commands}"
+
+
+def explanation(error: ModuleNotFoundError) -> str | None:
+    """Return how to install the package that the error is about, or None if tpbench does not declare it."""
+    module = (error.name or "").partition(".")[0]
+    if module not in {**REQUIRED, **EXTRAS} or installed(module):  # an installed package may lack a part: a bug
+        return None
+    if module in EXTRAS:
+        return f"tpbench: this command {not_installed([module])}"
+    missing = [package for name, package in REQUIRED.items() if name == module or not installed(name)]
+    folder, version = checkout(), f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return (
+        f"tpbench: packages are missing in the environment of {sys.executable}: {', '.join(missing)}\n"
+        f"There are two ways to install them. tpbench needs Linux and Python 3.11 to 3.13; this is Python {version}.\n"
+        f"  1. {folder / 'scripts' / 'run' if folder else 'scripts/run of a checkout'} [ARGUMENTS]\n"
+        "     makes an environment in .venv on first use, and runs `python -m tpbench ARGUMENTS` in it.\n"
+        f"  2. {install_command()}\n"
+        "     installs them into the environment of this Python."
+    )
+
+
+def require(module: str) -> None:
+    """Raise ModuleNotFoundError, as an import does, if the module is missing. The module is not imported."""
+    if not installed(module):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+
+@contextlib.contextmanager
+def explain_missing() -> Iterator[None]:
+    """End the program with exit code 1 and an explanation if a package of tpbench is missing. It is a decorator too."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if text := explanation(error):
+            sys.exit(text)
+        raise
