@@ -12,6 +12,7 @@ from tpbench.predict.cells import MeasuredCells
 from tpbench.predict.memory import memory_verdict
 from tpbench.predict.model import QUANTITIES, SHARE, Estimate, Prediction, VariantModel, beyond
 from tpbench.report.metric import number
+from tpbench.report.writer import aligned
 from tpbench.workloads.cost_model import ProblemSize
 
 AIMS = {"time_ms": 0.10, "device_ms": 0.10, "peak_gib": 0.03}
@@ -112,11 +113,4 @@ def _with_error(estimate: Estimate | None, unit: str) -> str:
 
 
 def _aligned(grid: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[column]) for line in grid) for column in range(len(grid[0]))]
-    return [
-        "  ".join(
-            item.ljust(width) if at == 0 else item.rjust(width)
-            for at, (item, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in grid
-    ]
+    return [line.plain for line in aligned(grid[0], grid[1:], left=[grid[0][0]])]
