@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import os
 import sys
-import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,9 +88,8 @@ def test_defaults_that_torch_sets_are_no_change(monkeypatch: pytest.MonkeyPatch)
     assert changed(before, settings()) == []
 
 
-def test_reading_all_settings_takes_a_millisecond_or_two() -> None:
+def test_every_setting_can_be_read() -> None:
     assert [name for name, value in settings().items() if "Error" in str(value) and not name.startswith("$")] == []
-    assert min(timeit.repeat(settings, number=1, repeat=20)) < 2e-3
 
 
 def test_why_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
