@@ -48,6 +48,11 @@ class Job:
         return _holds(self.implementation.uses_triton, self.problem)
 
     @property
+    def interpreted(self) -> bool:
+        """True if this job's Triton kernels run in Triton's interpreter."""
+        return self.device == "cpu" and self.uses_triton
+
+    @property
     def requires_cuda(self) -> bool:
         """True if this job cannot run on a CPU."""
         return _holds(self.implementation.requires_cuda, self.problem)

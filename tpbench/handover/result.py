@@ -15,6 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tpbench.handover.durable import sync_folder
+
 RESULT_FILE = "result.json"
 """Name of the result's file in the folder of a cell. It exists as long as the cell has a result and no row."""
 
@@ -80,11 +82,7 @@ class WorkerResult:
             os.fsync(file.fileno())
         temporary.rename(folder / RESULT_FILE)
         with contextlib.suppress(OSError):  # some file systems cannot flush a folder
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_folder(folder)
 
     @classmethod
     def load(cls, folder: Path) -> WorkerResult | None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tpbench.handover.durable import replace_file
 from tpbench.handover.result import WorkerResult
 from tpbench.job import Job, stored_job
 from tpbench.settings import JobError
@@ -48,11 +49,6 @@ class WorkerTask:
         """Number of cells that share the devices and their memory, this one included."""
         return self.interleaving.cells if self.interleaving else 1
 
-    @property
-    def interpreted(self) -> bool:
-        """True if the job's Triton kernels run in the interpreter."""
-        return self.job.device == "cpu" and self.job.uses_triton
-
     def with_columns(self, **columns: Any) -> WorkerTask:
         """Return the same task with more columns."""
         return replace(self, columns={**self.columns, **columns})
@@ -70,7 +66,7 @@ class WorkerTask:
         )
 
     def save(self, file: Path) -> None:
-        """Write the task to a file, with absolute paths: the reader may run in another folder."""
+        """Write the task to a file, whole and durably, with absolute paths: the reader may run in another folder."""
         content = {
             "job": {**self.job.flat(), "output_dir": str(Path(self.job.output_dir).absolute())},
             "row_id": self.row_id,
@@ -79,7 +75,7 @@ class WorkerTask:
             "interleaving": [self.interleaving.group, self.interleaving.cells] if self.interleaving else None,
             "columns": dict(self.columns),
         }
-        file.write_text(json.dumps(content))
+        replace_file(file, json.dumps(content))
 
     @classmethod
     def load(cls, file: Path) -> WorkerTask:

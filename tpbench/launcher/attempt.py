@@ -188,7 +188,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> WorkerTask:
         "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
         "key": job.key,
         "world_size": job.world_size,
-        "interpreted": job.device == "cpu" and job.uses_triton,
+        "interpreted": job.interpreted,
         "job": json.dumps(flat, sort_keys=True),
         **job.workload.planned_columns(job),
     }

@@ -110,6 +110,6 @@ def _interpreter_s(job: Job) -> float:
     """Return the seconds of one pass in Triton's interpreter, 0 if the job does not use it."""
     cost_model = job.workload.cost_model() if job.workload.cost_model else None
     size = cost_model.size_of(job.flat()) if cost_model else None
-    if not cost_model or size is None or job.device != "cpu" or not job.implementation.uses_triton:
+    if not cost_model or size is None or not job.interpreted:
         return 0.0
     return cost_model.interpreter_core_s(size) * max(1.0, job.world_size / (os.cpu_count() or 1))

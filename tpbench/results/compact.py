@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tpbench.handover.durable import sync_folder
 from tpbench.results.compacted import note
 from tpbench.results.find import row_files
 from tpbench.results.read import read_table
 from tpbench.results.schema import MARKER, SCHEMA_VERSION
-from tpbench.results.write import sync_folder
 
 MERGED = "merged-"
 """Prefix of the names of merged files. The names of row files begin with a time."""

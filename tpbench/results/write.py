@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tpbench
+from tpbench.handover.durable import sync_folder
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.compacted import moved
 from tpbench.results.schema import MARKER, SCHEMA_VERSION, STATUSES, RowError, common_columns, type_of, workload_columns
@@ -25,7 +26,6 @@ from tpbench.settings import unknown
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 
 
 class RowExists(FileExistsError):
@@ -192,15 +192,3 @@ def _publish_by_rename(temporary: Path, path: Path) -> None:
         if path.exists():
             raise RowExists(errno.EEXIST, "this row has been written before", str(path))
         temporary.rename(path)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, if the file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
-    finally:
-        os.close(descriptor)

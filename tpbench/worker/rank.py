@@ -116,7 +116,7 @@ def _measure_in_group(task: WorkerTask, device: torch.device, tasks_before: int)
     copy = copy_gb_per_s(device)
     session = job.workload.bench.setup(job.problem, job.implementation, context)
     interleaved = InterleavedRank(task.folder / FOLDER) if task.interleaving else None
-    verdict, measured = measure(session, context, job.measure, copy, say, task.interpreted, interleaved)
+    verdict, measured = measure(session, context, job.measure, copy, say, job.interpreted, interleaved)
     if RANK == 0:
         _save(task, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns, **measured, **verdict.columns)
 
