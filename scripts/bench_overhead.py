@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Seconds that a cell costs above its measurement: cold, warm, bare torchrun of an empty worker, Hydra's launcher.
+"""Measure the seconds that a cell costs above its measurement, in several ways of running it.
+
+The ways are a torchrun for each cell (cold), a reused torchrun (warm), Hydra's own launcher (basic), and, to compare
+with, a bare torchrun of an empty worker.
 
 scripts/bench_overhead.py [--rounds 4] [--cells 2] [--tp-size 2] [--device cpu] [--ways cold,warm,basic]
 
-The ways take turns, for a machine that others use too drifts: a ratio is the median of the rounds' ratios. Beside it
-stands the whole sweep's time by its cells: with Python and Hydra starting, all cells composed, the last table printed.
+The ways alternate in each round, because the speed of a shared machine drifts. A ratio is the median of the rounds'
+ratios. The second number is the time of the whole sweep divided by its cells. It contains the start of Python and
+Hydra, the composition of all cells and the printing of the table.
 """
 
 import argparse

@@ -73,7 +73,7 @@ def control(*arguments: str) -> None:
 
 
 HELD = "importing torch"
-"""What a rank is doing that is held."""
+"""The phase in which the tests hold a rank."""
 
 
 def under(held: Held) -> str:
@@ -348,7 +348,7 @@ def test_interrupted_the_sweep_takes_its_jobs_along_and_resumed_runs_them(number
     assert not any(each.is_running() for each in ranks)
     collected = collect(cut_off, tmp_path)
     (resumed,) = set(tmp_path.glob("outputs/sweeps/*")) - {cut_off}
-    assert f"ok (sweep {resumed.name})" in collected.stdout  # of the job that was cut off no row is made
+    assert f"ok (sweep {resumed.name})" in collected.stdout  # the job that was cut off gets no row
     assert [row["status"] for row in rows(tmp_path)] == ["ok"]
 
 

@@ -32,7 +32,7 @@ def _plain(argument: Any) -> Any:
 
 @dataclass(frozen=True)
 class Launched:
-    """What reaches the driver."""
+    """The arguments of one launch that reach the driver."""
 
     kernel: CompiledKernel
     grid: tuple[int, int, int]
@@ -42,7 +42,7 @@ class Launched:
 
 @dataclass
 class FakeGpu:
-    """What was compiled and launched, and where one is."""
+    """The kernels that were compiled and launched, and the current device and stream."""
 
     device: int = 0
     stream: int = 7
@@ -75,7 +75,7 @@ class _Compiled(CompiledKernel):  # type: ignore[misc]
         self._run = functools.partial(self._launched, gpu)
 
     def __del__(self) -> None:
-        """There is nothing to unload."""
+        """Do nothing: a fake kernel has no module to unload."""
 
     def _launched(
         self, gpu: FakeGpu, x: int, y: int, z: int, stream: int, function: Any, metadata: Any, launch_metadata: Any,

@@ -9,7 +9,7 @@ from torch import Tensor
 LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOLERANCE = {torch.float32: 2.0**-16, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
-"""Of a gradient's row by norm: the rounding to the dtype, twice over."""
+"""Relative error of a gradient's row that is allowed, by norm: twice the rounding error of the dtype."""
 
 
 def reference(
@@ -48,7 +48,7 @@ def assert_right(loss: Tensor, row_loss: Tensor, grad: Tensor, right: tuple[Tens
     torch.testing.assert_close(loss.double().cpu(), right[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(row_loss.double().cpu(), right[1], rtol=1e-5, atol=1e-5)
     got = grad.double().cpu()
-    # What a subnormal cannot express is no error, nor that a probability of one less one leaves an fp32's rounding.
+    # Two differences are no errors: what a subnormal cannot express, and the fp32 rounding of p - 1 for p close to 1.
     slack = torch.finfo(grad.dtype).smallest_normal * torch.finfo(grad.dtype).eps / 2 + 2.0**-23 / max(1, len(grad))
     error = ((got - right[2]).abs() - slack).clamp(min=0).norm(dim=-1)
     assert (error <= TOLERANCE[grad.dtype] * right[2].norm(dim=-1)).all(), error / right[2].norm(dim=-1)

@@ -52,7 +52,7 @@ def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk:
     (tmp_path / "outputs").symlink_to(disk / "outputs")
     running = Running(*SLOW, cwd=tmp_path)
     running.wait_for("first pass", rank=0)
-    for each in disk.glob("outputs/sweeps/*/0"):  # what is open for writing forbids it: freeze the rows alone
+    for each in disk.glob("outputs/sweeps/*/0"):  # files are open for writing there, so only the rows can be frozen
         assert each.is_dir()
     rows = disk / "outputs" / "rows"
     subprocess.run(["mount", "--bind", str(rows), str(rows)], check=True)

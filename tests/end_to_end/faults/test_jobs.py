@@ -1,4 +1,4 @@
-"""What can go wrong with a job, done to real ones: each costs its own row, says why, and leaves nothing behind."""
+"""Faults of real jobs: each costs only its own row, which says why, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_out_of_memory_on_one_rank_only(tmp_path: Path) -> None:
     family = running.family()
     least = math.inf
     with contextlib.suppress(psutil.NoSuchProcess, OSError, StopIteration):
-        while rank.status() != psutil.STATUS_ZOMBIE:  # what it has now may be the most that it ever has
+        while rank.status() != psutil.STATUS_ZOMBIE:  # the present size may be the peak: the least one counts
             status = Path(f"/proc/{rank.pid}/status").read_text().splitlines()
             least = min(least, next(int(line.split()[1]) * 1024 for line in status if "VmData" in line))
             resource.prlimit(rank.pid, resource.RLIMIT_DATA, (int(least) + 2**28, int(least) + 2**28))

@@ -26,7 +26,7 @@ def finished(outputs: Path) -> pd.DataFrame:
 
 
 def nothing_locked(outputs: Path) -> bool:
-    """Whether no living process claims a cell."""
+    """Return True if no living process holds the lock of a cell."""
     with (outputs / "rows" / ".claims").open("r+") as claims:
         try:
             fcntl.lockf(claims, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,7 +36,7 @@ def nothing_locked(outputs: Path) -> bool:
 
 
 def do(fault: str, running: Running, chance: random.Random) -> bool:
-    """Whether there was somebody to do it to."""
+    """Cause the fault. Return False if no process was left to cause it to."""
     family = running.family()
     launcher = psutil.Process(running.process.pid)
     if fault == "kill -9 of everything":
@@ -76,10 +76,10 @@ def test_at_random_moments(tmp_path: Path) -> None:
     chance = random.Random(20)
     outputs = tmp_path / "outputs"
     kept = seeds = 0
-    # First those that a sweep goes on after: what others leave undone is for the last sweep, whose processes stay.
+    # Faults that a sweep survives come first. Cells that the others leave undone remain for the sweep at the end.
     for fault in sorted(AT_RANDOM_MOMENTS * ENOUGH, key=AT_RANDOM_MOMENTS.index):
         for _ in range(TRIES):
-            seeds += 1  # whatever is left of the last round, there is work in this one
+            seeds += 1  # a new seed: each round has a cell to run, even if the last round finished all of its cells
             running = Running("-m", *SMALL, f"seed={','.join(map(str, range(seeds)))}", "resume=true", cwd=tmp_path)
             running.wait_for_workers()
             time.sleep(chance.uniform(0, 2))
@@ -92,7 +92,7 @@ def test_at_random_moments(tmp_path: Path) -> None:
             assert gone(family, within_s=45), fault
             assert nothing_locked(outputs)
             rows = finished(outputs)
-            # Who works on the kernels while this runs makes cells stale: that is no second row of one.
+            # A change to the kernels during this test makes cells stale. Rows of two kernel versions are no duplicates.
             assert not rows[["key", "kernels_version"]].duplicated().any(), output
             assert len(rows) >= kept
             kept = len(rows)

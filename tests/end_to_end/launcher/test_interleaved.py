@@ -48,7 +48,7 @@ def test_turns_in_the_order_a_b_b_a_and_a_cell_that_needs_all_memory_alone(tmp_p
 
 
 def _held(sweep: Path, cells: dict[str, int]) -> list[tuple[str, int, int]]:
-    """Who had the turn to measure, from when to when."""
+    """Return the name of each measuring cell, with the start and the end of its round."""
     found = []
     for name, index in cells.items():
         folder = sweep / str(index) / FOLDER

@@ -1,4 +1,4 @@
-"""Whom a resumed sweep ends: what dead launchers left in its folder, and nobody else."""
+"""A resumed sweep ends the processes that dead launchers left in its folder, and no others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_only_what_a_dead_launcher_of_this_host_left_in_the_folder_is_ended(star
     others = [
         start(f"{process._identity(os.getpid())}@{here}"),
         start(f"{DEAD}@pid:[1]"),
-        start(DEAD),  # of a version that did not say where its launcher was
+        start(DEAD),  # left by a version that did not record where its launcher ran
         start(f"{DEAD}@{here}", tmp_path / "elsewhere"),
     ]
     end_orphans([str(tmp_path / "link")])

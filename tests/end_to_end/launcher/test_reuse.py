@@ -96,7 +96,7 @@ def test_a_process_with_a_changed_setting_is_not_reused_and_says_which(tmp_path:
 
 def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) -> None:
     sweep = ("-m", "variant=pytorch_tp_manual", *SMALL[:-2], "min_iterations=3,1000000,4", "max_iterations=1000000")
-    running = Running(*sweep, "reuse=true", cwd=tmp_path)  # of which the second does not end by itself
+    running = Running(*sweep, "reuse=true", cwd=tmp_path)  # the second of these cells does not end by itself
     rank = running.wait_for("setting up", rank=1, cell=1)
     family = running.family()
     rank.kill()

@@ -479,7 +479,7 @@ def test_the_module_scales_by_the_upstream_gradient(reduction: str, in_place: bo
 
 
 def test_an_upstream_gradient_and_labels_with_strides(device: torch.device) -> None:
-    """Of a sum backward makes one number that all rows share."""
+    """The backward pass of a sum hands one expanded number to all rows: a gradient whose stride is 0."""
     values, target = make("cross_entropy", device=device)
     apart = torch.stack((target, target * 0), 1)[:, 0]
     leaf, expected = values.clone().requires_grad_(), values.clone().requires_grad_()
@@ -499,7 +499,7 @@ def test_the_module_with_an_upstream_gradient_of_one(device: torch.device) -> No
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_loss_scaler_comes_in_time_for_fp16(loss: Any, in_place: bool, device: torch.device) -> None:
-    """Of a mean over many rows fp16 can hold only the larger gradients, before they are multiplied by 2^16."""
+    """Many gradients of a mean over 1000 rows are too small for fp16: the scale of 2^16 comes before the rounding."""
     values, target = make(loss, rows=1000, vocab=64, dtype=torch.float16, device=device)
     right = reference(values, target, loss=loss, grad_scale=2.0**16)[2]
     leaf = values.clone().requires_grad_()

@@ -124,7 +124,7 @@ def test_the_row_of_a_failed_try_is_taken_away_for_good(tmp_path: Path) -> None:
 
 
 def test_the_job_of_a_try_that_was_given_up_is_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number may be another job's one day."""
+    """A second scancel could end another job, because Slurm reuses numbers of jobs."""
     attempt = _begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
     record(attempt.folder, "7_0")
@@ -159,7 +159,7 @@ def test_the_state_of_jobs_is_asked_where_slurm_is(
 def test_a_sweep_of_one_host_is_looked_at_without_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of each cell the last try: what was begun anew alone, and what was tried again."""
+    """Only the last attempt at each cell counts: one that was started again alone, or a retry."""
     monkeypatch.setenv("PATH", str(tmp_path))
     crowded = _begun(tmp_path)
     alone = crowded.alone("memory ran out")
@@ -195,7 +195,7 @@ def test_what_is_for_one_host_is_refused(how: SweepOptions, said: str) -> None:
 def test_cells_of_a_model_whose_folder_is_gone_are_collected_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their jobs were resolved when they were submitted."""
+    """Collecting needs no model folder, because a job was resolved when it was submitted."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(MODEL))

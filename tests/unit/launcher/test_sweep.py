@@ -1,4 +1,4 @@
-"""What a sweep does with the rows of its cells, whatever runs the cells."""
+"""A sweep and the rows of its cells, with a fake runner."""
 
 from __future__ import annotations
 

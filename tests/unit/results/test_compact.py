@@ -1,4 +1,4 @@
-"""Merging row files: nothing is lost, nothing is seen twice, whoever reads, writes or dies meanwhile."""
+"""Merging row files: nothing is lost, nothing is seen twice, even if processes read, write or die meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was written comes back, and nothing that lies in the folder can break the rest."""
+"""Written rows are read as they were written, and no broken file hides the other rows."""
 
 import datetime
 import os

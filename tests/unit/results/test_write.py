@@ -83,7 +83,7 @@ def test_numpy_values_and_broken_text(tmp_path, row):
 
 @pytest.fixture(params=["link", "rename"])
 def publication(request, monkeypatch):
-    """Both ways to publish: a file system with hard links, and one without."""
+    """The two ways to publish a file: on a file system with hard links, and on one without."""
     if request.param == "rename":
 
         def no_link(*_):

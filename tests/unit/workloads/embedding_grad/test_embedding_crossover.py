@@ -135,7 +135,7 @@ def frame() -> pd.DataFrame:
 
 def test_speedups_are_over_the_dense_reduce_scatter(frame: pd.DataFrame) -> None:
     found = speedups(frame).set_index(["head", "density"])["speedup"]
-    assert len(found) == 6  # neither interpreted nor wrong nor superseded rows
+    assert len(found) == 6  # interpreted, wrong and superseded rows do not count
     assert found["sparse_all_to_all", 0.1] == pytest.approx(0.94 / 0.24)
     assert found["sparse_all_to_all merge=index_add", 0.5] == pytest.approx(0.47)
     assert found["dense_all_reduce", 0.1] == pytest.approx(0.5)
@@ -164,7 +164,7 @@ def test_what_the_formula_is_not_about_has_no_prediction(frame: pd.DataFrame) ->
 
 
 def test_distributions_are_not_mixed(frame: pd.DataFrame) -> None:
-    """Where all rows have one owner a sparse exchange is slower: no point of the others' line."""
+    """A sparse exchange is slower if one rank owns all rows: its points belong to no other distribution's line."""
     skewed = [row("sparse_all_to_all", density, 0.1 + 2 * density, distribution="one_owner") for density in (0.2, 0.7)]
     skewed.append(row("dense_reduce_scatter", 0.2, 0.9, distribution="one_owner"))
     mixed = pd.concat([frame, pd.DataFrame(skewed)])
@@ -215,7 +215,7 @@ def test_a_replayed_dense_row_is_no_baseline(frame: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize("name", ["driver_version", "nccl_version", "torch_version"])
 def test_software_is_not_mixed_but_days_are(frame: pd.DataFrame, name: str) -> None:
-    """Neither speed-ups nor a line between densities are of two versions."""
+    """A speed-up, and a line between densities, come from rows of one version."""
     later = frame["started_at"] + pd.Timedelta(days=1)
     newer = frame.assign(**{name: "99", "device_ms": 2 * frame["device_ms"], "started_at": later})
     both = speedups(pd.concat([frame, newer]))
