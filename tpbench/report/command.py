@@ -13,6 +13,7 @@ import pandas as pd
 from rich.console import Console
 
 from tpbench.report import plots, render, writer
+from tpbench.report.columns import column_tables, parse_columns
 from tpbench.report.documents import write_documents
 from tpbench.report.grids import arrange_rows
 from tpbench.report.metric import METRICS, metric
@@ -84,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
         help=f"several numbers of each cell, or tables computed from them: {', '.join(studies())}",
     )
     parser.add_argument(
+        "--columns",
+        metavar="A,B/C",
+        help="a line for each cell with these columns of its row, or ratios of two; with --study, of its workload",
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen (json: a folder)"
     )
     parser.add_argument("--all", action="store_true", help="every row, not only the newest of each cell")
@@ -93,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
 def _content(asked: argparse.Namespace) -> str | bytes:
     """Return the report as text, or as the bytes of a picture."""
     is_picture = asked.format in PICTURES
+    columns = None if asked.columns is None else parse_columns(asked.columns)
+    if columns and asked.format not in STUDIES:
+        raise JobError(f"--columns is for --format {', '.join(STUDIES)}")
     if asked.study is not None:
         check_study(asked.study)
         if asked.plot is not None or asked.format not in (*STUDIES, *PICTURES):
@@ -105,6 +114,8 @@ def _content(asked: argparse.Namespace) -> str | bytes:
     if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
         raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
     frame = _rows(asked)
+    if columns:
+        return STUDIES[asked.format](column_tables(frame, columns, asked.study, all_rows=asked.all))
     if asked.study is not None:
         if is_picture:
             return plots.study_picture(study_picture(frame, asked.study), asked.study, asked.format)

@@ -97,7 +97,7 @@ def grid_table(grid: RecordGrid, study: Study) -> StudyTable:
     rows = []
     for at, cell in enumerate(grid.cells()):
         mark = caveat_mark(cell.record) if cell.record["status"] == "ok" else ""
-        numbers = [_number(name, cell.record) for name in shown]
+        numbers = [value_of(name, cell.record) for name in shown]
         status = f"{value_text(cell.record['status'])}{mark}"
         rows.append((*map(value_text, cell.key), cell.column, status, *compared[at : at + 1], *numbers))
     columns = (*map(column_label, grid.key_names), "variant", "status", *([OF_BEST] if compared else ()), *shown)
@@ -138,7 +138,8 @@ def filled_columns(grid: RecordGrid, study: Study) -> tuple[str, ...]:
     return tuple(name for name in study.columns if any(record.get(name) is not None for record in records))
 
 
-def _number(name: str, record: Record) -> str:
+def value_of(name: str, record: Record) -> str:
+    """Return a value of a row as a table prints it."""
     value = record.get(name)
     if isinstance(value, float):
         return f"{100 * value:.1f}%" if name in percentage_columns() else number(value)
