@@ -3,6 +3,7 @@
 Rows are comparable if they agree in the columns of `GROUP`: one table, world size, distribution and kind of machine,
 under one driver, NCCL and torch. They differ in how many rows are touched. Dates, hosts and versions of tpbench may
 differ, because the newest row of a cell counts. Device times are used if there are any. Interpreted rows are left out.
+A last column has the crossovers by wall clock, which includes the host's search for the touched rows.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class DensityTime:
     ms: float
     dense_ms: float | None
     """Time of the dense reduce-scatter, if any was measured in the group."""
+    wall_ms: float
+    dense_wall_ms: float | None
     predicted: float | None
     """Density of the crossover by the formula."""
 
@@ -64,6 +67,8 @@ class Crossover:
     """By the formula, which describes all-to-alls alone with nothing beside them."""
     without: str
     """The measured range, if no crossover lies in it."""
+    by_wall_clock: str
+    """The same of wall times, as text: the density, or the measured range."""
 
     @property
     def error(self) -> float | None:
@@ -83,10 +88,11 @@ def tables(rows: Sequence[Row]) -> list[StudyTable]:
                 end.without or _percent(end.measured),
                 _percent(end.predicted),
                 _percent(end.error),
+                end.by_wall_clock,
             )
             for end in ends
         )
-        columns = ("variant", "measured", "predicted", "off")
+        columns = ("variant", "measured", "predicted", "off", "by wall clock")
         made.append(StudyTable(f"density at which {DENSE} becomes faster", columns, lines))
     return made
 
@@ -135,19 +141,21 @@ def density_times(rows: Sequence[Row]) -> list[DensityTime]:
     for row in sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0)):
         if row["status"] == "ok" and not row["interpreted"]:
             newest[_group_of(row), _variant_of(row), round(float(row["density"]), 4)] = row
+    walls = {key: float(row["time_ms"]) for key, row in newest.items()}
     times = {key: float(row["time_ms" if row["device_ms"] is None else "device_ms"]) for key, row in newest.items()}
-    dense: dict[GroupKey, dict[float, float]] = defaultdict(dict)
-    for (group, variant, density), ms in times.items():
-        if variant == DENSE:
-            dense[group][density] = ms
     found = []
     for key in sorted((key for key in times if key[1] != DENSE), key=_order):
         group, variant, density = key
-        of_any = median(dense[group].values()) if dense[group] else None
-        dense_ms = dense[group].get(density, of_any)
+        dense_ms, dense_wall_ms = _dense_time(times, group, density), _dense_time(walls, group, density)
         predicted = newest[key]["predicted_crossover"]
-        found.append(DensityTime(group, variant, density, times[key], dense_ms, predicted))
+        found.append(DensityTime(group, variant, density, times[key], dense_ms, walls[key], dense_wall_ms, predicted))
     return found
+
+
+def _dense_time(times: Mapping[tuple[GroupKey, str, float], float], group: GroupKey, density: float) -> float | None:
+    """Return the time of the dense reduce-scatter at a density, else the median over densities, else None."""
+    dense = {key[2]: ms for key, ms in times.items() if key[:2] == (group, DENSE)}
+    return dense.get(density, median(dense.values())) if dense else None
 
 
 def crossovers(times: Iterable[DensityTime]) -> list[Crossover]:
@@ -164,17 +172,24 @@ def crossovers(times: Iterable[DensityTime]) -> list[Crossover]:
         if len(line) < 2:
             continue
         dense_ms = median(each.dense_ms for each in line if each.dense_ms is not None)
-        measured = crossover.measured([(each.density, each.ms) for each in line], dense_ms)
-        without = ""
-        if measured is None and line[-1].ms <= dense_ms:
-            without = f"none up to {_percent(line[-1].density)}"
-        elif measured is None and line[0].ms > dense_ms:
-            without = f"dense from {_percent(line[0].density)} on"
+        dense_wall_ms = median(each.dense_wall_ms for each in line if each.dense_wall_ms is not None)
+        measured, without = _measured([(each.density, each.ms) for each in line], dense_ms)
+        by_wall, without_by_wall = _measured([(each.density, each.wall_ms) for each in line], dense_wall_ms)
         predictions = [each.predicted for each in line if each.predicted is not None]
         described = variant.split()[0] == PREDICTED and not _facts(group)["overlap_ms"]
         predicted = median(predictions) if described and predictions else None
-        found.append(Crossover(group, variant, measured, predicted, without))
+        found.append(Crossover(group, variant, measured, predicted, without, without_by_wall or _percent(by_wall)))
     return found
+
+
+def _measured(points: Sequence[tuple[float, float]], dense_ms: float) -> tuple[float | None, str]:
+    """Return the crossover of (density, ms) points in order of density, or None and the measured range as text."""
+    found = crossover.measured(points, dense_ms)
+    if found is None and points[-1][1] <= dense_ms:
+        return None, f"none up to {_percent(points[-1][0])}"
+    if found is None and points[0][1] > dense_ms:
+        return None, f"dense from {_percent(points[0][0])} on"
+    return found, ""
 
 
 def _order(key: tuple[GroupKey, str, float]) -> tuple[Any, ...]:

@@ -156,6 +156,16 @@ def test_where_no_crossover_was_reached(frame: pd.DataFrame, ms: float, said: st
     assert f"| sparse_all_to_all, width 768, 4 ranks, fixed | {said} | 63% | - |" in markdown(level)
 
 
+def test_the_crossover_by_wall_clock_stands_beside_that_of_device_times(frame: pd.DataFrame) -> None:
+    """The host's search for rows adds to the wall time of a sparse exchange only."""
+    assert "| 60% | 63% | 5% | 60% |" in markdown(frame)  # wall times are device times, nine times as long
+    sparse = frame["variant"] == "sparse_all_to_all"
+    searched = frame.assign(time_ms=frame["time_ms"] + 9 * 0.28 * sparse)
+    assert "| 60% | 63% | 5% | 40% |" in markdown(searched)
+    never = frame.assign(time_ms=frame["time_ms"] + 9 * sparse)
+    assert "| 60% | 63% | 5% | dense from 10% on |" in markdown(never)
+
+
 def test_what_the_formula_is_not_about_has_no_prediction(frame: pd.DataFrame) -> None:
     pushed = frame.assign(variant=frame["variant"].replace("sparse_all_to_all", "sparse_symmetric"))
     end = crossovers(pushed).set_index("head").loc["sparse_symmetric"]
