@@ -136,7 +136,7 @@ def parse_job(
     former = former_names(workload.problem)
     chosen = dict.fromkeys(former.get(name, name) for name in chosen)
     valid = field_names(workload).union(also_valid)
-    complaints = [unknown(f"field of {workload.name}", name, valid) for name in chosen if name not in valid]
+    complaints = [_no_such_field(workload, name, valid) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints)
     problem = workload.resolve(_without_ignored_options(workload, variant, job.problem), frozenset(chosen))
     job = replace(job, problem=problem)
@@ -155,6 +155,19 @@ def stored_job(flat: Mapping[str, Any]) -> Job:
     """
     workload, _ = _variant(flat)
     return _parsed(flat, workload)
+
+
+def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str:
+    """Return the complaint about a name that jobs of this workload do not have, with the way to change the line."""
+    if workload.scheduled and name in {each.name for each in fields(MeasureSettings)}:
+        return (
+            f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
+            f"{' (steps=2 makes it short)' if 'steps' in valid else ''}"
+        )
+    others = [each.name for each in workloads().values() if name in field_names(each)]
+    if others:
+        return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
+    return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {workload.name}")
 
 
 def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:

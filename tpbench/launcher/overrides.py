@@ -15,12 +15,12 @@ import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
-from hydra.errors import OverrideParseException
 
 from tpbench.job import former_field_names
 from tpbench.launcher.options import command_line_names
+from tpbench.launcher.override_grammar import parse_overrides
 from tpbench.settings import JobError, unknown
-from tpbench.workloads import workloads
+from tpbench.workloads import variants, workloads
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
 GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contender", "experiment")
@@ -93,13 +93,12 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
 
     Raises JobError with the valid names, and the most similar one, for each name that does not exist.
     """
+    if quoted := [each for each in arguments if each.startswith(("-m ", "--multirun "))]:
+        raise JobError(f"'{quoted[0]}' is one argument, because of the quotes: write {quoted[0]} without them")
     parsed, unrecognised = get_args_parser().parse_known_args(list(arguments))
     if unrecognised:
         raise JobError(f"no such option: {' '.join(unrecognised)} (python -m tpbench --help lists them)")
-    try:
-        overrides = OverridesParser.create().parse_overrides(parsed.overrides)
-    except OverrideParseException as error:
-        raise JobError(f"{str(error).splitlines()[0]} (write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)") from None
+    overrides = parse_overrides(parsed.overrides)
     folders = [conf, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
     errors = [error for each in overrides for error in _errors(each, folders)]
     # An experiment is a sweep without -m.
@@ -126,9 +125,17 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
     if key.startswith("hydra") or override.is_delete():
         return []
     if key not in GROUPS:
-        return [] if key in command_line_names() else [unknown("field", key, command_line_names() | set(GROUPS))]
+        names = command_line_names()
+        return [] if key in names else [unknown("field", key, names | set(GROUPS), "python -m tpbench list fields")]
     valid = {file.stem for folder in folders for file in (folder / key).glob("*.yaml")}
-    errors = [unknown(key, choice, valid) for choice in _choices(override) if choice not in valid]
+    missing = [choice for choice in _choices(override) if choice not in valid]
+    without_file = [choice for choice in missing if key == "variant" and choice in variants()]
+    errors = [unknown(key, choice, valid) for choice in missing if choice not in without_file]
+    errors += [
+        f"variant={each} is registered in tpbench/workloads, but it has no file {folders[0].name}/variant/{each}.yaml: "
+        "write that file as step 3 of 'Adding a variant' in CONTRIBUTING.md shows"
+        for each in without_file
+    ]
     if key in ("experiment", "contender") and not override.is_add():
         errors.append(f"{key}s are added, with a plus: +{str(override.input_line).lstrip('+')}")
     return errors

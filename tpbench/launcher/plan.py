@@ -14,6 +14,7 @@ from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.launcher.target import PlanningTarget, skip_reason
 from tpbench.settings import JobError, parse
+from tpbench.workloads import variants
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def plan(requests: Sequence[Request], target: PlanningTarget) -> list[Cell]:
     shapes = functools.cache(_shape_workloads)
     for request in requests:
         try:
+            _require_registered(request)
             job = parse_job(request.values, request.chosen, shapes(tuple(request.folders)), SWEEP_OPTION_NAMES)
         except JobError as error:
             errors += str(error).splitlines()
@@ -107,6 +109,17 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
             "order=interleaved needs reuse=true: the processes of interleaved cells must live on between their rounds"
         )
     return options
+
+
+def _require_registered(request: Request) -> None:
+    """Raise JobError if a variant's file names a variant that no workload registers."""
+    name = str(request.values.get("variant"))
+    files = [folder / "variant" / f"{name}.yaml" for folder in request.folders]
+    if name not in variants() and (existing := [file for file in files if file.exists()]):
+        raise JobError(
+            f"{existing[0]} names the variant {name}, but no workload registers it: register it in "
+            "tpbench/workloads as step 2 of 'Adding a variant' in CONTRIBUTING.md shows"
+        )
 
 
 def _shape_workloads(folders: tuple[Path, ...]) -> dict[str, str]:

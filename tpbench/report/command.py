@@ -22,7 +22,7 @@ from tpbench.report.pivot_report import PivotReport
 from tpbench.report.records import value_text
 from tpbench.report.rows import read_rows
 from tpbench.report.study import check_study, studies, study_csv, study_document, study_picture, study_tables
-from tpbench.results.schema import all_columns
+from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.results.upgrade import present_name, present_value
 from tpbench.settings import JobError, unknown
 from tpbench.workloads.study_data import StudyTable
@@ -147,7 +147,7 @@ def _rows(asked: argparse.Namespace) -> pd.DataFrame:
     for condition in asked.only:
         name, _, value = condition.partition("=")
         if present_name(name) not in frame:
-            raise JobError(unknown("column", name, all_columns()))
+            raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
         frame = _only(frame, present_name(name), [present_value(name, value)])
     return frame
 

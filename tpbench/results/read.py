@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from tpbench.results.columns import FLAG, INT, TEXT
 from tpbench.results.find import Where, row_files
 from tpbench.results.plain import plain_rows
-from tpbench.results.schema import MARKER, SCHEMA_VERSION, all_columns
+from tpbench.results.schema import COLUMN_LIST, MARKER, SCHEMA_VERSION, all_columns
 from tpbench.results.upgrade import present_name, present_value, upgrade, with_former_names
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import unknown
@@ -92,7 +92,7 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
     table = with_former_names(table, columns or ())
     for name in (*map(present_name, equal), *(columns or ())):
         if name not in table.column_names:
-            raise ValueError(unknown("column", name, table.column_names))
+            raise ValueError(unknown("column", name, table.column_names, COLUMN_LIST))
     for name, value in equal.items():
         table = table.filter(_has(table.column(present_name(name)), name, value))
     table = _in_order(table)

@@ -18,6 +18,9 @@ SCHEMA_VERSION = 2
 MARKER = b"tpbench.schema_version"
 """Key in a Parquet file's metadata: it marks the file as tpbench's and holds the version of its schema."""
 
+COLUMN_LIST = "outputs/SCHEMA.md"
+"""The generated page that describes every column."""
+
 STATUSES = {
     "ok": "correct and measured",
     "oom": "a rank ran out of memory",

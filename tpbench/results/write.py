@@ -21,7 +21,16 @@ import tpbench
 from tpbench.handover.durable import sync_folder
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.compacted import moved
-from tpbench.results.schema import MARKER, SCHEMA_VERSION, STATUSES, RowError, common_columns, type_of, workload_columns
+from tpbench.results.schema import (
+    COLUMN_LIST,
+    MARKER,
+    SCHEMA_VERSION,
+    STATUSES,
+    RowError,
+    common_columns,
+    type_of,
+    workload_columns,
+)
 from tpbench.settings import unknown
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
@@ -77,7 +86,7 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
     known = common | added
     for name in row:
         if name not in known:
-            raise RowError(unknown("column", name, known))
+            raise RowError(unknown("column", name, known, COLUMN_LIST))
     if row.get("status") is not None and row["status"] not in STATUSES:
         raise RowError(unknown("status", row["status"], STATUSES))
     arrays = {}

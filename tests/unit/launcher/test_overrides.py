@@ -117,3 +117,16 @@ def test_former_names_of_fields(prefix: str) -> None:
         "shape=organisation",
     ]
     assert force_fields(flat_names(["organisation=cached"])) == ["++algorithm=cached"]
+
+
+def test_a_registered_variant_without_its_file_is_told_apart_from_an_unknown_one(tmp_path: Path) -> None:
+    (tmp_path / "variant").mkdir()
+    (tmp_path / "variant" / "pytorch_gather.yaml").touch()
+    with pytest.raises(JobError) as caught:
+        check_overrides(["variant=triton_tp"], tmp_path)
+    assert str(caught.value) == (
+        f"variant=triton_tp is registered in tpbench/workloads, but it has no file {tmp_path.name}/variant/"
+        "triton_tp.yaml: write that file as step 3 of 'Adding a variant' in CONTRIBUTING.md shows"
+    )
+    with pytest.raises(JobError, match=r"^no variant is called tutorial_tp \(valid: pytorch_gather\)$"):
+        check_overrides(["variant=tutorial_tp"], tmp_path)

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.planned import MODEL
+from tpbench.job import field_names
+from tpbench.launcher.options import SWEEP_OPTION_NAMES
 from tpbench.launcher.plan import Cell, Request, plan
 from tpbench.launcher.target import ThisHost
 from tpbench.settings import JobError
+from tpbench.workloads import variants
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
@@ -88,3 +92,31 @@ def test_all_errors_of_all_requests_come_at_once() -> None:
     with pytest.raises(JobError) as caught:
         cells({"tokens": 0}, {"tokens": 0}, {"dtype": "half"}, {}, gpus=0)
     assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_file_of_an_unregistered_variant_is_told_apart_from_an_unknown_variant(tmp_path: Path) -> None:
+    (tmp_path / "variant").mkdir()
+    file = tmp_path / "variant" / "tutorial_tp.yaml"
+    file.touch()
+    with pytest.raises(JobError) as caught:
+        plan([Request(0, {"variant": "tutorial_tp"}, [], [CONF, tmp_path])], ThisHost(0))
+    assert str(caught.value) == (
+        f"{file} names the variant tutorial_tp, but no workload registers it: register it in tpbench/workloads as step "
+        "2 of 'Adding a variant' in CONTRIBUTING.md shows"
+    )
+    with pytest.raises(JobError, match="no variant is called tutorial_tp"):
+        plan([Request(0, {"variant": "tutorial_tp"}, [], [CONF])], ThisHost(0))
+
+
+def test_what_a_workload_lacks_is_said_with_the_way_to_change_the_line() -> None:
+    train = {**MODEL, "variant": "fsdp", "model": "tiny", "tp_size": 1, "dp_size": 2}
+    with pytest.raises(JobError) as caught:
+        plan([Request(0, train, ["measure", "table_rows", "heds"], [CONF])], ThisHost(0))
+    names = len(field_names(variants()["fsdp"][0]) | SWEEP_OPTION_NAMES)
+    assert str(caught.value).splitlines() == [
+        "no field of train_step is called measure: its problem fixes the iterations, so leave out measure (steps=2 "
+        "makes it short)",
+        "no field of train_step is called table_rows: leave it out (it is a field of embedding_grad)",
+        "no field of train_step is called heds, did you mean heads or kv_heads? "
+        f"(all {names}: python -m tpbench list train_step)",
+    ]

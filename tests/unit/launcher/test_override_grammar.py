@@ -1,0 +1,54 @@
+"""Explanations of arguments that are not overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpbench.launcher.override_grammar import parse_overrides
+from tpbench.launcher.overrides import check_overrides
+from tpbench.settings import JobError
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+EXPLANATIONS = {
+    "variant=pytorch_gather,": "variant=pytorch_gather,: a value is missing beside a comma: write "
+    "variant=pytorch_gather",
+    "variant=a,,b": "variant=a,,b: a value is missing beside a comma: write -m variant=a,b",
+    "variant=triton_tp shape=tiny_tp2": "'variant=triton_tp shape=tiny_tp2' is one argument, because of the quotes: "
+    "write 2 arguments, variant=triton_tp shape=tiny_tp2",
+    "tokens": "Error parsing override 'tokens': it has no value (write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)",
+    "lst": "Error parsing override 'lst': it has no value, did you mean list? "
+    "(write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)",
+    "": "an argument is empty: write NAME=VALUE (is a variable of the shell not set?)",
+    "tokens==64": "tokens==64 has two equals signs: write tokens=64",
+    "tokens=[1,2": "tokens=[1,2: [ and ] do not match",
+    "model='./a": "model='./a: a quotation mark is not closed",
+    "output_dir=a=b": "output_dir=a=b: the value has characters with a special meaning: quote it twice, "
+    "\"output_dir='a=b'\"",
+}
+
+
+@pytest.mark.parametrize("argument", EXPLANATIONS)
+def test_each_mistake_has_its_explanation(argument: str) -> None:
+    with pytest.raises(JobError) as caught:
+        parse_overrides([argument])
+    assert str(caught.value) == EXPLANATIONS[argument]
+
+
+def test_what_the_explanations_propose_is_valid() -> None:
+    parse_overrides(["variant=pytorch_gather", "variant=a,b", "variant=triton_tp", "tokens=64", "output_dir='a=b'"])
+
+
+def test_all_mistakes_come_at_once_and_a_command_is_only_the_first_word() -> None:
+    with pytest.raises(JobError) as caught:
+        parse_overrides(["tokens=64", "lst", "tokens==64"])
+    first, second = str(caught.value).splitlines()
+    assert "did you mean" not in first
+    assert second == EXPLANATIONS["tokens==64"]
+
+
+def test_a_quoted_line_with_its_m() -> None:
+    with pytest.raises(JobError, match=r"'-m seed=1,2' is one argument, because of the quotes: write -m seed=1,2 wit"):
+        check_overrides(["-m seed=1,2"], CONF)
