@@ -76,18 +76,6 @@ def test_every_variant_and_choice_is_named() -> None:
         assert re.search(rf"\b{name}\b", PAGES), name
 
 
-@pytest.mark.parametrize("command", re.findall(r"<!-- scripts/report\.py (.*?) -->", README))
-def test_tables_come_from_the_committed_rows(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    assert report(shlex.split(command)) == 0
-    tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert tables
-    for line in tables:
-        assert line in README
-
-
 def test_the_default_command_is_understood() -> None:
     """`tests/end_to_end/test_command_line.py` runs it."""
     check_overrides(DEFAULT, ROOT / "conf")
