@@ -147,6 +147,8 @@ def _rows(asked: argparse.Namespace) -> pd.DataFrame:
     for condition in asked.only:
         name, _, value = condition.partition("=")
         if present_name(name) not in frame:
+            if present_name(name) in all_columns():
+                raise JobError(f"none of these rows has the column {name}, which is of another workload")
             raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
         frame = _only(frame, present_name(name), [present_value(name, value)])
     return frame

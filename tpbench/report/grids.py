@@ -22,6 +22,7 @@ from tpbench.report.records import (
     value_text,
 )
 from tpbench.results.cells import newest
+from tpbench.results.label import chosen_options
 from tpbench.workloads import Pivot, Workload, workloads
 
 Key: TypeAlias = tuple[Any, ...]
@@ -175,14 +176,7 @@ def _values(found: Iterable[Record], name: str) -> set[Any]:
 
 def _columns(found: list[Record], workload: Workload | None) -> list[Key]:
     """Return the column of each row: its variant, then (name, value) of its options in declared order."""
-    defaults = {**(workload.option_defaults if workload else {"block_cap": "auto"}), "graph": False}
-    return [
-        (
-            record["variant"],
-            *((name, record[name]) for name, default in defaults.items() if record[name] not in (None, default)),
-        )
-        for record in found
-    ]
+    return [(record["variant"], *chosen_options(record, workload)) for record in found]
 
 
 def _column_order(column: Key, workload: Workload | None) -> Key:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from tpbench.report.escape import printable
 from tpbench.results.cells import hardware
+from tpbench.results.label import spelled
 from tpbench.results.plain import plain_rows
 from tpbench.workloads import Workload
 
@@ -97,9 +98,7 @@ def value_text(value: Any) -> str:
     """Return a value as a command line spells it."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return MISSING
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else printable(str(value), 60)
+    return printable(spelled(value), 60)
 
 
 def sort_key(value: Any) -> tuple[int, float, str]:

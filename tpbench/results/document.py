@@ -24,6 +24,10 @@ tpbench.load("outputs")  # pandas; folders, files, globs or a list of these
 tpbench.load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab", "time_ms"])
 tpbench.load_table("outputs", workload="entropy_loss")  # the same as an Arrow table, for DuckDB or polars
 ```
+
+`load` adds the column `label` after `variant`: the variant with those options that are not the defaults, as reports
+name it. Rows of different options have different labels, so use `pivot_table(columns="label")`. If all rows are of one
+workload, the frame has only that workload's columns.
 """
 
 

@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 
 from tpbench.results.columns import FLAG, INT, TEXT
 from tpbench.results.find import Where, row_files
+from tpbench.results.label import LABEL, label_columns, with_labels
 from tpbench.results.plain import plain_rows
-from tpbench.results.schema import COLUMN_LIST, MARKER, SCHEMA_VERSION, all_columns
+from tpbench.results.schema import COLUMN_LIST, MARKER, SCHEMA_VERSION, all_columns, common_columns, workload_columns
 from tpbench.results.upgrade import present_name, present_value, upgrade, with_former_names
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import unknown
@@ -61,7 +62,11 @@ def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **eq
     values, that rows must have: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab",
     "time_ms"])`. outputs/SCHEMA.md lists the columns with their units.
 
-    The frame has every column of the schema and of every workload, in the schema's order, even if no row fills it.
+    The frame has the columns in the schema's order, even those that no row fills. If all rows are of one workload, or
+    `workload` names one, other workloads' columns are left out. After `variant` comes `label`, which no file has: the
+    variant with its options, as reports name it. `pivot_table(columns="label")` does not merge rows of different
+    options, which `columns="variant"` does.
+
     Whole numbers, truth values and text are nullable, samples are arrays, times are UTC. Rows are in the order in which
     they were made. A row that is found twice, because its file was copied or merged, counts once. A broken file, or one
     of another program, is skipped with a RowWarning that names it. Raises FileNotFoundError if there is no such place,
@@ -77,7 +82,10 @@ def load_table(where: Where = "outputs", *, columns: Sequence[str] | None = None
 
 
 def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
-    needed = None if columns is None else frozenset({*map(present_name, (*columns, *equal)), *_ORDER, "finished_at"})
+    needed = None
+    if columns is not None:
+        needed = frozenset({*map(present_name, (*columns, *equal)), *_ORDER, "finished_at"})
+        needed |= label_columns() if LABEL in needed else frozenset()
     reads, complaints = _read_all(where, needed)
     newer = [path for path, read in reads.items() if read.version > SCHEMA_VERSION]
     if newer:
@@ -89,6 +97,8 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
     table, misfits, _ = _unite(reads)
     for complaint in complaints + misfits:
         warnings.warn(complaint, RowWarning, stacklevel=3)
+    if columns is None or LABEL in (*columns, *equal):
+        table = with_labels(table)
     table = with_former_names(table, columns or ())
     for name in (*map(present_name, equal), *(columns or ())):
         if name not in table.column_names:
@@ -96,7 +106,18 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
     for name, value in equal.items():
         table = table.filter(_has(table.column(present_name(name)), name, value))
     table = _in_order(table)
-    return table if columns is None else table.select(list(dict.fromkeys(columns)))
+    return _without_other_workloads(table, equal) if columns is None else table.select(list(dict.fromkeys(columns)))
+
+
+def _without_other_workloads(table: pa.Table, equal: Mapping[str, Any]) -> pa.Table:
+    """Return the table without the columns of other workloads if its rows are of one workload."""
+    asked = equal.get("workload")
+    found = [asked] if isinstance(asked, str) else table.column("workload").unique().to_pylist()
+    if len(found) != 1:
+        return table
+    own = {*common_columns(), *workload_columns().get(found[0], {})}
+    foreign = all_columns().keys() - own
+    return table.select([name for name in table.column_names if name not in foreign])
 
 
 def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
@@ -122,7 +143,7 @@ def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows that this process wrote or loaded as a frame like that of `load`."""
     known = all_columns()
     filled = [{name: value for name, value in row.items() if name in known and value is not None} for row in rows]
-    table = _in_order(_concatenate([row_table(row) for row in filled]))
+    table = with_labels(_in_order(_concatenate([row_table(row) for row in filled])))
     frame: pd.DataFrame = table.to_pandas(types_mapper=_PANDAS_TYPES.get)
     return frame
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tpbench
+from tpbench.report.grids import arrange_rows
 from tpbench.results import read, upgrade
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.plain import plain_rows
@@ -88,13 +89,43 @@ def test_the_package_has_load(tmp_path, row):
 def test_an_empty_folder_is_a_tidy_frame(tmp_path):
     frame = quietly(tmp_path)
     assert frame.empty
-    assert list(frame.columns) == list(all_columns())
+    assert [name for name in frame.columns if name != "label"] == list(all_columns())
     assert frame["vocab"].dtype == pd.Int64Dtype()
     assert frame["interpreted"].dtype == pd.BooleanDtype()
     assert frame["time_ms"].dtype == np.float64
     assert frame["started_at"].dtype == pd.DatetimeTZDtype("us", "UTC")
     assert pd.api.types.is_string_dtype(frame["variant"].dtype)
     assert frame["seed"].dtype == pd.Int64Dtype()
+
+
+def test_labels_name_the_options(tmp_path, row):
+    """A pivot table by `label` does not average rows of different options, and no label is cut."""
+    written = [{}, {"graph": True}, {"exchange": "nccl", "block_cap": "4096"}, {"variant": "pytorch_gather"}]
+    for index, changes in enumerate(written):
+        write_row(row(index, time_ms=1.0 + index, **changes), tmp_path, f"r{index}")
+    frame = quietly(tmp_path)
+    labels = ["triton_tp", "triton_tp graph=true", "triton_tp block_cap=4096 exchange=nccl", "pytorch_gather"]
+    assert sorted(frame.label) == sorted(labels)
+    table = frame.pivot_table(index="vocab", columns="label", values="time_ms")
+    assert table.iloc[0][labels].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert load(tmp_path, columns=["label"], time_ms=2.0).label.tolist() == [labels[1]]
+    assert load(tmp_path, label=labels[2], columns=["time_ms"]).time_ms.tolist() == [3.0]
+    columns = {each for grid in arrange_rows(frame, all_rows=True).grids for each in grid.columns}
+    assert columns == set(labels)
+
+
+def test_one_workload_has_only_its_columns(tmp_path, row):
+    write_row(row(0), tmp_path / "loss", "a")
+    other = {"workload": "train_step", "variant": "ddp", "status": "ok", "key": "l", "mfu": 0.4}
+    write_row(other, tmp_path / "train", "b")
+    alone, both = quietly(tmp_path / "loss"), quietly(tmp_path)
+    assert "mfu" not in alone and {"exchange", "spilled_bytes", "time_ms", "label"} <= set(alone)
+    assert {"mfu", "exchange"} <= set(both)
+    assert list(load(tmp_path, workload="entropy_loss").columns) == list(alone.columns)
+    train = load(tmp_path, workload="train_step")
+    assert train.mfu.tolist() == [0.4] and "exchange" not in train
+    assert load(tmp_path / "loss", workload="train_step").columns.tolist() == train.columns.tolist()
+    assert load(tmp_path / "loss", columns=["mfu"]).mfu.isna().all()
 
 
 def test_missing_text_compares_as_unequal(tmp_path, row):
