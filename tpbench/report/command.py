@@ -89,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A,B/C",
         help="a line for each cell with these columns of its row, or ratios of two; with --study, of its workload",
     )
+    parser.add_argument("--floor", action="store_true", help="in a table of times, also the time of unavoidable bytes")
+    parser.add_argument("--transpose", action="store_true", help="a line for each variant, a column for each problem")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen (json: a folder)"
     )
@@ -102,6 +104,9 @@ def _content(asked: argparse.Namespace) -> str | bytes:
     columns = None if asked.columns is None else parse_columns(asked.columns)
     if columns and asked.format not in STUDIES:
         raise JobError(f"--columns is for --format {', '.join(STUDIES)}")
+    is_metric_table = asked.format in TABLES and not columns and asked.study is None
+    if (asked.floor or asked.transpose) and not is_metric_table:
+        raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
     if asked.study is not None:
         check_study(asked.study)
         if asked.plot is not None or asked.format not in (*STUDIES, *PICTURES):
@@ -126,7 +131,7 @@ def _content(asked: argparse.Namespace) -> str | bytes:
         from tpbench.report.page.document import page
 
         return page(frame, asked.metric, all_rows=asked.all)
-    report = pivot(frame, asked.metric, all_rows=asked.all)
+    report = pivot(frame, asked.metric, all_rows=asked.all, floor=asked.floor, transpose=asked.transpose)
     for warning in report.warnings:
         print(f"report: warning: {warning}", file=sys.stderr)
     if asked.format == "text" and asked.output is None:

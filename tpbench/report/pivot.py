@@ -14,16 +14,63 @@ from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.metric import Metric, metric
 from tpbench.report.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
 from tpbench.report.records import Record, caveat_mark, column_label, value_text
+from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
+FLOOR = "floor"
+"""Name of the column with the time of the unavoidable bytes and FLOPs."""
 
-def pivot(frame: pd.DataFrame, metric_name: str = "time_ms", *, all_rows: bool = False) -> PivotReport:
+
+def pivot(
+    frame: pd.DataFrame,
+    metric_name: str = "time_ms",
+    *,
+    all_rows: bool = False,
+    floor: bool = False,
+    transpose: bool = False,
+) -> PivotReport:
     """Return tables of the newest row of each cell, or of every row, by workload and hardware.
 
-    Each row is in exactly one cell (see `arrange_rows`). Raises JobError for an unknown metric.
+    Each row is in exactly one cell (see `arrange_rows`). `floor` adds a column with the floor of the fastest row of
+    each line. `transpose` returns a line for each variant and a column for each problem. Raises JobError for an unknown
+    metric, and for a floor of a metric that is no time.
     """
-    metric(metric_name)  # first of all, because the name may be wrong
-    return tabulate(arrange_rows(frame, (metric_name,), all_rows=all_rows), metric_name)
+    shown = metric(metric_name)  # first of all, because the name may be wrong
+    if floor and shown.unit != "ms":
+        raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
+    arranged = arrange_rows(frame, (metric_name, "floor_ms"), all_rows=all_rows)
+    report = tabulate(arranged, metric_name)
+    tables = report.tables
+    if floor:
+        tables = tuple(_with_floor(*each) for each in zip(tables, arranged.grids, strict=True))
+    if transpose:
+        tables = tuple(_transposed(*each) for each in zip(tables, arranged.grids, strict=True))
+        shown = replace(shown, ratio=shown.ratio.replace("line", "column"))
+    return replace(report, metric=shown, tables=tables)
+
+
+def _with_floor(table: PivotTable, grid: RecordGrid) -> PivotTable:
+    lines = []
+    for line, row in zip(table.lines, grid.rows, strict=True):
+        pairs = zip(line.cells, row.records, strict=True)
+        best = next((record for cell, record in pairs if cell and cell.ratio == 1 and record), None)
+        floor = PivotCell(str(best["row_id"]), "ok", value=best["floor_ms"]) if best else None
+        lines.append(replace(line, cells=(*line.cells, floor)))
+    return replace(table, columns=(*table.columns, FLOOR), lines=tuple(lines))
+
+
+def _transposed(table: PivotTable, grid: RecordGrid) -> PivotTable:
+    """Return a line for each column. Keys in which the problems do not differ stand in the heading."""
+    shared = [at for at in grid.independent if at not in grid.varying]
+    facts = grid.problem_text(grid.rows[0].key, shared) if shared else ""
+    columns = zip(*(line.cells for line in table.lines), strict=True)
+    return PivotTable(
+        heading=", ".join((table.heading, *facts.split())),
+        facts=table.facts,
+        keys=("variant",),
+        columns=tuple(grid.problem_text(row.key, grid.varying) for row in grid.rows),
+        lines=tuple(PivotLine((name,), cells) for name, cells in zip(table.columns, columns, strict=True)),
+    )
 
 
 def tabulate(arranged: RecordGrids, metric_name: str = "time_ms") -> PivotReport:

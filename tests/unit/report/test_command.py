@@ -26,6 +26,7 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["empty"], "no rows in empty: run `python -m tpbench ...` first"),
         (["rows", "--metric", "time"], "no metric is called time, did you mean"),
         (["rows", "--loss", "cros_entropy"], "did you mean cross_entropy?"),
+        (["rows", "--transpose", "--columns", "time_ms"], "--floor and --transpose are for tables of one metric"),
         (["rows", "-o", "no/such/folder"], "No such file or directory"),
     ],
 )

@@ -220,3 +220,33 @@ def test_printable_text_is_one_line(text):
     assert made.isprintable() or not set(made) - {char for char in made if char.isprintable()}
     assert len(made) <= 205
     assert "\n" not in made and "\x1b" not in made
+
+
+def test_the_floor_is_that_of_the_fastest_of_a_line(add, frame):
+    add("pytorch_gather", 6.0, floor_ms=0.13)
+    add("triton_tp", 0.25, floor_ms=0.125)
+    add("triton_tp", vocab=131072, status="oom", reason="no room")
+    _, columns, lines = grid(pivot(frame(), floor=True))
+    assert columns == ("triton_tp", "pytorch_gather", "floor")
+    assert lines[("32768", "2", "16384")] == ["0.250 ms (1.00x)", "6.000 ms (24.0x)", "0.125 ms"]
+    assert lines[("131072", "2", "65536")] == ["OOM", None, None]
+    with pytest.raises(JobError, match="peak_gib has no floor"):
+        pivot(frame(), "peak_gib", floor=True)
+
+
+def test_a_transposed_table_has_a_line_for_each_variant(add, frame):
+    add("triton_tp", 0.25, floor_ms=0.125)
+    add("pytorch_gather", 6.0)
+    add("triton_tp", 0.5, vocab=65536, floor_ms=0.25)
+    report = pivot(frame(), floor=True, transpose=True)
+    assert grid(report) == (
+        ("variant",),
+        ("vocab=32768", "vocab=65536"),
+        {
+            ("triton_tp",): ["0.250 ms (1.00x)", "0.500 ms (1.00x)"],
+            ("pytorch_gather",): ["6.000 ms (24.0x)", None],
+            ("floor",): ["0.125 ms", "0.250 ms"],
+        },
+    )
+    assert report.tables[0].heading.endswith("tokens=4096, tp=2")
+    assert report.caption.endswith("twice the fastest of its column")
