@@ -135,7 +135,8 @@ WORKLOAD = Workload(
                 "expected_activations_gib",
                 "loss_value",
             ),
-        )
+        ),
+        "agreement": Study("do implementations train alike?", module="tpbench.workloads.train_step.agreement_study"),
     },
     metrics={
         "tokens_per_s": 1,
