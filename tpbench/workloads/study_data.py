@@ -24,6 +24,10 @@ class Series:
 
     label: str
     points: tuple[tuple[float, float], ...]
+    dashed: bool = False
+    """Drawn dashed and left out of the legend: another clock of the series with the same label."""
+    texts: tuple[str, ...] = ()
+    """Text beside each point. May be empty."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels of ratios with a common, logarithmic y axis. Series with the same label share their colour."""
+    """Panels with a common y axis. Series with the same label share their colour."""
 
     panels: tuple[Panel, ...]
     x_label: str
     y_label: str
+    ratios: bool = True
+    """True: the y axis is logarithmic and shows ratios, and points are joined. False: both axes begin at 0, and points
+    are not joined."""

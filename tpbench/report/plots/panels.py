@@ -15,7 +15,7 @@ PER_ROW = 3
 
 
 def draw_panels(picture: Picture) -> Figure:
-    """Draw lines on a logarithmic axis of ratios, and the vertical lines in the colour of their series."""
+    """Draw series, and the vertical lines in the colour of their series."""
     labels = sorted({line.label for panel in picture.panels for line in panel.lines})
     across = min(PER_ROW, len(picture.panels))
     down = -(-len(picture.panels) // across)
@@ -28,15 +28,26 @@ def draw_panels(picture: Picture) -> Figure:
         for line in panel.lines:
             index = labels.index(line.label)
             xs, ys = zip(*line.points, strict=True)
-            axes.plot(xs, ys, label=line.label, color=style.colour(index), marker=style.marker(index))
+            look = "--" if line.dashed else "-" if picture.ratios else ""
+            axes.plot(
+                xs, ys, label=None if line.dashed else line.label, color=style.colour(index),
+                marker=style.marker(index), linestyle=look,
+            )  # fmt: skip
+            for at, text in zip(line.points, line.texts, strict=False):
+                axes.annotate(text, at, (4, 3), textcoords="offset points", fontsize=6)
         for mark in panel.vertical_lines:
             colour = style.colour(labels.index(mark.label))
             axes.axvline(mark.x, color=colour, linestyle=":" if mark.dotted else "-", linewidth=1)
-        axes.axhline(1, color=style.ink(), linewidth=1)
         axes.set_title(panel.title)
         axes.set_xlabel(picture.x_label)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+        if picture.ratios:
+            axes.axhline(1, color=style.ink(), linewidth=1)
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+        else:
+            points = [point for each in picture.panels for line in each.lines for point in line.points]
+            axes.set_xlim(0, 1.15 * max(x for x, _ in points))  # room for the text beside a point
+            axes.set_ylim(0, 1.1 * max(y for _, y in points))
     for axes in grid[::across]:
         axes.set_ylabel(picture.y_label)
     style.common_legend(figure, grid, style.legend_columns(labels, figure.get_figwidth()))

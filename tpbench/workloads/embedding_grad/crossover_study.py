@@ -55,6 +55,11 @@ class DensityTime:
         """Ratio of the dense time and this one."""
         return None if self.dense_ms is None else self.dense_ms / self.ms
 
+    @property
+    def wall_speedup(self) -> float | None:
+        """The same ratio of wall times."""
+        return None if self.dense_wall_ms is None else self.dense_wall_ms / self.wall_ms
+
 
 @dataclass(frozen=True)
 class Crossover:
@@ -109,14 +114,15 @@ def picture(rows: Sequence[Row]) -> Picture | None:
     groups = {group: found for group, found in groups.items() if len({each.density for each in found}) > 1} or groups
     ends, several = crossovers(times), _several_softwares(times)
     panels = tuple(_panel(group, found, ends, several) for group, found in groups.items())
-    return Picture(panels, "rows touched (%)", f"speed-up over {DENSE}") if panels else None
+    return Picture(panels, "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}") if panels else None
 
 
 def _panel(group: GroupKey, found: Iterable[DensityTime], ends: Iterable[Crossover], several: bool) -> Panel:
-    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    points: dict[tuple[str, bool], list[tuple[float, float]]] = defaultdict(list)
     for each in found:
-        if each.speedup is not None:
-            points[each.variant].append((100 * each.density, each.speedup))
+        for speedup, by_wall_clock in ((each.speedup, False), (each.wall_speedup, True)):
+            if speedup is not None:
+                points[each.variant, by_wall_clock].append((100 * each.density, speedup))
     facts = _facts(group)
     size = "{table_rows} x {width}, {dp_size} ranks, {distribution}".format(**facts)
     marks = [
@@ -126,7 +132,7 @@ def _panel(group: GroupKey, found: Iterable[DensityTime], ends: Iterable[Crossov
         for density, dotted in ((end.measured, False), (end.predicted, True))
         if density is not None
     ]
-    lines = tuple(Series(variant, tuple(line)) for variant, line in points.items())
+    lines = tuple(Series(variant, tuple(line), by_wall_clock) for (variant, by_wall_clock), line in points.items())
     return Panel(size + _suffix(facts, several), lines, tuple(marks))
 
 

@@ -162,6 +162,10 @@ def test_the_crossover_by_wall_clock_stands_beside_that_of_device_times(frame: p
     sparse = frame["variant"] == "sparse_all_to_all"
     searched = frame.assign(time_ms=frame["time_ms"] + 9 * 0.28 * sparse)
     assert "| 60% | 63% | 5% | 40% |" in markdown(searched)
+    drawn = crossover_study.picture(plain_rows(searched))
+    assert drawn is not None
+    points = {each.dashed: dict(each.points) for each in drawn.panels[0].lines if each.label == "sparse_all_to_all"}
+    assert points[False][50.0] == pytest.approx(0.94 / 0.8) and points[True][50.0] == pytest.approx(0.94 / 1.08)
     never = frame.assign(time_ms=frame["time_ms"] + 9 * sparse)
     assert "| 60% | 63% | 5% | dense from 10% on |" in markdown(never)
 
