@@ -12,8 +12,9 @@ import pandas as pd
 
 from tpbench.report import writer
 from tpbench.report.escape import printable
-from tpbench.report.grids import GridCell, RecordGrid, arrange_rows
+from tpbench.report.grids import RecordGrid, arrange_rows
 from tpbench.report.metric import metric, number, ratio_text
+from tpbench.report.points import compared_key, points_picture
 from tpbench.report.records import CAVEATS, MISSING, Record, caveat_mark, column_label, is_measurement, value_text
 from tpbench.results.plain import plain_rows
 from tpbench.settings import JobError, unknown
@@ -61,9 +62,14 @@ def study_tables(frame: pd.DataFrame, name: str, *, all_rows: bool = False) -> l
 
 def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     """Return the picture of a study. Raises JobError if the study or these rows have none."""
-    if not any(study.module for study in studies()[name].values()):
+    by_workload = studies()[name]
+    if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
-    for module, rows in _computed(frame, studies()[name]):
+    columns = dict.fromkeys(each for study in by_workload.values() for each in study.axes)
+    for grid in arrange_rows(frame, columns).grids if columns else ():
+        if grid.workload in by_workload and (points := points_picture(grid, by_workload[grid.workload])):
+            return points
+    for module, rows in _computed(frame, by_workload):
         picture: Picture | None = module.picture(rows)
         if picture is not None:
             return picture
@@ -118,18 +124,13 @@ def compared_with_best(grid: RecordGrid, study: Study) -> list[str]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for at, cell in enumerate(cells):
         if is_measurement(cell.record) and cell.record.get(name) is not None:
-            groups.setdefault(_compared_key(grid, study, cell), []).append(at)
+            groups.setdefault(compared_key(grid, study, cell), []).append(at)
     compared = [MISSING] * len(cells)
     for group in groups.values():
         ratios = metric(name).ratios([float(cells[at].record[name]) for at in group])
         for at, ratio in zip(group, ratios, strict=True):
             compared[at] = MISSING if ratio is None else ratio_text(ratio)
     return compared
-
-
-def _compared_key(grid: RecordGrid, study: Study, cell: GridCell) -> tuple[object, ...]:
-    pairs = zip(grid.key_names, cell.key, strict=True)
-    return tuple(value for name, value in pairs if name not in study.compared_across)
 
 
 def filled_columns(grid: RecordGrid, study: Study) -> tuple[str, ...]:

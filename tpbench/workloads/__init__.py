@@ -98,6 +98,8 @@ class Study:
     """Columns to compare a cell with the best one of its problem. The first that a row has is used."""
     compared_across: tuple[str, ...] = ()
     """Keys in which compared cells may differ."""
+    axes: tuple[str, ...] = ()
+    """Columns along x and y of the study's picture, a point for each cell. Empty: no picture, or the module's."""
 
 
 @dataclass
