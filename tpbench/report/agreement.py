@@ -2,67 +2,128 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
 
 from tpbench.report.escape import printable
 from tpbench.report.metric import number
-from tpbench.report.records import Record, column_label, problem_identity, value_text
-from tpbench.workloads import Workload
+from tpbench.report.records import Record, column_label, problem_identity, record_label, row_records, value_text
+from tpbench.results.cells import newest
+from tpbench.workloads import Workload, workloads
+
+REPEAT = "Measure both again, and use neither until they agree"
+DIVERGED = "Repeat with a lower learning_rate; if they still part, one of them is wrong"
 
 
-def disagreements(rows: list[Record], workloads: dict[str, Workload]) -> list[str]:
+def frame_warnings(frame: pd.DataFrame, *, all_rows: bool = False) -> tuple[str, ...]:
+    """Return the sentences about the newest row of each cell of `frame`, or about every row, safe to print."""
+    rows = row_records(frame if all_rows else newest(frame), (), workloads())
+    return printed(disagreements(rows, workloads()))
+
+
+def printed(sentences: Iterable[str]) -> tuple[str, ...]:
+    """Return sentences without characters that act on a terminal."""
+    return tuple(printable(sentence, 600) for sentence in sentences)
+
+
+def disagreements(rows: list[Record], known: dict[str, Workload]) -> list[str]:
     """Return a sentence for each problem whose correct rows differ by more than their dtype allows.
 
-    The sentence names the two rows that are farthest apart.
+    The sentence names the problem, the two rows that are farthest apart, and what to do.
     """
-    problems: dict[tuple[object, ...], list[Record]] = defaultdict(list)
+    return [
+        sentence
+        for (name, *_), alike in equal_problems(rows, known).items()
+        if (sentence := _sentence(alike, known[str(name)]))
+    ]
+
+
+def equal_problems(rows: list[Record], known: dict[str, Workload]) -> dict[tuple[Any, ...], list[Record]]:
+    """Group the correct rows that must show equal losses, by workload and problem."""
+    problems: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for row in rows:
-        if row["status"] == "ok" and row["loss_value"] is not None and row["workload"] in workloads:
-            key = tuple(row[name] for name in problem_identity(workloads[row["workload"]]))
+        if row["status"] == "ok" and row["loss_value"] is not None and row["workload"] in known:
+            key = tuple(row[name] for name in problem_identity(known[row["workload"]]))
             problems[(row["workload"], *key)].append(row)
-    sentences = []
-    for (name, *values), alike in problems.items():
-        workload = workloads[str(name)]
-        sentences += _diverging_trajectories(alike, workload)
-        low = min(alike, key=lambda row: row["loss_value"])
-        high = max(alike, key=lambda row: row["loss_value"])
-        tolerance = workload.pivot.loss_tolerance.get(low["dtype"], 1e-4)
-        scale = max(1.0, abs(low["loss_value"]), abs(high["loss_value"]))
-        if high["loss_value"] - low["loss_value"] > tolerance * scale:
-            problem = " ".join(
-                f"{column_label(field)}={value_text(value)}"
-                for (field, default), value in zip(problem_identity(workload).items(), values, strict=True)
-                if value != default
-            )
-            sentences.append(
-                f"equal problems show different losses ({name} {problem}): {_loss(low)} and {_loss(high)}; "
-                f"a share of {tolerance:g} is allowed"
-            )
-    return sentences
+    return problems
 
 
-def _diverging_trajectories(alike: list[Record], workload: Workload) -> list[str]:
-    """Return a sentence for each column with one number per step in which two rows of the same problem diverge."""
-    sentences = []
+def disagreeing_rows(rows: list[Record], known: dict[str, Workload]) -> frozenset[str]:
+    """Return the ids of all rows of the problems that `disagreements` names."""
+    return frozenset(
+        str(row["row_id"])
+        for (name, *_), alike in equal_problems(rows, known).items()
+        if _parts(alike, known[str(name)])
+        for row in alike
+    )
+
+
+def _sentence(alike: list[Record], workload: Workload) -> str:
+    """Return the sentence about one problem, or an empty string if its rows agree."""
+    parts = _parts(alike, workload)
+    if not parts:
+        return ""
+    diverged = any(part.split()[0] in workload.pivot.trajectories for part in parts)
+    said = "diverge" if diverged else "show different losses"
+    advice = DIVERGED if diverged else REPEAT
+    return f"equal problems {said} ({_problem(alike[0], workload)}): {'; '.join(parts)}. {advice}"
+
+
+def _parts(alike: list[Record], workload: Workload) -> list[str]:
+    """Return where the rows of one problem differ by more than the tolerance: step by step, and in the loss."""
+    found = []
     for name, growth in workload.pivot.trajectories.items():
-        rows = [row for row in alike if row.get(name) is not None and len(row[name])]
-        for first, other in itertools.pairwise(rows):
-            tolerance = workload.pivot.loss_tolerance.get(first["dtype"], 1e-4) / growth
-            for step, (one, two) in enumerate(zip(first[name], other[name], strict=False), start=1):
-                tolerance *= growth
-                if not abs(one - two) <= tolerance * max(1.0, abs(one), abs(two)):
-                    sentences.append(
-                        f"{workload.name} on equal problems: {name} part at step {step}: {_value(first, one)} and "
-                        f"{_value(other, two)}; a share of {tolerance:g} is allowed"
-                    )
-                    break
-    return sentences
+        tolerance = _tolerance(alike, workload)
+        paths = [(row, row[name]) for row in alike if row.get(name) is not None and len(row[name])]
+        for step in range(max((len(values) for _, values in paths), default=0)):
+            here = [(row, float(values[step])) for row, values in paths if len(values) > step]
+            if part := _far_apart(here, tolerance):
+                found.append(f"{name} part at step {step + 1}: {part}")
+                break
+            tolerance *= growth
+    if not found and (part := _far_apart([(row, row["loss_value"]) for row in alike], _tolerance(alike, workload))):
+        found.append(part)
+    return found
 
 
-def _value(row: Record, value: float) -> str:
-    return f"{value_text(row['variant'])} {number(value)} (row {printable(str(row['row_id']))})"
+def _tolerance(alike: list[Record], workload: Workload) -> float:
+    return workload.pivot.loss_tolerance.get(alike[0]["dtype"], 1e-4)
 
 
-def _loss(row: Record) -> str:
-    return _value(row, row["loss_value"])
+def _far_apart(values: list[tuple[Record, float]], tolerance: float) -> str:
+    """Name the lowest and the highest value, in the order of the rows, if they differ by more than the tolerance."""
+
+    def size(index: int) -> tuple[bool, float]:
+        value = values[index][1]
+        return (math.isnan(value), 0.0 if math.isnan(value) else value)
+
+    if not values:
+        return ""
+    ends = sorted((min(range(len(values)), key=size), max(range(len(values)), key=size)))
+    (one, low), (other, high) = (values[at] for at in ends)
+    if all(math.isnan(value) for _, value in values) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
+        return ""
+    return f"{_named(one)} {number(low)} and {_named(other)} {number(high)}; a share of {tolerance:g} is allowed"
+
+
+def _named(row: Record) -> str:
+    """Name a row by its variant with options, and by its mesh."""
+    return f"{record_label(row)} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])})"
+
+
+def _problem(row: Record, workload: Workload) -> str:
+    """Name a problem by the fields that are not implied and not the default, and by its tokens."""
+    identity = problem_identity(workload)
+    shown = {
+        name: row[name]
+        for name, default in identity.items()
+        if row[name] is not None and name not in workload.pivot.implied
+        if row[name] != default or name in workload.pivot.rows
+    }
+    shown.setdefault("tokens", row["tokens"])
+    fields = [f"{column_label(name)}={value_text(value)}" for name, value in shown.items() if value is not None]
+    return printable(" ".join([workload.name, *fields]), 300)

@@ -13,6 +13,7 @@ import pandas as pd
 from rich.console import Console
 
 from tpbench.report import plots, render, writer
+from tpbench.report.agreement import frame_warnings
 from tpbench.report.columns import column_tables, parse_columns
 from tpbench.report.documents import write_documents
 from tpbench.report.grids import arrange_rows
@@ -27,9 +28,9 @@ from tpbench.results.upgrade import present_name, present_value
 from tpbench.settings import JobError, unknown
 from tpbench.workloads.study_data import StudyTable
 
-STUDIES: dict[str, Callable[[Sequence[StudyTable]], str]] = {
-    "text": lambda tables: f"{writer.as_text(study_document(tables)).plain}\n",
-    "markdown": lambda tables: writer.as_markdown(study_document(tables)),
+STUDIES: dict[str, Callable[[Sequence[StudyTable], Sequence[str]], str]] = {
+    "text": lambda tables, warnings: f"{writer.as_text(study_document(tables, warnings)).plain}\n",
+    "markdown": lambda tables, warnings: writer.as_markdown(study_document(tables, warnings)),
     "csv": study_csv,
 }
 TABLES: dict[str, Callable[[PivotReport], str]] = {
@@ -119,12 +120,18 @@ def _content(asked: argparse.Namespace) -> str | bytes:
     if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
         raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
     frame = _rows(asked)
-    if columns:
-        return STUDIES[asked.format](column_tables(frame, columns, asked.study, all_rows=asked.all))
-    if asked.study is not None:
-        if is_picture:
-            return plots.study_picture(study_picture(frame, asked.study), asked.study, asked.format)
-        return STUDIES[asked.format](study_tables(frame, asked.study, all_rows=asked.all))
+    if asked.study is not None and is_picture:
+        return plots.study_picture(study_picture(frame, asked.study), asked.study, asked.format)
+    if columns or asked.study is not None:
+        if asked.study is not None:
+            frame = frame[frame["workload"].isin(studies()[asked.study])]
+        if columns:
+            tables = column_tables(frame, columns, asked.study, all_rows=asked.all)
+        else:
+            tables = study_tables(frame, asked.study, all_rows=asked.all)
+        warnings = frame_warnings(frame, all_rows=asked.all)
+        _warn(warnings, asked)
+        return STUDIES[asked.format](tables, warnings)
     if is_picture:
         return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=asked.all), asked.plot, asked.format)
     if asked.format == "html":
@@ -132,14 +139,21 @@ def _content(asked: argparse.Namespace) -> str | bytes:
 
         return page(frame, asked.metric, all_rows=asked.all)
     report = pivot(frame, asked.metric, all_rows=asked.all, floor=asked.floor, transpose=asked.transpose)
-    for warning in report.warnings:
-        print(f"report: warning: {warning}", file=sys.stderr)
+    _warn(report.warnings, asked)
     if asked.format == "text" and asked.output is None:
         console = Console()  # detects a terminal and its colours
         with console.capture() as capture:  # rich itself would end the process if the pipe is closed
             render.show(render.text(report), console)
         return capture.get()
     return TABLES[asked.format](report)
+
+
+def _warn(warnings: Sequence[str], asked: argparse.Namespace) -> None:
+    """Print warnings to stderr, unless the same terminal shows them below the tables."""
+    if asked.output is None and asked.format in ("text", "markdown") and sys.stdout.isatty() and sys.stderr.isatty():
+        return
+    for warning in warnings:
+        print(f"report: warning: {warning}", file=sys.stderr)
 
 
 def _rows(asked: argparse.Namespace) -> pd.DataFrame:

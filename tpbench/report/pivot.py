@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.agreement import disagreements
+from tpbench.report.agreement import disagreements, printed
 from tpbench.report.escape import printable
 from tpbench.report.grids import GridRow, RecordGrid, RecordGrids, arrange_rows
 from tpbench.report.interleaved import interleaved_ratio
@@ -88,8 +88,8 @@ def tabulate(arranged: RecordGrids, metric_name: str = "time_ms") -> PivotReport
                 for column, cell in zip(table.columns, line.cells, strict=True)
                 if cell and cell.status != "ok"
             ]
-    warnings = [printable(text, 600) for text in disagreements(list(arranged.records), workloads())]
-    return PivotReport(shown, tuple(tables), _group(failures), tuple(warnings))
+    warnings = printed(disagreements(list(arranged.records), workloads()))
+    return PivotReport(shown, tuple(tables), _group(failures), warnings)
 
 
 def metric_table(grid: RecordGrid, shown: Metric) -> PivotTable:

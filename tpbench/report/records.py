@@ -12,9 +12,9 @@ import pandas as pd
 
 from tpbench.report.escape import printable
 from tpbench.results.cells import hardware
-from tpbench.results.label import spelled
+from tpbench.results.label import chosen_options, spelled
 from tpbench.results.plain import plain_rows
-from tpbench.workloads import Workload
+from tpbench.workloads import Workload, workloads
 
 Record: TypeAlias = dict[str, Any]
 
@@ -36,10 +36,10 @@ _REQUIRED = (
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
-def row_records(frame: pd.DataFrame, columns: Iterable[str], workloads: dict[str, Workload]) -> list[Record]:
+def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Workload]) -> list[Record]:
     """Return each row as a dictionary of the columns that every report reads and of `columns`. Missing is None."""
     names = dict.fromkeys((*_REQUIRED, *columns))
-    for workload in workloads.values():
+    for workload in known.values():
         names |= dict.fromkeys((*problem_fields(workload), *workload.pivot.rows, *workload.pivot.sections))
         names |= dict.fromkeys(workload.pivot.trajectories)
     names |= dict.fromkeys(("device", "hardware"))
@@ -87,6 +87,13 @@ def caveat_mark(record: Record) -> str:
 def is_measurement(record: Record) -> bool:
     """Return true if the row is correct and its times are measurements."""
     return record["status"] == "ok" and not caveat_mark(record)
+
+
+def record_label(record: Record) -> str:
+    """Return the variant of a row with its options, safe to print."""
+    options = chosen_options(record, workloads().get(record["workload"]))
+    words = (f"{column_label(name)}={value_text(value)}" for name, value in options)
+    return " ".join([value_text(record["variant"]), *words])
 
 
 def column_label(name: str) -> str:

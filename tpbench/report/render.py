@@ -46,7 +46,7 @@ def _document(report: PivotReport) -> writer.TextDocument:
     notes = [
         *(Text(line, "dim") for line in report.legend),
         *(Text(failure.text, _STYLES.get(failure.status, "")) for failure in report.failures),
-        *(Text(f"Warning: {warning}", "bold yellow") for warning in report.warnings),
+        *writer.warning_notes(report.warnings),
     ]
     return writer.TextDocument(tables, report.caption, notes=notes)
 

@@ -147,15 +147,16 @@ def value_of(name: str, record: Record) -> str:
     return value_text(value)
 
 
-def study_document(tables: Sequence[StudyTable]) -> writer.TextDocument:
+def study_document(tables: Sequence[StudyTable], warnings: Sequence[str] = ()) -> writer.TextDocument:
     """Return the tables of a study for the writer of text and Markdown."""
-    return writer.TextDocument([
-        writer.TextTable(table.columns, table.rows, table.heading, table.notes) for table in tables
-    ])  # fmt: skip
+    return writer.TextDocument(
+        [writer.TextTable(table.columns, table.rows, table.heading, table.notes) for table in tables],
+        notes=writer.warning_notes(warnings),
+    )
 
 
-def study_csv(tables: Sequence[StudyTable]) -> str:
-    """Return one CSV table of all tables of a study."""
+def study_csv(tables: Sequence[StudyTable], warnings: Sequence[str] = ()) -> str:
+    """Return one CSV table of all tables of a study. Warnings are no part of it: the command prints them."""
     columns = list(dict.fromkeys(name for table in tables for name in (*table.facts, *table.columns)))
     named = [{**table.facts, **dict(zip(table.columns, row, strict=True))} for table in tables for row in table.rows]
     return writer.as_csv(columns, [[row.get(name) for name in columns] for row in named])

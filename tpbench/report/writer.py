@@ -40,6 +40,11 @@ class TextDocument:
     notes: Sequence[Item] = ()
 
 
+def warning_notes(warnings: Iterable[str]) -> list[Item]:
+    """Return warnings as notes of a document."""
+    return [Text(f"Warning: {warning}", "bold yellow") for warning in warnings]
+
+
 def as_text(document: TextDocument) -> Text:
     """Return a document with aligned columns. Long lines stay whole, because rich's tables would cut numbers."""
     lines = [Text(document.caption, "dim"), Text("")] if document.caption else []

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpbench.report.command import main
 from tpbench.report.escape import printable
 from tpbench.report.metric import METRICS, metric, number, ratio_text
 from tpbench.report.pivot import pivot
@@ -154,7 +155,34 @@ def test_equal_problems_must_agree(add, frame):
     add("pytorch_gather", 1.0, loss_value=30.0, status="wrong", tp_size=8)
     (warning,) = pivot(frame()).warnings
     assert "(entropy_loss tokens=4096 vocab=32768)" in warning
-    assert "triton_tp 10.50 (row r0) and pytorch_tp_manual 11.50 (row r2); a share of 0.02 is allowed" in warning
+    farthest = "triton_tp (dp1 x tp2) 10.50 and pytorch_tp_manual (dp1 x tp4) 11.50"
+    assert f"{farthest}; a share of 0.02 is allowed. Measure both again" in warning
+
+
+TRAINED = {
+    "workload": "train_step", "model": "qwen3_8b", "num_layers": 36, "seq_length": 2048, "batch_size": 1, "loss": None,
+    "vocab": None, "block_cap": None, "tokens": 2048, "tp_size": 1, "dp_size": 2, "loss_value": 11.0,
+}  # fmt: skip
+
+
+def test_a_diverging_problem_has_one_line(add, frame, tmp_path, capsys):
+    """Its line names the model, the tokens, the mesh and what to do, and no row. Studies show it, too."""
+    add("ddp", 1.0, losses=[12.0, 11.9, 12.8, 11.0], grad_norms=[1.0, 1.0, 346.0, 2.0], **TRAINED)
+    add("fsdp", 1.0, losses=[12.0, 11.9, 11.9, 11.5], grad_norms=[1.0, 1.0, 1.5, 1.5], **TRAINED)
+    add("autotp", 1.0, losses=[12.0, 11.9, 12.3], zero_stage=1, **TRAINED | {"tp_size": 2})
+    add("ddp", 1.0, losses=[9.0, 9.0, 9.0], **TRAINED | {"model": "qwen3_0p6b"})
+    add("fsdp", 1.0, losses=[9.0, float("nan"), 9.0], **TRAINED | {"model": "qwen3_0p6b"})
+    first, second = pivot(frame()).warnings
+    assert "(train_step model=qwen3_8b num_layers=36 seq_length=2048 dp=2 tokens=2048)" in first
+    assert "losses part at step 3: ddp (dp2 x tp1) 12.80 and fsdp (dp2 x tp1) 11.90" in first
+    assert "grad_norms part at step 3: ddp (dp2 x tp1) 346.0 and fsdp (dp2 x tp1) 1.500" in first
+    assert "lower learning_rate" in first and "row" not in first.replace("lower", "")
+    assert "part at step 2: ddp (dp2 x tp1) 9.000 and fsdp (dp2 x tp1) nan" in second
+    for form in ("text", "markdown", "csv"):
+        assert main([str(tmp_path), "--study", "training", "--format", form]) == 0
+        printed = capsys.readouterr()
+        assert [first in line for line in printed.err.splitlines()] == [True, False]
+        assert form == "csv" or "qwen3" in printed.out.split("Warning: ")[1]
 
 
 def test_float32_must_agree_better(add, frame):
