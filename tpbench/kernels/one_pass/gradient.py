@@ -72,8 +72,9 @@ def gradient_factors(state, log_z, counts, scale, scales, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def _store(grad, g, row, exists, part, tile_of_row, SPEC: gl.constexpr):
+def _store(walk, g, row, exists, tile_of_row, SPEC: gl.constexpr):
     """Store the gradient of a tile, (ROWS, REPEATS, LANES, VECTOR) in fp32."""
+    part = walk.part
     if SPEC.MASKED:
         column = (part.vector * SPEC.VECTOR + part.place) + gl.zeros_like(g).to(gl.int32)
         inside = column < part.valid - tile_of_row * part.tile_units * column_unit(SPEC)
@@ -81,12 +82,12 @@ def _store(grad, g, row, exists, part, tile_of_row, SPEC: gl.constexpr):
     extent = gl.minimum(part.extent - tile_of_row * part.tile_units, part.tile_units)
     inside = existing_mask(exists, part, extent, SPEC)
     begin = part.first + tile_of_row * part.tile_units
-    to = addresses(grad, row, begin, part, SPEC)
-    gl.store(to, g.to(grad.pointer.dtype.element_ty), mask=inside)
+    to = addresses(walk.grad, row, begin, part, SPEC)
+    gl.store(to, g.to(walk.grad.pointer.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
-def store_from_registers(grad, tile, factors, row, exists, part, tile_of_row, SPEC: gl.constexpr):
+def store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC: gl.constexpr):
     """Store the gradient of a tile in registers (`TileState`), whose exponentials are relative to each thread's c."""
     g = tile.exp_x * (exp2(tile.state.c - factors.reference) * factors.factor)[:, None, :, None]
     if SPEC.LOSS == "reverse_kl":
@@ -96,11 +97,11 @@ def store_from_registers(grad, tile, factors, row, exists, part, tile_of_row, SP
     elif not has_labels(SPEC):
         factor_t = exp2(tile.state.c_t - factors.reference_t) * factors.second
         g = gl.fma(tile.other, factor_t[:, None, :, None], g)
-    _store(grad, g, row, exists, part, tile_of_row, SPEC)
+    _store(walk, g, row, exists, tile_of_row, SPEC)
 
 
 @gluon.jit
-def store_from_logits(grad, raw, scales, factors, row, exists, part, tile_of_row, SPEC: gl.constexpr):
+def store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC: gl.constexpr):
     """Store the gradient of a tile of raw logits and target logits, `raw`, (ROWS, REPEATS, LANES, VECTOR) each."""
     FEW: gl.constexpr = few_instructions(SPEC)
     x = gl.fma(to_fp32(raw[0], FEW), scales.k, 0.0 - factors.reference[:, None, :, None])
@@ -115,13 +116,14 @@ def store_from_logits(grad, raw, scales, factors, row, exists, part, tile_of_row
             g = multiply_nonzero(g, gl.fma(x - t, factors.factor[:, None, :, None], offset[:, None, :, None]))
         else:
             g = gl.fma(exp2(t), factors.second[:, None, :, None], g * factors.factor[:, None, :, None])
-    _store(grad, g, row, exists, part, tile_of_row, SPEC)
+    _store(walk, g, row, exists, tile_of_row, SPEC)
 
 
 @gluon.jit
-def store_at_label(grad, label, factors, scale, row, part, scales, SPEC: gl.constexpr):
+def store_at_label(walk, label, factors, scale, row, scales, SPEC: gl.constexpr):
     """Store the gradient of the label's own element again, (ROWS,): cheaper than to compare every column with it."""
+    grad = walk.grad
     at_label = exp2(gl.fma(label.logit, scales.k, 0.0 - factors.row_reference)) * factors.row_factor - scale
-    at = row * (grad.row * column_unit(SPEC)) + (part.first * column_unit(SPEC) + label.local) * grad.column
+    at = row * (grad.row * column_unit(SPEC)) + (walk.part.first * column_unit(SPEC) + label.local) * grad.column
     barrier()
     gl.store(grad.pointer + at, at_label.to(grad.pointer.dtype.element_ty), mask=label.held)

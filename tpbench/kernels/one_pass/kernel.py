@@ -32,10 +32,9 @@ from tpbench.kernels.one_pass.gradient import (
     store_from_logits,
     store_from_registers,
 )
-from tpbench.kernels.one_pass.layouts import column_unit, has_labels, row_layout, state_layout
+from tpbench.kernels.one_pass.layouts import has_labels, state_layout
 from tpbench.kernels.one_pass.ptx import arrive, await_copies, barrier
 from tpbench.kernels.one_pass.rows import (
-    Vocabulary,
     inverse_count,
     load_labels,
     load_own_label,
@@ -51,16 +50,8 @@ from tpbench.kernels.one_pass.state import (
     row_loss,
     tile_state,
 )
-from tpbench.kernels.one_pass.tiles import (
-    Matrix,
-    Shared,
-    Source,
-    allocate,
-    copy_tile,
-    load_tile,
-    part_of_row,
-    reduce_tiles,
-)
+from tpbench.kernels.one_pass.tiles import copy_tile, load_tile, reduce_tiles
+from tpbench.kernels.one_pass.walk import Sizes, open_walk, rows_after, rows_of_step
 
 
 @gluon.jit(
@@ -90,123 +81,102 @@ def one_pass_kernel(
     HELD: gl.constexpr = TILES - 1  # tiles that stay in shared memory, with a place for this row and one for the next
     LAST: gl.constexpr = TILES - 1  # the tile that passes on to registers
     FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
-    element: gl.constexpr = logits.dtype.element_ty
-    shared_x = allocate(element, HELD, 2, SPEC)
-    shared_t = shared_x
-    if not LABELS:
-        shared_t = allocate(element, HELD, 2, SPEC)
-    shared = Shared(shared_x, shared_t)
-    x_matrix = Matrix(logits, strides.logits_row, strides.logits_column)
-    grad_matrix = Matrix(grad, strides.grad_row, strides.grad_column)
-    source = Source(x_matrix, Matrix(target, strides.target_row, strides.target_column))
-    vocabulary = Vocabulary(vocab_size, ignore_index)
-
-    part_number = gl.program_id(0) % n_parts
-    walker = gl.program_id(0) // n_parts
-    walkers = gl.num_programs(0) // n_parts
-    steps = gl.cdiv(gl.cdiv(n_rows, ROWS) - walker, walkers)  # tiles of this program
-    part = part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
-    start = vocab_start + part.first * column_unit(SPEC)
-    row_in_tile = gl.arange(0, ROWS, row_layout(SPEC))
+    sizes = Sizes(n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size, ignore_index)
+    walk = open_walk(logits, target, grad, strides, sizes, HELD, 2, SPEC)
     epoch = 0
     if EXCHANGE:
         epoch = gl.load(mailbox.control) + 1
 
     # Copies of the first tiles start before anything else.
-    row = (walker * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
-    first_label = row_in_tile
-    next_label = row_in_tile
-    if LABELS:
-        first_label = load_labels(target, row, n_rows)
-        next_label = load_labels(target, row + walkers * ROWS, n_rows)
-    counts = rows_that_count(row, first_label, n_rows, vocabulary, SPEC)
+    row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
+    first_label = load_labels(walk, row, 0, SPEC)
+    next_label = load_labels(walk, row, 1, SPEC)
+    counts = rows_that_count(walk, row, first_label, SPEC)
     for tile_of_row in gl.static_range(HELD):
-        copy_tile(shared, 0, source, row, counts, part, tile_of_row, tile_of_row, SPEC)
-    next_row = row + walkers * ROWS
-    copy_tile(shared, 0, source, row, counts, part, LAST, HELD, SPEC)
-    counts = rows_that_count(next_row, next_label, n_rows, vocabulary, SPEC)
+        copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
+    next_row = rows_after(walk, row, 1, SPEC)
+    copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
+    counts = rows_that_count(walk, next_row, next_label, SPEC)
     for tile_of_row in gl.static_range(HELD):
-        copy_tile(shared, 1, source, next_row, counts, part, tile_of_row, tile_of_row, SPEC)
+        copy_tile(walk, 1, next_row, counts, tile_of_row, tile_of_row, SPEC)
 
     inverse = 1.0
     if SPEC.COUNT:
-        inverse = inverse_count(target, n_rows, vocabulary, SPEC)
+        inverse = inverse_count(walk, SPEC)
     scale = scales.grad_scale * inverse
 
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
-    later_label = row_in_tile
-    if LABELS:
-        later_label = load_labels(target, next_row + walkers * ROWS, n_rows)
+    later_label = load_labels(walk, next_row, 1, SPEC)
     if EXCHANGE:
-        exchange = open_exchange(mailbox, epoch, capacity, half, rank, part_number, n_parts, SPEC)
+        exchange = open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
         limits = wait_limits(limit_ns, SPEC)
 
     # The state of the next row's tiles that have arrived.
-    held = reduce_tiles(no_columns(SPEC), shared, 0, 0, HELD, HELD + 1, part, scales, SPEC)
+    held = reduce_tiles(no_columns(SPEC), walk, 0, 0, HELD, HELD + 1, scales, SPEC)
 
-    for step in range(steps):
-        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
+    for step in range(walk.steps):
+        row = rows_of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
         counts = exists
         if LABELS:
             # The label's logit is loaded before the wait for copies, to arrive meanwhile.
-            counts, own_label = load_own_label(x_matrix, row, this_label, vocabulary, start, part, SPEC)
-            last_label = load_labels(target, row + 3 * walkers * ROWS, n_rows)
+            counts, own_label = load_own_label(walk, row, this_label, SPEC)
+            last_label = load_labels(walk, row, 3, SPEC)
         await_copies(HELD)
-        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+        x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
         # The tile is in registers: its place is free for the next row's.
-        next_row = row + walkers * ROWS
-        next_counts = rows_that_count(next_row, next_label, n_rows, vocabulary, SPEC)
-        copy_tile(shared, 0, source, next_row, next_counts, part, LAST, HELD, SPEC)
+        next_row = rows_after(walk, row, 1, SPEC)
+        next_counts = rows_that_count(walk, next_row, next_label, SPEC)
+        copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
         last_tile = tile_state(x, t, scales, SPEC)
         state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)  # (ROWS, LANES) to (ROWS,)
         state = convert_state(state, state_layout(SPEC))
         if LABELS:
             state = State(state.c, state.s, gl.convert_layout(own_label.logit, state_layout(SPEC)), state.s_t, state.a)
         if EXCHANGE:
-            there, line = send_state(state, (walker + step * walkers) * ROWS, n_rows, exchange, SPEC)
+            there, line = send_state(state, (walk.walker + step * walk.walkers) * ROWS, n_rows, exchange, SPEC)
 
         # Reduce the next row's first AHEAD tiles while the words travel. The others are reduced between gradients of
         # tiles. So stores and copies occupy the memory all the time, and a copy has a whole step to arrive.
         next_at = (step + 1) % 2
-        held = reduce_tiles(no_columns(SPEC), shared, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, part, scales, SPEC)
+        held = reduce_tiles(no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, scales, SPEC)
         if EXCHANGE:
             # The last of those tiles hides the latency of a first look.
             needed, inbox, words = first_look(there, line, exchange, SPEC)
-        held = reduce_tiles(held, shared, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, part, scales, SPEC)
+        held = reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, scales, SPEC)
         if EXCHANGE:
             states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
             state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
 
         of_row, log_z = row_loss(state, scales, SPEC)  # (ROWS,)
-        if part_number == 0:
+        if walk.part_number == 0:
             of_row = gl.where(gl.convert_layout(counts, state_layout(SPEC)), of_row, 0.0)
             at = row_losses + gl.convert_layout(row, state_layout(SPEC))
             gl.store(at, of_row, mask=gl.convert_layout(exists, state_layout(SPEC)))
         if SPEC.REDUCE or EXCHANGE:
-            if step == steps - 1:
+            if step == walk.steps - 1:
                 # The other programs need nothing more of this one: they need not wait for its last gradient.
                 barrier()
                 arrive(mailbox.control + 1)
         if SPEC.GRAD:
             factors = gradient_factors(state, log_z, counts, scale, scales, SPEC)
-            store_from_registers(grad_matrix, last_tile, factors, row, exists, part, LAST, SPEC)
+            store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
         at_place = step % 2
-        copied_row = next_row + walkers * ROWS
-        copied = rows_that_count(copied_row, later_label, n_rows, vocabulary, SPEC)
+        copied_row = rows_after(walk, next_row, 1, SPEC)
+        copied = rows_that_count(walk, copied_row, later_label, SPEC)
         for tile_of_row in gl.static_range(HELD):
             if SPEC.GRAD:
-                raw = load_tile(shared, at_place, part, tile_of_row, tile_of_row, SPEC)
-            copy_tile(shared, at_place, source, copied_row, copied, part, tile_of_row, tile_of_row, SPEC)
+                raw = load_tile(walk, at_place, tile_of_row, tile_of_row, SPEC)
+            copy_tile(walk, at_place, copied_row, copied, tile_of_row, tile_of_row, SPEC)
             if SPEC.GRAD:
-                store_from_logits(grad_matrix, raw, scales, factors, row, exists, part, tile_of_row, SPEC)
+                store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
             if tile_of_row >= AHEAD:
-                held = reduce_tiles(held, shared, next_at, tile_of_row, tile_of_row + 1, HELD + 1, part, scales, SPEC)
+                held = reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, HELD + 1, scales, SPEC)
 
         if LABELS:
             if SPEC.GRAD:
-                store_at_label(grad_matrix, own_label, factors, scale, row, part, scales, SPEC)
+                store_at_label(walk, own_label, factors, scale, row, scales, SPEC)
             this_label = next_label
             next_label = later_label
             later_label = last_label

@@ -11,16 +11,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass.layouts import column_unit, flat_layout, has_labels
+from tpbench.kernels.one_pass.walk import rows_after
 
 BATCH = gl.constexpr(4096)
 """Rows whose labels or losses a program loads before it waits for the first of them."""
-
-
-class Vocabulary(NamedTuple):
-    """Decides which labels count."""
-
-    size: Any
-    ignore_index: Any
 
 
 class OwnLabel(NamedTuple):
@@ -35,35 +29,41 @@ class OwnLabel(NamedTuple):
 
 
 @gluon.jit
-def load_labels(target, row, n_rows):
-    """Labels of rows. Rows past the last one have the label -1."""
-    return gl.load(target + row, mask=row < n_rows, other=-1)
+def load_labels(walk, row, STEPS: gl.constexpr, SPEC: gl.constexpr):
+    """Load the labels, (ROWS,), of the rows that follow `row` after STEPS steps. Rows past the last have the label -1.
+
+    Without labels return numbers that nothing reads.
+    """
+    if has_labels(SPEC):
+        later = rows_after(walk, row, STEPS, SPEC)
+        return gl.load(walk.target.pointer + later, mask=later < walk.n_rows, other=-1)
+    else:
+        return walk.row_in_tile
 
 
 @gluon.jit
-def _columns_of(label, vocabulary):
+def _columns_of(label, walk):
     """Labels as columns, int32. -1: the row does not count."""
-    counts = (label != vocabulary.ignore_index) & (label >= 0) & (label < vocabulary.size)
+    counts = (label != walk.ignore_index) & (label >= 0) & (label < walk.vocab_size)
     return gl.where(counts, label.to(gl.int32), -1)
 
 
 @gluon.jit
-def rows_that_count(row, label, n_rows, vocabulary, SPEC: gl.constexpr):
-    """Which rows have a loss: those that exist and whose labels count."""
+def rows_that_count(walk, row, label, SPEC: gl.constexpr):
+    """Return which rows have a loss: those that exist and whose labels count."""
     if has_labels(SPEC):
-        return _columns_of(label, vocabulary) >= 0
+        return _columns_of(label, walk) >= 0
     else:
-        return row < n_rows
+        return row < walk.n_rows
 
 
 @gluon.jit
-def load_own_label(logits, row, label, vocabulary, start, part, SPEC: gl.constexpr):
-    """Start to load the logits of labels, (ROWS,). Returns which rows count, and an `OwnLabel`.
-
-    start: the global column where this program's part begins.
-    """
-    column = _columns_of(label, vocabulary)
-    local = (column - start).to(gl.int64)
+def load_own_label(walk, row, label, SPEC: gl.constexpr):
+    """Start to load the logits of labels, (ROWS,). Returns which rows count, and an `OwnLabel`."""
+    logits = walk.logits
+    part = walk.part
+    column = _columns_of(label, walk)
+    local = (column - walk.start).to(gl.int64)
     counts = column >= 0
     held = counts & (local >= 0) & (local < part.valid)
     at = row * (logits.row * column_unit(SPEC)) + (part.first * column_unit(SPEC) + local) * logits.column
@@ -72,13 +72,13 @@ def load_own_label(logits, row, label, vocabulary, start, part, SPEC: gl.constex
 
 
 @gluon.jit
-def inverse_count(target, n_rows, vocabulary, SPEC: gl.constexpr):
-    """1 / the number of rows whose labels count, at least 1."""
+def inverse_count(walk, SPEC: gl.constexpr):
+    """Return 1 / the number of rows whose labels count, at least 1."""
     total = gl.zeros([BATCH], gl.int32, flat_layout(SPEC))
-    for begin in range(0, n_rows, BATCH):
+    for begin in range(0, walk.n_rows, BATCH):
         row = begin + gl.arange(0, BATCH, flat_layout(SPEC))
-        label = _columns_of(load_labels(target, row, n_rows), vocabulary)
-        total += gl.where((label >= 0) & (row < n_rows), 1, 0)
+        label = _columns_of(gl.load(walk.target.pointer + row, mask=row < walk.n_rows, other=-1), walk)
+        total += gl.where((label >= 0) & (row < walk.n_rows), 1, 0)
     return 1.0 / gl.maximum(gl.sum(total, axis=0), 1).to(gl.float32)
 
 

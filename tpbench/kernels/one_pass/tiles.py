@@ -41,13 +41,6 @@ class Part(NamedTuple):
     """(1, 1, 1, VECTOR): the place of each element in its vector."""
 
 
-class Source(NamedTuple):
-    """The matrices that tiles are copied from. With labels `target` is not copied."""
-
-    logits: Any
-    target: Any
-
-
 class Shared(NamedTuple):
     """Shared memory: a tuple of descriptors for logits and one for target logits. With labels both are the same.
 
@@ -92,8 +85,8 @@ def _places_shape(places, spec):
 
 
 @gluon.jit
-def allocate(element: gl.constexpr, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr):
-    """Allocate shared memory: PLACES places for each of HELD tiles, then one place for tiles that go to registers."""
+def _allocate_tiles(element: gl.constexpr, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr):
+    """Allocate tiles of one matrix: PLACES places for each of HELD tiles, then one for the others."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     places: gl.constexpr = _places_shape(PLACES, SPEC)
     one_place: gl.constexpr = _places_shape(1, SPEC)
@@ -101,6 +94,16 @@ def allocate(element: gl.constexpr, HELD: gl.constexpr, PLACES: gl.constexpr, SP
     for _ in gl.static_range(HELD):
         shared = shared + (gl.allocate_shared_memory(element, places, flat),)  # type: ignore[assignment]  # noqa: RUF005
     return shared + (gl.allocate_shared_memory(element, one_place, flat),)  # noqa: RUF005
+
+
+@gluon.jit
+def allocate(element: gl.constexpr, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr):
+    """Allocate the `Shared` memory of a program: PLACES places for each of HELD tiles, and one for the other tiles."""
+    x = _allocate_tiles(element, HELD, PLACES, SPEC)
+    if has_labels(SPEC):
+        return Shared(x, x)
+    else:
+        return Shared(x, _allocate_tiles(element, HELD, PLACES, SPEC))
 
 
 @gluon.jit
@@ -140,17 +143,19 @@ def _copy_one(shared, pointer, inside, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def copy_tile(shared, at, source, row, counts, part, tile_of_row, HELD: gl.constexpr, SPEC: gl.constexpr):
+def copy_tile(walk, at, row, counts, tile_of_row, HELD: gl.constexpr, SPEC: gl.constexpr):
     """Start to copy a tile of the rows (ROWS,) that count to place `at` of the shared tile HELD, as one group.
 
     Elements of other rows, and those past the end of the part, become zero.
     """
+    part = walk.part
+    shared = walk.shared
     begin = part.first + tile_of_row * part.tile_units
     extent = gl.minimum(part.extent - tile_of_row * part.tile_units, part.tile_units)
     inside = existing_mask(counts, part, extent, SPEC)
-    _copy_one(shared.x[HELD].index(at), addresses(source.logits, row, begin, part, SPEC), inside, SPEC)
+    _copy_one(shared.x[HELD].index(at), addresses(walk.logits, row, begin, part, SPEC), inside, SPEC)
     if not has_labels(SPEC):
-        _copy_one(shared.t[HELD].index(at), addresses(source.target, row, begin, part, SPEC), inside, SPEC)
+        _copy_one(shared.t[HELD].index(at), addresses(walk.target, row, begin, part, SPEC), inside, SPEC)
     async_copy.commit_group()
 
 
@@ -165,11 +170,13 @@ def _load_one(shared, part, valid, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def load_tile(shared, at, part, tile_of_row, HELD: gl.constexpr, SPEC: gl.constexpr):
+def load_tile(walk, at, tile_of_row, HELD: gl.constexpr, SPEC: gl.constexpr):
     """Load the logits and target logits of a tile, (ROWS, REPEATS, LANES, VECTOR) each, from place `at` of tile HELD.
 
     MASKED: in fp32, with -inf past the columns of the tile and of the softmax. Otherwise in their own dtype.
     """
+    part = walk.part
+    shared = walk.shared
     columns = part.tile_units * column_unit(SPEC)
     valid = gl.minimum(part.valid - tile_of_row * columns, columns)
     x = _load_one(shared.x[HELD].index(at), part, valid, SPEC)
@@ -181,7 +188,7 @@ def load_tile(shared, at, part, tile_of_row, HELD: gl.constexpr, SPEC: gl.conste
 
 @gluon.jit
 def reduce_tiles(
-    state, shared, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER: gl.constexpr, part, scales, SPEC: gl.constexpr
+    state, walk, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER: gl.constexpr, scales, SPEC: gl.constexpr
 ):
     """Merge tiles BEGIN to END, which stay in shared memory at place `at`, into a state by thread (ROWS, LANES).
 
@@ -189,6 +196,6 @@ def reduce_tiles(
     """
     for tile_of_row in gl.static_range(BEGIN, END):
         await_copies(END - 1 - tile_of_row + LATER)
-        x, t = load_tile(shared, at, part, tile_of_row, tile_of_row, SPEC)
+        x, t = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
         state = merge_two(state, tile_state(x, t, scales, SPEC).state, SPEC)
     return state

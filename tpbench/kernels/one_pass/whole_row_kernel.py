@@ -19,10 +19,9 @@ from tpbench.kernels.one_pass.gradient import (
     store_from_logits,
     store_from_registers,
 )
-from tpbench.kernels.one_pass.layouts import column_unit, has_labels, row_layout
+from tpbench.kernels.one_pass.layouts import has_labels, row_layout
 from tpbench.kernels.one_pass.ptx import arrive, await_copies, barrier, opaque_true
 from tpbench.kernels.one_pass.rows import (
-    Vocabulary,
     inverse_count,
     load_labels,
     load_own_label,
@@ -37,16 +36,8 @@ from tpbench.kernels.one_pass.state import (
     row_loss,
     tile_state,
 )
-from tpbench.kernels.one_pass.tiles import (
-    Matrix,
-    Shared,
-    Source,
-    allocate,
-    copy_tile,
-    load_tile,
-    part_of_row,
-    reduce_tiles,
-)
+from tpbench.kernels.one_pass.tiles import copy_tile, load_tile, reduce_tiles
+from tpbench.kernels.one_pass.walk import Sizes, open_walk, rows_after, rows_of_step
 
 LAG = gl.constexpr(2)
 """Tiles between the start of a tile's copy and its reduction."""
@@ -64,91 +55,69 @@ def whole_row_kernel(
     """Compute the loss and the gradient of rows. The arguments are those of `kernel.one_pass_kernel`."""
     gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0)
     LABELS: gl.constexpr = has_labels(SPEC)
-    ROWS: gl.constexpr = SPEC.ROWS
     TILES: gl.constexpr = SPEC.TILES
     HELD: gl.constexpr = TILES - 2  # tiles that stay in shared memory; two pass on to registers:
     FIRST: gl.constexpr = TILES - 2
     LAST: gl.constexpr = TILES - 1
-    element: gl.constexpr = logits.dtype.element_ty
-    shared_x = allocate(element, HELD, 1, SPEC)
-    shared_t = shared_x
-    if not LABELS:
-        shared_t = allocate(element, HELD, 1, SPEC)
-    shared = Shared(shared_x, shared_t)
-    x_matrix = Matrix(logits, strides.logits_row, strides.logits_column)
-    grad_matrix = Matrix(grad, strides.grad_row, strides.grad_column)
-    source = Source(x_matrix, Matrix(target, strides.target_row, strides.target_column))
-    vocabulary = Vocabulary(vocab_size, ignore_index)
-
-    part_number = gl.program_id(0) % n_parts
-    walker = gl.program_id(0) // n_parts
-    walkers = gl.num_programs(0) // n_parts
-    steps = gl.cdiv(gl.cdiv(n_rows, ROWS) - walker, walkers)  # tiles of this program
-    part = part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
-    start = vocab_start + part.first * column_unit(SPEC)
-    row_in_tile = gl.arange(0, ROWS, row_layout(SPEC))
+    sizes = Sizes(n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size, ignore_index)
+    walk = open_walk(logits, target, grad, strides, sizes, HELD, 1, SPEC)
 
     # Copies of the first tiles start before anything else.
-    row = (walker * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
-    first_label = row_in_tile
-    next_label = row_in_tile
-    if LABELS:
-        first_label = load_labels(target, row, n_rows)
-        next_label = load_labels(target, row + walkers * ROWS, n_rows)
-    counts = rows_that_count(row, first_label, n_rows, vocabulary, SPEC)
-    copy_tile(shared, 0, source, row, counts, part, FIRST, HELD, SPEC)
+    row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
+    first_label = load_labels(walk, row, 0, SPEC)
+    next_label = load_labels(walk, row, 1, SPEC)
+    counts = rows_that_count(walk, row, first_label, SPEC)
+    copy_tile(walk, 0, row, counts, FIRST, HELD, SPEC)
     for tile_of_row in gl.static_range(HELD):
         if tile_of_row == HELD - LAG:
             await_copies(HELD - LAG)
-            x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
-            copy_tile(shared, 0, source, row, counts, part, LAST, HELD, SPEC)
+            x, t = load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+            copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
             first_tile = tile_state(x, t, scales, SPEC)
-        copy_tile(shared, 0, source, row, counts, part, tile_of_row, tile_of_row, SPEC)
-    next_row = row + walkers * ROWS
+        copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
+    next_row = rows_after(walk, row, 1, SPEC)
 
     inverse = 1.0
     if SPEC.COUNT:
-        inverse = inverse_count(target, n_rows, vocabulary, SPEC)
+        inverse = inverse_count(walk, SPEC)
     scale = scales.grad_scale * inverse
 
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
-    later_label = row_in_tile
-    if LABELS:
-        later_label = load_labels(target, next_row + walkers * ROWS, n_rows)
+    later_label = load_labels(walk, next_row, 1, SPEC)
 
     # The state of the row's tiles that have arrived.
     held = first_tile.state
     for tile_of_row in gl.static_range(HELD - LAG):
         if opaque_true():
-            held = reduce_tiles(held, shared, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, part, scales, SPEC)
+            held = reduce_tiles(held, walk, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, scales, SPEC)
 
-    for step in range(steps):
-        row = ((walker + step * walkers) * ROWS + row_in_tile).to(gl.int64)  # (ROWS,)
+    for step in range(walk.steps):
+        row = rows_of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
         counts = exists
         if LABELS:
             # The label's logit is loaded before the wait for copies, to arrive meanwhile.
-            counts, own_label = load_own_label(x_matrix, row, this_label, vocabulary, start, part, SPEC)
-            last_label = load_labels(target, row + 3 * walkers * ROWS, n_rows)
+            counts, own_label = load_own_label(walk, row, this_label, SPEC)
+            last_label = load_labels(walk, row, 3, SPEC)
         await_copies(LAG)
-        x, t = load_tile(shared, 0, part, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+        x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
         # The tile is in registers: its place is free for the next row's.
-        next_row = row + walkers * ROWS
-        next_counts = rows_that_count(next_row, next_label, n_rows, vocabulary, SPEC)
-        copy_tile(shared, 0, source, next_row, next_counts, part, FIRST, HELD, SPEC)
+        next_row = rows_after(walk, row, 1, SPEC)
+        next_counts = rows_that_count(walk, next_row, next_label, SPEC)
+        copy_tile(walk, 0, next_row, next_counts, FIRST, HELD, SPEC)
         last_tile = tile_state(x, t, scales, SPEC)
-        held = reduce_tiles(held, shared, 0, HELD - LAG, HELD, 1, part, scales, SPEC)
+        held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, scales, SPEC)
         state = merge_threads(merge_two(held, last_tile.state, SPEC), SPEC)  # (ROWS, LANES) to (ROWS,)
         state = convert_state(state, row_layout(SPEC))
         if LABELS:
             state = State(state.c, state.s, own_label.logit, state.s_t, state.a)
 
         of_row, log_z = row_loss(state, scales, SPEC)  # (ROWS,)
-        if part_number == 0:
+        if walk.part_number == 0:
             gl.store(row_losses + row, gl.where(counts, of_row, 0.0), mask=exists)
         if SPEC.REDUCE:
-            if step == steps - 1:
+            if step == walk.steps - 1:
                 # The last program needs nothing more of this one: it need not wait for this one's last gradient.
                 barrier()
                 arrive(mailbox.control + 1)
@@ -158,36 +127,34 @@ def whole_row_kernel(
         for tile_of_row in gl.static_range(HELD):
             if tile_of_row == HELD - LAG:
                 await_copies(HELD - LAG)
-                x, t = load_tile(shared, 0, part, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
-                copy_tile(shared, 0, source, next_row, next_counts, part, LAST, HELD, SPEC)
+                x, t = load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+                copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
                 first_tile = tile_state(x, t, scales, SPEC)
                 held = merge_two(held, first_tile.state, SPEC)
             if tile_of_row % READ == 0:
                 if SPEC.GRAD:
                     raw = ()
                     for each in gl.static_range(tile_of_row, tile_of_row + READ):
-                        raw = raw + (load_tile(shared, 0, part, each, each, SPEC),)  # type: ignore[assignment]  # noqa: RUF005
+                        raw = raw + (load_tile(walk, 0, each, each, SPEC),)  # type: ignore[assignment]  # noqa: RUF005
                 for each in gl.static_range(tile_of_row, tile_of_row + READ):
-                    copy_tile(shared, 0, source, next_row, next_counts, part, each, each, SPEC)
+                    copy_tile(walk, 0, next_row, next_counts, each, each, SPEC)
             if SPEC.GRAD:
                 if tile_of_row == 0:
                     if opaque_true():
-                        store_from_registers(grad_matrix, last_tile, factors, row, exists, part, LAST, SPEC)
-                    store_from_registers(grad_matrix, first_tile, factors, row, exists, part, FIRST, SPEC)
+                        store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
+                    store_from_registers(walk, first_tile, factors, row, exists, FIRST, SPEC)
                 if opaque_true():
-                    store_from_logits(
-                        grad_matrix, raw[tile_of_row % READ], scales, factors, row, exists, part, tile_of_row, SPEC
-                    )
+                    store_from_logits(walk, raw[tile_of_row % READ], scales, factors, row, exists, tile_of_row, SPEC)
             if tile_of_row >= LAG:
                 # Copies that started after this tile's: those of the tiles between, and maybe the last tile's.
                 held = reduce_tiles(
-                    held, shared, 0, tile_of_row - LAG, tile_of_row - LAG + 1,
-                    LAG + READ - 1 - tile_of_row % READ + (tile_of_row >= HELD - LAG), part, scales, SPEC,
+                    held, walk, 0, tile_of_row - LAG, tile_of_row - LAG + 1,
+                    LAG + READ - 1 - tile_of_row % READ + (tile_of_row >= HELD - LAG), scales, SPEC,
                 )  # fmt: skip
 
         if LABELS:
             if SPEC.GRAD:
-                store_at_label(grad_matrix, own_label, factors, scale, row, part, scales, SPEC)
+                store_at_label(walk, own_label, factors, scale, row, scales, SPEC)
             this_label = next_label
             next_label = later_label
             later_label = last_label
