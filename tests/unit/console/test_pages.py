@@ -12,11 +12,9 @@ from tpbench.settings import JobError
 
 COMMAND = "scripts/report.py outputs/reference --metric device_ms --variant quack --format markdown"
 PENDING = {
-    "tpbench/docs/embedding_grad.md",
     "tpbench/docs/numbers.md",
     "tpbench/docs/reading.md",
     "tpbench/docs/sweeps.md",
-    "tpbench/docs/tp_block.md",
     "tpbench/docs/train_step.md",
     "tpbench/kernels/README.md",
 }
