@@ -18,7 +18,8 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
-    from tpbench.launcher import plugin
+    from tpbench.launcher import plugin, typed
+    from tpbench.launcher.folder_error import folder_error
     from tpbench.launcher.overrides import check_overrides, flat_names, force_fields, quote_numbers
     from tpbench.launcher.process import Terminated, raise_on_sigterm
     from tpbench.settings import JobError
@@ -45,6 +46,7 @@ def _hydra_main(config: DictConfig) -> None:
 
 def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe, or print its plan."""
+    typed.remember(arguments)
     arguments = flat_names(arguments)
     if not {"-sc", "--shell-completion"} & set(arguments):  # shell completion has arguments of Hydra's own
         check_overrides(arguments, Path(CONF))
@@ -77,7 +79,7 @@ def main() -> None:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         sys.exit(f"tpbench: {error}{cause}")
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
-        sys.exit(f"tpbench: {error}")
+        sys.exit(f"tpbench: {folder_error(error, sys.argv[1:])}")
     except (KeyboardInterrupt, Terminated):
         sys.exit(130)
 

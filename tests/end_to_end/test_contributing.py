@@ -14,6 +14,14 @@ from tpbench.results.read import load
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+UNFINISHED = """
+
+@WORKLOAD.variant("its step returns a tensor in place of an Output")
+def unfinished_tp(problem: EntropyLoss, shard: Any) -> Any:
+    from tpbench.workloads.entropy_loss.output import Step
+
+    return Step(lambda: shard.logits.sum())
+"""
 BLOCKS = re.findall(r"```(python|yaml|bash)\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
@@ -26,8 +34,10 @@ def test_adding_a_variant(tmp_path):
     workload = tmp_path / "tpbench" / "workloads" / "entropy_loss"
     (workload / "tutorial.py").write_text(implementation)
     with (workload / "variants.py").open("a") as file:
-        file.write(f"\n\n{name}")
+        file.write(f"\n\n{name}{UNFINISHED}")
     (tmp_path / "conf" / "variant" / "tutorial_tp.yaml").write_text(configuration)
+    unfinished = configuration.replace("tutorial_tp", "unfinished_tp")
+    (tmp_path / "conf" / "variant" / "unfinished_tp.yaml").write_text(unfinished)
     (line,) = (
         line
         for kind, text in BLOCKS
@@ -36,10 +46,12 @@ def test_adding_a_variant(tmp_path):
         if line.startswith("python -m tpbench -m")
     )
     env = environment() | {"PYTHONPATH": str(tmp_path)}
+    line = line.replace("variant=", "variant=unfinished_tp,")
     command = [sys.executable, *shlex.split(line)[1:]]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
     rows = load(tmp_path / "outputs").set_index("variant")
+    assert done.returncode == 1 and "1 of 3 cells failed (error: 1)" in done.stderr
+    check_unfinished(str(rows.loc["unfinished_tp", "reason"]), done.stdout, tmp_path)
     assert rows.loc["tutorial_tp", "status"] == "ok" and rows.loc["tutorial_tp", "time_ms"] > 0
     losses = rows.loss_value
     assert losses["tutorial_tp"] == pytest.approx(losses["pytorch_gather"], rel=1e-3)
@@ -49,6 +61,18 @@ def test_adding_a_variant(tmp_path):
             cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         assert checked.returncode == 0, checked.stdout
+
+
+def check_unfinished(reason, printed, folder):
+    """Check that the mistake in the unfinished variant is named with its place and its log."""
+    assert re.fullmatch(
+        r"rank [01]: WrongReturn in tpbench/workloads/entropy_loss/variants\.py:\d+: the step of unfinished_tp must "
+        r"return the type Output \(loss, row_loss, grad, grad_factor\), not Tensor",
+        reason,
+    )
+    assert reason in printed
+    (log,) = re.findall(r"^error of unfinished_tp .*: the log is (\S+)$", printed, re.MULTILINE)
+    assert "Traceback" in (folder / log).read_text()
 
 
 def test_files_that_it_names_exist():

@@ -91,7 +91,7 @@ class Attempt:
     @property
     def agent_log(self) -> Path:
         """Output of torchrun's agent."""
-        return self.folder / "torchrun.log"
+        return self.folder / failure.AGENT_LOG
 
     @property
     def has_row(self) -> bool:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tpbench.launcher.failure import current_phase
+from tpbench.launcher.failure import current_phase, log_of
 from tpbench.launcher.plan import Cell
 from tpbench.report.escape import printable
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 12
 """Most finished cells in the live table. More would not fit on the screen."""
+
+MAX_REASON, MAX_LENGTH = 300, 2000
+"""Most characters of a reason, whose first third names the failed line, and of a line with a path."""
 
 PHASE_POLL_S = 0.5
 """Seconds between two reads of the running cells' logs."""
@@ -151,6 +154,7 @@ class Display:
         rows = {str(outcome.row["row_id"]): outcome.row for outcome in outcomes if outcome.row is not None}
         if rows:
             show(pivot_text(frame_of(rows.values())), self.console)
+        self._print_logs(outcomes)
         folders = sorted({f"{outcome.cell.job.output_dir}/rows" for outcome in outcomes})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
         if submitted := [outcome for outcome in outcomes if outcome.row is None]:
@@ -158,6 +162,18 @@ class Display:
             collect = "; ".join(shlex.join(["scripts/collect.py", each]) for each in sweeps)
             how = f"{collect} or the same command with resume=true collects them"
             print(f"{len(submitted)} jobs are left to Slurm: {how}")
+
+    def _print_logs(self, outcomes: Sequence[Outcome]) -> None:
+        """Print the path of a log for each cell that failed, once for cells that are the same job."""
+        failed: dict[str, Outcome] = {}
+        for outcome in outcomes:
+            if outcome.row is not None and outcome.status in ("error", "timeout"):
+                failed.setdefault(str(outcome.row["log_dir"]), outcome)
+        for folder, outcome in list(failed.items())[:MAX_SHOWN]:
+            log = log_of(Path(folder), str(outcome.reason))
+            self._print(printable(f"{outcome.status} of {outcome.cell}: the log is {_short(log)}", MAX_LENGTH))
+        if len(failed) > MAX_SHOWN:
+            self._print(f"{len(failed) - MAX_SHOWN} more cells failed: log_dir in their rows is the folder of the logs")
 
     def _print(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -196,12 +212,17 @@ class Display:
         return table
 
 
+def _short(path: Path) -> str:
+    """Return the path as a user in the current folder would write it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def _result(outcome: Outcome) -> str:
     """Return one line: the time of a cell that was measured, else its status and reason."""
     row = outcome.row
     result = f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status
     if row is None:
-        return printable(result)
+        return printable(result, MAX_REASON)
     if outcome.status == "ok":
         result = f"ok {row['time_ms']:.3f} ms" + (" (interpreted: no measurement)" if row["interpreted"] else "")
-    return printable(f"{result} ({outcome.note})" if outcome.note else result)
+    return printable(f"{result} ({outcome.note})" if outcome.note else result, MAX_REASON)

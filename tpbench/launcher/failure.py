@@ -9,6 +9,9 @@ from pathlib import Path
 from tpbench.handover import exit_codes
 from tpbench.handover.failures import load_failures
 
+AGENT_LOG = "torchrun.log"
+"""Output of torchrun's agent, in the folder of a cell."""
+
 TAIL_LINES = 12
 TAIL_BYTES = 16_384
 
@@ -49,6 +52,16 @@ def current_phase(folder: Path) -> str:
     """Return what rank 0 of a running job does now, or an empty string if it has not said anything yet."""
     logs = sorted(folder.rglob("attempt_0/0/stderr.log"))
     return next(reversed(_SAID.findall(_text(logs[-1]))), "") if logs else ""
+
+
+def log_of(folder: Path, reason: str) -> Path:
+    """Return the log that explains the failure of a cell: that of the rank that the reason names, else torchrun's.
+
+    The result is the cell's folder if there is neither.
+    """
+    rank = re.match(r"rank (\d+)", reason)
+    logs = [*([_stderr(folder, int(rank[1]))] if rank else []), folder / AGENT_LOG]
+    return next((log for log in logs if log.exists()), folder)
 
 
 def last_lines(folder: Path) -> str:

@@ -75,7 +75,7 @@ class Host:
     def __init__(self, how: SweepOptions) -> None:
         if not how.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
-        self.target = ThisHost(machine.gpu_count())
+        self.target = ThisHost(machine.gpu_count(), max_ranks_per_core=how.max_ranks_per_core)
         self.facts = machine.facts()
         self.parallel, self.reuse = how.parallel == "auto", how.reuse
         self.interleaved = how.order == "interleaved"

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from tpbench.job import Job, parse_job, unsupported_reason
+from tpbench.job import Job, parse_job
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
-from tpbench.launcher.target import PlanningTarget, skip_reason
+from tpbench.launcher.target import PlanningTarget, mistake, skip_reason
 from tpbench.settings import JobError, parse
 from tpbench.workloads import variants
 
@@ -70,7 +70,7 @@ def plan(requests: Sequence[Request], target: PlanningTarget) -> list[Cell]:
         cells.append(Cell(request.index, job, skip_reason(job, target), None if first == request.index else first))
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
-    refused = [(cell.job.implementation.name, unsupported_reason(cell.job)) for cell in cells]
+    refused = [(cell.job.implementation.name, mistake(cell.job, target)) for cell in cells]
     if cells and all(reason for _, reason in refused):
         # In a mixed sweep an unsupported pair is an empty place in the table. If all pairs are, it is a mistake.
         lines = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in refused)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpbench.launcher import resume
+from tpbench.launcher import resume, typed
 from tpbench.launcher.attempt import RETRIED, Attempt, Outcome, StartAttempt, discard_rows
 from tpbench.launcher.display import Display
 from tpbench.launcher.locks import CellLocks
@@ -65,7 +64,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, conduct: SweepOptions, runner
         try:
             sweep.run()
         except (KeyboardInterrupt, Terminated):
-            display.interrupted(len(sweep.outcomes), sys.argv[1:])
+            display.interrupted(len(sweep.outcomes), typed.arguments())
             raise
         finally:
             locks.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tpbench import packages
 from tpbench.job import Job, unsupported_reason
+from tpbench.launcher.cores import available_cores, too_many_ranks
+from tpbench.launcher.options import SweepOptions
 
 
 class PlanningTarget(Protocol):
@@ -25,6 +27,8 @@ class ThisHost:
     """The host that this process runs on."""
 
     gpus: int
+    cores: int = field(default_factory=available_cores)
+    max_ranks_per_core: int = SweepOptions.max_ranks_per_core
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
@@ -33,7 +37,16 @@ class ThisHost:
     def skip_reason(self, job: Job) -> str | None:
         if job.device == "cuda" and job.world_size > self.gpus:
             return f"needs {job.world_size} GPUs, found {self.gpus}"
-        return None
+        return too_many_ranks(job, self.cores, self.max_ranks_per_core)
+
+
+def mistake(job: Job, target: PlanningTarget) -> str | None:
+    """Return why the line must change for this job, or None if it need not.
+
+    The reasons are a combination that no machine can run, and too many ranks for the cores of this host.
+    """
+    limit = too_many_ranks(job, target.cores, target.max_ranks_per_core) if isinstance(target, ThisHost) else None
+    return unsupported_reason(job) or limit
 
 
 def skip_reason(job: Job, target: PlanningTarget) -> str | None:

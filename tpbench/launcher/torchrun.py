@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tpbench.handover.lifetime import MARKER
 from tpbench.job import Job
+from tpbench.launcher.cores import available_cores
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,7 +100,7 @@ def environment(
         **interfaces,
         "PYTHONUNBUFFERED": "1",
         # torchrun would set 1 for every rank; on a CPU the ranks share the cores.
-        "OMP_NUM_THREADS": str(max(1, (cores or _cores()) * nodes // job.world_size)),
+        "OMP_NUM_THREADS": str(max(1, (cores or available_cores()) * nodes // job.world_size)),
     }
     if job.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
@@ -109,7 +110,3 @@ def environment(
         env.pop("TRITON_INTERPRET", None)
         defaults |= NO_MULTICAST
     return {**defaults, **env}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

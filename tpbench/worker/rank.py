@@ -22,6 +22,7 @@ from tpbench.handover import exit_codes
 from tpbench.handover.lifetime import die_with_parent, parent_runs_job
 from tpbench.handover.task import WorkerTask
 from tpbench.measure.interleaving import FOLDER, InterleavedRank
+from tpbench.worker.error_location import location
 from tpbench.worker.reuse import ReusableProcess
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ def _save_failure(task: WorkerTask, error: Exception) -> None:
     memory.lift_limit()
     shortage = memory.shortage(error)
     if shortage is None:
-        _save(task, "error", f"rank {RANK}: {type(error).__name__}: {error}")
+        place = location(error)
+        _save(task, "error", f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}: {error}")
         return
     if task.sharing_cells > 1:  # interleaved cells share the memory: this says nothing about the cell alone
         say("out of memory beside interleaved cells")

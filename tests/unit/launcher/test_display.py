@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.launcher_rows import cell
-from tpbench.launcher import display
+from tests.support.launcher_rows import cell, measured
+from tpbench.launcher import display, typed
 from tpbench.launcher.attempt import Outcome
 from tpbench.launcher.plan import distinguish
+from tpbench.results.plain import plain_rows
+from tpbench.results.read import load
 
 
 @pytest.mark.parametrize(
@@ -83,4 +85,37 @@ def test_submitted_jobs_are_collected_from_their_own_sweeps(tmp_path: Path, caps
     assert (
         f"3 jobs are left to Slurm: scripts/collect.py {tmp_path}/one; scripts/collect.py {tmp_path}/two or the same"
         in capsys.readouterr().out
+    )
+
+
+def test_a_failed_cell_shows_the_path_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "sweeps/0/torchrun/attempt_0/1/stderr.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    ends = [("error", "rank 1: ValueError: [no]"), ("timeout", "still running after 5 s"), ("oom", "rank 0: memory")]
+    rows: list[dict[str, Any]] = []
+    for index, (status, reason) in enumerate(ends):
+        measured(cell(index, tmp_path / "out", seed=index), status, reason, log_dir=str(tmp_path / f"sweeps/{index}"))
+    rows = plain_rows(load(tmp_path / "out"))
+    cells = distinguish([cell(index, tmp_path / "out", seed=index) for index in range(3)])
+    outcomes = [Outcome(each, row) for each, row in zip(cells, rows, strict=True)]
+    display.Display(4, tmp_path).end([*outcomes, outcomes[0]])  # the last one: the same job as the first
+    lines = [line for line in capsys.readouterr().out.splitlines() if "the log is" in line]
+    assert lines == [
+        f"error of {cells[0]}: the log is sweeps/0/torchrun/attempt_0/1/stderr.log",
+        f"timeout of {cells[1]}: the log is sweeps/1",
+    ]
+
+
+def test_the_line_that_goes_on_is_the_one_that_was_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed.remember(["-m", "tokens=64,128", "block_cap=4096", "resume=false"])
+    try:
+        display.Display(4, tmp_path).interrupted(1, typed.arguments())
+    finally:
+        typed.remember([])
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "    python -m tpbench -m tokens=64,128 block_cap=4096 resume=true"
     )

@@ -17,6 +17,7 @@ from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.link_rates import LinkRates, measure_link_rates
 from tpbench.workloads.embedding_grad.overlap import OverlappedIteration, StandIn
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
+from tpbench.workloads.returned import require
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class EmbeddingGradSession:
         self.comm = CountedCollectives(context.dp_group, context.dp_rank, context.dp_size)
         self.stopwatch = Stopwatch(context)
         self.link_rates = measure_link_rates(self.inputs, self.comm, self.stopwatch)
-        self.exchange: Exchange = variant.prepare(problem, ExchangeContext(self.inputs, self.comm, self.stopwatch))
+        prepared = variant.prepare(problem, ExchangeContext(self.inputs, self.comm, self.stopwatch))
+        self.exchange: Exchange = require(prepared, Exchange, variant, "the function")
         self.saved = None if self.exchange.overwrites is None else self.exchange.overwrites.clone()
         self.stand_in: StandIn | None = None
         self.iterate = sequence(self.exchange.phases)

@@ -11,6 +11,7 @@ from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import make_shard
 from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
 from tpbench.workloads.entropy_loss.output import Output, Step
+from tpbench.workloads.returned import require
 
 
 class EntropyLossSession:
@@ -19,7 +20,8 @@ class EntropyLossSession:
     def __init__(self, problem: EntropyLoss, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
         self.shard = make_shard(problem, context)
-        self.run: Step = variant.prepare(problem, self.shard)
+        self.variant = variant
+        self.run: Step = require(variant.prepare(problem, self.shard), Step, variant, "the function")
         self.output: Output | None = None
 
     @property
@@ -46,7 +48,8 @@ class EntropyLossSession:
         """Compare the output of the last step with the oracle, then free it."""
         if self.output is None:
             raise RuntimeError("there is no output to check: run step() first")
-        errors = Oracle(self.problem, self.shard).compare(self.output)
+        output: Output = require(self.output, Output, self.variant, "the step")
+        errors = Oracle(self.problem, self.shard).compare(output)
         self.output = None
         errors = self._over_replicas(errors)
         columns = {

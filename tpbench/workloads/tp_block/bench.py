@@ -11,6 +11,7 @@ from tpbench.measure.gemm import compute_ms
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
+from tpbench.workloads.returned import require
 from tpbench.workloads.tp_block import costs, errors, exposed_communication, machine_rates, oracle, trace
 from tpbench.workloads.tp_block.block import gradients
 from tpbench.workloads.tp_block.inputs import BlockInputs
@@ -26,7 +27,8 @@ class TpBlockSession:
         self.inputs = BlockInputs(problem, context)
         self.stopwatch = Stopwatch(context)
         self.rates = machine_rates.measure(self.inputs, self.stopwatch)
-        self.prepared: PreparedBlock = variant.prepare(problem, BlockContext(self.inputs, self.stopwatch))
+        prepared = variant.prepare(problem, BlockContext(self.inputs, self.stopwatch))
+        self.prepared: PreparedBlock = require(prepared, PreparedBlock, variant, "the function")
         self.output: Tensor | None = None
         self.costs = self._costs()
 

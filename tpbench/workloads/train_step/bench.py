@@ -14,6 +14,7 @@ from tpbench.measure.gemm import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
+from tpbench.workloads.returned import require
 from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.batches import Batch, replica_batches
 from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
@@ -44,7 +45,7 @@ class TrainStepSession:
         )
         context.say(f"making the model for {variant.name}")
         began = time.perf_counter()
-        self.trainer: Trainer = variant.prepare(problem, context)
+        self.trainer: Trainer = require(variant.prepare(problem, context), Trainer, variant, "the function")
         if context.device.type == "cuda":
             torch.cuda.synchronize(context.device)
         self.init_s = time.perf_counter() - began

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.problem import TrainStep
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """A variant on this rank. A step is `accumulate`, then `update`; neither waits for the device without need."""
 
