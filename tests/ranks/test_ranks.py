@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.ranks import Rank, RankError, enough_gpus, run_on_ranks
+from tpbench.comm.collectives import gather_objects
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs")
 
@@ -43,3 +44,14 @@ def test_a_failure_is_told_and_the_next_call_works(how: str, says: str, monkeypa
     with pytest.raises(RankError, match=says):
         run_on_ranks(2, _fail, how, timeout_s=2.0 if how == "hangs" else 60.0)
     assert [int(each) for each in run_on_ranks(2, _sum, 0)] == [1, 1]
+
+
+def _gather(here: Rank) -> list[object]:
+    with pytest.raises(TypeError, match="JSON"):  # it would have to be unpickled
+        gather_objects(object(), here.group)
+    return gather_objects(("x" * here.rank, None, [here.rank, 0.5]), here.group)
+
+
+def test_python_values_are_gathered_without_pickle() -> None:
+    expected = [["", None, [0, 0.5]], ["x", None, [1, 0.5]]]
+    assert run_on_ranks(2, _gather) == [expected, expected]

@@ -239,7 +239,8 @@ def test_two_nodes(tmp_path: Path) -> None:
     (row,) = rows(tmp_path)
     assert (row["status"], row["nodes"], row["world_size"], row["host"]) == ("ok", 2, 4, "left")
     assert "--nnodes=2 --nproc-per-node=2" in row["command"]
-    assert "SOCKET_IFNAME" not in row["environment"]
+    assert "NCCL_SOCKET_IFNAME" not in row["environment"]
+    assert '"GLOO_SOCKET_IFNAME": "lo"' in row["environment"]  # the interface of both nodes' address
     assert [each.name for each in sorted(tmp_path.glob("outputs/sweeps/*/0/node*"))] == ["node0", "node1"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -31,13 +33,23 @@ def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return one picklable value from each rank, in rank order. Collective."""
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
+    """Return one value from each rank, in rank order, as JSON returns it: a tuple comes back as a list. Collective.
+
+    The group needs a backend for the CPU. torch's all_gather_object would unpickle what arrives at gloo's sockets, and
+    gloo does not check who sends.
+    """
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = torch.empty(group.size(), dtype=torch.int64)
+    all_gather(sizes, torch.tensor([len(content)]), group=group)
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+    padded[: len(content)] = content
+    texts = torch.empty(group.size() * len(padded), dtype=torch.uint8)
+    all_gather(texts, padded, group=group)
+    rows = texts.view(group.size(), -1).numpy()
+    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
 def on_one_machine(group: dist.ProcessGroup) -> bool:
     """Return true if all ranks run under one Linux kernel. Collective, with the same answer on every rank."""
     boot_id = BOOT_ID.read_text() if BOOT_ID.exists() else ""
-    return len(set(gather_objects((socket.gethostname(), boot_id), group))) == 1
+    return len(set(map(tuple, gather_objects((socket.gethostname(), boot_id), group)))) == 1

@@ -52,14 +52,15 @@ def connect(group: dist.ProcessGroup) -> SharedMemoryAllGather | None:
     if not on_one_machine(group):
         return None
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    file = gather_objects(allocate_file(16 * ranks * ranks) if rank == 0 else None, group)[0]
+    own_file = allocate_file(16 * ranks * ranks) if rank == 0 else None
+    file = gather_objects(str(own_file) if own_file else None, group)[0]
     words: NDArray[np.int64] | None = None
     with suppress(OSError):
         if file is not None:
             words = np.memmap(file, np.int64, "r+", shape=(2, ranks, ranks))
     all_mapped = all(gather_objects(words is not None, group))
-    if rank == 0 and file is not None:
-        file.unlink()  # so that a rank that dies leaves no file behind
+    if own_file:
+        own_file.unlink()  # so that a rank that dies leaves no file behind
     return SharedMemoryAllGather(words, rank) if all_mapped and words is not None else None
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -14,6 +16,7 @@ from types import FrameType
 import psutil
 
 from tpbench.handover.lifetime import MARKER, die_with_parent
+from tpbench.handover.rendezvous import STORE_FILE
 from tpbench.launcher.torchrun import LAUNCHER, OUTPUT_DIR
 
 
@@ -68,6 +71,8 @@ class ProcessTree:
         """Start the command. `keep`: open files that the agent inherits. `cores`: CPUs that it may run on; none:
         all."""
         self.marker = env[MARKER]
+        self.store = Path(tempfile.mkdtemp(prefix="tpbench-"))
+        """Folder of mode 0700 for the store of the job's processes. Not in the output folder, which may be slow."""
         launcher = os.getpid()
 
         def bind() -> None:
@@ -80,7 +85,11 @@ class ProcessTree:
         with log.open("wb") as output:
             self.agent = subprocess.Popen(
                 command,
-                env={**env, LAUNCHER: f"{_identity(launcher)}@{_namespace()}"},
+                env={
+                    **env,
+                    LAUNCHER: f"{_identity(launcher)}@{_namespace()}",
+                    STORE_FILE: str(self.store / "store"),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -112,6 +121,7 @@ class ProcessTree:
                     process.kill()
             psutil.wait_procs(strays, timeout=1.0)
         self.agent.wait()
+        shutil.rmtree(self.store, ignore_errors=True)
 
     def _alive(self) -> Iterator[psutil.Process]:
         for process, environ in _marked():

@@ -36,16 +36,15 @@ class Rendezvous:
 
     nodes: int
     endpoint: str
-    """Address and port of the store, which lives on the first node."""
+    """Address and port of the store, which lives on the first node. Empty for one node, whose store is a file."""
     local_addr: str
     """The address of this node, as the other nodes reach it."""
-    hosts_store: bool = True
-    """True on the node that runs the store."""
+    node: int = 0
+    """Number of this node. Node 0 runs the store."""
 
 
-LOOPBACK = Rendezvous(1, "127.0.0.1:0", "127.0.0.1")
-"""Rendezvous of a job on one node. Port 0 lets the operating system choose a free port when the store binds it, so that
-two sweeps cannot meet."""
+LOOPBACK = Rendezvous(1, "", "127.0.0.1")
+"""Rendezvous of a job on one node."""
 
 
 def command(
@@ -55,17 +54,16 @@ def command(
 
     `serve`: start ranks that take tasks from a queue in the folder of `task_file`.
     """
-    several = [f"--rdzv-conf=is_host={str(rendezvous.hosts_store).lower()}"] if rendezvous.nodes > 1 else []
+    several = [f"--rdzv-endpoint={rendezvous.endpoint}", f"--rdzv-conf=rank={rendezvous.node}"]
     return [
         sys.executable,
         "-m",
         "tpbench.worker.torchrun",
         f"--nnodes={rendezvous.nodes}",
         f"--nproc-per-node={job.world_size // rendezvous.nodes}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={rendezvous.endpoint}",
-        f"--rdzv-id={_rendezvous_id(task_file, rendezvous)}",
-        *several,
+        "--rdzv-backend=tpbench",
+        f"--rdzv-id={_job_name(task_file, rendezvous)}",
+        *(several if rendezvous.nodes > 1 else []),
         f"--local-addr={rendezvous.local_addr}",
         "--max-restarts=0",
         "--monitor-interval=0.1",
@@ -76,8 +74,8 @@ def command(
     ]
 
 
-def _rendezvous_id(task_file: Path, rendezvous: Rendezvous) -> str:
-    """Return a name that is the same on every node and differs for every other job."""
+def _job_name(task_file: Path, rendezvous: Rendezvous) -> str:
+    """Return a name that is the same on every node and differs for every other job. It is no secret."""
     cell = task_file.parent if rendezvous.nodes == 1 else task_file.parent.parent
     return f"{cell.parent.name}-{cell.name}"
 
@@ -87,6 +85,7 @@ def environment(
 ) -> dict[str, str]:
     """Return the inherited environment with the variables of a job. A variable that the user has set stays as it is.
 
+    Communication within one host always stays on the loopback interface, also where the user has set another one.
     `cores`: number of CPUs for the job on this host; 0: all that this process may use.
     """
     env = dict(inherited)
@@ -94,10 +93,9 @@ def environment(
     env[OUTPUT_DIR] = os.path.realpath(job.output_dir)
     if not INSTALLED:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    interfaces = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback} if nodes == 1 else {}
+    if nodes == 1:
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     defaults = {
-        **interfaces,
         "PYTHONUNBUFFERED": "1",
         # torchrun would set 1 for every rank; on a CPU the ranks share the cores.
         "OMP_NUM_THREADS": str(max(1, (cores or available_cores()) * nodes // job.world_size)),

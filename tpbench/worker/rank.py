@@ -82,6 +82,8 @@ def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> b
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
+    from tpbench.worker.rendezvous import store_of_agents
+
     job = task.job
     device = _device(job.device)
     process.begin_task(job)
@@ -90,7 +92,7 @@ def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> b
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=(job.timeout_s + 60) * task.sharing_cells),
-            store=PrefixStore(group_prefix, _store_of_torchrun()),
+            store=PrefixStore(group_prefix, store_of_agents()),
             rank=RANK,
             world_size=job.world_size,
         )
@@ -157,13 +159,6 @@ def _device(name: str) -> torch.device:
         )
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-
-
-def _store_of_torchrun() -> Any:
-    """Return torchrun's own key-value store, in which the ranks find each other."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 @functools.cache

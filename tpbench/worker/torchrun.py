@@ -6,22 +6,37 @@ none. torchrun knows the exit code of every rank, but prints it for people only.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from tpbench.handover.failures import RankFailure, save_failures
+from tpbench.handover.rendezvous import STORE_FILE
+from tpbench.worker import rendezvous
 
 
 def main() -> None:
     """Run torchrun; after a failure of ranks save it in the folder of the logs (`--log-dir`)."""
+    rendezvous.register()
     try:
         run.main()
     except ChildFailedError as error:
         failures = [RankFailure(rank, failure.local_rank, failure.exitcode) for rank, failure in error.failures.items()]
         save_failures(failures, Path(run.parse_args(None).log_dir))  # type: ignore[no-untyped-call]
         raise
+    finally:
+        _remove_store()
+
+
+def _remove_store() -> None:
+    """Delete the file of the store and its folder. The launcher does so too, but it may be dead."""
+    file = Path(os.environ.get(STORE_FILE, "none"))
+    with contextlib.suppress(OSError):
+        file.unlink()
+        file.parent.rmdir()
 
 
 if __name__ == "__main__":

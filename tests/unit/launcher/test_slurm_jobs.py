@@ -37,12 +37,12 @@ def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:
         job(tp_size=4, dp_size=2),
         Path("/out/sweeps/S/3/node1/cell.json"),
         Path("/out/sweeps/S/3/node1"),
-        torchrun.Rendezvous(2, "10.0.0.1:12345", "10.0.0.2", hosts_store=False),
+        torchrun.Rendezvous(2, "10.0.0.1:12345", "10.0.0.2", node=1),
     )
     assert line[3:13] == [
-        "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:12345", "--rdzv-id=S-3",
-        "--rdzv-conf=is_host=false", "--local-addr=10.0.0.2", "--max-restarts=0", "--monitor-interval=0.1",
-        "--log-dir=/out/sweeps/S/3/node1",
+        "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=tpbench", "--rdzv-id=S-3",
+        "--rdzv-endpoint=10.0.0.1:12345", "--rdzv-conf=rank=1", "--local-addr=10.0.0.2", "--max-restarts=0",
+        "--monitor-interval=0.1", "--log-dir=/out/sweeps/S/3/node1",
     ]  # fmt: skip
     env = torchrun.environment(job(tp_size=4, dp_size=2), "row", {}, nodes=2)
     assert "GLOO_SOCKET_IFNAME" not in env

@@ -66,6 +66,12 @@ def test_an_installed_package_is_not_put_before_what_the_person_put_on_the_path(
 def test_environment_leaves_what_the_person_set() -> None:
     mine = {"NCCL_SOCKET_IFNAME": "eth7", "OMP_NUM_THREADS": "5", "PYTHONPATH": "/mine"}
     env = torchrun.environment(job("tiny_tp2"), "row", mine)
-    assert (env["NCCL_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("eth7", "5")
+    assert env["OMP_NUM_THREADS"] == "5"
     assert env["PYTHONPATH"].split(os.pathsep)[1] == "/mine"
-    assert torchrun.environment(job("tiny_tp2"), "row", {})["GLOO_SOCKET_IFNAME"].startswith("lo")
+    assert torchrun.environment(job("tiny_tp2"), "row", mine, nodes=2)["NCCL_SOCKET_IFNAME"] == "eth7"
+
+
+def test_on_one_host_communication_stays_on_the_loopback_interface() -> None:
+    mine = {"NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "eth7"}
+    env = torchrun.environment(job("tiny_tp2"), "row", mine)
+    assert {env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]} <= {"lo", "lo0"}

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tpbench.handover.rendezvous import create_secret
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt, abandon
 from tpbench.launcher.display import Display
@@ -107,6 +108,8 @@ class Slurm:
             from tpbench.launcher.slurm.task import Task
         for attempt in attempts:
             attempt.create_folder()
+            if shape.nodes > 1:
+                create_secret(attempt.folder)
             attempt.task.save(attempt.task_file)
         executor = SlurmExecutor(attempts[0].folder.parent / SUBMITIT, max_num_timeout=self.settings.requeues)
         path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"

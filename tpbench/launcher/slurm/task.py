@@ -11,10 +11,12 @@ from pathlib import Path
 from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
+from tpbench.handover.rendezvous import SECRET, load_secret
 from tpbench.launcher import failure, torchrun
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.process import ProcessTree
 from tpbench.launcher.slurm import cluster
+from tpbench.launcher.slurm.interface import gloo_interface, reachable_address
 from tpbench.launcher.slurm.submitted import record
 from tpbench.measure import machine
 
@@ -64,7 +66,8 @@ def _rendezvous(job_id: str, node: int, hosts: list[str]) -> torchrun.Rendezvous
         return torchrun.LOOPBACK
     # Below the range of ports that systems use for outgoing connections.
     endpoint = f"{cluster.address(hosts[0])}:{10_000 + int(job_id) % 20_000}"
-    return torchrun.Rendezvous(len(hosts), endpoint, cluster.address(hosts[node]), hosts_store=node == 0)
+    own = reachable_address(cluster.address(hosts[node]), cluster.address(hosts[0 if node else 1]))
+    return torchrun.Rendezvous(len(hosts), endpoint, own, node)
 
 
 def _run(attempt: Attempt, rendezvous: torchrun.Rendezvous) -> None:
@@ -75,6 +78,9 @@ def _run(attempt: Attempt, rendezvous: torchrun.Rendezvous) -> None:
     # The folder's name is part of the marker, because two nodes may be on one host.
     marker = f"{attempt.task.row_id}.{attempt.folder.name}"
     env = torchrun.environment(job, marker, nodes=rendezvous.nodes)
+    if rendezvous.nodes > 1:
+        env[SECRET] = load_secret(attempt.task.folder)
+        env = gloo_interface(rendezvous.local_addr) | env
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     tree = ProcessTree(line, env, attempt.agent_log)

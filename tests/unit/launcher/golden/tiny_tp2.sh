@@ -3,8 +3,7 @@ python \
   tpbench.worker.torchrun \
   --nnodes=1 \
   --nproc-per-node=2 \
-  --rdzv-backend=c10d \
-  --rdzv-endpoint=127.0.0.1:0 \
+  --rdzv-backend=tpbench \
   --rdzv-id=20260101-000000-abcdef-3 \
   --local-addr=127.0.0.1 \
   --max-restarts=0 \

@@ -1,0 +1,67 @@
+"""No socket of a sweep on one host listens beyond loopback: seen from a network namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import tpbench as package
+from tests.support.command import COMMAND, environment
+
+SMALL = ("tokens=64", "vocab=2048", "tp_size=2", "dtype=float32", "device=cpu", "measure=quick", "max_iterations=40")
+SWEEPS = {
+    "cold": ("variant=pytorch_gather",),
+    "warm_interleaved_parallel": ("variant=pytorch_gather,pytorch_tp_manual", "reuse=true", "order=interleaved",
+                                  "parallel=auto"),
+}  # fmt: skip
+ISOLATED = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), "--net", "--"]
+LISTENING = "0A"
+"""Linux's number of the state of a TCP socket that listens."""
+
+
+def require_namespaces() -> None:
+    try:
+        done = subprocess.run([*ISOLATED, "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(f"a network namespace needs unshare and ip: {error}")
+    if done.returncode:
+        pytest.skip(f"this system permits no network namespace: {done.stderr.strip()}")
+
+
+def listeners(pid: int) -> set[str]:
+    """Return the addresses, in hexadecimal, at which TCP sockets listen in the network namespace of a process."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.parametrize("kind", SWEEPS)
+def test_no_socket_of_a_sweep_listens_beyond_loopback(kind: str, tmp_path: Path) -> None:
+    require_namespaces()
+    # A second address, which the host name leads to and which other hosts could reach.
+    setup = (
+        "ip link set lo up && ip link add d0 type dummy && ip address add 198.51.100.7/24 dev d0 && ip link set d0 up"
+    )
+    line = [*ISOLATED, "sh", "-c", f'{setup}; exec "$@"', "sh", *COMMAND, "-m", *SWEEPS[kind], *SMALL]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(line, cwd=tmp_path, env=environment(), stdout=log, stderr=subprocess.STDOUT)
+        seen: set[str] = set()
+        while process.poll() is None:
+            try:
+                seen |= listeners(process.pid)
+            except OSError:  # it has just ended
+                break
+            time.sleep(0.02)
+    assert process.wait() == 0, (tmp_path / "log").read_text()
+    assert set(package.load(tmp_path / "outputs")["status"]) == {"ok"}
+    loopback = {"0100007F", "00000000000000000000000001000000"}
+    assert seen, "gloo's sockets were not seen"
+    assert seen <= loopback

@@ -1,0 +1,108 @@
+"""The rendezvous of a job's agents and ranks. On one host no port is open, and nothing is unpickled anywhere.
+
+torchrun's own rendezvous (c10d) listens on all interfaces and unpickles its state, which everyone who reaches the port
+can write. Here the number of nodes is fixed. So the nodes need no state: each knows its number, and all share a store.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+from tpbench.handover.rendezvous import SECRET, STORE_FILE
+
+BACKEND = "tpbench"
+"""Name of this rendezvous on torchrun's command line."""
+
+JOIN_S = 600
+"""Time that a node waits for the others to start."""
+
+
+class FixedNodes(RendezvousHandler):
+    """Rendezvous of a fixed number of nodes. `rank` in torchrun's `--rdzv-conf` is the number of this node."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self.run_id, self.nodes = parameters.run_id, parameters.max_nodes
+        self.node = parameters.get_as_int("rank", 0) or 0
+        self.address, self.port = "127.0.0.1", 0
+        if self.nodes == 1:
+            self.store: Store = FileStore(os.environ[STORE_FILE])
+            return
+        self.address, _, port = parameters.endpoint.rpartition(":")
+        self.port = int(port)
+        listener = listen(parameters.local_addr or self.address, self.port) if self.node == 0 else None
+        self.store = PrefixStore(os.environ[SECRET], tcp_store(self.address, self.port, listener))
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True: the ranks use the store of the agents."""
+        return True
+
+    def get_backend(self) -> str:
+        """Return the name of this rendezvous."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """Return the name of the job, which is no secret."""
+        return self.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return the store and the number of this node."""
+        return RendezvousInfo(self.store, self.node, self.nodes, RendezvousStoreInfo(self.address, self.port))
+
+    def is_closed(self) -> bool:
+        """Return False: a job has one rendezvous, which lasts as long as its agents."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing: no node joins later."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: no node joins later."""
+        return 0
+
+    def shutdown(self) -> bool:
+        """Return True: the store ends with its processes."""
+        return True
+
+
+def register() -> None:
+    """Make torchrun know this rendezvous."""
+    rendezvous_handler_registry.register(BACKEND, FixedNodes)
+
+
+def store_of_agents() -> Store:
+    """Return the store of this rank's agent, in which the ranks find each other."""
+    if os.environ["GROUP_WORLD_SIZE"] == "1":
+        return FileStore(os.environ[STORE_FILE])
+    store = tcp_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    return PrefixStore(os.environ[SECRET], store)
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Return a socket that listens on this address only. torch would listen on all interfaces."""
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((address, port), family=family, backlog=4096)
+
+
+def tcp_store(address: str, port: int, listener: socket.socket | None = None) -> Store:
+    """Return a store at this address. With a listening socket this process hosts the store."""
+    descriptor = None if listener is None else listener.detach()
+    return TCPStore(
+        address,
+        port,
+        is_master=descriptor is not None,
+        timeout=timedelta(seconds=JOIN_S),
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
