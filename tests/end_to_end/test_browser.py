@@ -19,12 +19,15 @@ def chromium():
     started.quit()
 
 
+def write_rows(folder, run):
+    synthetic.write(synthetic.cells(), folder, run)
+    hostile = f"<script>window.owned=1</script><img src=x onerror='window.owned=1'> {HOSTILE}"
+    return synthetic.write([synthetic.cell(hostile, 32768, 1, status="error", reason=hostile)], folder, f"hostile{run}")
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    folder = synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("browser"))
-    hostile = f"<script>window.owned=1</script><img src=x onerror='window.owned=1'> {HOSTILE}"
-    synthetic.write([synthetic.cell(hostile, 32768, 1, status="error", reason=hostile)], folder, "hostile")
-    return folder
+    return write_rows(tmp_path_factory.mktemp("browser"), "first")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +110,8 @@ def test_sort_and_filter(chromium, report):
 
 def test_a_comparison_opens_too(chromium, rows, tmp_path):
     file = tmp_path / "comparison.html"
-    assert main(["compare", str(rows), str(rows), "--format", "html", "-o", str(file)]) == 0
+    again = write_rows(tmp_path / "again", "again")
+    assert main(["compare", str(rows), str(again), "--format", "html", "-o", str(file)]) == 0
     browser.look(chromium, file, 360)
     assert chromium.get_log("browser") == [] and not chromium.execute_script("return window.owned")
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= 360

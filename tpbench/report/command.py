@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tpbench.report import plots, render, writer
 from tpbench.report.agreement import frame_warnings
+from tpbench.report.available import require_values
 from tpbench.report.columns import column_tables, parse_columns
 from tpbench.report.documents import write_documents
 from tpbench.report.grids import arrange_rows
@@ -134,6 +135,7 @@ def _content(asked: argparse.Namespace) -> str | bytes:
         return STUDIES[asked.format](tables, warnings)
     if is_picture:
         return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=asked.all), asked.plot, asked.format)
+    require_values(frame, metric(asked.metric))
     if asked.format == "html":
         from tpbench.report.page.document import page
 

@@ -53,14 +53,24 @@ class Metric:
 
 def metric(name: str) -> Metric:
     """Return the metric of that name, of any row or of one workload. Raises JobError that lists the valid names."""
-    special = {each: better for workload in workloads().values() for each, better in workload.metrics.items()}
+    special = _special()
     if name not in METRICS and name not in special:
-        raise JobError(unknown("metric", name, (*METRICS, *special)))
+        raise JobError(unknown("metric", name, metrics_of_all()))
     column = all_columns()[name]
     better = special.get(name, -1 if name in _LESS_IS_BETTER else 1 if name in _MORE_IS_BETTER else 0)
     ratio = {-1: "twice the least of its line", 0: "", 1: "half the best of its line"}[better]
     ratio = _LESS_IS_BETTER.get(name, ratio)
     return Metric(name, column.doc, column.unit, better, ratio, name in _ORACLE)
+
+
+def metrics_of_all() -> list[str]:
+    """Return the names of all metrics, those of single workloads last."""
+    return list(dict.fromkeys((*METRICS, *_special())))
+
+
+def _special() -> dict[str, int]:
+    """Return the metrics that workloads add, each with the sign of `Metric.better`."""
+    return {each: better for workload in workloads().values() for each, better in workload.metrics.items()}
 
 
 def number(value: float) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpbench.report.available import require_values
 from tpbench.report.compare import render
-from tpbench.report.compare.changes import CLOCKS, INCOMPARABLE, compare_cells
-from tpbench.report.compare.pairs import ACROSS, pair_cells
-from tpbench.report.rows import read_rows
+from tpbench.report.compare.changes import INCOMPARABLE, Comparison, compare_cells
+from tpbench.report.compare.conditions import ACROSS
+from tpbench.report.compare.method import ASSUMPTION, FALSE_ALARMS
+from tpbench.report.compare.pairs import pair_cells
+from tpbench.report.compare.sides import read_sides
+from tpbench.report.compare.unpaired import explain_unpaired
+from tpbench.report.metric import METRICS, metric
 from tpbench.settings import JobError, unknown
 
 FORMATS = {
@@ -22,16 +28,14 @@ FORMATS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command. The exit code is 1 if a cell got slower by more than the threshold or fails now."""
+    """Run the command. The exit code is 1 if a cell got worse by more than the threshold or fails now.
+
+    It is 2 if nothing was compared, because a check that compared nothing must not pass.
+    """
     asked = _parser().parse_args(arguments)
     try:
-        allowed = asked.across.split(",") if asked.across else []
-        for name in allowed:
-            if name not in ACROSS:
-                raise JobError(unknown("column to compare across", name, ACROSS))
-        pairs = pair_cells(read_rows([asked.before]), read_rows([asked.after]))
-        changes = compare_cells(pairs, asked.metric, asked.threshold, allowed)
-        content = FORMATS[asked.format](changes, asked.metric, asked.threshold)
+        comparison = _compare(asked)
+        content = FORMATS[asked.format](comparison)
         if asked.output is None:
             sys.stdout.write(content)
             sys.stdout.flush()
@@ -40,26 +44,60 @@ def main(arguments: Sequence[str]) -> int:
     except (JobError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
-    incomparable = sum(change.verdict == INCOMPARABLE for change in changes)
+    changes = comparison.changes
+    incomparable = Counter(each.note for each in changes if each.verdict == INCOMPARABLE)
     if incomparable:
-        print(f"report: warning: {incomparable} of {len(changes)} cells could not be compared", file=sys.stderr)
-    if incomparable == len(changes):
-        return 2  # a check that compared nothing must not pass
+        reason, count = incomparable.most_common(1)[0]
+        print(
+            f"report: warning: {incomparable.total()} of {len(changes)} cells could not be compared; {count} of them: "
+            f"{reason}",
+            file=sys.stderr,
+        )
+    if not comparison.decided:
+        print("report: nothing was compared, so this is no pass", file=sys.stderr)
+        return 2
     return int(any(change.fails() for change in changes))
+
+
+def _compare(asked: argparse.Namespace) -> Comparison:
+    """Return the comparison. Raises JobError for a wrong request, and if no cell is on both sides."""
+    shown = metric(asked.metric)
+    allowed = asked.across.split(",") if asked.across else []
+    for name in allowed:
+        if name not in ACROSS:
+            raise JobError(unknown("column to compare across", name, ACROSS))
+    before, after, remarks = read_sides(asked.before, asked.after, asked.rows)
+    pairs = pair_cells(before, after)
+    if not any(pair.before and pair.after for pair in pairs):
+        raise JobError(explain_unpaired(pairs))
+    for side, frame in ((asked.before, before), (asked.after, after)):
+        require_values(frame, shown, side)
+    for remark in remarks:
+        print(f"report: {remark}", file=sys.stderr)
+    return compare_cells(pairs, asked.metric, asked.threshold, allowed)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="report.py compare",
-        description="Cell by cell: is AFTER slower than BEFORE? Exit code 1 when something got slower by more than the "
-        "threshold or does not work any more, 2 when nothing can be compared.",
+        description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell got worse by more than the "
+        "threshold or does not work any more, 2 if nothing could be compared.",
+        epilog=f"{FALSE_ALARMS}. {ASSUMPTION}. Repeated rows of a cell replace this assumption step by step: run both "
+        "sweeps several times, in turns, and name all of them. A machine that is slower during one side than during "
+        "the other cannot be told from slower code.",
     )
-    parser.add_argument("before", help="folder, file or glob of rows")
-    parser.add_argument("after", help="folder, file or glob of rows")
+    side = "folder, file or glob of rows, or the id of a sweep; commas separate several"
+    parser.add_argument("before", help=side)
+    parser.add_argument("after", help="the same")
+    parser.add_argument(
+        "--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)"
+    )
     parser.add_argument(
         "--threshold", type=_share, default=0.03, metavar="SHARE", help="smallest change that counts (0.03)"
     )
-    parser.add_argument("--metric", default="time_ms", choices=CLOCKS, help="wall or device time (time_ms)")
+    parser.add_argument(
+        "--metric", default="time_ms", metavar="NAME", help=f"any metric of a report: {', '.join(METRICS)} (time_ms)"
+    )
     parser.add_argument(
         "--across", metavar="A,B", help="compare although these differ, say driver_version,torch_version"
     )

@@ -1,4 +1,4 @@
-"""Pairs of rows of the same cell in two sets, and the reasons why a pair must not be compared."""
+"""Pairs of the same cell in two sets of rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from tpbench.report.compare.conditions import repeats
 from tpbench.report.records import Record, column_label, problem_fields, problem_identity, value_text
 from tpbench.results.cells import hardware, yielding
 from tpbench.results.plain import plain_rows
@@ -17,22 +18,6 @@ from tpbench.workloads import workloads
 
 CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]
 
-MUST_AGREE = (
-    "gpu_name", "cpu_model", "driver_version", "cuda_version", "nccl_version", "torch_version", "triton_version",
-    "python_version", "backend", "interpreted", "warmed_up", "memory_limit_gib",
-)  # fmt: skip
-"""Columns that must be equal for two rows to be compared, if both rows have them.
-
-The model of the CPU counts on a CPU only. The memory limit counts on a GPU only, because on a CPU it is the memory that
-was free. Versions of tpbench and its kernels may differ, because a comparison shows their effect."""
-NOTED = ("host", "gpu_count")
-"""Columns whose difference is noted but permitted."""
-_SPEEDS = {"copy_gb_per_s": "copy bandwidth of the machine", "sm_clock_mhz": "clock of the GPU"}
-_SPEED_SHARE = 0.03
-BESIDE = "beside"
-"""Column with the jobs that ran on the host at the same time. Two rows are compared only if both ran alone."""
-ACROSS = (*MUST_AGREE, BESIDE)
-"""Columns whose difference a user may allow."""
 _ALWAYS = ("workload", "variant", "device", "graph", "nodes", "tp_size", "dp_size")
 
 
@@ -41,37 +26,52 @@ class CellPair:
     """One cell in both sets, or in one of them."""
 
     name: str
-    before: Record | None
-    after: Record | None
+    identity: CellIdentity
+    before_rows: tuple[Record, ...]
+    after_rows: tuple[Record, ...]
+    """The newest row of the cell, and before it the rows that repeat it. Empty if the set has no such cell."""
+
+    @property
+    def before(self) -> Record | None:
+        """The newest row of the first set."""
+        return self.before_rows[-1] if self.before_rows else None
+
+    @property
+    def after(self) -> Record | None:
+        """The newest row of the second set."""
+        return self.after_rows[-1] if self.after_rows else None
 
 
 def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
-    """Pair the newest row of each cell with that of the other set, on the same hardware if possible."""
+    """Pair the rows of each cell with those of the other set, on the same hardware if possible."""
     old, new = _by_identity(before), _by_identity(after)
     names = _names([*old, *new])
     pairs = []
     for cell in dict.fromkeys([*new, *old]):
         left, right = dict(old.get(cell, {})), dict(new.get(cell, {}))
-        for machine in [machine for machine in right if machine in left]:
-            pairs.append(CellPair(names[cell], left.pop(machine), right.pop(machine)))
+        sides = [(left.pop(machine), right.pop(machine)) for machine in [*right] if machine in left]
         while left and right:
-            pairs.append(CellPair(names[cell], left.pop(next(iter(left))), right.pop(next(iter(right)))))
-        pairs += [CellPair(names[cell], record, None) for record in left.values()]
-        pairs += [CellPair(names[cell], None, record) for record in right.values()]
+            sides.append((left.pop(next(iter(left))), right.pop(next(iter(right)))))
+        sides += [(rows, ()) for rows in left.values()] + [((), rows) for rows in right.values()]
+        pairs += [CellPair(names[cell], cell, *side) for side in sides]
     return pairs
 
 
-def _by_identity(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, Record]]:
-    """Return the newest row by cell and hardware. Failures beside a measurement are left out (`results.cells`)."""
+def _by_identity(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, tuple[Record, ...]]]:
+    """Return the newest row by cell and hardware, after the rows that it repeats.
+
+    Failures beside a measurement are left out (`results.cells`).
+    """
     frame = frame.drop(yielding(frame))
     frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
     frame = frame.sort_values("when", kind="stable", na_position="first")
-    cells: dict[CellIdentity, dict[Any, Record]] = defaultdict(dict)
+    cells: dict[CellIdentity, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in plain_rows(frame):
-        by_hardware = cells[_identity(record)]
-        by_hardware.pop(record["hardware"], None)
-        by_hardware[record["hardware"]] = record
-    return cells
+        cells[_identity(record)][record["hardware"]].append(record)
+    return {
+        cell: {machine: tuple(row for row in rows if repeats(row, rows[-1])) for machine, rows in machines.items()}
+        for cell, machines in cells.items()
+    }
 
 
 def _identity(record: Record) -> CellIdentity:
@@ -114,44 +114,3 @@ def _names(cells: Iterable[CellIdentity]) -> dict[CellIdentity, str]:
         ]
         names[cell] = " ".join([value_text(dict(cell)["variant"]), *parts])
     return names
-
-
-def differences(before: Record, after: Record, allowed: Iterable[str] = ()) -> list[str]:
-    """Return why two rows must not be compared: differences in hardware, software and method."""
-    cpu = before.get("device") == "cpu"
-    skipped = {*allowed, "memory_limit_gib" if cpu else "cpu_model"}
-    found = [
-        f"{name} {value_text(before[name])} and {value_text(after[name])}"
-        for name in MUST_AGREE
-        if name not in skipped and _differ(before.get(name), after.get(name))
-    ]
-    if BESIDE not in skipped:
-        found += _other_jobs(before, after)
-    return found
-
-
-def _other_jobs(before: Record, after: Record) -> list[str]:
-    shared = [name for name, record in (("before", before), ("after", after)) if record.get(BESIDE)]
-    return [f"other jobs ran beside it {' and '.join(shared)}"] if shared else []
-
-
-def remarks(before: Record, after: Record, allowed: Iterable[str] = ()) -> list[str]:
-    """Return differences that permit a comparison but must be noted."""
-    allowed = set(allowed)
-    names = [*NOTED, *(name for name in MUST_AGREE if name in allowed)]
-    found = [
-        f"{name} {value_text(before[name])} and {value_text(after[name])}"
-        for name in names
-        if _differ(before.get(name), after.get(name))
-    ]
-    if BESIDE in allowed:
-        found += _other_jobs(before, after)
-    for name, meaning in _SPEEDS.items():
-        old, new = before.get(name), after.get(name)
-        if old and new and abs(new / old - 1) > _SPEED_SHARE:
-            found.append(f"{meaning} {new / old - 1:+.0%}")
-    return found
-
-
-def _differ(old: Any, new: Any) -> bool:
-    return old is not None and new is not None and old != new

@@ -6,76 +6,115 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tpbench.report import writer
-from tpbench.report.compare.changes import FAILS, FASTER, SLOWER, CellChange, explain
+from tpbench.report.compare.changes import FAILS, INCOMPARABLE, CellChange, Comparison, verdicts
+from tpbench.report.compare.method import method
 from tpbench.report.escape import printable
-from tpbench.report.metric import number
 from tpbench.report.records import MISSING
 
-COLUMNS = ("cell", "verdict", "ratio", "95% interval", "before", "after", "p", "note")
+COLUMNS = ("cell", "verdict", "ratio", "95% interval", "before", "after", "rows", "p", "note")
 
 
-def summary(changes: Sequence[CellChange]) -> str:
-    """Return how many cells have each verdict."""
-    counted = Counter(change.verdict for change in changes)
-    return f"{len(changes)} cells: " + ", ".join(f"{count} {verdict}" for verdict, count in counted.most_common())
+def summary(comparison: Comparison) -> str:
+    """Return how many cells were compared, with each verdict, and how many were not."""
+    decided = comparison.decided
+    others = [each for each in comparison.changes if each not in decided]
+    sentence = f"{_cells(len(decided))} compared in {comparison.metric.name}"
+    if decided:
+        sentence += f": {_counted(decided)}"
+    return sentence + (f"; not compared: {_counted(others)}" if others else "")
 
 
-def text(changes: Sequence[CellChange], clock: str, threshold: float) -> str:
+def _cells(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"
+
+
+def _counted(changes: Sequence[CellChange]) -> str:
+    words = Counter(each.verdict if each.verdict != INCOMPARABLE else "different conditions" for each in changes)
+    return ", ".join(f"{count} {word}" for word, count in words.most_common())
+
+
+def text(comparison: Comparison) -> str:
     """Return aligned columns, failures first."""
-    return f"{writer.as_text(_document(changes, clock, threshold)).plain}\n"
+    return f"{writer.as_text(_document(comparison)).plain}\n"
 
 
-def markdown(changes: Sequence[CellChange], clock: str, threshold: float) -> str:
+def markdown(comparison: Comparison) -> str:
     """Return a table for an issue or a pull request."""
-    return writer.as_markdown(_document(changes, clock, threshold))
+    return writer.as_markdown(_document(comparison))
 
 
-def _document(changes: Sequence[CellChange], clock: str, threshold: float) -> writer.TextDocument:
-    table = writer.TextTable(COLUMNS, [*map(_texts, _sorted(changes))], left=("cell", "verdict", "note"))
-    return writer.TextDocument([table], paragraphs=[summary(changes), _method(clock, threshold)])
+def _document(comparison: Comparison) -> writer.TextDocument:
+    shared = shared_notes(comparison)
+    rows = [_texts(each, comparison, shared) for each in _sorted(comparison)]
+    table = writer.TextTable(COLUMNS, rows, left=("cell", "verdict", "note"))
+    return writer.TextDocument(
+        [table],
+        caption=summary(comparison),
+        paragraphs=[*_shared_sentence(shared), *map(_sentence, method(comparison))],
+    )
 
 
-def _texts(change: CellChange) -> list[str]:
+def shared_notes(comparison: Comparison) -> list[str]:
+    """Return the notes that all compared cells have. A table says them once."""
+    noted = [each.notes for each in comparison.changes if each.difference]
+    return [note for note in noted[0] if all(note in notes for notes in noted)] if len(noted) > 1 else []
+
+
+def _shared_sentence(shared: Sequence[str]) -> list[str]:
+    return [_sentence(f"All compared cells: {'; '.join(map(printable, shared))}")] if shared else []
+
+
+def _sentence(words: str) -> str:
+    return f"{words}."
+
+
+def _texts(change: CellChange, comparison: Comparison, shared: Sequence[str]) -> list[str]:
     ratio = change.ratio
     bounded = ratio is not None and ratio.low is not None and ratio.high is not None
+    values = [MISSING if value is None else comparison.metric.write(value) for value in (change.before, change.after)]
     return [
         printable(change.name),
         change.verdict,
         f"{ratio.value:.3f}" if ratio else MISSING,
         f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio and bounded else MISSING,
-        *(MISSING if value is None else f"{number(value)} ms" for value in (change.before_ms, change.after_ms)),
+        *values,
+        f"{change.rows[0]}, {change.rows[1]}" if ratio else MISSING,
         MISSING if change.p is None else f"{change.p:.2g}",
-        printable(change.note),
+        printable("; ".join(note for note in change.notes if note not in shared or not change.difference)),
     ]
 
 
-def _method(clock: str, threshold: float) -> str:
-    return f"{clock}; {explain(threshold)}."
-
-
-def comma_separated(changes: Sequence[CellChange], clock: str, threshold: float) -> str:
+def comma_separated(comparison: Comparison) -> str:
     """Return numbers with all digits."""
-    columns = ["cell", f"before {clock}", f"after {clock}", "ratio", "low", "high", "p", "verdict", "note"]
+    name = comparison.metric.name
+    columns = [
+        "cell", f"before {name}", f"after {name}", "ratio", "low", "high", "p", "verdict", "note",
+        "rows before", "rows after",
+    ]  # fmt: skip
     rows = []
-    for each in changes:
+    for each in comparison.changes:
         ratio = (each.ratio.value, each.ratio.low, each.ratio.high) if each.ratio else (None, None, None)
-        rows.append(
-            [printable(each.name), each.before_ms, each.after_ms, *ratio, each.p, each.verdict, printable(each.note)]
-        )
+        name, note = printable(each.name), printable(each.note)
+        rows.append([name, each.before, each.after, *ratio, each.p, each.verdict, note, *each.rows])
     return writer.as_csv(columns, rows)
 
 
-def page(changes: Sequence[CellChange], clock: str, threshold: float) -> str:
+def page(comparison: Comparison) -> str:
     """Return a self-contained HTML page."""
     from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable
     from tpbench.report.page.template import render_page
 
-    kinds = {SLOWER: "bad", FAILS: "bad", FASTER: "best"}
+    _, _, bad, good = verdicts(comparison.metric)
+    kinds = {bad: "bad", FAILS: "bad", good: "best"}
+    shared = shared_notes(comparison)
     rows = []
-    for each in _sorted(changes):
-        name, verdict, *shown, note = _texts(each)
+    for each in _sorted(comparison):
+        name, verdict, *shown, note = _texts(each, comparison, shared)
         ratio = each.ratio
-        numbers = (ratio.value if ratio else None, ratio.low if ratio else None, each.before_ms, each.after_ms, each.p)
+        numbers = (
+            ratio.value if ratio else None, ratio.low if ratio else None, each.before, each.after,
+            sum(each.rows), each.p,
+        )  # fmt: skip
         values = [
             MISSING_CELL if text == MISSING else PageCell(text, value)
             for text, value in zip(shown, numbers, strict=True)
@@ -84,14 +123,16 @@ def page(changes: Sequence[CellChange], clock: str, threshold: float) -> str:
     return render_page(
         "comparison.html.j2",
         title="tpbench comparison",
-        summary=summary(changes),
+        summary=f"{summary(comparison)}.",
         table=PageTable("comparison", COLUMNS, rows, keys=2),
-        method=_method(clock, threshold),
+        method=" ".join([*_shared_sentence(shared), *map(_sentence, method(comparison))]),
     )
 
 
-def _sorted(changes: Sequence[CellChange]) -> list[CellChange]:
-    """Sort failures first, then by the size of the ratio."""
+def _sorted(comparison: Comparison) -> list[CellChange]:
+    """Sort failures first, then by the size of the ratio, the worst first."""
+    worse = comparison.metric.better or -1
     return sorted(
-        changes, key=lambda each: (not each.fails(), each.ratio is None, -(each.ratio.value if each.ratio else 0))
+        comparison.changes,
+        key=lambda each: (not each.fails(), each.ratio is None, worse * (each.ratio.value if each.ratio else 0)),
     )

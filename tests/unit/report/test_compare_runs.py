@@ -1,0 +1,124 @@
+"""Runs of one cell scatter more than the samples of one run: a comparison must not call that a change."""
+
+import datetime
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import synthetic
+from tpbench.report.compare.changes import ALPHA, compare_cells
+from tpbench.report.compare.method import method
+from tpbench.report.compare.pairs import CellPair, pair_cells
+from tpbench.report.compare.uncertainty import Observation, scatter, turns
+from tpbench.report.metric import metric
+from tpbench.results.read import load
+
+SWEEPS = json.loads(Path(__file__).with_name("repeated_sweeps.json").read_text())
+"""Wall times of 12 equal sweeps in a row on two CPU cores, in ms: (variant, sweep, iteration).
+
+`tiny_tp2` with `measure=quick`. On "quiet" other people's commands came and went; a busy loop ran beside "busy"."""
+
+
+def measured(samples, index=0):
+    """Return a row of a run with these samples."""
+    row = synthetic.cell("triton_tp", 32768, 4, samples_ms=samples, time_ms=float(np.median(samples)), started_at=None)
+    return row | {"started_at": synthetic.START + datetime.timedelta(minutes=index), "hardware": "NVIDIA H200"}
+
+
+def compared(before, after, metric_name="time_ms"):
+    """Compare two sides, each a list of lists of rows, one for each cell."""
+    pairs = [
+        CellPair(str(at), (("cell", at),), tuple(old), tuple(new))
+        for at, (old, new) in enumerate(zip(before, after, strict=True))
+    ]
+    return compare_cells(pairs, metric_name, 0.03)
+
+
+@pytest.mark.parametrize("load_beside", list(SWEEPS))
+def test_equal_sweeps_on_a_busy_machine_are_not_slower_or_faster(load_beside):
+    """Mann-Whitney's test of the samples called a change in 77% and 58% of these comparisons."""
+    sweeps = [[measured(samples)] for samples in zip(*SWEEPS[load_beside].values(), strict=True) for samples in samples]
+    cells = len(SWEEPS[load_beside])
+    by_sweep = [sweeps[at : at + cells] for at in range(0, len(sweeps), cells)]
+    comparisons = [compared(before, after) for before, after in itertools.combinations(by_sweep, 2)]
+    alarms = sum(
+        any(change.verdict in ("slower", "faster") for change in comparison.changes) for comparison in comparisons
+    )
+    assert len(comparisons) == 66 and alarms <= ALPHA * 66
+
+
+def test_a_change_has_an_interval_without_one():
+    random = np.random.default_rng(3)
+    verdicts = set()
+    for _ in range(300):
+        sides = [
+            [
+                [measured(factor * run * random.lognormal(0, 0.02, 20), 2 * at + side)
+                 for at, run in enumerate(random.lognormal(0, 0.02, random.integers(1, 4)))]
+                for _ in range(3)
+            ]
+            for side, factor in enumerate((1.0, random.choice([1.0, 1.1, 1.3])))
+        ]  # fmt: skip
+        for change in compared(*sides).changes:
+            contains_one = change.ratio.low <= 1 <= change.ratio.high
+            assert not (contains_one and change.verdict in ("slower", "faster"))
+            verdicts.add(change.verdict)
+    assert {"slower", "same", "unclear"} <= verdicts
+
+
+def test_the_false_alarm_rate_where_runs_scatter_as_their_samples_do():
+    random = np.random.default_rng(5)
+    alarms = 0
+    for _ in range(400):
+        sides = [[[measured(random.lognormal(0, 0.1) * random.lognormal(0, 0.1, 30))] for _ in range(4)] for _ in "ab"]
+        alarms += any(change.verdict in ("slower", "faster") for change in compared(*sides).changes)
+    assert alarms / 400 <= ALPHA + 2 * (ALPHA * (1 - ALPHA) / 400) ** 0.5
+
+
+def test_repeated_sweeps_in_turns_see_more():
+    random = np.random.default_rng(7)
+
+    def run(factor, at):
+        return [measured(factor * random.lognormal(0, 0.003) * random.lognormal(0, 0.1, 30), at)]
+
+    def side(factor, times):
+        return [[row for at in times for row in run(factor, at)] for _ in range(3)]
+
+    single = compared(side(1, [0]), side(1.2, [1]))
+    in_turns = compared(side(1, [0, 2, 4, 6]), side(1.2, [1, 3, 5, 7]))
+    one_after_the_other = compared(side(1, [0, 1, 2, 3]), side(1.2, [4, 5, 6, 7]))
+    assert {change.verdict for change in single.changes} == {"unclear"}
+    assert {change.verdict for change in in_turns.changes} == {"slower"}
+    assert {change.verdict for change in one_after_the_other.changes} == {"unclear"}
+    assert in_turns.least_visible < 0.2 < one_after_the_other.least_visible < 1.3 * single.least_visible
+    assert "repeat both sweeps in turns" in " ".join(method(single)) and single.scatter.freedom == 0
+    assert "(18 more than one a side)" in " ".join(method(in_turns))
+
+
+def test_repeated_rows_that_scatter_widen_the_interval():
+    quiet = [[measured(np.full(30, value), at) for at, value in enumerate((1.0, 1.2, 0.9, 1.15))]]
+    later = [[measured(np.full(30, value), at + 10) for at, value in enumerate((1.2, 1.3, 1.1, 1.25))]]
+    (change,) = compared(quiet, later).changes
+    assert change.verdict == "unclear" and change.rows == (4, 4)
+    assert change.before == pytest.approx((1.0 * 1.2 * 0.9 * 1.15) ** 0.25)
+
+
+def test_turns():
+    def at(*times):
+        return [Observation(0.0, 1.0, True, time) for time in times]
+
+    assert turns(at(0, 2), at(1, 3)) == (2, 2) and turns(at(0, 1), at(2, 3)) == (1, 1)
+    assert turns(at(0, 1, 4), at(2)) == (2, 1) and turns(at(0), at(0)) == (1, 1)
+    assert scatter(metric("time_ms"), [at(0), at(1)]).factor == 1.0
+
+
+def test_only_rows_of_equal_code_and_conditions_are_repeats(tmp_path):
+    rows = [synthetic.cell("triton_tp", 32768, 4, run=str(index), git_commit="a" * 40) for index in range(4)]
+    rows[0] |= {"git_commit": "b" * 40}
+    rows[1] |= {"beside": "another-job"}
+    frame = load(synthetic.write(rows, tmp_path))
+    (pair,) = pair_cells(frame, frame)
+    assert [row["row_id"] for row in pair.before_rows] == ["r2", "r3"]
