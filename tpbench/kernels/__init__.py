@@ -7,19 +7,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpbench.kernels.entropy_function import EntropyLossResult, How, entropy_loss
+    from tpbench.kernels.entropy_function import EntropyLossResult, entropy_loss
     from tpbench.kernels.entropy_module import EntropyLoss
+    from tpbench.kernels.linear_function import LinearEntropyLossResult, LinearHow, linear_entropy_loss
+    from tpbench.kernels.linear_module import LinearEntropyLoss
+    from tpbench.kernels.row_losses import How
     from tpbench.kernels.two_pass import block_for, bytes_exchanged
 
-__all__ = ["EntropyLoss", "EntropyLossResult", "How", "block_for", "bytes_exchanged", "entropy_loss"]
+__all__ = [
+    "EntropyLoss",
+    "EntropyLossResult",
+    "How",
+    "LinearEntropyLoss",
+    "LinearEntropyLossResult",
+    "LinearHow",
+    "block_for",
+    "bytes_exchanged",
+    "entropy_loss",
+    "linear_entropy_loss",
+]
 
 _MODULES = {
     "EntropyLoss": "entropy_module",
     "EntropyLossResult": "entropy_function",
-    "How": "entropy_function",
+    "How": "row_losses",
+    "LinearEntropyLoss": "linear_module",
+    "LinearEntropyLossResult": "linear_function",
+    "LinearHow": "linear_function",
     "block_for": "two_pass",
     "bytes_exchanged": "two_pass",
     "entropy_loss": "entropy_function",
+    "linear_entropy_loss": "linear_function",
 }
 
 

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.kernels.losses import LABEL_LOSSES
+
 REDUCTIONS = ("mean", "sum", "none")
 GRADS = ("new", "in_place", "none")
 EXCHANGES = ("auto", "nccl", "symmetric")
@@ -69,19 +71,92 @@ def like(name: str, value: Tensor, logits: Tensor) -> None:
 
 
 def target(value: Any, logits: Tensor, loss: str) -> None:
-    """Raise unless `value` is labels (rows,) int32 or int64 for cross_entropy, else target logits like the logits."""
-    if loss != "cross_entropy":
-        matrix("target", value)
-        like("target", value, logits)
+    """Raise unless `value` is labels (rows,) for a loss of labels, else target logits like the logits."""
+    if loss in LABEL_LOSSES:
+        labels(value, logits.shape[0], logits.device, loss)
         return
+    matrix("target", value)
+    like("target", value, logits)
+
+
+def labels(value: Any, rows: int, device: torch.device, loss: str) -> None:
+    """Raise unless `value` is int32 or int64 labels of so many rows on the device."""
     if not isinstance(value, Tensor):
         raise TypeError(f"target must be a tensor, got {type(value).__name__}")
     if value.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"target must hold labels, int32 or int64, for loss='cross_entropy'; got {value.dtype}")
-    if value.shape != logits.shape[:1]:
-        raise ValueError(f"target must have shape ({logits.shape[0]},), a label a row; got {tuple(value.shape)}")
-    if value.device != logits.device:
-        raise ValueError(f"target must be on the logits' device {logits.device}, got {value.device}")
+        raise TypeError(f"target must hold labels, int32 or int64, for loss={loss!r}; got {value.dtype}")
+    if value.shape != (rows,):
+        raise ValueError(f"target must have shape ({rows},), a label a row; got {tuple(value.shape)}")
+    if value.device != device:
+        raise ValueError(f"target must be on the logits' device {device}, got {value.device}")
+
+
+def loss_options(
+    loss: str, logits_scale: Any, temperature: Any, label_smoothing: Any, z_loss: Any, softcap: Any, entropy: Any,
+    grad_scale: Any,
+) -> None:  # fmt: skip
+    """Raise unless the options of a row's loss are valid and fit together."""
+    for name, value in (("logits_scale", logits_scale), ("temperature", temperature)):
+        number(name, value, positive=True)
+    number("label_smoothing", label_smoothing, high=1.0)
+    number("z_loss", z_loss)
+    number("grad_scale", grad_scale, low=-math.inf)
+    if softcap is not None:
+        number("softcap", softcap, positive=True)
+    if not isinstance(entropy, bool):
+        raise TypeError(f"entropy must be a bool, got {type(entropy).__name__}")
+    if not logits_scale / temperature <= FP32_MAX:
+        raise ValueError(f"temperature must leave logits_scale / temperature finite in float32, got {temperature}")
+    if loss == "cross_entropy" and temperature != 1.0:
+        raise ValueError(f"temperature softens target logits: it must be 1 for loss='cross_entropy', got {temperature}")
+    if loss != "cross_entropy" and label_smoothing:
+        raise ValueError(f"label_smoothing smooths labels: it must be 0 for loss={loss!r}, got {label_smoothing}")
+    if loss == "logprob" and z_loss:
+        raise ValueError(f"z_loss is a term of a loss: it must be 0 for loss='logprob', got {z_loss}")
+
+
+def row_gradients(row_grad: Any, entropy_grad: Any, rows: int, device: torch.device, entropy: bool) -> None:
+    """Raise unless each is None or a contiguous (rows,) fp32 tensor."""
+    for name, value in (("row_grad", row_grad), ("entropy_grad", entropy_grad)):
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+        if value.shape != (rows,) or value.dtype != torch.float32 or not value.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous and float32 of shape ({rows},), a number a row; "
+                f"got {value.dtype} of shape {tuple(value.shape)}"
+            )
+        if value.device != device:
+            raise ValueError(f"{name} must be on the logits' device {device}, got {value.device}")
+    if entropy_grad is not None and not entropy:
+        raise ValueError("entropy_grad needs entropy=True")
+
+
+def call_options(
+    group_: Any, vocab_start: Any, vocab_size: Any, reduction: Any, ignore_index: Any, block_cap_: Any, exchange: Any
+) -> None:
+    """Raise unless the options that concern no tensor are valid."""
+    choice("reduction", reduction, REDUCTIONS)
+    choice("exchange", exchange, EXCHANGES)
+    group(group_)
+    whole("ignore_index", ignore_index)
+    block_cap(block_cap_)
+    if vocab_start is not None:
+        whole("vocab_start", vocab_start, 0, MAX_COLUMNS)
+    if vocab_size is not None:
+        whole("vocab_size", vocab_size, 1, MAX_COLUMNS)
+
+
+def runnable(name: str, value: Tensor, interpreted: bool) -> None:
+    """Raise unless the kernels can run on the tensor's device."""
+    if value.device.type not in ("cuda", "cpu"):
+        raise ValueError(f"{name} must be on a CUDA device, or on a CPU in Triton's interpreter; got {value.device}")
+    if not interpreted and value.device.type != "cuda":
+        raise RuntimeError(
+            f"{name} must be on a CUDA device, got {value.device}; on a CPU the kernels run in Triton's interpreter "
+            "only: set TRITON_INTERPRET=1 before triton is imported"
+        )
 
 
 def writable(name: str, value: Tensor) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,25 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import _checks, symmetric, two_pass
-from tpbench.kernels.losses import LOSSES, Loss
-from tpbench.kernels.one_pass.launch import launch
-from tpbench.kernels.one_pass.plan import Prepared, form, prepare
-from tpbench.kernels.one_pass.workspace import local_workspace
-from tpbench.kernels.two_pass import INTERPRETED, all_gather, block_for, launching
-
-
-@dataclass(frozen=True)
-class How:
-    """The kernels that ran, and the bytes that they sent."""
-
-    algorithm: Literal["two_reads", "two_kernels", "one_read"]
-    block: int
-    """Columns of the kernels' block."""
-    bytes_sent: int = 0
-    """Bytes that this rank sent to its peers."""
-    kernels: tuple[Any, ...] = ()
-    """The compiled kernels that read the logits (see `compiled.worst`). Each is None in the interpreter."""
+from tpbench.kernels import _checks
+from tpbench.kernels.losses import KERNEL_LOSSES, KernelLoss
+from tpbench.kernels.row_losses import How, Outputs, RowLoss, launch_rows
+from tpbench.kernels.two_pass import INTERPRETED
+from tpbench.kernels.vocabulary import shard_of_vocabulary
 
 
 @dataclass(frozen=True)
@@ -39,7 +23,9 @@ class EntropyLossResult:
     loss: Tensor
     """fp32 scalar, or (rows,) with reduction="none". Every rank of the group has the same bits."""
     row_loss: Tensor
-    """(rows,) fp32: each row's loss, 0 for a row that does not count."""
+    """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
+    entropy: Tensor | None
+    """(rows,) fp32: entropy of each row's p in nats, 0 for a row that does not count. None if nobody asked for it."""
     grad: Tensor | None
     """(rows, local vocab): gradient of the (reduced) loss with respect to the local logits, times grad_scale."""
     how: How
@@ -49,7 +35,7 @@ def entropy_loss(
     logits: Tensor,
     target: Tensor,
     *,
-    loss: Loss = "cross_entropy",
+    loss: KernelLoss = "cross_entropy",
     group: dist.ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,
@@ -59,8 +45,12 @@ def entropy_loss(
     temperature: float = 1.0,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    softcap: float | None = None,
+    entropy: bool = False,
     grad: Literal["new", "in_place", "none"] | Tensor = "new",
     grad_scale: float = 1.0,
+    row_grad: Tensor | None = None,
+    entropy_grad: Tensor | None = None,
     block_cap: int | Literal["auto"] = "auto",
     exchange: Literal["auto", "nccl", "symmetric"] = "auto",
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = "auto",
@@ -68,6 +58,7 @@ def entropy_loss(
     """Compute the loss of each row and, in the same call, the gradient with respect to the local logits.
 
     Notation: x = logits_scale * logits, p = softmax(x), t = logits_scale / temperature * target, and q = softmax(t).
+    With a softcap c, c * tanh(logits / c) takes the place of the logits (Gemma 2, arXiv:2408.00118, section 2).
     Each softmax is over the whole vocabulary of V = vocab_size columns. A row's loss is
 
     - cross_entropy: (1 - e) * -log p[label] + e * mean(-log p), with e = label_smoothing (Szegedy et al. 2016,
@@ -78,11 +69,16 @@ def entropy_loss(
       doi:10.1214/aoms/1177729694, equation 2.4). The loss of soft_cross_entropy is larger by the entropy of q.
     - reverse_kl: KL(p || q) = sum(p (log p - log q)), gradient p * (log p - log q - KL(p || q)) (for language models
       Gu et al. 2023, arXiv:2306.08543, equation 1).
+    - logprob: no loss but log p[label], the label's log-probability, with x = logits_scale / temperature * logits.
+      Policy optimisation needs it with the entropy, `entropy=True` (PPO, arXiv:1707.06347, equations 6 and 9).
+      Gradient by x: onehot(label) - p.
 
-    Each has the additional term z_loss * log(sum(exp(x)))^2, with gradient 2 * z_loss * log(sum(exp(x))) * p (PaLM,
-    arXiv:2204.02311, section 5). The softmax over tiles and ranks is computed online (Milakov and Gimelshein 2018,
-    arXiv:1805.02867). The gradient is also scaled by logits_scale, by the reduction and by grad_scale. Scaling is in
-    fp32, and the gradient is rounded once.
+    The entropy of a row is -sum(p log p). Its gradient by x is -p * (log p + entropy).
+
+    Each loss has the additional term z_loss * log(sum(exp(x)))^2, with gradient 2 * z_loss * log(sum(exp(x))) * p
+    (PaLM, arXiv:2204.02311, section 5). The softmax over tiles and ranks is computed online (Milakov and Gimelshein
+    2018, arXiv:1805.02867). The gradient is also scaled by logits_scale, by the reduction and by grad_scale. Scaling is
+    in fp32, and the gradient is rounded once.
 
     Ranks exchange a few fp32 numbers per row, once. All ranks merge them in the same order, so the loss has the same
     bits on all of them. The host does not wait for the device (except as described at vocab_start), so a CUDA graph can
@@ -91,9 +87,9 @@ def entropy_loss(
     Args:
         logits: (rows, local vocab) in bfloat16, float16 or float32, with any strides. On a GPU, or on a CPU in Triton's
             interpreter.
-        target: for cross_entropy the labels, (rows,) int32 or int64, global columns, equal on all ranks. A row
-            does not count if its label is ignore_index or no column of the vocabulary: its loss and gradient are zero,
-            and its logits are not read. For the other losses the target logits, with the shape of the logits.
+        target: for cross_entropy and logprob the labels, (rows,) int32 or int64, global columns, equal on all ranks. A
+            row does not count if its label is ignore_index or no column of the vocabulary: its loss and gradient are
+            zero, and its logits are not read. For the other losses the target logits, with the shape of the logits.
         group: process group over which the vocabulary is sharded, contiguous in rank order. None: this rank holds all
             of it.
         vocab_start: the first global column of this rank. By default it follows from the ranks' local sizes. Unless
@@ -101,11 +97,15 @@ def entropy_loss(
         vocab_size: columns of the whole vocabulary. Columns at or past it are padding: outside the softmax, and with a
             zero gradient. By default all columns of all ranks.
         reduction: of the rows' losses: "mean" over the rows that count (0 if none does), "sum" or "none".
-        logits_scale, temperature: positive. The temperature softens the target logits only.
+        logits_scale, temperature: positive. The temperature softens the target logits only, or for logprob the logits.
+        softcap: positive, or None for no cap. It does not apply to target logits.
+        entropy: also compute each row's entropy.
         grad: "new" allocates a tensor like the logits. "in_place" overwrites the logits. "none" computes no gradient. A
             tensor shaped like the logits, of any supported dtype, is added to in fp32. Autograd is told of the
             overwriting: if a later backward needs the overwritten values, it raises RuntimeError.
         grad_scale: factor on the gradient (not on the loss), for example of a loss scaler or of gradient accumulation.
+        row_grad, entropy_grad: (rows,) fp32: factors of each row on the gradient of its loss (1 by default) and of its
+            entropy (0 by default, without the factor of the reduction), such as upstream gradients.
         block_cap: the largest column block of a kernel, a power of two. "auto" takes the fastest measured one
             (`block_caps`). Nothing is tuned in the call, and all ranks choose the same.
         exchange: the path of the statistics between ranks. On one rank nothing is exchanged: "nccl" is
@@ -118,10 +118,10 @@ def entropy_loss(
               the whole GPU until all ranks have answered: a collective that started on one rank only would block it.
             - "auto": symmetric if the ranks are GPUs of one machine that reach each other's memory, else nccl.
 
-            The single kernel does not support label_smoothing, a grad to accumulate into, targets of another dtype,
-            very long rows, or a rank with far more columns than its share. Then two kernels run, for any exchange. If
-            vocab_start and vocab_size are given, ranks do not know each other's columns, and a rank with too many
-            raises.
+            The single kernel does not support label_smoothing, softcap, entropy, row_grad, a grad to accumulate into,
+            targets of another dtype, very long rows, or a rank with far more columns than its share. Then two kernels
+            run, for any exchange. If vocab_start and vocab_size are given, ranks do not know each other's columns, and
+            a rank with too many raises.
         algorithm: the kernels.
 
             - "two_reads": one kernel whose programs read their row twice, for its statistics and for its gradient. On
@@ -141,74 +141,44 @@ def entropy_loss(
             rank whose peer did not answer an earlier call (that call's loss is NaN).
     """
     _check(logits, target, loss, group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange, grad)
-    for name, value in (("logits_scale", logits_scale), ("temperature", temperature)):
-        _checks.number(name, value, positive=True)
-    _checks.number("label_smoothing", label_smoothing, high=1.0)
-    _checks.number("z_loss", z_loss)
-    _checks.number("grad_scale", grad_scale, low=-math.inf)
-    if not logits_scale / temperature <= _checks.FP32_MAX:
-        raise ValueError(f"temperature must leave logits_scale / temperature finite in float32, got {temperature}")
-    if loss == "cross_entropy" and temperature != 1.0:
-        raise ValueError(f"temperature softens target logits: it must be 1 for loss='cross_entropy', got {temperature}")
-    if loss != "cross_entropy" and label_smoothing:
-        raise ValueError(f"label_smoothing smooths labels: it must be 0 for loss={loss!r}, got {label_smoothing}")
-    world_size, rank = (1, 0) if group is None else (group.size(), group.rank())
+    _checks.loss_options(loss, logits_scale, temperature, label_smoothing, z_loss, softcap, entropy, grad_scale)
+    _checks.row_gradients(row_grad, entropy_grad, len(logits), logits.device, entropy)
+    world_size = 1 if group is None else group.size()
     _checks.algorithm(algorithm, exchange, world_size)
 
     logits, target = logits.detach(), target.detach()
-    if loss == "cross_entropy":
-        target = target.contiguous()
     rows, columns = logits.shape
     device = logits.device
-    start, size, widest = _layout(columns, group, world_size, rank, vocab_start, vocab_size, device)
-    share = -(-size // world_size)
+    vocabulary = shard_of_vocabulary(columns, group, vocab_start, vocab_size, device)
+    if loss == "logprob":
+        logits_scale, temperature = logits_scale / temperature, 1.0
+    row_options = RowLoss(
+        loss, group, vocabulary, ignore_index, logits_scale, temperature, label_smoothing, z_loss, softcap or 0.0, 0.0,
+        block_cap, exchange, algorithm,
+    )  # fmt: skip
+    if row_options.has_labels:
+        target = target.contiguous()
     out = _output(logits, grad)
     row_loss = torch.empty(rows, dtype=torch.float32, device=device)
-    two: Literal["two_reads", "two_kernels"] = (
-        "two_kernels" if algorithm == "two_kernels" or world_size > 1 else "two_reads"
-    )
+    row_entropy = torch.empty_like(row_loss) if entropy else None
     if rows == 0:
         nothing = row_loss if reduction == "none" else row_loss.sum()
-        return EntropyLossResult(nothing, row_loss, out, How(two, block_for(columns, block_cap, loss, two, share)))
-
-    labels_mean = loss == "cross_entropy" and reduction == "mean"
-    mean = 1.0 / rows if reduction == "mean" and not labels_mean else 1.0
-    valid = min(max(size - start, 0), columns)
-    peers = _peers(algorithm, exchange, group, world_size, device)
-    if peers is not None:
-        prepared = prepare(
-            form(logits), form(target), None if out is None else form(out), device.index, loss=loss, valid=valid,
-            vocab_start=start, vocab_size=size, ignore_index=ignore_index, reduce=reduction != "none",
-            count=labels_mean, z_loss=z_loss > 0, label_smoothing=label_smoothing > 0,
-            accumulate=isinstance(grad, Tensor), block_cap=block_cap, share=share, widest=widest,
-            rank=rank, world_size=world_size,
-        )  # fmt: skip
-        if isinstance(prepared, Prepared):
-            total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
-            with launching(device):
-                workspace = local_workspace(device) if isinstance(peers, str) else peers
-                workspace.enter()
-                kernel = launch(
-                    prepared, logits, target, out, row_loss, total, workspace, logits_scale=logits_scale,
-                    temperature=temperature, z_loss=z_loss, grad_scale=grad_scale * mean, loss_scale=mean,
-                )  # fmt: skip
-            how = How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,))
-            return EntropyLossResult(row_loss if total is None else total, row_loss, out, how)
-        if algorithm == "one_read":
-            raise ValueError(
-                f"algorithm='one_read' cannot do this: {prepared}; use 'auto', 'two_kernels' or 'two_reads'"
-            )
-
-    block = block_for(columns, block_cap, loss, two, share)
-    with launching(device):
-        total, kernels = two_pass.launch(
-            logits, target, out, row_loss, group, two, block, loss=loss, reduction=reduction, valid=valid,
-            vocab_start=start, vocab_size=size, ignore_index=ignore_index, logits_scale=logits_scale,
-            temperature=temperature, label_smoothing=label_smoothing, z_loss=z_loss, grad_scale=grad_scale,
-            accumulate=isinstance(grad, Tensor),
-        )  # fmt: skip
-    sent = two_pass.bytes_exchanged(rows, world_size, loss, label_smoothing)
-    return EntropyLossResult(total, row_loss, out, How(two, block, sent, kernels))
+        how = How(row_options.two_pass_algorithm, row_options.block(columns))
+        return EntropyLossResult(nothing, row_loss, row_entropy, out, how)
+    outputs = Outputs(
+        row_loss,
+        row_entropy,
+        out,
+        None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device),
+        accumulate=isinstance(grad, Tensor),
+        mean=1.0 / rows if reduction == "mean" and not row_options.has_labels else 1.0,
+        count=reduction == "mean" and row_options.has_labels,
+        grad_scale=grad_scale,
+        row_grad=row_grad,
+        entropy_grad=entropy_grad,
+    )
+    how = launch_rows(row_options, logits, target, outputs)
+    return EntropyLossResult(row_loss if outputs.total is None else outputs.total, row_loss, row_entropy, out, how)
 
 
 def _check(
@@ -216,47 +186,11 @@ def _check(
     ignore_index: Any, block_cap: Any, exchange: Any, grad: Any,
 ) -> None:  # fmt: skip
     _checks.matrix("logits", logits)
-    _checks.choice("loss", loss, LOSSES)
-    _checks.choice("reduction", reduction, _checks.REDUCTIONS)
-    _checks.choice("exchange", exchange, _checks.EXCHANGES)
+    _checks.choice("loss", loss, KERNEL_LOSSES)
     _checks.target(target, logits, loss)
     _checks.gradient(grad, logits, target)
-    _checks.group(group)
-    _checks.whole("ignore_index", ignore_index)
-    _checks.block_cap(block_cap)
-    if vocab_start is not None:
-        _checks.whole("vocab_start", vocab_start, 0, _checks.MAX_COLUMNS)
-    if vocab_size is not None:
-        _checks.whole("vocab_size", vocab_size, 1, _checks.MAX_COLUMNS)
-    if logits.device.type not in ("cuda", "cpu"):
-        raise ValueError(f"logits must be on a CUDA device, or on a CPU in Triton's interpreter; got {logits.device}")
-    if not INTERPRETED and logits.device.type != "cuda":
-        raise RuntimeError(
-            f"logits must be on a CUDA device, got {logits.device}; on a CPU the kernels run in Triton's interpreter "
-            "only: set TRITON_INTERPRET=1 before triton is imported"
-        )
-
-
-def _peers(
-    algorithm: str, exchange: str, group: dist.ProcessGroup | None, world_size: int, device: torch.device
-) -> symmetric.PeerWorkspace | str | None:
-    """Return the group's workspace, "alone" if there is one rank, or None if two kernels do the work."""
-    asked = "algorithm='one_read'" if algorithm == "one_read" else "exchange='symmetric'"
-    if algorithm in ("two_reads", "two_kernels") or (exchange == "nccl" and algorithm == "auto"):
-        return None
-    named = algorithm == "one_read" or exchange == "symmetric"
-    if INTERPRETED:
-        if named:
-            raise RuntimeError(f"{asked} needs CUDA devices, not Triton's interpreter")
-        return None
-    if world_size == 1 or group is None:
-        return "alone"
-    found = symmetric.workspace(group, device)
-    if isinstance(found, str):
-        if not named:
-            return None
-        raise RuntimeError(f"{asked} is not available: {found}; use exchange='nccl' or 'auto'")
-    return found
+    _checks.call_options(group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange)
+    _checks.runnable("logits", logits, INTERPRETED)
 
 
 def _output(logits: Tensor, grad: str | Tensor) -> Tensor | None:
@@ -267,34 +201,3 @@ def _output(logits: Tensor, grad: str | Tensor) -> Tensor | None:
         # Else autograd would not notice that a tensor saved for an earlier operation's backward was overwritten.
         torch.autograd.graph.increment_version(out)
     return out
-
-
-def _layout(
-    columns: int, group: dist.ProcessGroup | None, world_size: int, rank: int, vocab_start: int | None,
-    vocab_size: int | None, device: torch.device,
-) -> tuple[int, int, int | None]:  # fmt: skip
-    """Return this rank's first column, the columns of the vocabulary, and the most of a rank (None: unknown)."""
-    if group is not None and world_size > 1:
-        if vocab_start is not None and vocab_size is not None:
-            return vocab_start, vocab_size, None
-        # Not cached by local size: if it changed on some ranks only, those would gather alone.
-        mine = torch.tensor([columns, -1 if vocab_start is None else vocab_start], device=device)
-        sizes, given = all_gather(mine, group, world_size).T.tolist()
-        starts = [0, *itertools.accumulate(sizes)]
-        if wrong := [each for each, told in enumerate(given) if told not in (-1, starts[each])]:  # on all ranks alike
-            raise ValueError(
-                "vocab_start must be where the columns of the ranks before end: "
-                + ", ".join(f"{starts[each]} on rank {each}, got {given[each]}" for each in wrong)
-            )
-        start, total, widest = starts[rank], starts[-1], max(sizes)
-    else:
-        start, total, widest = 0, columns, columns
-        if vocab_start not in (None, 0):
-            raise ValueError(
-                f"vocab_start must be 0 or None without a group of ranks that hold the rest, got {vocab_start}"
-            )
-    if total == 0:
-        raise ValueError("logits must have a column, here or on another rank of the group")
-    if vocab_size is not None and vocab_size > total:
-        raise ValueError(f"vocab_size must be at most the {total} columns held in all, got {vocab_size}")
-    return start, (total if vocab_size is None else vocab_size), widest

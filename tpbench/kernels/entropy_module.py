@@ -84,7 +84,7 @@ class _EntropyLoss(torch.autograd.Function):
         grad, ctx.grad = ctx.grad, None
         if ctx.lift != 1.0:
             upstream = upstream / ctx.lift
-        return _scale(grad, upstream.contiguous()), None, None, None
+        return scale_rows(grad, upstream.contiguous()), None, None, None
 
 
 def _lift(logits: Tensor, settings: dict[str, Any]) -> float:
@@ -105,8 +105,8 @@ def _lift(logits: Tensor, settings: dict[str, Any]) -> float:
     return float(2 ** max(0, math.floor(math.log2(max(room, 1.0)))))
 
 
-def _scale(grad: Tensor, factor: Tensor) -> Tensor:
-    """grad *= factor, () or (rows,)."""
+def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
+    """Multiply (rows, columns) by a factor, () or (rows,), in place. Rows whose factor is 1 are not written."""
     rows, columns = grad.shape
     if grad.numel():
         block = block_for(columns)

@@ -6,4 +6,11 @@ import typing
 from typing import Literal
 
 Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"]
+"""The losses that training minimises, and that the workload `entropy_loss` measures."""
 LOSSES: tuple[str, ...] = typing.get_args(Loss)
+
+KernelLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "logprob"]
+"""These losses, and the label's log-probability, which policy optimisation uses."""
+KERNEL_LOSSES: tuple[str, ...] = typing.get_args(KernelLoss)
+LABEL_LOSSES = ("cross_entropy", "logprob")
+"""The losses whose target is a label of each row."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from tpbench.kernels import two_pass_kernels
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.losses import LABEL_LOSSES
 
 INTERPRETED: bool = not isinstance(two_pass_kernels.statistics_kernel, triton.JITFunction)
 """True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
@@ -41,42 +42,45 @@ def block_for(
     return max(16, min(block_cap, int(triton.next_power_of_2(columns))))
 
 
-def statistics_width(loss: str, label_smoothing: float = 0.0) -> int:
+def statistics_width(loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
     """Return the number of fp32 numbers per row that a rank contributes to the exchange."""
-    if loss != "cross_entropy":
-        return 5
-    return 4 if label_smoothing else 3
+    if loss not in LABEL_LOSSES:
+        return 5 + entropy
+    return (4 if label_smoothing else 3) + entropy
 
 
-def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: float = 0.0) -> int:
+def bytes_exchanged(
+    rows: int, world_size: int, loss: str, label_smoothing: float = 0.0, entropy: bool = False
+) -> int:  # fmt: skip
     """Return the bytes that one rank sends in a call: its statistics, to each of its peers."""
-    return (world_size - 1) * rows * statistics_width(loss, label_smoothing) * 4
+    return (world_size - 1) * rows * statistics_width(loss, label_smoothing, entropy) * 4
 
 
 def launch(
-    logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, group: dist.ProcessGroup | None,
-    algorithm: Literal["two_reads", "two_kernels"], block: int, *, loss: str, reduction: str, valid: int,
-    vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float, temperature: float,
-    label_smoothing: float, z_loss: float, grad_scale: float, accumulate: bool,
-) -> tuple[Tensor, tuple[Any, ...]]:  # fmt: skip
-    """Queue the kernels on the current stream. They store row_loss and, unless it is None, grad.
+    logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, row_entropy: Tensor | None,
+    group: dist.ProcessGroup | None, algorithm: Literal["two_reads", "two_kernels"], block: int, *, loss: str,
+    valid: int, vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float, target_scale: float,
+    label_smoothing: float, z_loss: float, softcap: float, target_softcap: float, inverse_count: Tensor | None,
+    grad_scale: float, entropy_scale: float, row_grad: Tensor | None, entropy_grad: Tensor | None, accumulate: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Queue the kernels on the current stream. They store row_loss and, where they are not None, entropies and grad.
 
-    Returns the reduced loss, and the compiled kernels that read the logits (None in the interpreter).
+    Returns the compiled kernels that read the logits (None in the interpreter).
     """
     rows, columns = logits.shape
     world_size = 1 if group is None else group.size()
-    labels_mean = loss == "cross_entropy" and reduction == "mean"
-    mean = 1.0 / rows if reduction == "mean" and not labels_mean else 1.0
-    width = statistics_width(loss, label_smoothing)
+    width = statistics_width(loss, label_smoothing, row_entropy is not None)
     shape = tile(rows, block)
     strides = (*logits.stride(), *(target.stride() if target.dim() == 2 else (0, 0)))
     vocabulary = (valid, vocab_start, vocab_size, ignore_index)
-    scales = (logits_scale, logits_scale / temperature)
-    flags: dict[str, Any] = {"LOSS": loss, "SMOOTHED": label_smoothing > 0, "WIDTH": width, **shape}
+    scales = (logits_scale, target_scale)
+    of_rows: dict[str, Any] = {
+        "LOSS": loss, "SMOOTHED": label_smoothing > 0, "ENTROPY": int(row_entropy is not None), "WIDTH": width,
+    }  # fmt: skip
+    flags = {**of_rows, "SOFTCAP": float(softcap), "TARGET_SOFTCAP": float(target_softcap), **shape}
     flags["WIDE"] = is_wide(columns, block, logits, target, grad)
     programs = -(-rows // shape["ROWS"])
     kernels = []
-    inverse_count = _inverse_count(target, vocab_size, ignore_index) if labels_mean else None
     gathered = None
     if algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
@@ -84,23 +88,22 @@ def launch(
         kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *vocabulary), scales))
         gathered = statistics[None] if world_size == 1 else all_gather(statistics, group, world_size)
         block_of_rows = 4096 if INTERPRETED else 128
-        losses = cached_launch(
-            two_pass_kernels.row_loss_kernel, LOSS=loss, SMOOTHED=label_smoothing > 0, WIDTH=width, ROWS=block_of_rows
-        )
+        losses = cached_launch(two_pass_kernels.row_loss_kernel, ROWS=block_of_rows, **of_rows)
         losses(
-            -(-rows // block_of_rows), (target, gathered, row_loss), (rows, world_size, vocab_size, ignore_index),
-            (label_smoothing, z_loss),
+            -(-rows // block_of_rows), (target, gathered, row_loss, row_entropy),
+            (rows, world_size, vocab_size, ignore_index), (label_smoothing, z_loss),
         )  # fmt: skip
     if gathered is None or grad is not None:
         gradient = cached_launch(two_pass_kernels.loss_and_gradient_kernel, ACCUMULATE=accumulate, **flags)
         kernels.append(
             gradient(
-                programs, (logits, target, gathered, inverse_count, row_loss, grad),
+                programs,
+                (logits, target, gathered, inverse_count, row_loss, grad, row_entropy, row_grad, entropy_grad),
                 (rows, columns, world_size, *strides, *((0, 0) if grad is None else grad.stride()), *vocabulary),
-                (*scales, label_smoothing, z_loss, grad_scale * mean),
+                (*scales, label_smoothing, z_loss, grad_scale, entropy_scale),
             )
         )  # fmt: skip
-    return row_loss if reduction == "none" else _reduce(row_loss, inverse_count, mean), tuple(kernels)
+    return tuple(kernels)
 
 
 def tile(rows: int, block: int) -> dict[str, int]:
@@ -124,7 +127,7 @@ def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(device.index)  # torch takes 2 us to find the number of a torch.device
 
 
-def _inverse_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
+def inverse_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
     """Return 1 / rows that count, (1,) fp32 on the device. Labels are equal on all ranks: nothing to exchange."""
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
     count = cached_launch(two_pass_kernels.inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
@@ -132,17 +135,21 @@ def _inverse_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor
     return inverse
 
 
-def _reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float) -> Tensor:
-    total = torch.empty((), dtype=torch.float32, device=row_loss.device)
-    reduce = cached_launch(two_pass_kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
-    reduce(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
-    return total
+def reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float, total: Tensor) -> None:
+    """Store factor * sum(row_loss), times inverse_count unless it is None, in `total`. The sum has a fixed order."""
+    kernel = cached_launch(two_pass_kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    kernel(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
 
 
 def all_gather(values: Tensor, group: dist.ProcessGroup | None, world_size: int) -> Tensor:
     """Gather the values of all ranks: (world_size, *values.shape), in rank order."""
     gathered = torch.empty((world_size * values.shape[0], *values.shape[1:]), dtype=values.dtype, device=values.device)
+    gather_into(gathered, values, group)
+    return gathered.view(world_size, *values.shape)
+
+
+def gather_into(gathered: Tensor, values: Tensor, group: dist.ProcessGroup | None, async_op: bool = False) -> Any:
+    """Gather the values of all ranks along their first dimension. Returns the work if async_op, else None."""
     # torch 2.13 renamed this function and warns of the old name.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(gathered, values, group=group)
-    return gathered.view(world_size, *values.shape)
+    return gather(gathered, values, group=group, async_op=async_op)

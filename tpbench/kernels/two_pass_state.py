@@ -1,7 +1,7 @@
-"""Row states of the two-pass kernels: five numbers that stand for any set of columns of a row, and that merge.
+"""Row states of the two-pass kernels: six numbers that stand for any set of columns of a row, and that merge.
 
 States of disjoint columns merge into one state. So tiles merge into a shard, and shards merge into the vocabulary, by
-the same arithmetic. A state has five fp32 numbers per row. With x and t the scaled logits and target logits:
+the same arithmetic. A state has six fp32 numbers per row. With x and t the scaled logits and target logits:
 
 | number | labels | losses with target logits |
 | --- | --- | --- |
@@ -10,6 +10,7 @@ the same arithmetic. A state has five fp32 numbers per row. With x and t the sca
 | 2 | x[label] where this rank holds it, else 0 | m_t = max t |
 | 3 | sum x (label smoothing only) | s_t = sum exp(t - m_t) |
 | 4 | unused | a = sum of weight * difference, below |
+| 5 | sum (x - m) exp(x - m) (entropy only) | the same |
 
 | loss | weight | difference |
 | --- | --- | --- |
@@ -58,15 +59,32 @@ def weigh(weight, difference):
 
 
 @triton.jit
-def load_scaled(pointer, row_offset, column_offset, mask, scale):
-    """Load a tile, (ROWS, BLOCK), in fp32, times `scale`. Elements outside `mask` are -inf."""
-    values = tl.load(pointer + row_offset[:, None] + column_offset[None, :], mask=mask, other=float("-inf"))
-    return values.to(tl.float32) * scale
+def capped(values, SOFTCAP: tl.constexpr):
+    """SOFTCAP * tanh(values / SOFTCAP), in fp32. SOFTCAP 0: no cap."""
+    if SOFTCAP > 0:
+        values = SOFTCAP * (2.0 * tl.sigmoid(2.0 / SOFTCAP * values) - 1.0)
+    return values
 
 
 @triton.jit
-def _tile_state(x, t, mask, LOSS: tl.constexpr, SMOOTHED: tl.constexpr):
-    """The state of a tile, (ROWS, BLOCK) to five times (ROWS,). With labels `t` is not used."""
+def load_capped(pointer, row_offset, column_offset, mask, SOFTCAP: tl.constexpr):
+    """Load a tile, (ROWS, BLOCK), in fp32 below the cap. Elements outside `mask` are -inf."""
+    values = tl.load(pointer + row_offset[:, None] + column_offset[None, :], mask=mask, other=float("-inf"))
+    values = capped(values.to(tl.float32), SOFTCAP)
+    if SOFTCAP > 0:
+        values = tl.where(mask, values, float("-inf"))
+    return values
+
+
+@triton.jit
+def load_scaled(pointer, row_offset, column_offset, mask, scale, SOFTCAP: tl.constexpr):
+    """Load a tile, (ROWS, BLOCK), in fp32 below the cap, times `scale`. Elements outside `mask` are -inf."""
+    return load_capped(pointer, row_offset, column_offset, mask, SOFTCAP) * scale
+
+
+@triton.jit
+def _tile_state(x, t, mask, LOSS: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr):
+    """The state of a tile, (ROWS, BLOCK) to six times (ROWS,). With labels `t` is not used."""
     m = tl.max(x, axis=1)
     x = x - reference_of(m)[:, None]
     exp_x = tl.exp(x)
@@ -74,6 +92,9 @@ def _tile_state(x, t, mask, LOSS: tl.constexpr, SMOOTHED: tl.constexpr):
     b = s * 0.0
     c = b
     d = b
+    e = b
+    if ENTROPY:
+        e = tl.sum(weigh(exp_x, x), axis=1)
     if LOSS != "cross_entropy":
         b = tl.max(t, axis=1)
         t = t - reference_of(b)[:, None]
@@ -88,7 +109,7 @@ def _tile_state(x, t, mask, LOSS: tl.constexpr, SMOOTHED: tl.constexpr):
         d = tl.sum(terms, axis=1)
     elif SMOOTHED:
         c = tl.sum(tl.where(mask, x + reference_of(m)[:, None], 0.0), axis=1)
-    return m, s, b, c, d
+    return m, s, b, c, d, e
 
 
 @triton.jit
@@ -109,12 +130,17 @@ def _merge_exp(m_1, s_1, m_2, s_2):
 
 
 @triton.jit
-def _merge(m_1, s_1, b_1, c_1, d_1, m_2, s_2, b_2, c_2, d_2, LOSS: tl.constexpr):
+def _merge(
+    m_1, s_1, b_1, c_1, d_1, e_1, m_2, s_2, b_2, c_2, d_2, e_2, LOSS: tl.constexpr, ENTROPY: tl.constexpr
+):  # fmt: skip
     """Merge the states of two disjoint sets of columns.
 
     The merge is not associative in the last bit, so the caller must keep one order.
     """
     m, s, factor_1, factor_2, shift_1, shift_2 = _merge_exp(m_1, s_1, m_2, s_2)
+    e = e_1
+    if ENTROPY:
+        e = weigh(factor_1, e_1 + s_1 * shift_1) + weigh(factor_2, e_2 + s_2 * shift_2)
     if LOSS == "cross_entropy":
         b = b_1 + b_2
         c = c_1 + c_2
@@ -131,14 +157,14 @@ def _merge(m_1, s_1, b_1, c_1, d_1, m_2, s_2, b_2, c_2, d_2, LOSS: tl.constexpr)
             d_1 = weigh(factor_1, d_1 + s_1 * (shift_1 - shift_t1))
             d_2 = weigh(factor_2, d_2 + s_2 * (shift_2 - shift_t2))
         d = d_1 + d_2
-    return m, s, b, c, d
+    return m, s, b, c, d, e
 
 
 @triton.jit
 def _empty_state(row):
     """The state of no columns. A merge with it changes no state."""
     zero = row.to(tl.float32) * 0.0
-    return zero - float("inf"), zero, zero, zero, zero
+    return zero - float("inf"), zero, zero, zero, zero, zero
 
 
 @triton.jit
@@ -169,35 +195,36 @@ def block_columns(start, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def shard_state(
     logits, target, row, counts, label, logits_row, logits_column, target_row, target_column, n_valid, vocab_start,
-    logits_scale, target_scale, LOSS: tl.constexpr, SMOOTHED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    logits_scale, target_scale, LOSS: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr,
+    SOFTCAP: tl.constexpr, TARGET_SOFTCAP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The state of the `n_valid` columns of each row that this rank holds. Rows that do not count are not read."""
-    m, s, b, c, d = _empty_state(row)
+    m, s, b, c, d, e = _empty_state(row)
     if LOSS != "cross_entropy":
         b = m  # the maximum of no target logits
     for start in range(0, n_valid, BLOCK):
         column = block_columns(start, WIDE, BLOCK)
         mask = counts[:, None] & (column < n_valid)[None, :]
-        x = load_scaled(logits, row * logits_row, column * logits_column, mask, logits_scale)
+        x = load_scaled(logits, row * logits_row, column * logits_column, mask, logits_scale, SOFTCAP)
         t = x
         if LOSS != "cross_entropy":
-            t = load_scaled(target, row * target_row, column * target_column, mask, target_scale)
-        m_2, s_2, b_2, c_2, d_2 = _tile_state(x, t, mask, LOSS, SMOOTHED)
-        m, s, b, c, d = _merge(m, s, b, c, d, m_2, s_2, b_2, c_2, d_2, LOSS)
+            t = load_scaled(target, row * target_row, column * target_column, mask, target_scale, TARGET_SOFTCAP)
+        m_2, s_2, b_2, c_2, d_2, e_2 = _tile_state(x, t, mask, LOSS, SMOOTHED, ENTROPY)
+        m, s, b, c, d, e = _merge(m, s, b, c, d, e, m_2, s_2, b_2, c_2, d_2, e_2, LOSS, ENTROPY)
     if LOSS == "cross_entropy":
         local = label - vocab_start
         held = counts & (local >= 0) & (local < n_valid)
-        b = (
-            tl.load(logits + row * logits_row + local * logits_column, mask=held, other=0.0).to(tl.float32)
-            * logits_scale
-        )
-    return m, s, b, c, d
+        own = tl.load(logits + row * logits_row + local * logits_column, mask=held, other=0.0).to(tl.float32)
+        b = capped(own, SOFTCAP) * logits_scale
+    return m, s, b, c, d, e
 
 
 @triton.jit
-def gathered_state(gathered, row, exists, n_rows, world_size, LOSS: tl.constexpr, WIDTH: tl.constexpr):
+def gathered_state(
+    gathered, row, exists, n_rows, world_size, LOSS: tl.constexpr, ENTROPY: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
     """Merge all ranks' statistics, (world_size, WIDTH, n_rows), in rank order: the same bits on every rank."""
-    m, s, b, c, d = _empty_state(row)
+    m, s, b, c, d, e = _empty_state(row)
     if LOSS != "cross_entropy":
         b = m
     for rank in range(world_size):
@@ -207,12 +234,15 @@ def gathered_state(gathered, row, exists, n_rows, world_size, LOSS: tl.constexpr
         b_2 = tl.load(theirs + 2 * n_rows, mask=exists, other=0.0)
         c_2 = s_2
         d_2 = s_2
-        if WIDTH > 3:
+        e_2 = s_2
+        if WIDTH - ENTROPY > 3:
             c_2 = tl.load(theirs + 3 * n_rows, mask=exists, other=0.0)
-        if WIDTH > 4:
+        if WIDTH - ENTROPY > 4:
             d_2 = tl.load(theirs + 4 * n_rows, mask=exists, other=0.0)
-        m, s, b, c, d = _merge(m, s, b, c, d, m_2, s_2, b_2, c_2, d_2, LOSS)
-    return m, s, b, c, d
+        if ENTROPY:
+            e_2 = tl.load(theirs + (WIDTH - 1) * n_rows, mask=exists, other=0.0)
+        m, s, b, c, d, e = _merge(m, s, b, c, d, e, m_2, s_2, b_2, c_2, d_2, e_2, LOSS, ENTROPY)
+    return m, s, b, c, d, e
 
 
 @triton.jit
@@ -231,3 +261,9 @@ def loss_of_rows(m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS: tl.co
         loss = d / s - log_s + tl.log(c)
     log_z = reference_of(m) + log_s
     return loss + z_loss * log_z * log_z, log_z
+
+
+@triton.jit
+def entropy_of_rows(s, e):
+    """The entropy of each row's softmax in nats, (ROWS,), from the state of the whole vocabulary."""
+    return tl.log(s) - e / s

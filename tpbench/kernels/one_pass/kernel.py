@@ -71,7 +71,8 @@ def one_pass_kernel(
     spills: keep it, or measure. part_columns is in vectors if ALIGNED.
 
     row_losses: fp32 (n_rows,). loss: fp32 scalar, loss_scale times the sum of row losses; with COUNT this and the
-    gradient are divided by the number of rows that count. capacity: rows that half a buffer has room for.
+    gradient are divided by the number of rows that count. With COUNT and without REDUCE, `loss` holds 1 / that number,
+    since the rows may be some of a larger problem. capacity: rows that half a buffer has room for.
     """
     LABELS: gl.constexpr = has_labels(SPEC)
     EXCHANGE: gl.constexpr = SPEC.SLOTS > 0
@@ -101,8 +102,10 @@ def one_pass_kernel(
         copy_tile(walk, 1, next_row, counts, tile_of_row, tile_of_row, SPEC)
 
     inverse = 1.0
-    if SPEC.COUNT:
+    if SPEC.COUNT and SPEC.REDUCE:
         inverse = inverse_count(walk, SPEC)
+    if SPEC.COUNT and not SPEC.REDUCE:
+        inverse = gl.load(loss)
     scale = scales.grad_scale * inverse
 
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.

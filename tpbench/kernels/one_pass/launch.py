@@ -17,13 +17,15 @@ LOG2_E = math.log2(math.e)
 def launch(
     prepared: Prepared, logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None,
     workspace: memory.Workspace, *, logits_scale: float, temperature: float, z_loss: float, grad_scale: float,
-    loss_scale: float,
+    loss_scale: float, inverse_count: Tensor | None = None,
 ) -> Any:  # fmt: skip
     """Queue the kernel on the current stream. It stores row_loss and, where they are not None, grad and total.
 
+    inverse_count: (1,) fp32, 1 / the rows that count. It is needed if they are counted and `total` is None.
     Returns the compiled kernel.
     """
     workspace.reserve(prepared.words)
+    total = inverse_count if total is None else total
     k = logits_scale * LOG2_E
     return prepared.kernel(
         prepared.programs,

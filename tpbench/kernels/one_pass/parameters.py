@@ -17,7 +17,7 @@ class Specialization(NamedTuple):
     REDUCE: bool
     """The kernel stores the sum of the row losses."""
     COUNT: bool
-    """The sum and the gradient are divided by the number of rows that count."""
+    """The sum and the gradient are divided by the number of rows that count. Without REDUCE the caller counted them."""
     Z_LOSS: bool
     ROWS: int
     """Rows of a tile. A tile has the shape (ROWS, REPEATS, LANES, VECTOR)."""

@@ -78,8 +78,10 @@ def whole_row_kernel(
     next_row = rows_after(walk, row, 1, SPEC)
 
     inverse = 1.0
-    if SPEC.COUNT:
+    if SPEC.COUNT and SPEC.REDUCE:
         inverse = inverse_count(walk, SPEC)
+    if SPEC.COUNT and not SPEC.REDUCE:
+        inverse = gl.load(loss)
     scale = scales.grad_scale * inverse
 
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.

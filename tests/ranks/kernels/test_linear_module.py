@@ -1,0 +1,153 @@
+"""`LinearEntropyLoss`: a toy model trains as with torch's own loss, and gradients of any upstream are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.support.linear_reference import make_linear
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tpbench.kernels import LinearEntropyLoss
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCAB, WIDTH = 96, 8
+
+
+def _batches(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(4):
+        labels = torch.randint(VOCAB, (6,), generator=generator)
+        labels[2] = -100
+        batches.append((torch.randn(6, WIDTH, generator=generator).to(device), labels.to(device)))
+    return batches
+
+
+def _model(device: torch.device) -> tuple[torch.nn.Module, torch.nn.Linear]:
+    torch.manual_seed(1)
+    body = torch.nn.Linear(WIDTH, WIDTH)
+    head = torch.nn.Linear(WIDTH, VOCAB)
+    return body.to(device), head.to(device)
+
+
+def _train(
+    device: torch.device, loss_of: Any, body: torch.nn.Module, head: torch.nn.Module, rows: slice = slice(None)
+) -> list[float]:
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.5)
+    losses = []
+    for tokens, labels in _batches(device):
+        loss = loss_of(body(tokens[rows]).tanh(), head, labels)
+        (loss * 0.7).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def _torch_losses() -> list[float]:
+    return _train(
+        DEVICE, lambda hidden, head, labels: F.cross_entropy(head(hidden), labels, ignore_index=-100), *_model(DEVICE)
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_toy_model_trains_as_with_torch(reduction: Any) -> None:
+    module = LinearEntropyLoss(reduction=reduction, workspace_gib=2 * VOCAB * 4 / 2**30)
+
+    def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+        loss = module(hidden, head.weight, labels, head.bias)
+        return loss.sum() / (labels != -100).sum() if reduction == "none" else loss
+
+    torch.testing.assert_close(_train(DEVICE, loss_of, *_model(DEVICE)), _torch_losses(), rtol=1e-5, atol=1e-6)
+
+
+def _train_shard(rank: Rank, sharded: bool) -> list[float]:
+    body, whole = _model(rank.device)
+    own = slice(rank.rank * VOCAB // rank.world_size, (rank.rank + 1) * VOCAB // rank.world_size)
+    head = torch.nn.Linear(WIDTH, own.stop - own.start).to(rank.device)
+    head.weight.data.copy_(whole.weight[own])
+    head.bias.data.copy_(whole.bias[own])
+    module = LinearEntropyLoss(
+        group=rank.group, vocab_start=own.start, vocab_size=VOCAB, hidden_sharded=sharded, exchange="nccl"
+    )
+    rows = slice(rank.rank * 3, rank.rank * 3 + 3) if sharded else slice(None)
+
+    def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+        result: Tensor = module(hidden, head.weight, labels, head.bias)
+        return result
+
+    if sharded:  # each rank has the gradient of its rows only
+        for parameter in body.parameters():
+            parameter.register_hook(lambda grad: _sum(grad, rank))
+    return _train(rank.device, loss_of, body, head, rows)
+
+
+def _sum(grad: Tensor, rank: Rank) -> Tensor:
+    grad = grad.clone()
+    torch.distributed.all_reduce(grad, group=rank.group)
+    return grad
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_sharded_head_trains_as_with_torch(sharded: bool) -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    for losses in run_on_ranks(2, _train_shard, sharded):
+        torch.testing.assert_close(losses, _torch_losses(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_log_probabilities_and_entropies_with_any_upstream_gradient(dtype: torch.dtype) -> None:
+    """The objective of a policy optimisation: a clipped ratio of log-probabilities and a bonus for entropy."""
+    hidden, weight, labels = (each.to(DEVICE) for each in make_linear("logprob", dtype=dtype))
+    old = torch.linspace(-5, -3, 9, device=DEVICE)
+    advantage = torch.linspace(-1, 1, 9, device=DEVICE)
+
+    def objective(log_p: Tensor, entropy: Tensor) -> Tensor:
+        ratio = (log_p - old).exp()
+        return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean() - 0.1 * entropy.mean()
+
+    leaves = [each.detach().clone().requires_grad_() for each in (hidden, weight)]
+    ours = objective(*LinearEntropyLoss(loss="logprob", temperature=1.3)(*leaves, labels))
+    ours.backward()
+    right = [each.detach().double().requires_grad_() for each in (hidden, weight)]
+    logits = right[0] @ right[1].t()
+    log_p = ((logits + (logits.detach().to(dtype).double() - logits.detach())) / 1.3).log_softmax(-1)
+    theirs = objective(log_p.gather(1, labels[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1))
+    theirs.backward()
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+    for leaf, other in zip(leaves, right, strict=True):
+        assert leaf.grad is not None and other.grad is not None
+        assert (leaf.grad.double() - other.grad).norm() <= (
+            1e-5 if dtype == torch.float32 else 2e-3
+        ) * other.grad.norm()
+
+
+def test_entropy_and_half_precision_through_the_reduced_loss() -> None:
+    for dtype, entropy in ((torch.float16, False), (torch.float32, True)):
+        hidden, weight, labels = (each.to(DEVICE) for each in make_linear(dtype=dtype))
+        leaves = [hidden.requires_grad_(), weight.requires_grad_()]
+        result = LinearEntropyLoss(entropy=entropy)(*leaves, labels)
+        loss = result[0] if entropy else result
+        (loss * 1024).backward()
+        right = [each.detach().double().requires_grad_() for each in leaves]
+        (F.cross_entropy(right[0] @ right[1].t(), labels) * 1024).backward()
+        for leaf, other in zip(leaves, right, strict=True):
+            assert leaf.grad is not None and other.grad is not None
+            assert (leaf.grad.double() - other.grad).norm() <= 5e-3 * other.grad.norm()
+
+
+def test_a_second_backward_and_an_unknown_setting_raise() -> None:
+    hidden, weight, labels = (each.to(DEVICE) for each in make_linear())
+    loss = LinearEntropyLoss()(hidden.requires_grad_(), weight, labels)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="run forward again"):
+        loss.backward()
+    with pytest.raises(TypeError, match="no setting grad; there are block_cap"):
+        LinearEntropyLoss(grad=True)
+    with torch.no_grad():
+        assert not LinearEntropyLoss()(hidden, weight, labels).requires_grad

@@ -1,0 +1,125 @@
+"""`LinearEntropyLoss`: the head's product and the entropy loss as one torch module."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tpbench.kernels.entropy_module import scale_rows
+from tpbench.kernels.linear_function import linear_entropy_loss
+
+_MADE_BY_MODULE = {"bias", "grad", "row_grad", "entropy_grad", "weight_grad"}
+_SETTINGS = {
+    name for name, each in inspect.signature(linear_entropy_loss).parameters.items() if each.kind is each.KEYWORD_ONLY
+} - _MADE_BY_MODULE
+
+
+class LinearEntropyLoss(torch.nn.Module):
+    """The autograd version of `linear_entropy_loss`: it takes hidden states and the head's weight, and no logits.
+
+    `settings` are the keyword arguments of `linear_entropy_loss` except those for gradients and the bias.
+
+    With reduction="mean" or "sum", forward also computes the gradients of hidden states, weight and bias, and backward
+    multiplies them by the upstream gradient, in place. If that is 1, which is tested on the device, nothing is
+    written. A second backward through the same forward raises RuntimeError.
+
+    With reduction="none", loss="logprob", entropy=True or fp16 hidden states, forward computes no gradient, and
+    backward computes the logits of each chunk again: every row has its own upstream gradient then, or a loss scaler
+    must act before the gradient is rounded to fp16. This costs a fourth product.
+
+    Targets and the teacher get no gradient.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        unknown = sorted(settings.keys() - _SETTINGS)
+        if unknown:
+            raise TypeError(
+                f"LinearEntropyLoss has no setting {', '.join(unknown)}; there are {', '.join(sorted(_SETTINGS))}"
+            )
+        if settings.get("loss") == "logprob":
+            settings = {"reduction": "none", "entropy": True, **settings}
+        self.settings = settings
+
+    def forward(
+        self, hidden: Tensor, weight: Tensor, target: Tensor | tuple[Tensor, Tensor], bias: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the loss, an fp32 scalar, or (rows,) with reduction="none". With entropy=True, also (rows,) entropies.
+
+        loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
+        hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,).
+        """
+        tensors = [each for each in (hidden, weight, bias) if each is not None]
+        if not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
+            result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **self.settings)
+            return result.loss if result.entropy is None else (result.loss, result.entropy)
+        again = (
+            self.settings.get("reduction", "mean") == "none"
+            or bool(self.settings.get("entropy"))
+            or hidden.dtype == torch.float16
+        )
+        apply: Any = (_Again if again else _AtOnce).apply
+        results: Tensor | tuple[Tensor, Tensor] = apply(hidden, weight, bias, target, self.settings)
+        return results
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+
+
+class _AtOnce(torch.autograd.Function):
+    """Gradients are computed in forward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]
+    ) -> Tensor:
+        result = linear_entropy_loss(hidden, weight, target, bias=bias, **settings)
+        ctx.grads = (result.grad_hidden, result.grad_weight, result.grad_bias)
+        return result.loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.grads is None:
+            raise RuntimeError("LinearEntropyLoss gave its gradients to an earlier backward: run forward again")
+        grads, ctx.grads = ctx.grads, None
+        for grad in grads:
+            if grad is not None:
+                scale_rows(grad.view(1, -1) if grad.dim() == 1 else grad, upstream.contiguous())
+        return (*grads, None, None)
+
+
+class _Again(torch.autograd.Function):
+    """Gradients are computed in backward, from logits that are computed again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        ctx.settings = settings
+        targets = target if isinstance(target, (tuple, list)) else (target,)
+        ctx.save_for_backward(hidden, weight, bias, *targets)
+        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **settings)
+        return result.loss if result.entropy is None else (result.loss, result.entropy)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, *of_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, *targets = ctx.saved_tensors
+        target = targets[0] if len(targets) == 1 else tuple(targets)
+        sharded = ctx.settings.get("hidden_sharded") and ctx.settings.get("group") is not None
+        rows = len(hidden) * (ctx.settings["group"].size() if sharded else 1)
+        result = linear_entropy_loss(
+            hidden,
+            weight,
+            target,
+            bias=bias,
+            row_grad=upstream.float().expand(rows).contiguous(),
+            entropy_grad=of_entropy[0].float().contiguous() if of_entropy else None,
+            **ctx.settings,
+        )
+        return result.grad_hidden, result.grad_weight, result.grad_bias, None, None
