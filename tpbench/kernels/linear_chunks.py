@@ -45,6 +45,17 @@ class Chunks:
         if self.shards > 1:
             self._by_rank(values)[:, self.local(index)] = chunk.view(self.shards, -1, *chunk.shape[1:])
 
+    def put_all(self, values: Tensor, in_order: Tensor) -> None:
+        """Store the rows of all chunks, one chunk behind the other in `in_order`."""
+        first = 0
+        for index in range(len(self)):
+            rows = self.local(index)
+            last = first + int(rows.stop - rows.start) * self.shards
+            if self.shards == 1:
+                values[rows] = in_order[first:last]
+            self.put(values, in_order[first:last], index)
+            first = last
+
     def _by_rank(self, values: Tensor) -> Tensor:
         return values.view(self.shards, self.rows // self.shards, *values.shape[1:])
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels import _checks, linear_checks, two_pass
+from tpbench.kernels.label_statistics import LabelStatistics
 from tpbench.kernels.linear_chunks import Chunks, bytes_of_row, chunks_of, workspace_gib_of
 from tpbench.kernels.linear_hidden import HiddenStates, bytes_sent, gradient_like, hidden_states
 from tpbench.kernels.linear_products import Accumulation, add_product, multiply
@@ -164,6 +165,8 @@ def linear_entropy_loss(
         row_grad=row_grad,
         entropy_grad=entropy_grad,
     )
+    if not grad and row_loss.has_labels and label_smoothing == 0 and rows > 0:
+        return call.forward(outputs)
     return call.run(outputs, grad, weight_grad)
 
 
@@ -183,6 +186,51 @@ class _Call:
     target: Any
     loss: RowLoss
     chunks: Chunks
+
+    def forward(self, outputs: Outputs) -> LinearEntropyLossResult:
+        """Compute the losses of labels without gradients. Ranks exchange the statistics of all rows at once."""
+        hidden, chunks, entropy = self.hidden, self.chunks, outputs.row_entropy
+        statistics = LabelStatistics(self.loss, chunks.rows, hidden.device, entropy is not None)
+        states = hidden_states(hidden, None, self.loss.group, chunks)
+        logits = hidden.new_empty((chunks.most, len(self.weight)))
+        labels = [self._target(index, None) for index in range(len(chunks))]
+        how, first = None, 0
+        for index in range(len(chunks)):
+            of_hidden = states.chunk(index)
+            states.prefetch(index + 1)
+            how = statistics.store(self._logits(of_hidden, logits), labels[index], first)
+            first += len(of_hidden)
+        # Rows of several ranks' parts are in the order of chunks.
+        row_loss = torch.empty_like(outputs.row_loss)
+        row_entropy = None if entropy is None else torch.empty_like(entropy)
+        sent = statistics.finish(torch.cat(labels), row_loss, row_entropy)
+        chunks.put_all(outputs.row_loss, row_loss)
+        if entropy is not None and row_entropy is not None:
+            chunks.put_all(entropy, row_entropy)
+        self._reduce(outputs)
+        return self._result(outputs, (None, None, None), LinearHow(
+            len(chunks), chunks.most, logits.nbytes / 2**30, how, None, sent + self._hidden_bytes(False)
+        ))  # fmt: skip
+
+    def _logits(self, hidden: Tensor, room: Tensor) -> Tensor:
+        """Compute the logits of a chunk in the first rows of `room`."""
+        logits = room[: len(hidden)]
+        if self.bias is None:
+            multiply(hidden, self.weight.t(), logits)
+        else:
+            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
+        return logits
+
+    def _reduce(self, outputs: Outputs) -> None:
+        if outputs.total is not None and len(self.chunks):
+            with launching(self.hidden.device):
+                two_pass.reduce(outputs.row_loss, outputs.inverse_count, outputs.mean, outputs.total)
+
+    def _result(
+        self, outputs: Outputs, grads: tuple[Tensor | None, Tensor | None, Tensor | None], how: LinearHow
+    ) -> LinearEntropyLossResult:
+        loss = outputs.row_loss if outputs.total is None else outputs.total
+        return LinearEntropyLossResult(loss, outputs.row_loss, outputs.row_entropy, *grads, how)
 
     def run(self, outputs: Outputs, grad: bool, weight_grad: Tensor | None) -> LinearEntropyLossResult:
         """Compute all chunks. `outputs` has the results of all rows."""
@@ -204,11 +252,7 @@ class _Call:
         sent = 0
         for index in range(len(chunks)):
             of_hidden = states.chunk(index)
-            of_logits = logits[: len(of_hidden)]
-            if self.bias is None:
-                multiply(of_hidden, weight.t(), of_logits)
-            else:
-                torch.addmm(self.bias, of_hidden, weight.t(), out=of_logits)
+            of_logits = self._logits(of_hidden, logits)
             of_target = self._target(index, teachers)
             states.wait()
             one = self._launch(index, of_logits, of_target, outputs, lift, grad)
@@ -229,27 +273,18 @@ class _Call:
             if grad_bias is not None:
                 grad_bias.add_(of_logits.sum(0, dtype=torch.float32), alpha=1.0 / lift)
         states.wait()
-        if outputs.total is not None and len(chunks):
-            with launching(hidden.device):
-                two_pass.reduce(outputs.row_loss, outputs.inverse_count, outputs.mean, outputs.total)
+        self._reduce(outputs)
         if grad_bias is not None and self.bias is not None:
             grad_bias = grad_bias.to(self.bias.dtype)
-        return LinearEntropyLossResult(
-            outputs.row_loss if outputs.total is None else outputs.total,
-            outputs.row_loss,
-            outputs.row_entropy,
-            grad_hidden,
-            weight_grad if grad else None,
-            grad_bias,
-            LinearHow(
-                len(chunks),
-                chunks.most,
-                (logits.nbytes + (0 if teachers is None else teachers.logits.nbytes)) / 2**30,
-                how,
-                accumulation if grad else None,
-                sent + self._hidden_bytes(grad),
-            ),
+        how_all = LinearHow(
+            len(chunks),
+            chunks.most,
+            (logits.nbytes + (0 if teachers is None else teachers.logits.nbytes)) / 2**30,
+            how,
+            accumulation,
+            sent + self._hidden_bytes(grad),
         )
+        return self._result(outputs, (grad_hidden, weight_grad if grad else None, grad_bias), how_all)
 
     def _launch(self, index: int, logits: Tensor, target: Tensor, outputs: Outputs, lift: float, grad: bool) -> How:
         """Compute the loss of a chunk and, in place, the logits' gradient times `lift`."""

@@ -149,14 +149,38 @@ def test_any_strides() -> None:
     assert not room[:, 1::2].any()
 
 
-def test_without_gradients() -> None:
-    hidden, weight, target = (each.to(DEVICE) for each in make_linear("logprob"))
-    options: dict[str, Any] = {"loss": "logprob", "reduction": "none", "entropy": True, "temperature": 1.3}
-    forward = linear_entropy_loss(hidden, weight, target, grad=False, workspace_gib=gib(4), **options)
-    both = linear_entropy_loss(hidden, weight, target, **options)
-    assert forward.grad_hidden is forward.grad_weight is forward.grad_bias is None
-    torch.testing.assert_close(forward.loss, both.loss, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(forward.entropy, both.entropy, rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_gradients(dtype: torch.dtype) -> None:
+    hidden, weight, target = make_linear("logprob", dtype=dtype, vocab=101)
+    target[3] = -100
+    bias = torch.linspace(-1, 1, 101).to(dtype)
+    bias[40:60] = -INF
+    target[(target >= 40) & (target < 60)] = 7
+    some: list[dict[str, Any]] = [
+        {"loss": "logprob", "reduction": "none", "entropy": True, "temperature": 1.3, "bias": bias},
+        {"loss": "logprob", "reduction": "sum", "softcap": 2.0, "entropy": True},
+        {"z_loss": 1e-2, "bias": bias, "vocab_size": 90},
+        {"label_smoothing": 0.1, "entropy": True},
+    ]
+    for options in some:
+        place = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in options.items()}
+        inputs = [each.to(DEVICE) for each in (hidden, weight, target)]
+        result = linear_entropy_loss(*inputs, grad=False, workspace_gib=gib(4, 101, dtype.itemsize), **place)
+        assert result.grad_hidden is result.grad_weight is result.grad_bias is None and result.how.chunks == 3
+        right = linear_reference(hidden, weight, target, **{k: v for k, v in options.items() if k != "entropy"})
+        torch.testing.assert_close(result.loss.double().cpu(), right.loss, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(result.row_loss.double().cpu(), right.row_loss, rtol=1e-5, atol=1e-5)
+        assert (result.entropy is None) == ("entropy" not in options)
+        if result.entropy is not None:
+            torch.testing.assert_close(result.entropy.double().cpu(), right.entropy, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", LOSSES[1:])
+def test_without_gradients_of_two_logit_losses(loss: Any) -> None:
+    hidden, weight, target = (each.to(DEVICE) for each in make_linear(loss))
+    forward = linear_entropy_loss(hidden, weight, target, loss=loss, grad=False, workspace_gib=gib(4))
+    both = linear_entropy_loss(hidden, weight, target, loss=loss)
+    torch.testing.assert_close(forward.loss, both.loss, rtol=1e-5, atol=1e-6)
 
 
 def test_fp16_gradients_of_a_mean_over_many_rows() -> None:

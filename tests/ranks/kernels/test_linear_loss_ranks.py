@@ -53,6 +53,31 @@ def _run(rank: Rank, cases: list[Case]) -> list[Any]:
     return results
 
 
+def _forward(rank: Rank, sharded: bool) -> list[Any]:
+    hidden, weight, target = make_linear("logprob", rows=12, vocab=101)
+    target[5] = -100
+    result = linear_entropy_loss(
+        _own_rows(rank, hidden, sharded).to(rank.device), weight[_columns(rank, 101)].to(rank.device),
+        target.to(rank.device), loss="logprob", reduction="none", entropy=True, group=rank.group, grad=False,
+        hidden_sharded=sharded, workspace_gib=gib(5, 51, 4),
+    )  # fmt: skip
+    assert result.how.chunks == 3
+    return [result.row_loss, result.entropy]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_log_probabilities_and_entropies_without_gradients(sharded: bool) -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    first, second = run_on_ranks(2, _forward, sharded)
+    hidden, weight, target = make_linear("logprob", rows=12, vocab=101)
+    target[5] = -100
+    right = linear_reference(hidden, weight, target, loss="logprob", reduction="none")
+    for ours, theirs, expected in zip(first, second, (right.row_loss, right.entropy), strict=True):
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def _check(world_size: int, cases: list[Case]) -> list[Any]:
     if not enough_gpus(world_size):
         pytest.skip(f"needs {world_size} GPUs")

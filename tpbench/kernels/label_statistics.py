@@ -1,0 +1,121 @@
+"""Losses of labels without a gradient: statistics of some rows at a time, and one exchange for all rows.
+
+The statistics of a row are those of `two_pass_state`. Here each thread keeps a running state of its own columns, and
+threads merge once per row. So memory is the limit: a general tile reduces over its threads several times.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Triton decides the types of a kernel's arguments.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tpbench.kernels import two_pass, two_pass_kernels
+from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.row_losses import How, RowLoss
+from tpbench.kernels.two_pass import INTERPRETED, all_gather, launching, statistics_width
+from tpbench.kernels.two_pass_state import capped, reference_of, weigh
+
+_VECTOR = 8
+_REPEATS = 4
+_WARPS = 4
+_LANES = 32 * _WARPS
+
+
+class LabelStatistics:
+    """The statistics of all rows of a problem with labels, without label smoothing and without a gradient."""
+
+    def __init__(self, loss: RowLoss, rows: int, device: torch.device, entropy: bool) -> None:
+        self.loss, self.entropy = loss, entropy
+        self.values = torch.empty(
+            (statistics_width(loss.loss, 0.0, entropy), rows), dtype=torch.float32, device=device
+        )  # fmt: skip
+
+    def store(self, logits: Tensor, labels: Tensor, first: int) -> How:
+        """Queue the kernel for rows of contiguous logits, whose statistics are stored from row `first` on."""
+        vocabulary, rows = self.loss.vocabulary, len(logits)
+        kernel = cached_launch(
+            label_statistics_kernel, ENTROPY=int(self.entropy), SOFTCAP=float(self.loss.softcap), VECTOR=_VECTOR,
+            LANES=_LANES, REPEATS=_REPEATS, num_warps=_WARPS,
+        )  # fmt: skip
+        with launching(logits.device):
+            compiled = kernel(
+                rows, (logits, labels, self.values),
+                (self.values.shape[1], first, logits.stride(0), vocabulary.valid, vocabulary.start, vocabulary.size,
+                 self.loss.ignore_index), (self.loss.logits_scale,),
+            )  # fmt: skip
+        return How("two_kernels", _VECTOR * _LANES * _REPEATS, 0, (compiled,))
+
+    def finish(self, labels: Tensor, row_loss: Tensor, row_entropy: Tensor | None) -> int:
+        """Exchange the statistics and store losses and entropies of all rows. Returns the bytes that this rank sent."""
+        vocabulary, rows = self.loss.vocabulary, self.values.shape[1]
+        size = vocabulary.world_size
+        gathered = self.values[None] if size == 1 else all_gather(self.values, self.loss.group, size)
+        block = 4096 if INTERPRETED else 128
+        kernel = cached_launch(
+            two_pass_kernels.row_loss_kernel, LOSS=self.loss.formula, SMOOTHED=False, ENTROPY=int(self.entropy),
+            WIDTH=len(self.values), ROWS=block,
+        )  # fmt: skip
+        with launching(row_loss.device):
+            kernel(
+                -(-rows // block), (labels, gathered, row_loss, row_entropy),
+                (rows, size, vocabulary.size, self.loss.ignore_index), (0.0, self.loss.z_loss),
+            )  # fmt: skip
+        if self.loss.loss == "logprob":
+            row_loss.neg_()
+        return two_pass.bytes_exchanged(rows, size, self.loss.loss, 0.0, self.entropy)
+
+
+@triton.jit
+def label_statistics_kernel(
+    logits, target, statistics, n_rows, first_row, logits_row, n_valid, vocab_start, vocab_size, ignore_index,
+    logits_scale, ENTROPY: tl.constexpr, SOFTCAP: tl.constexpr, VECTOR: tl.constexpr, LANES: tl.constexpr,
+    REPEATS: tl.constexpr,
+):  # fmt: skip
+    """Store the state of the `n_valid` columns of one row in `statistics`, (3 or 4, n_rows) fp32, at first_row + row.
+
+    A tile is (REPEATS, LANES, VECTOR): a thread has REPEATS vectors of neighbouring columns.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(target + row).to(tl.int64)
+    counts = (label != ignore_index) & (label >= 0) & (label < vocab_size)
+    stop = tl.where(counts, n_valid, 0)  # rows that do not count are not read
+    lane = tl.arange(0, LANES)
+    repeat = tl.arange(0, REPEATS)[:, None, None]
+    of_tile = repeat * (LANES * VECTOR) + lane[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
+    m = tl.full([LANES], float("-inf"), tl.float32)
+    s = tl.zeros([LANES], tl.float32)
+    e = tl.zeros([LANES], tl.float32)
+    begin = logits + row * logits_row
+    for start in range(0, stop, REPEATS * LANES * VECTOR):
+        column = start + of_tile
+        inside = column < n_valid
+        x = capped(tl.load(begin + column, mask=inside, other=float("-inf")).to(tl.float32), SOFTCAP)
+        if SOFTCAP > 0:
+            x = tl.where(inside, x, float("-inf"))
+        x = x * logits_scale
+        largest = tl.maximum(m, tl.max(tl.max(x, axis=2), axis=0))
+        reference = reference_of(largest)
+        x = x - reference[None, :, None]
+        exp_x = tl.exp(x)
+        factor = tl.exp(m - reference)
+        if ENTROPY:
+            e = weigh(factor, e + s * (reference_of(m) - reference)) + tl.sum(tl.sum(weigh(exp_x, x), axis=2), axis=0)
+        s = s * factor + tl.sum(tl.sum(exp_x, axis=2), axis=0)
+        m = largest
+    of_row = tl.max(m, axis=0)
+    factor = tl.exp(m - reference_of(of_row))
+    local = label - vocab_start
+    held = counts & (local >= 0) & (local < n_valid)
+    own = capped(tl.load(begin + local, mask=held, other=0.0).to(tl.float32), SOFTCAP) * logits_scale
+    place = statistics + first_row + row
+    tl.store(place, of_row)
+    tl.store(place + n_rows, tl.sum(s * factor, axis=0))
+    tl.store(place + 2 * n_rows, tl.where(held, own, 0.0))
+    if ENTROPY:
+        shift = reference_of(m) - reference_of(of_row)
+        tl.store(place + 3 * n_rows, tl.sum(weigh(factor, e + s * shift), axis=0))
