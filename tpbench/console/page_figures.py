@@ -39,7 +39,7 @@ _VERSION = re.compile(
     r"(?: \d[\d.]*,?(?: to| and)?)* $",
     re.IGNORECASE,
 )
-_BLOCK = re.compile(r"<!-- scripts/.*?-->(.*?)<!-- end -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- scripts/(?:(?! -o )[^\n])*-->\n(.*?)<!-- end -->", re.DOTALL)
 _NOT_MEASURED = re.compile(r"<!-- not measured: (.*?) -->", re.DOTALL)
 _NO_TEXT = re.compile(
     rf"^## What was tried\n.*?(?=^## |\Z)|{_BLOCK.pattern}|<!--.*?-->|```.*?```|`[^`]*`|\]\([^)]*\)|^#[^\n]*",

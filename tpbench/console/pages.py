@@ -8,7 +8,8 @@ A table in a page is a block: a comment with a command, its output, and a closin
 
     <!-- end -->
 
-This command replaces each output by what the command prints today. A new block needs only its first comment.
+This command replaces each output by what the command prints today. A new block needs only its first comment. A comment
+whose command ends with `-o FILE` draws a picture of the page, and has no output.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from tpbench.settings import JobError
 ROOT = Path(tpbench.__file__).resolve().parents[1]
 COMMANDS = {"report": report, "predict": predict}
 BLOCK = re.compile(
-    r"(?P<head><!-- scripts/(?P<script>report|predict)\.py (?P<arguments>.*?) -->\n)"
+    r"(?P<head><!-- scripts/(?P<script>report|predict)\.py (?P<arguments>(?:(?! -o )[^\n])*) -->\n)"
     r"(?:(?:(?!<!--).)*<!-- end -->\n)?",
     flags=re.DOTALL,
 )
+PICTURE = re.compile(r"<!-- scripts/report\.py ([^\n]* -o [^\n]*) -->\n")
 
 
 def pages() -> list[Path]:
@@ -69,6 +71,8 @@ def main() -> int:
     wrong = []
     for page in pages():
         text = page.read_text(encoding="utf-8")
+        for arguments in PICTURE.findall(text):
+            _output("report", arguments)
         written = with_tables(text)
         if written != text:
             page.write_text(written, encoding="utf-8")
@@ -79,4 +83,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except JobError as error:
+        sys.exit(f"pages: {error}")

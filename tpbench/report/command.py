@@ -41,7 +41,7 @@ TABLES: dict[str, Callable[[PivotReport], str]] = {
 }
 PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES, "json")
-FILTERS = ("workload", "variant", "loss", "dtype", "device", "gpu_name")
+FILTERS = ("workload", "variant", "label", "loss", "dtype", "device", "gpu_name")
 EPILOG = (
     "`report.py compare BEFORE AFTER` says what got slower between two sets of rows: see `report.py compare --help`."
 )

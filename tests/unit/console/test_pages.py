@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpbench.console.page_figures import unprinted_figures
-from tpbench.console.pages import BLOCK, main, name, pages, with_tables
+from tpbench.console.pages import BLOCK, PICTURE, main, name, pages, with_tables
 from tpbench.settings import JobError
 
 COMMAND = "scripts/report.py outputs/reference --metric device_ms --variant quack --format markdown"
@@ -29,7 +29,8 @@ def page(text: str) -> str:
 @pytest.mark.parametrize("path", pages(), ids=name)
 def test_tables_are_what_their_commands_print(path: Path) -> None:
     text = path.read_text()
-    assert text.count("<!-- scripts/") == len(BLOCK.findall(text)) == text.count("<!-- end -->")
+    assert text.count("<!-- scripts/") == len(BLOCK.findall(text)) + len(PICTURE.findall(text))
+    assert text.count("<!-- end -->") == len(BLOCK.findall(text))
     assert with_tables(text) == text, "run: python -m tpbench.console.pages"
 
 
@@ -108,8 +109,11 @@ def test_the_command_rewrites_pages_and_names_wrong_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "page.md"
-    file.write_text(f"7 ms\n\n<!-- {COMMAND} -->\n")
+    picture = tmp_path / "picture.svg"
+    draw = f"{COMMAND.replace('markdown', 'svg')} --plot device_time -o {picture}"
+    file.write_text(f"7 ms\n\n<!-- {draw} -->\n\n<!-- {COMMAND} -->\n")
     monkeypatch.setattr("tpbench.console.pages.pages", lambda: [file])
     assert main() == 1
     assert file.read_text() == with_tables(file.read_text())
+    assert file.read_text().count("<!-- end -->") == 1 and "<svg" in picture.read_text()
     assert "page.md:1: no table of this page prints 7 ms" in capsys.readouterr().out
