@@ -15,7 +15,6 @@ PENDING = {
     "tpbench/docs/numbers.md",
     "tpbench/docs/reading.md",
     "tpbench/docs/sweeps.md",
-    "tpbench/kernels/README.md",
 }
 """Pages with figures from before this test. Remove a page when its figures pass."""
 
