@@ -101,8 +101,8 @@ def entropy_loss(
         softcap: positive, or None for no cap. It does not apply to target logits.
         entropy: also compute each row's entropy.
         grad: "new" allocates a tensor like the logits. "in_place" overwrites the logits. "none" computes no gradient. A
-            tensor shaped like the logits, of any supported dtype, is added to in fp32. Autograd is told of the
-            overwriting: if a later backward needs the overwritten values, it raises RuntimeError.
+            tensor shaped like the logits, of any supported dtype, is added to in fp32. Autograd records the
+            overwriting. A later backward that needs the overwritten values raises RuntimeError.
         grad_scale: factor on the gradient (not on the loss), for example of a loss scaler or of gradient accumulation.
         row_grad, entropy_grad: (rows,) fp32: factors of each row on the gradient of its loss (1 by default) and of its
             entropy (0 by default, without the factor of the reduction), such as upstream gradients.
