@@ -84,7 +84,7 @@ class Peak:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Return the bytes that this rank holds now: in torch's allocator on a GPU, in main memory on a CPU (0 if unknown)."""
+    """Return the bytes that this rank holds now: in torch's allocator on a GPU, in RAM on a CPU (0 if unknown)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.memory_allocated(device)
@@ -98,7 +98,7 @@ def held_bytes(device: torch.device) -> int:
 def extra_peak(device: torch.device, above: int | None = None) -> Iterator[Peak]:
     """Measure the peak memory of a region in GiB, above the memory at its start or `above` that many bytes.
 
-    On a GPU this is the memory of torch's allocator. On a CPU it is the main memory of the process (RSS), by Linux's high-water mark.
+    On a GPU this is the memory of torch's allocator. On a CPU it is the RAM of the process, by Linux's high-water mark.
     """
     peak = Peak()
     if device.type == "cuda":
