@@ -1,6 +1,6 @@
 """`python -m tpbench.console.pages`: write the tables of the pages from the committed rows, and check their figures.
 
-A table in a page is a block: a comment with a command, its output, and a closing comment.
+A table in a page is a block: a comment with a command, its output, and a closing comment. Here is an example.
 
     <!-- scripts/report.py outputs/reference --loss cross_entropy --format markdown -->
 
