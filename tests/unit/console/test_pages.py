@@ -32,6 +32,10 @@ def test_tables_are_what_their_commands_print(path: Path) -> None:
     assert with_tables(text) == text, "run: python -m tpbench.console.pages"
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 def test_a_table_is_made_from_its_comment() -> None:
     made = with_tables(f"before\n\n<!-- {COMMAND} -->\n\nafter\n")
     assert "| vocab |" in made
