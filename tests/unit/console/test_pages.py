@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpbench.console.page_figures import unprinted_figures
-from tpbench.console.pages import BLOCK, PICTURE, main, name, pages, with_tables
+from tpbench.console.pages import BLOCK, PICTURE, ROOT, main, name, pages, with_tables
 from tpbench.settings import JobError
 
 COMMAND = "scripts/report.py outputs/reference --metric device_ms --variant quack --format markdown"
