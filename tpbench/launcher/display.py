@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tpbench.launcher.failure import current_phase, log_of
 from tpbench.launcher.plan import Cell
-from tpbench.report.escape import printable
+from tpbench.results.printable import printable
 
 if TYPE_CHECKING:
     from tpbench.launcher.attempt import Attempt, Outcome

@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.report.escape import printable
 from tpbench.report.metric import number
 from tpbench.report.records import Record, column_label, problem_identity, record_label, row_records, value_text
 from tpbench.results.cells import newest
+from tpbench.results.printable import printable
 from tpbench.workloads import Workload, workloads
 
 REPEAT = "Measure both again, and use neither until they agree"

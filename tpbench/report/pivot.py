@@ -8,12 +8,12 @@ from dataclasses import replace
 import pandas as pd
 
 from tpbench.report.agreement import disagreements, printed
-from tpbench.report.escape import printable
 from tpbench.report.grids import GridRow, RecordGrid, RecordGrids, arrange_rows
 from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.metric import Metric, metric
 from tpbench.report.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
 from tpbench.report.records import Record, caveat_mark, column_label, value_text
+from tpbench.results.printable import printable
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 

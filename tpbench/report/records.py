@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.report.escape import printable
 from tpbench.results.cells import hardware
 from tpbench.results.label import chosen_options, spelled
 from tpbench.results.plain import plain_rows
+from tpbench.results.printable import printable
 from tpbench.workloads import Workload, workloads
 
 Record: TypeAlias = dict[str, Any]

@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 
 from tpbench.report import writer
-from tpbench.report.escape import printable
 from tpbench.report.grids import RecordGrid, arrange_rows
 from tpbench.report.metric import metric, number, ratio_text
 from tpbench.report.points import compared_key, points_picture
 from tpbench.report.records import CAVEATS, MISSING, Record, caveat_mark, column_label, is_measurement, value_text
 from tpbench.results.plain import plain_rows
+from tpbench.results.printable import printable
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Picture, StudyTable

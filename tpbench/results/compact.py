@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import secrets
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tpbench.handover.durable import sync_folder
+from tpbench.results.checksum import with_checksum
 from tpbench.results.compacted import note
 from tpbench.results.find import row_files
 from tpbench.results.read import read_table
@@ -84,10 +86,12 @@ def publish(table: pa.Table, rows: Path) -> None:
     name = f"{MERGED}{secrets.token_hex(8)}.parquet"
     temporary = rows / f".{name}.tmp"
     try:
+        content = io.BytesIO()
+        with pq.ParquetWriter(content, table.schema, compression="zstd", write_page_checksum=True) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
         with temporary.open("xb") as file:
-            with pq.ParquetWriter(file, table.schema, compression="zstd", write_page_checksum=True) as writer:
-                writer.write_table(table)
-                writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
+            file.write(with_checksum(content.getvalue()))
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(rows / name)

@@ -5,8 +5,11 @@ Nothing in a file is evaluated: Arrow reads it, and its metadata is dropped exce
 
 from __future__ import annotations
 
+import itertools
 import os
+import stat
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,17 +22,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tpbench.results.checksum import is_damaged
 from tpbench.results.columns import FLAG, INT, TEXT
 from tpbench.results.find import Where, row_files
 from tpbench.results.label import LABEL, label_columns, with_labels
 from tpbench.results.plain import plain_rows
+from tpbench.results.printable import printable
 from tpbench.results.schema import COLUMN_LIST, MARKER, SCHEMA_VERSION, all_columns, common_columns, workload_columns
+from tpbench.results.suspicious import suspicious_rows
 from tpbench.results.upgrade import present_name, present_value, upgrade, with_former_names
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import unknown
 
 _THREADS = min(4, os.cpu_count() or 1)
 _LOOKS = 3
+_MAX_BYTES = 2**32
+"""Largest file that is read, in bytes, and largest content of a compressed file by its metadata."""
+_MAX_ROWS = 10**7
+"""Most rows of one file."""
 _ORDER = ("started_at", "cell", "row_id")
 _PANDAS_TYPES = {
     TEXT: pd.StringDtype("pyarrow", na_value=np.nan),
@@ -44,6 +54,10 @@ class RowWarning(UserWarning):
 
 class _Unreadable(Exception):
     """The reason why a file is skipped."""
+
+
+_MISFITS = (_Unreadable, pa.ArrowException, ValueError)
+"""Errors of a table that does not fit the schema."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +105,11 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
     if newer:
         versions = ", ".join(sorted({str(reads[path].version) for path in newer}))
         complaints.append(
-            f"{newer[0]}{f' and {len(newer) - 1} more' if len(newer) > 1 else ''}: written by a newer tpbench (schema "
-            f"{versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
+            f"{_shown(newer[0])}{f' and {len(newer) - 1} more' if len(newer) > 1 else ''}: written by a newer tpbench "
+            f"(schema {versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
         )
     table, misfits, _ = _unite(reads)
+    misfits += suspicious_rows(table)
     for complaint in complaints + misfits:
         warnings.warn(complaint, RowWarning, stacklevel=3)
     if columns is None or LABEL in (*columns, *equal):
@@ -155,7 +170,9 @@ def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
     """
     reads, complaints = _read_all(where, None)
     current = {path: read for path, read in reads.items() if read.version <= SCHEMA_VERSION}
-    complaints += [f"{path}: left as it is, written by a newer tpbench" for path in reads if path not in current]
+    complaints += [
+        f"{_shown(path)}: left as it is, written by a newer tpbench" for path in reads if path not in current
+    ]
     table, misfits, used = _unite(current)
     return _in_order(table), used, complaints + misfits
 
@@ -176,7 +193,7 @@ def _read_all(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, 
                 elif result is None:
                     vanished = True
                 else:
-                    refused[path] = f"{path}: passed over, {result}"
+                    refused[path] = f"{_shown(path)}: passed over, {result}"
             if not vanished:  # else its rows may have moved to a merged file that the last listing did not contain
                 break
     return reads, list(refused.values())
@@ -185,28 +202,48 @@ def _read_all(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, 
 def _content(path: Path) -> bytes | _Unreadable | None:
     """Return the file's bytes, or why it cannot be read, or None if it was deleted."""
     try:
-        return path.read_bytes()  # not mapped: truncating a mapped file would kill this process
+        # Without waiting: the opening of a pipe would wait for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return _Unreadable("it is no regular file")
+            if status.st_size > _MAX_BYTES:
+                return _Unreadable(f"it is larger than {_MAX_BYTES} bytes")
+            return file.read(_MAX_BYTES)  # not mapped: truncating a mapped file would kill this process
     except FileNotFoundError:
         return None
-    except OSError as error:
-        return _Unreadable(f"it cannot be opened: {error.strerror or error}")
+    except (OSError, MemoryError) as error:
+        return _Unreadable(f"it cannot be opened: {getattr(error, 'strerror', None) or error}")
 
 
 def _parse(content: bytes, columns: frozenset[str] | None) -> _Read | _Unreadable:
     """Return the file's rows with those columns, or why they cannot be read."""
+    if is_damaged(content):
+        return _Unreadable("it is broken: its checksum does not fit its content")
     try:
         parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
         marker = (parquet.metadata.metadata or {}).get(MARKER)
         if marker is None:
             return _Unreadable("it is not tpbench's")
         version = int(marker)
+        if version < 0:
+            return _Unreadable(f"it is broken: there is no version {version} of the schema")
+        groups = (parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups))
+        if parquet.metadata.num_rows > _MAX_ROWS or sum(group.total_byte_size for group in groups) > _MAX_BYTES:
+            return _Unreadable(f"it has more than {_MAX_ROWS} rows or {_MAX_BYTES} bytes")
         wanted = None
         if columns is not None and version == SCHEMA_VERSION:  # an older schema may have other names
             wanted = [name for name in parquet.schema_arrow.names if name in columns]
         table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
+        table.validate(full=True)  # text that is not UTF-8 would fail much later
         return _Read(version, table)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, NotImplementedError, MemoryError) as error:
-        return _Unreadable(f"it is broken: {' '.join(str(error).split())[:200]}")
+        return _Unreadable(f"it is broken: {printable(str(error))}")
+
+
+def _shown(path: Path) -> str:
+    """Return a path as text that a terminal shows: the name of a file may hold anything."""
+    return printable(str(path), 1000)
 
 
 def _unite(reads: dict[Path, _Read]) -> tuple[pa.Table, list[str], list[Path]]:
@@ -214,24 +251,25 @@ def _unite(reads: dict[Path, _Read]) -> tuple[pa.Table, list[str], list[Path]]:
 
     Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas.
     """
-    groups: list[tuple[int, pa.Schema, dict[Path, pa.Table]]] = []
+    groups: dict[tuple[int, bytes], dict[Path, pa.Table]] = defaultdict(dict)
     for path, read in reads.items():
-        for version, schema, tables_by_path in groups:
-            if version == read.version and schema.equals(read.table.schema):
-                tables_by_path[path] = read.table
-                break
-        else:
-            groups.append((read.version, read.table.schema, {path: read.table}))
+        groups[read.version, read.table.schema.serialize().to_pybytes()][path] = read.table
     tables: list[pa.Table] = []
     complaints: list[str] = []
     used: list[Path] = []
-    for version, _, tables_by_path in groups:
+    for (version, _), tables_by_path in groups.items():
         try:
-            table = pa.concat_tables(list(tables_by_path.values())).combine_chunks()
-            tables.append(_conform(table, version))
+            tables.append(_conform(pa.concat_tables(list(tables_by_path.values())).combine_chunks(), version))
             used += tables_by_path
-        except (_Unreadable, pa.ArrowException, ValueError) as error:
-            complaints += [f"{path}: passed over, it is broken: {error}" for path in tables_by_path]
+            continue
+        except _MISFITS:
+            pass  # at least one of these files does not fit
+        for path, table in tables_by_path.items():
+            try:
+                tables.append(_conform(table, version))
+                used.append(path)
+            except _MISFITS as error:
+                complaints.append(f"{_shown(path)}: passed over, it is broken: {printable(str(error))}")
     return _concatenate(tables), complaints, used
 
 
@@ -261,20 +299,27 @@ def _conform(table: pa.Table, version: int) -> pa.Table:
 
 
 def _concatenate(tables: list[pa.Table]) -> pa.Table:
-    """Return all tables as one with every declared column, in order, and then the other columns."""
+    """Return all tables as one with every declared column, in order, and then the other columns.
+
+    The time grows with the number of columns in all tables. A search for each name in each table would take longer.
+    """
     declared = all_columns()
-    others = dict.fromkeys(name for table in tables for name in table.column_names if name not in declared)
+    starts = list(itertools.accumulate((len(table) for table in tables), initial=0))
+    found: dict[str, list[tuple[int, pa.ChunkedArray]]] = {name: [] for name in declared}
+    for start, table in zip(starts, tables, strict=False):
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            found.setdefault(name, []).append((start, column))
     arrays = {}
-    for name in [*declared, *others]:
+    for name, columns in found.items():
         kind = declared[name].type if name in declared else pa.null()
         if pa.types.is_null(kind):
-            kind = _common_type(table.schema.field(name).type for table in tables if name in table.column_names)
+            kind = _common_type(column.type for _, column in columns)
         chunks: list[pa.Array] = []
-        for table in tables:
-            if name in table.column_names:
-                chunks += table.column(name).cast(kind).chunks
-            else:
-                chunks.append(pa.nulls(len(table), kind))
+        end = 0
+        for start, column in columns:
+            chunks += [pa.nulls(start - end, kind), *column.cast(kind).chunks]
+            end = start + len(column)
+        chunks.append(pa.nulls(starts[-1] - end, kind))
         arrays[name] = pa.chunked_array(chunks, kind).combine_chunks()
     return pa.table(arrays)
 

@@ -42,8 +42,8 @@ UPGRADES: dict[int, Upgrade] = {
 
 def upgrade(table: pa.Table, version: int) -> pa.Table:
     """Return rows of schema `version` as rows of the current one."""
-    for step in range(version, SCHEMA_VERSION):
-        change = UPGRADES.get(step, Upgrade())
+    for step in sorted(step for step in UPGRADES if version <= step < SCHEMA_VERSION):
+        change = UPGRADES[step]
         table = table.select([name for name in table.column_names if name not in change.removed])
         table = table.rename_columns([change.renamed.get(name, name) for name in table.column_names])
         for name, values in change.values.items():

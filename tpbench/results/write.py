@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 import tpbench
 from tpbench.handover.durable import sync_folder
+from tpbench.results.checksum import with_checksum
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.compacted import moved
 from tpbench.results.schema import (
@@ -167,7 +168,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
     ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
-    return bytes(sink.getvalue())
+    return with_checksum(bytes(sink.getvalue()))
 
 
 def _write_durably(path: Path, content: bytes) -> None:

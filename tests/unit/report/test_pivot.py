@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpbench.report.command import main
-from tpbench.report.escape import printable
 from tpbench.report.metric import METRICS, metric, number, ratio_text
 from tpbench.report.pivot import pivot
+from tpbench.results.printable import printable
 from tpbench.settings import JobError
 
 CPU = {"device": "cpu", "gpu_name": None, "cpu_model": "EPYC 9654"}

@@ -1,5 +1,6 @@
 """Written rows are read as they were written, and no broken file hides the other rows."""
 
+import collections
 import datetime
 import os
 import pickle
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 import tpbench
 from tpbench.report.grids import arrange_rows
 from tpbench.results import read, upgrade
+from tpbench.results.checksum import is_damaged, with_checksum
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import RowWarning, load
@@ -26,7 +28,7 @@ from tpbench.results.schema import SCHEMA_VERSION, STATUSES, all_columns
 from tpbench.results.upgrade import Upgrade
 from tpbench.results.write import write_row
 
-MOMENTS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2200, 1, 1), timezones=st.just(datetime.UTC))
+MOMENTS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2026, 1, 1), timezones=st.just(datetime.UTC))
 VALUES = {
     TEXT: st.text(),
     INT: st.integers(-(2**63), 2**63 - 1),
@@ -197,16 +199,111 @@ def test_lists_of_a_workload_that_is_not_loaded_here():
     assert read._concatenate(tables)["lengths"].to_pylist() == [[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]
 
 
-def test_flipped_bits_never_break_it(tmp_path, row):
-    content = write_row(row(), tmp_path / "whole", "r1").read_bytes()
-    chance = random.Random(0)
-    for index in range(400):
+def flips(content, count, seed=0):
+    """Yield copies of a file, each with one changed bit. Every place has the same chance."""
+    chance = random.Random(seed)
+    for _ in range(count):
         flipped = bytearray(content)
         flipped[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        yield bytes(flipped)
+
+
+def test_a_flipped_bit_anywhere_in_a_row_file_is_named_and_skipped(tmp_path, row):
+    content = write_row(row(), tmp_path / "whole", "r1").read_bytes()
+    for index, flipped in enumerate(flips(content, 400)):
         (tmp_path / f"{index}.parquet").write_bytes(flipped)
     frame, said = complaints(tmp_path)
-    assert len(frame) >= 1
-    assert len(said) > 100
+    assert frame.row_id.tolist() == ["r1"]
+    assert {Path(sentence.split(": ")[0]).name for sentence in said} == {f"{index}.parquet" for index in range(400)}
+
+
+def test_every_bit_of_a_file_counts(row, tmp_path):
+    content = write_row(row(), tmp_path, "r1").read_bytes()
+    assert not is_damaged(content)
+    for place in range(len(content)):
+        assert is_damaged(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+
+
+def test_a_file_of_an_older_tpbench_has_no_checksum_and_is_read(tmp_path, row):
+    table = pq.read_table(write_row(row(), tmp_path / "new", "r1"))
+    pq.write_table(table.replace_schema_metadata({"tpbench.schema_version": "2"}), tmp_path / "old.parquet")
+    content = (tmp_path / "old.parquet").read_bytes()
+    assert quietly(tmp_path / "old.parquet").row_id.tolist() == ["r1"]
+    (tmp_path / "old.parquet").write_bytes(with_checksum(content))
+    assert with_checksum(with_checksum(content)) == with_checksum(content) != content
+    assert quietly(tmp_path / "old.parquet").equals(quietly(tmp_path / "new"))
+
+
+def test_one_bad_file_does_not_stop_the_others(tmp_path, row, monkeypatch):
+    """None of these files stops `load`, makes it wait or hides a good row; each is named."""
+    write_row(row(), tmp_path, "good")
+    marked = {"tpbench.schema_version": "2"}
+    surrogate = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(np.array([0, 3], "int32")), pa.py_buffer(b"\xed\xa0\x80")]
+    )
+    pq.write_table(pa.table({"row_id": surrogate}).replace_schema_metadata(marked), tmp_path / "surrogate.parquet")
+    old = pa.table({"row_id": ["x"]}).replace_schema_metadata({"tpbench.schema_version": "-99999999"})
+    pq.write_table(old, tmp_path / "version.parquet")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    (tmp_path / "endless.parquet").symlink_to("/dev/zero")
+    monkeypatch.setattr(read, "_MAX_BYTES", 2**20)
+    with (tmp_path / "huge.parquet").open("wb") as file:
+        file.truncate(2**20 + 1)
+    (tmp_path / "\x1b[31m\nname.parquet").write_bytes(b"")
+    frame, said = complaints(tmp_path)
+    assert frame.row_id.tolist() == ["good"]
+    reasons = {Path(sentence.split(": ")[0]).name: sentence.partition("passed over, ")[2] for sentence in said}
+    assert set(reasons) == {"surrogate.parquet", "version.parquet", "pipe.parquet", "endless.parquet", "huge.parquet",
+                            "[31m name.parquet"}  # fmt: skip
+    assert reasons["pipe.parquet"] == reasons["endless.parquet"] == "it is no regular file"
+    assert reasons["version.parquet"].endswith("there is no version -99999999 of the schema")
+    assert "UTF8" in reasons["surrogate.parquet"]
+    assert all(sentence.isprintable() for sentence in said)
+
+
+def test_a_misfit_does_not_cost_files_of_the_same_schema(tmp_path):
+    for name, value in {"fits": 1, "overflows": 2**63}.items():
+        table = pa.table({"row_id": [name], "vocab": pa.array([value], pa.uint64())})
+        pq.write_table(table.replace_schema_metadata({"tpbench.schema_version": "2"}), tmp_path / f"{name}.parquet")
+    frame, said = complaints(tmp_path)
+    assert frame.row_id.tolist() == ["fits"]
+    assert len(said) == 1 and "overflows.parquet" in said[0]
+
+
+class CountingTable:
+    """A table that counts how often its columns are named or searched."""
+
+    def __init__(self, table, counts):
+        self.table, self.counts = table, counts
+
+    def __len__(self):
+        return len(self.table)
+
+    def __getattr__(self, name):
+        self.counts[name] += 1
+        return getattr(self.table, name)
+
+
+def test_foreign_columns_take_linear_time():
+    """Each table is asked once for its names and once for its columns, however many there are."""
+    counts = collections.Counter()
+    tables = [CountingTable(pa.table({f"f{number}_{i}": [i] for i in range(50)}), counts) for number in range(8)]
+    table = read._concatenate(tables)
+    assert table.column("f3_7").to_pylist() == [None] * 3 + [7] + [None] * 4
+    assert counts == {"column_names": 8, "columns": 8}
+
+
+def test_rows_dated_years_ahead_and_different_rows_of_one_name_are_named(tmp_path, row):
+    write_row(row(), tmp_path, "r1")
+    write_row(row(3600 * 24 * 365 * 40), tmp_path, "future")
+    write_row(row(), tmp_path / "copy", "r1")
+    write_row(row(1, time_ms=0.5), tmp_path / "other", "r2")
+    write_row(row(2, time_ms=0.6), tmp_path / "again", "r2")
+    frame, said = complaints(tmp_path)
+    assert sorted(frame.row_id) == ["future", "r1", "r2", "r2"]
+    assert [sentence.partition(";")[0] for sentence in said] == [
+        "row future: dated years ahead", "row r2: different rows with one row_id",
+    ]  # fmt: skip
 
 
 def test_files_that_another_program_rewrote(tmp_path, row):

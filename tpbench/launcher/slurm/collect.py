@@ -17,9 +17,9 @@ from tpbench.launcher.plan import distinguish
 from tpbench.launcher.resume import superseded
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of
-from tpbench.report.escape import printable
 from tpbench.results.cells import MEASURED, changes, newest
 from tpbench.results.plain import plain_rows
+from tpbench.results.printable import printable
 from tpbench.results.read import load
 from tpbench.settings import JobError
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from tpbench.report import writer
 from tpbench.report.compare.changes import FAILS, INCOMPARABLE, CellChange, Comparison, verdicts
 from tpbench.report.compare.method import method
-from tpbench.report.escape import printable
 from tpbench.report.records import MISSING
+from tpbench.results.printable import printable
 
 COLUMNS = ("cell", "verdict", "ratio", "95% interval", "before", "after", "rows", "p", "note")
 

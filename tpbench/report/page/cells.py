@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tpbench.report.escape import printable
 from tpbench.report.metric import number
+from tpbench.results.printable import printable
 
 
 class PageCell(NamedTuple):
