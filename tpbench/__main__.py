@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 import uuid
 from pathlib import Path
 
@@ -21,7 +22,8 @@ with packages.explain_missing():
     from tpbench.launcher import plugin, typed
     from tpbench.launcher.folder_error import folder_error
     from tpbench.launcher.overrides import check_overrides, flat_names, force_fields, quote_numbers
-    from tpbench.launcher.process import Terminated, raise_on_sigterm
+    from tpbench.launcher.process import Terminated, raise_on_termination
+    from tpbench.results.printable import printable
     from tpbench.settings import JobError
 
 CONF = str(Path(__file__).resolve().parent / "conf")
@@ -71,17 +73,32 @@ def main() -> None:
         sys.exit(code)
     OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
     plugin.register()
-    raise_on_sigterm()
+    raise_on_termination()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which are printed here without a stack
     try:
         _run(sys.argv[1:])
     except (JobError, HydraException) as error:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
-        sys.exit(f"tpbench: {error}{cause}")
+        sys.exit(_message(f"{error}{cause}"))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
-        sys.exit(f"tpbench: {folder_error(error, sys.argv[1:])}")
+        sys.exit(_message(folder_error(error, sys.argv[1:])))
     except (KeyboardInterrupt, Terminated):
         sys.exit(130)
+    except Exception as error:
+        if _passed_through_tpbench(error):
+            raise
+        sys.exit(_message(f"Hydra cannot use this configuration: {type(error).__name__}: {error}"))
+
+
+def _message(text: str) -> str:
+    """Return an error message for the terminal. Each line is printable and not too long."""
+    return "tpbench: " + "\n".join(printable(line, 2000) for line in text.splitlines())
+
+
+def _passed_through_tpbench(error: Exception) -> bool:
+    """Return True if the error came from code that tpbench's own modules called, other than this one."""
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)} - {__file__, packages.__file__}
+    return any(Path(file).is_relative_to(Path(__file__).parent) for file in files)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,18 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["tokens"], ["Error parsing override 'tokens'", "NAME=VALUE"]),
     (["--frobnicate"], ["no such option: --frobnicate"]),
     (["tp_size=1,2"], ["tp_size=1,2 is a sweep", "-m"]),
+    (["-m", "seed=range(0,1000000000)"], ["this sweep has 1000000000 cells; one sweep has at most 10000"]),
+    (["hydra.sweeper._target_=os.system"], ["_target_ names Python code"]),
+    (
+        ["hydra/job_logging=default", "hydra.job_logging.handlers.file.class=os.nothing"],
+        ["tpbench: Hydra cannot use this configuration"],
+    ),
+    (["tokens=${evil:1}"], ["Unsupported interpolation type evil"]),
+    (["tokens=${vocab}", "vocab=${tokens}"], ["tpbench: a value refers to another one"]),
+    (["tokens='${oc.env:HOME}'"], ['reads a variable of the environment: let the shell do it, tokens="$NAME"']),
+    (["loss=\x1b[31mred"], ["characters that a terminal does not print: loss=[31mred\n"]),
+    (["variant=a\nb"], ["characters that a terminal does not print: variant=a b\n"]),
+    ([f"dtype={'x' * 100_000}"], ["xxx ... xxx"]),
 ]
 
 

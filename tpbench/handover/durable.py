@@ -6,6 +6,9 @@ import errno
 import os
 from pathlib import Path
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk or a quota that is full."""
+
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tpbench.handover.durable import NO_SPACE
 from tpbench.handover.result import RESERVED_FILE, RESULT_FILE, WorkerResult
 from tpbench.handover.task import TASK_FILE, WorkerTask
 from tpbench.job import Job
@@ -83,6 +84,12 @@ class Attempt:
         """Return the attempt that was begun in that folder."""
         task = WorkerTask.load(folder / TASK_FILE)
         return cls(Cell(int(task.columns["cell"]), task.job, None), task, folder)
+
+    def moved_to(self, folder: Path, output_dir: str) -> Attempt:
+        """Return the same attempt in this folder: a user may have moved it away from a full disk."""
+        job = replace(self.cell.job, output_dir=output_dir)
+        task = replace(self.task, job=job, folder=folder)
+        return replace(self, cell=replace(self.cell, job=job), task=task, folder=folder)
 
     @property
     def task_file(self) -> Path:
@@ -229,7 +236,8 @@ def _concurrent_rows(folder: Path) -> str | None:
 
 
 def _not_stored(job: Job, error: OSError) -> JobError:
-    return JobError(f"no row can be written to {job.output_dir}: {error.strerror}")
+    advice = "; free some space, then run it again with resume=true" if error.errno in NO_SPACE else ""
+    return JobError(f"no row can be written to {job.output_dir}: {error.strerror}{advice}")
 
 
 def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
@@ -251,7 +259,7 @@ def _attempts_with(file_name: str, output_dir: str) -> Iterator[Attempt]:
     """Yield the attempts in an output folder that have left such a file."""
     for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{file_name}"):
         with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
-            yield Attempt.load(file.parent)
+            yield Attempt.load(file.parent).moved_to(file.parent, output_dir)
 
 
 def abandon(folder: Path) -> None:
@@ -268,6 +276,8 @@ def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         path = row_path(output_dir, str(row["row_id"]))
         if path.exists():
-            with contextlib.suppress(FileNotFoundError):  # without the folder no row could be made either
-                abandon(Path(str(row["log_dir"])))
+            folder = Path(str(row["log_dir"])).resolve()
+            if folder.is_relative_to(Path(output_dir, "sweeps").resolve()):  # a hostile row may name any folder
+                with contextlib.suppress(FileNotFoundError):  # without the folder no row could be made either
+                    abandon(folder)
             path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections.abc import Iterable, Sequence
@@ -131,7 +132,10 @@ class Display:
         seconds = running.seconds if running else 0.0
         self.done.append((outcome, seconds))
         if not self.live and outcome.cell.index not in self.explained:
-            print(f"[{len(self.done)}/{self.total}] {outcome.cell}: {_result(outcome)} ({seconds:.0f} s)", flush=True)
+            print(
+                f"[{len(self.done)}/{self.total}] {printable(str(outcome.cell))}: {_result(outcome)} ({seconds:.0f} s)",
+                flush=True,
+            )
         self.tick()
 
     def interrupted(self, finished: int, arguments: Sequence[str]) -> None:
@@ -139,8 +143,9 @@ class Display:
         if self.live:
             self.live.stop()
         again = shlex.join([*(each for each in arguments if not each.startswith("resume=")), "resume=true"])
-        self._print(f"Interrupted: {finished} of {self.total} cells have their rows. Run the others with")
-        self._print(f"    python -m tpbench {again}")
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            self._print(f"Interrupted: {finished} of {self.total} cells have their rows. Run the others with")
+            self._print(f"    python -m tpbench {printable(again, 100_000)}")
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Print the sweep's table and the folder of its rows."""

@@ -112,6 +112,7 @@ class Host:
                     for group in self.groups.values():
                         group.release()
                 for lane in list(self.lanes):
+                    _require_folders(lane.running.attempts)
                     outcomes = lane.running.poll()
                     if lane.running.over:
                         self.lanes.remove(lane)
@@ -182,3 +183,12 @@ class Host:
             if each != kind:
                 group.release(lease.devices)
         return self.groups[kind].submit(attempt)
+
+
+def _require_folders(attempts: Sequence[Attempt]) -> None:
+    """Raise JobError if the folder of a running attempt is gone: its ranks could neither save a result nor end."""
+    for each in attempts:
+        if not each.folder.exists():
+            raise JobError(
+                f"{each.folder} was removed while its job ran, so the sweep has ended; run it again with resume=true"
+            )

@@ -29,6 +29,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
             overrides += parser.parse_overrides([argument])
         except OverrideParseException:
             errors.append(_explanation(argument, first=index == 0))
+        except ValueError as error:  # a number with thousands of digits
+            errors.append(f"{argument}: {error}")
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
     return overrides

@@ -19,6 +19,7 @@ from hydra.core.override_parser.types import Glob, Override
 from tpbench.job import former_field_names
 from tpbench.launcher.options import command_line_names
 from tpbench.launcher.override_grammar import parse_overrides
+from tpbench.launcher.override_limits import require_printable, require_safe
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import variants, workloads
 
@@ -95,10 +96,12 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
     """
     if quoted := [each for each in arguments if each.startswith(("-m ", "--multirun "))]:
         raise JobError(f"'{quoted[0]}' is one argument, because of the quotes: write {quoted[0]} without them")
+    require_printable(arguments)
     parsed, unrecognised = get_args_parser().parse_known_args(list(arguments))
     if unrecognised:
         raise JobError(f"no such option: {' '.join(unrecognised)} (python -m tpbench --help lists them)")
     overrides = parse_overrides(parsed.overrides)
+    require_safe(overrides)
     folders = [conf, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
     errors = [error for each in overrides for error in _errors(each, folders)]
     # An experiment is a sweep without -m.

@@ -17,6 +17,7 @@ from hydra.errors import CompactHydraException, HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from tpbench import packages
 from tpbench.launcher.attempt import FAILURES
@@ -112,7 +113,10 @@ def _request(config: DictConfig, index: int) -> Request:
     # A job's own fields may contain ${hydra:...}, which is resolved from HydraConfig.
     HydraConfig.instance().set_config(config)
     plain = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    values: Any = OmegaConf.to_container(plain, resolve=True)
+    try:
+        values: Any = OmegaConf.to_container(plain, resolve=True)
+    except (OmegaConfBaseException, RecursionError) as error:
+        raise JobError(f"a value refers to another one that cannot be found: {error}") from None
     folders = [Path(each.path) for each in config.hydra.runtime.config_sources if each.schema == "file"]
     return Request(index, values, chosen_fields(config.hydra.overrides.task), folders)
 

@@ -21,17 +21,24 @@ from tpbench.launcher.torchrun import LAUNCHER, OUTPUT_DIR
 
 
 class Terminated(BaseException):
-    """SIGTERM reached this process. A BaseException, as KeyboardInterrupt is, so that no handler catches it by
-    mistake."""
+    """SIGTERM or SIGHUP reached this process.
+
+    A BaseException, as KeyboardInterrupt is, so that no handler catches it by mistake.
+    """
 
 
-def raise_on_sigterm() -> None:
-    """Make SIGTERM unwind the stack as Ctrl-C does, so that all started processes are ended."""
+def raise_on_termination() -> None:
+    """Make SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that all started processes are ended.
+
+    SIGHUP comes when a terminal or a connection closes. A process under `nohup` ignores it, and continues to do so.
+    """
 
     def raise_terminated(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
     signal.signal(signal.SIGTERM, raise_terminated)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, raise_terminated)
 
 
 def _identity(pid: int) -> str | None:

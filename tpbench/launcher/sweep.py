@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from tpbench.handover.durable import NO_SPACE
 from tpbench.launcher import resume, typed
 from tpbench.launcher.attempt import RETRIED, Attempt, Outcome, StartAttempt, discard_rows
 from tpbench.launcher.display import Display
@@ -66,6 +67,14 @@ def run_sweep(cells: Sequence[Cell], folder: Path, conduct: SweepOptions, runner
         except (KeyboardInterrupt, Terminated):
             display.interrupted(len(sweep.outcomes), typed.arguments())
             raise
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            full = error.filename or ", ".join(output_dirs)
+            raise JobError(
+                f"{full}: {error.strerror}; {len(sweep.outcomes)} of {len(cells)} cells have their rows: free some "
+                "space, then run it again with resume=true"
+            ) from None
         finally:
             locks.close()
         outcomes = [sweep.outcomes[cell.index] for cell in cells]

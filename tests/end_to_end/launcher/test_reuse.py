@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,17 @@ def test_killed_with_its_groups_a_sweep_leaves_nothing(tmp_path: Path) -> None:
     running.end()
     assert len(family) >= 3
     assert gone(family, within_s=45)
+
+
+def test_a_removed_output_folder_ends_a_warm_sweep_in_one_line(tmp_path: Path) -> None:
+    endless = (*SMALL[:-2], "min_iterations=1000000", "max_iterations=1000000")
+    running = Running("-m", "variant=pytorch_tp_manual", "seed=1,2", *endless, "reuse=true", cwd=tmp_path)
+    running.wait_for("setting up", rank=0)
+    family = running.family()
+    while (tmp_path / "outputs").exists():  # a rank may write a log meanwhile
+        shutil.rmtree(tmp_path / "outputs", ignore_errors=True)
+    code, output = running.end()
+    (line,) = [each for each in output.splitlines() if each.startswith("tpbench:")]
+    assert code == 1 and "was removed while its job ran" in line
+    assert "Traceback" not in output
+    assert gone(family)

@@ -110,7 +110,8 @@ def test_a_report_shows_the_rows_that_a_resumed_sweep_uses(tmp_path: Path) -> No
 def test_a_failed_row_stays_if_its_attempt_cannot_be_abandoned(tmp_path: Path) -> None:
     """Another process would write the row again."""
     one = cell(0, tmp_path)
-    logs = tmp_path / "logs"
+    logs = tmp_path / "sweeps" / "logs"
+    logs.parent.mkdir()
     logs.write_text("no folder")
     measured(one, "error", "it broke", log_dir=str(logs))
     (row,) = decide([one], FACTS)[0].superseded

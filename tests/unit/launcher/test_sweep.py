@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,15 @@ import pytest
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell
 from tpbench.launcher import sweep
-from tpbench.launcher.attempt import Outcome, StartAttempt
+from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt, discard_rows, store_left_results
 from tpbench.launcher.display import Display
+from tpbench.launcher.host import _require_folders
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell
+from tpbench.launcher.process import Terminated, raise_on_termination
 from tpbench.launcher.target import PlanningTarget, ThisHost
+from tpbench.results.plain import plain_rows
+from tpbench.settings import JobError
 
 
 class InstantRunner:
@@ -68,3 +75,71 @@ def test_a_long_sweep_merges_its_rows_and_still_retries_and_resumes(
     outcomes = sweep.run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)
     assert again.started == []
     assert {each.note for each in outcomes} == {"measured before"}
+
+
+class FullDisk(InstantRunner):
+    """A disk that is full when the second cell is to begin."""
+
+    def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
+        yield from super().run(cells[:1], begin, display)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/file")
+
+
+def test_a_disk_that_fills_up_is_named_with_what_to_do(tmp_path: Path) -> None:
+    cells = [cell(index, tmp_path, seed=index) for index in range(2)]
+    with pytest.raises(JobError, match=r"/disk/file: No space left on device; 1 of 2 cells .* with resume=true"):
+        sweep.run_sweep(cells, tmp_path / "logs", SweepOptions(), FullDisk())
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_result_saved_from_a_full_disk_becomes_a_row(moved: bool, tmp_path: Path) -> None:
+    """The user frees space where the result is, or moves the output folder to another disk."""
+    outputs = tmp_path / "outputs"
+    one = cell(0, outputs)
+    (outputs / "sweeps" / "s").mkdir(parents=True)
+    attempt = Attempt.begin(one, outputs / "sweeps" / "s", FACTS, 1)
+    attempt.create_folder()
+    attempt.task.save(attempt.task_file)
+    attempt.task.result("ok", time_ms=1.5).save(attempt.folder)
+    if moved:
+        outputs = outputs.rename(tmp_path / "elsewhere")
+    store_left_results({str(outputs)}, {one.job.key})
+    assert package.load(outputs)["time_ms"].tolist() == [1.5]
+    assert [each.name for each in tmp_path.iterdir()] == [outputs.name]
+    assert not list(outputs.rglob("result.json"))
+
+
+def test_a_row_cannot_have_a_file_made_outside_of_its_sweeps(tmp_path: Path) -> None:
+    outputs, other = tmp_path / "outputs", tmp_path / "other"
+    other.mkdir()
+    runner = InstantRunner(fail_once=[0, 1])
+    (outputs / "sweeps").mkdir(parents=True)
+    sweep.run_sweep([cell(index, outputs, seed=index) for index in range(2)], outputs / "sweeps" / "s", SweepOptions(),
+                    runner)  # fmt: skip
+    honest, hostile = plain_rows(package.load(outputs))
+    discard_rows(str(outputs), [honest, {**hostile, "log_dir": str(other)}])
+    assert list(other.iterdir()) == []
+    assert [each.parent.name for each in outputs.rglob("abandoned")] == [str(honest["cell"])]
+    assert package.load(outputs).empty
+
+
+def test_a_removed_folder_ends_the_sweep_in_one_line(tmp_path: Path) -> None:
+    attempt = Attempt.begin(cell(0, tmp_path), tmp_path / "sweep", FACTS, 1)
+    with pytest.raises(JobError, match=r"sweep/0 was removed while its job ran.* resume=true$"):
+        _require_folders([attempt])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_of_the_end_unwind_the_stack(number: signal.Signals) -> None:
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        raise_on_termination()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        raise_on_termination()
+        with pytest.raises(Terminated):
+            signal.raise_signal(number)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -29,7 +29,7 @@ def read(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise JobError(f"model_dir={folder}: {file} cannot be read: {error}") from None
     missing = [name for name in _KEYS.values() if name not in content] if isinstance(content, dict) else ["an object"]
     if missing:
