@@ -28,7 +28,7 @@ def test_every_variant_has_its_file_and_every_file_its_variant() -> None:
 
 
 def test_every_loss_has_its_file_and_its_formulas() -> None:
-    from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES  # late: it imports torch
+    from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES  # late: it imports torch
 
     assert {file.stem for file in (CONF / "loss").glob("*.yaml")} == set(LOSSES)
     assert {"cross_entropy", *TWO_LOGIT_LOSSES} == set(LOSSES)

@@ -8,9 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-AUTO_ROWS = 2048
-"""Rows of a chunk for workspace_gib="auto". With fewer rows, reading and writing the weight's gradient once per chunk
-takes a larger share of its product: 2 * 2 * vocab * h bytes beside 2 * rows * vocab * h operations."""
+AUTO_GIB = 0.5
+"""Workspace for workspace_gib="auto": 4096 rows of a vocabulary of 131,072 over two ranks, in bf16. With fewer rows the
+weight's gradient, which is read and written once per chunk, takes a larger share of its product."""
+AUTO_ROWS = 1024
+"""Fewest rows of a chunk for workspace_gib="auto"."""
 _MULTIPLE = 128
 """Rows of a chunk are a multiple of this where memory allows it, as are the tiles of matrix products."""
 
@@ -70,8 +72,9 @@ def chunks_of(rows: int, shards: int, row_bytes: int, workspace_gib: float | Lit
 
     row_bytes: must be the same on all ranks, since chunks are.
     """
-    allowed = AUTO_ROWS if workspace_gib == "auto" else int(workspace_gib * 2**30 / max(1, row_bytes))
-    allowed = min(max(allowed, 1), max(rows, 1))
+    gib = AUTO_GIB if workspace_gib == "auto" else workspace_gib
+    allowed = max(int(gib * 2**30 / max(1, row_bytes)), AUTO_ROWS if workspace_gib == "auto" else 1)
+    allowed = min(allowed, max(rows, 1))
     number = -(-max(rows, 1) // allowed)
     most = -(-max(rows, 1) // number)
     unit = shards * (_MULTIPLE if most > _MULTIPLE * shards else 1)

@@ -120,7 +120,7 @@ def linear_entropy_loss(
         hidden_sharded: the rows of hidden are sharded over the group. Chunks are gathered, and their gradients are
             reduce-scattered. Otherwise gradients are all-reduced.
         workspace_gib: bound of the memory for logits and target logits of a chunk, for evenly split vocabularies. A
-            small value means small chunks, of at least one row. "auto" means chunks of `linear_chunks.AUTO_ROWS` rows.
+            small value means small chunks, of at least one row. "auto" means 0.5 GiB, but at least 1024 rows.
 
     A row that does not count contributes nothing, unless its hidden states are not finite: then 0 * inf makes the
     weight's gradient NaN, as in torch.

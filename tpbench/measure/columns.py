@@ -27,13 +27,15 @@ def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
     """Return the unavoidable costs of an iteration and their time on this machine, the floor.
 
     floor_ms = max(bytes_moved / copy_gb_per_s + wire_ms, compute_ms): memory traffic and communication, or products.
+    If they can only run one after the other, it is their sum.
     """
+    memory_ms = costs.bytes_moved / copy_gb_per_s / 1e6 + costs.wire_ms
     return {
         "bytes_moved": costs.bytes_moved,
         "bytes_communicated": costs.bytes_communicated,
         "flops": costs.flops,
         "copy_gb_per_s": copy_gb_per_s,
-        "floor_ms": max(costs.bytes_moved / copy_gb_per_s / 1e6 + costs.wire_ms, costs.compute_ms),
+        "floor_ms": memory_ms + costs.compute_ms if costs.consecutive else max(memory_ms, costs.compute_ms),
     }
 
 

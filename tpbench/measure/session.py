@@ -48,6 +48,8 @@ class Costs:
     wire_ms: float = 0.0
     """Time of the unavoidable communication at a bandwidth measured on this machine. Added to the time of
     `bytes_moved`."""
+    consecutive: bool = False
+    """True if products and memory traffic need each other's results: the floor is then the sum of their times."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tpbench.workloads.cost_model import CostModel
 
-NAMES = ("entropy_loss", "embedding_grad", "tp_block", "train_step")
+NAMES = ("entropy_loss", "linear_loss", "embedding_grad", "tp_block", "train_step")
 """The folders beside this file that hold a workload."""
 
 

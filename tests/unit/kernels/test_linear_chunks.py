@@ -34,6 +34,11 @@ def test_chunks_are_of_about_equal_size(rows: int, gib: float, most: int) -> Non
     assert chunks_of(rows, 1, bytes_of_row(131072, [torch.bfloat16]), gib).most == most
 
 
+@pytest.mark.parametrize(("columns", "most"), [(65536, 4096), (131072, 2048), (2**20, 1024), (1000, 8192)])
+def test_a_workspace_of_its_own_choice(columns: int, most: int) -> None:
+    assert chunks_of(8192, 1, bytes_of_row(columns, [torch.bfloat16]), "auto").most == most
+
+
 @pytest.mark.parametrize("value", [0, -1, "all", True, None])
 def test_a_workspace_that_is_none(value: object) -> None:
     with pytest.raises(ValueError, match=r"^workspace_gib must be"):

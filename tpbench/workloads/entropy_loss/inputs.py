@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.hashing import hash_index, normal
+from tpbench.workloads.vocabulary import shard_bounds
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -73,13 +74,6 @@ def make_shard(problem: EntropyLoss, context: Context) -> Shard:
     else:
         target = _normal(problem, _TARGET_LOGITS, first, start, stop, context.device)
     return Shard(_normal(problem, _LOGITS, first, start, stop, context.device), target, **shard)
-
-
-def shard_bounds(vocab: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
-    """Return the columns [start, stop) of a rank. The first vocab % tp_size ranks hold one column more."""
-    share, more = divmod(vocab, tp_size)
-    start = tp_rank * share + min(tp_rank, more)
-    return start, start + share + (tp_rank < more)
 
 
 def labels(problem: EntropyLoss, first_row: int, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from tpbench.comm.collectives import gather_rows
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
-from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES
+from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:

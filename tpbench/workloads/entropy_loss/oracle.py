@@ -17,7 +17,7 @@ from torch import Tensor
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.output import Output
-from tpbench.workloads.entropy_loss.two_logit_losses import TWO_LOGIT_LOSSES
+from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
 
 LOSS_TOLERANCE = 2.0**-16
 """Tolerance of losses that are computed in fp32 from logits of any dtype. Errors of fp32 sums of 10^5 terms and of fp32

@@ -1,0 +1,133 @@
+"""Every registered variant of the linear loss against the oracle: a new one needs no test of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.entropy_loss import DTYPES, LOSSES
+from tests.support.linear_loss import context, problem
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tpbench.measure.session import Verdict
+from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
+from tpbench.workloads.linear_loss.bench import costs, setup
+from tpbench.workloads.linear_loss.oracle import Oracle
+
+
+def cells(name: str, tp_size: int) -> list[LinearLoss]:
+    """Return the problems that a variant supports: every loss and dtype, and its options."""
+    variant = WORKLOAD.variants[name]
+    found = [problem(loss=loss, dtype=dtype) for loss, dtype in itertools.product(LOSSES, DTYPES)]
+    found += [problem(loss=loss, mode="forward") for loss in LOSSES]
+    found += [problem(ignored=share, seed=3) for share in (0.4, 1.0)]
+    found += [problem(vocab=96), problem(loss="reverse_kl", temperature=1.9)]
+    if "logits_gib" in variant.options:
+        found += [problem(loss=loss, logits_gib=5 * 101 * 2 / 2**30) for loss in LOSSES]
+    for option in sorted({"entropy", "sequence_parallel", "main_grad"} & variant.options):
+        found += [problem(loss=loss, **{option: True}) for loss in ("cross_entropy", "reverse_kl")]
+        if option != "main_grad":
+            found.append(problem(mode="forward", ignored=0.3, **{option: True}))
+    return [cell for cell in found if variant.unsupported_reason(cell, tp_size) is None]
+
+
+def run(here: Rank | None, name: str) -> list[tuple[LinearLoss, Verdict]]:
+    verdicts = []
+    for cell in cells(name, here.world_size if here else 1):
+        if here is None and cell.sequence_parallel:
+            continue
+        session = setup(cell, WORKLOAD.variants[name], context(here), tflops=1.0)
+        session.restore()
+        session.step()
+        verdicts.append((cell, session.check()))
+    return verdicts
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 3])
+@pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
+def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
+    variant = WORKLOAD.variants[name]
+    for package in variant.requires:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    if (variant.requires_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
+        pytest.skip("needs GPUs")
+    if not cells(name, tp_size):
+        pytest.skip("supports none of the problems")
+    ranks = [run(None, name)] if tp_size == 1 else run_on_ranks(tp_size, run, name)
+    for each in zip(*ranks, strict=True):
+        cell, verdict = each[0]
+        assert verdict.wrong is None, (cell, verdict)
+        assert verdict.columns["loss_identical"], cell
+        assert all(verdict == other for _, other in each), cell
+
+
+@pytest.mark.parametrize(("spoiled", "error"), [("grad_hidden", "hidden_grad"), ("grad_weight", "weight_grad")])
+def test_the_oracle_notices_one_wrong_row(spoiled: str, error: str) -> None:
+    session = setup(problem(dtype="float32"), WORKLOAD.variants["linear_gather"], context(), tflops=1.0)
+    session.step()
+    assert session.output is not None
+    grad = getattr(session.output, spoiled)
+    grad[grad.norm(dim=1).argmax()] *= 1.01
+    wrong = session.check().wrong
+    assert wrong is not None and wrong.startswith(f"{error}_error")
+    session.step()
+    assert session.output is not None
+    missing: dict[str, Any] = {spoiled: None}
+    session.output = replace(session.output, **missing)
+    assert f"{error}_error inf" in str(session.check().wrong)
+
+
+def test_the_oracle_notices_a_wrong_loss_and_a_missing_entropy() -> None:
+    session = setup(problem(entropy=True, ignored=0.3), WORKLOAD.variants["linear_tp"], context(), tflops=1.0)
+    session.step()
+    assert session.output is not None
+    oracle = Oracle(session.problem, session.shard)
+    assert oracle.compare(session.output).complaint("bfloat16") is None
+    assert oracle.compare(replace(session.output, loss=session.output.loss * 1.1)).loss_error > 0.05
+    assert "entropy_error inf" in str(oracle.compare(replace(session.output, entropy=None)).complaint("bfloat16"))
+
+
+def test_compiled_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fullgraph=True raises where the graph breaks. Without a GPU only the tracing is tested."""
+    compile_ = torch.compile
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(
+            torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
+        )
+    session = setup(problem(), WORKLOAD.variants["linear_compiled"], context(), tflops=1.0)
+    session.step()
+    assert session.check().wrong is None
+
+
+def test_the_floor_is_the_products_and_then_one_pass() -> None:
+    cell = problem(tokens=8192, hidden=4096, vocab=131072)
+    train = costs(cell, 2, 0, tflops=700.0)
+    assert train.flops == 3 * 2 * 8192 * 4096 * 65536 and train.consecutive
+    assert train.bytes_moved == 2 * 2 * 8192 * 65536
+    assert train.compute_ms == pytest.approx(train.flops / 700e9)
+    forward = costs(replace(cell, mode="forward"), 2, 0, tflops=700.0)
+    assert (forward.flops * 3, forward.bytes_moved * 2) == (train.flops, train.bytes_moved)
+    teacher = costs(replace(cell, loss="reverse_kl"), 2, 0, tflops=700.0)
+    assert (teacher.flops * 3, teacher.bytes_moved * 2) == (train.flops * 4, train.bytes_moved * 3)
+
+
+def _details(here: Rank) -> dict[str, Any]:
+    cell = problem(tokens=8, sequence_parallel=True)
+    session = setup(cell, WORKLOAD.variants["linear_tp"], context(here))
+    session.step()
+    session.check()
+    return session.details({"time_ms": 1.0, "peak_gib": 1.0})
+
+
+def test_the_products_are_timed_beside_the_step() -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    first, second = run_on_ranks(2, _details)
+    assert first == second
+    assert first["products_ms"] > 0 and first["over_products"] > 0
+    assert first["above_outputs_gib"] == pytest.approx(1.0 - (4 * 16 + 51 * 16) * 2 / 2**30, rel=1e-3)

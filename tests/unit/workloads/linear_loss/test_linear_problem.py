@@ -1,0 +1,73 @@
+"""Problems of the linear loss: shapes that fit, options that do not, and inputs that do not depend on the ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+
+from tests.support.command import ROOT
+from tests.support.composed import composed, job
+from tests.support.linear_loss import context, problem
+from tpbench.job import JobError, parse_job, unsupported_reason
+from tpbench.workloads.linear_loss.inputs import make_shard
+
+SIZES = {"tokens": 12, "hidden": 16, "vocab": 101}
+
+
+@pytest.mark.parametrize("shape", sorted(file.stem for file in (ROOT / "conf/shape").glob("*_head_*.yaml")))
+def test_shapes_say_what_they_hold(shape: str) -> None:
+    values = composed("variant=linear_tp", f"shape={shape}")
+    assert f"tp{values['tp_size']}" == shape.rpartition("_")[2]
+    assert unsupported_reason(parse_job(values)) is None
+
+
+def test_the_experiment_makes_jobs() -> None:
+    content = yaml.safe_load((ROOT / "conf/experiment/linear_loss.yaml").read_text())
+    names, shapes = (content["hydra"]["sweeper"]["params"][key].split(",") for key in ("variant", "shape"))
+    assert {job(f"variant={name}", f"shape={shape}").workload.name for name in names for shape in shapes} == {
+        "linear_loss"
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab": 1, "tp_size": 2}, "vocab=1 cannot be sharded"),
+        ({"dp_size": 2}, "dp_size=2 must be 1"),
+        ({"temperature": 2.0}, "temperature=2.0 softens"),
+        ({"loss": "reverse_kl", "ignored": 0.5}, "ignored=0.5 needs labels"),
+        ({"sequence_parallel": True, "tokens": 7, "tp_size": 2}, "tokens=7 to divide by tp_size=2"),
+        ({"main_grad": True, "mode": "forward"}, "main_grad=true needs mode=train"),
+    ],
+)
+def test_fields_that_do_not_fit_are_errors(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(JobError) as raised:
+        parse_job({"variant": "linear_tp", "tp_size": 1, **SIZES, **changes})
+    assert said in str(raised.value)
+
+
+def test_variants_say_what_they_cannot_do() -> None:
+    for name in ("linear_compiled", "linear_liger", "linear_cce"):
+        assert "one GPU" in str(unsupported_reason(parse_job({"variant": name, "tp_size": 2, **SIZES})))
+    odd = parse_job({"variant": "linear_loss_parallel", "tp_size": 2, **SIZES})
+    assert "a vocab that tp_size divides" in str(unsupported_reason(odd))
+    entropy = parse_job({"variant": "linear_gather", "tp_size": 2, **SIZES, "entropy": True})
+    assert "does not take entropy=True (taken by: linear_tp, linear_unfused)" in str(unsupported_reason(entropy))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "forward_kl"])
+def test_ranks_hold_parts_of_one_problem(loss: str) -> None:
+    whole = make_shard(problem(loss=loss), context())
+    parts = [make_shard(problem(loss=loss, sequence_parallel=True), context(tp_rank=r, tp_size=3)) for r in range(3)]
+    assert torch.equal(torch.cat([each.hidden for each in parts]), whole.hidden)
+    assert torch.equal(torch.cat([each.weight for each in parts]), whole.weight)
+    if whole.teacher is not None:
+        teachers = [each.teacher for each in parts if each.teacher is not None]
+        assert torch.equal(torch.cat([hidden for hidden, _ in teachers]), whole.teacher[0])
+        assert torch.equal(torch.cat([weight for _, weight in teachers]), whole.teacher[1])
+        assert not torch.equal(whole.teacher[0], whole.hidden)
+    else:
+        assert whole.labels is not None and all(torch.equal(each.labels, whole.labels) for each in parts)
+    logits = whole.hidden.float() @ whole.weight.float().t()
+    assert 1.9 <= float(logits.std()) <= 3.8

@@ -1,0 +1,16 @@
+"""A language model's head and its entropy loss, forward and backward, with the vocabulary sharded over the ranks.
+
+Each rank holds all hidden states, (tokens, hidden), and its rows of the head's weight, (local vocab, hidden). logits =
+hidden states @ weight.T. The losses are those of the workload `entropy_loss`; target logits are those of a teacher of
+the same sizes. An iteration computes the mean loss and, with mode=train, its gradients with respect to hidden states
+(summed over the ranks) and weight. With mode=forward it computes the loss of each row, and on request its entropy.
+"""
+
+from tpbench.workloads.linear_loss import (
+    variants as variants,
+)  # first: tables list variants in the order of registration
+
+# isort: split
+from tpbench.workloads.linear_loss import peers as peers
+from tpbench.workloads.linear_loss.problem import WORKLOAD as WORKLOAD
+from tpbench.workloads.linear_loss.problem import LinearLoss as LinearLoss

@@ -1,0 +1,119 @@
+"""The linear loss on a rank: make the shard, run the variant, compare with the oracle, time the products beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import torch
+
+from tpbench.measure.gemm import compute_ms, gemm_tflops
+from tpbench.measure.ranks import gather_number
+from tpbench.measure.session import Context, Costs, Verdict
+from tpbench.measure.stopwatch import Stopwatch, do_nothing
+from tpbench.workloads import Variant
+from tpbench.workloads.linear_loss.inputs import make_shard
+from tpbench.workloads.linear_loss.oracle import Oracle
+from tpbench.workloads.linear_loss.output import Output, Step
+from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.linear_loss.products import Products
+
+
+class LinearLossSession:
+    """A variant on this rank's shard."""
+
+    def __init__(self, problem: LinearLoss, variant: Variant, context: Context, tflops: float | None = None) -> None:
+        self.problem, self.context = problem, context
+        self.shard = make_shard(problem, context)
+        self.stopwatch = Stopwatch(context)
+        self.tflops = tflops or gemm_tflops(self.shard.hidden.dtype, context.device, self.stopwatch)
+        self.run: Step = variant.prepare(problem, self.shard)
+        self.output: Output | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """Counted costs. The bytes that a variant sends may be known only after a step."""
+        sent = self.run.bytes_communicated
+        return costs(self.problem, self.context.tp_size, sent() if callable(sent) else sent, self.tflops)
+
+    def step(self) -> None:
+        """Run one iteration, after freeing the results of the last one."""
+        self.release()
+        self.output = self.run()
+
+    def release(self) -> None:
+        """Free the output of the last step."""
+        self.output = None
+
+    def restore(self) -> None:
+        """Restore what a step changes."""
+        if self.run.restore is not None:
+            self.run.restore()
+
+    def check(self) -> Verdict:
+        """Compare the output of the last step with the oracle, then free it."""
+        if self.output is None:
+            raise RuntimeError("there is no output to check: run step() first")
+        errors = Oracle(self.problem, self.shard).compare(self.output)
+        self.output = None
+        columns: dict[str, Any] = {
+            "loss_value": errors.loss_value,
+            "loss_error": errors.loss_error,
+            "loss_identical": errors.loss_identical,
+            "gemm_tflops": self.tflops,
+            **self.run.columns(),
+        }
+        if self.problem.entropy:
+            columns["entropy_error"] = errors.entropy_error
+        if self.problem.trains:
+            columns["grad_error"] = errors.grad_error
+            columns["hidden_grad_error"] = errors.hidden_grad_error
+            columns["weight_grad_error"] = errors.weight_grad_error
+        return Verdict(columns, errors.complaint(self.problem.dtype))
+
+    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return columns about the products alone, timed alternately with the step. Collective."""
+        products = Products(self.problem, self.shard)
+        step, alone = self.stopwatch.interleaved_ms(
+            (self.step, self.restore), (products.run, do_nothing), iterations=_ITERATIONS[self.context.device.type]
+        )
+        step_ms = columns.get("device_ms") or columns["time_ms"]
+        outputs = sum(products.bytes_of_outputs) / 2**30
+        return {
+            "products_ms": median(alone),
+            "over_products": median(step) / median(alone),
+            "tflops": self.costs.flops / step_ms / 1e9,
+            "above_outputs_gib": max(gather_number(columns["peak_gib"] - outputs, self.context)),
+        }
+
+
+_ITERATIONS = {"cuda": 20, "cpu": 3}
+
+
+def costs(problem: LinearLoss, tp_size: int, bytes_communicated: int, tflops: float) -> Costs:
+    """Return the costs of a rank with the most columns.
+
+    The floor is the time of the products, then one pass of the loss: each logit is read once and, for training, its
+    gradient is written once. A product and that pass need each other's results. The sum of the hidden states' gradients
+    over ranks does not count, because the product of the weight's gradient hides it.
+    """
+    columns = -(-problem.vocab // tp_size)
+    flops = problem.products * 2 * problem.tokens * problem.hidden * columns
+    passes = (2 if problem.trains else 1) + (0 if problem.from_labels else 1)
+    moved = passes * problem.tokens * columns * getattr(torch, problem.dtype).itemsize
+    return Costs(
+        bytes_moved=moved,
+        bytes_communicated=bytes_communicated,
+        flops=flops,
+        compute_ms=compute_ms(flops, tflops),
+        consecutive=True,
+    )
+
+
+def setup(problem: LinearLoss, variant: Variant, context: Context, tflops: float | None = None) -> LinearLossSession:
+    """Return the session of one cell on this rank.
+
+    tflops: the rate of large products in TFLOP/s. None: it is measured, which is collective.
+    """
+    return LinearLossSession(problem, variant, context, tflops)

@@ -1,0 +1,116 @@
+"""linear_gather, linear_loss_parallel, linear_compiled: the linear loss by torch's own functions and autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from tpbench.comm.collectives import gather_rows
+from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
+from tpbench.workloads.linear_loss.output import Output, Step
+from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
+from tpbench.workloads.vocabulary import shard_bounds
+
+
+def gather(problem: LinearLoss, shard: Shard) -> Step:
+    """Prepare an iteration: logits, all-gather, loss and its gradient, then the products of this rank's slice."""
+    widest = -(-problem.vocab // shard.tp_size)
+
+    def whole(logits: Tensor) -> Tensor:
+        if shard.group is None:
+            return logits.detach()
+        padded = F.pad(logits, (0, widest - logits.shape[1]))
+        parts = gather_rows(padded, shard.group).view(shard.tp_size, problem.tokens, widest)
+        sizes = [shard_bounds(problem.vocab, shard.tp_size, rank) for rank in range(shard.tp_size)]
+        return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, sizes, strict=True)], dim=1)
+
+    def run() -> Output:
+        logits = whole(shard.hidden @ shard.weight.t()).requires_grad_(problem.trains)
+        target = shard.labels
+        if shard.teacher is not None:
+            target = whole(shard.teacher[0] @ shard.teacher[1].t()).float() / problem.temperature
+        assert target is not None
+        row_loss = _row_loss(problem, logits.float(), target)
+        count = (target != IGNORED).sum().clamp(min=1) if problem.from_labels else problem.tokens
+        loss = row_loss.sum() / count
+        if not problem.trains:
+            return Output(loss, row_loss)
+        (grad,) = torch.autograd.grad(loss, logits)
+        grad = grad[:, shard.vocab_start : shard.vocab_start + shard.columns]
+        return Output(
+            loss.detach(), row_loss.detach(), None, _summed(grad @ shard.weight, shard), grad.t() @ shard.hidden
+        )
+
+    matrices = (1 if shard.teacher is None else 2) * (shard.tp_size - 1) * problem.tokens * widest
+    return Step(run, matrices * shard.hidden.itemsize + _all_reduced(problem, shard))
+
+
+def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
+    """https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html: loss_parallel, of logits in fp32."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import Shard as Along
+    from torch.distributed.tensor.parallel import loss_parallel as parallel
+
+    assert shard.group is not None and shard.labels is not None  # the variant does not support others
+    mesh = DeviceMesh.from_group(shard.group, shard.device.type)
+    target = DTensor.from_local(shard.labels, mesh, [Replicate()])
+
+    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
+        logits = F.linear(hidden, weight).float()
+        whole = DTensor.from_local(logits, mesh, [Along(1)], run_check=False)
+        return F.cross_entropy(whole, target, ignore_index=IGNORED)
+
+    def run() -> Output:
+        with parallel():
+            output = differentiated(problem, shard, loss_of)
+        loss: Any = output.loss
+        return Output(loss.to_local().float(), None, None, output.grad_hidden, output.grad_weight)
+
+    statistics = 3 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
+    return Step(run, statistics + _all_reduced(problem, shard))
+
+
+def compiled(problem: LinearLoss, shard: Shard) -> Step:
+    """Prepare torch.compile of the product and the loss as one graph, with autograd's backward."""
+
+    def mean_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(hidden, weight).float(), labels, ignore_index=IGNORED)
+
+    function: Any = torch.compile(mean_loss, fullgraph=True, dynamic=False)
+    return Step(lambda: differentiated(problem, shard, lambda *factors: function(*factors, shard.labels)))
+
+
+def differentiated(problem: LinearLoss, shard: Shard, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Output:
+    """Return the mean loss of (hidden, weight) and, for training, its gradients by autograd, summed over ranks."""
+    if not problem.trains:
+        with torch.no_grad():
+            return Output(loss_of(shard.hidden, shard.weight).detach())
+    hidden, weight = (each.detach().requires_grad_() for each in (shard.hidden, shard.weight))
+    loss = loss_of(hidden, weight)
+    grad_hidden, grad_weight = torch.autograd.grad(loss, (hidden, weight))
+    return Output(loss.detach(), None, None, _summed(grad_hidden, shard), grad_weight)
+
+
+def _row_loss(problem: LinearLoss, x: Tensor, target: Tensor) -> Tensor:
+    if problem.from_labels:
+        return F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
+    return TWO_LOGIT_LOSSES[problem.loss].whole(x, target)
+
+
+def _summed(grad: Tensor, shard: Shard) -> Tensor:
+    if shard.group is not None:
+        grad = grad.contiguous()
+        dist.all_reduce(grad, group=shard.group)
+    return grad
+
+
+def _all_reduced(problem: LinearLoss, shard: Shard) -> int:
+    """Return the bytes of an all-reduce of the hidden states' gradient."""
+    return 2 * shard.hidden.nbytes * (shard.tp_size - 1) // shard.tp_size if problem.trains else 0
