@@ -19,9 +19,12 @@ from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
 
 LOSS_TOLERANCE = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-14}
-"""Of a row's loss or entropy, relative to the larger of it and 1. A logit of 8 in bf16 has a rounding error of 2^-6."""
+"""Tolerance of a row's loss, relative to the larger of it and 1. A logit of 8 in bf16 has a rounding error of 2^-6."""
+ENTROPY_TOLERANCE = {"bfloat16": 2.0**-3, "float16": 2.0**-6, "float32": 2.0**-12}
+"""Tolerance of a row's entropy, likewise. A logit's error counts p * |log p + entropy| times, which may exceed 1.
+Measured in bf16 on a GPU, with 2^17 columns and logits rounded once: 0.043."""
 GRADIENT_TOLERANCE = {"bfloat16": 2.0**-4, "float16": 2.0**-7, "float32": 2.0**-12}
-"""Of the gradient of a row of hidden states and of the weight, by norm. A probability's relative error is the absolute
+"""Tolerance of the gradients of a row of hidden states and of the weight, by norm. A probability's relative error is the absolute
 error of its logit; the logits' gradient, partial sums over ranks and the result are rounded too."""
 
 _CHUNK = {"cpu": 2**20, "cuda": 2**26}
@@ -48,7 +51,7 @@ class Errors:
         """Return why the output is wrong, or None if it is correct."""
         limits = {
             "loss_error": LOSS_TOLERANCE[dtype],
-            "entropy_error": LOSS_TOLERANCE[dtype],
+            "entropy_error": ENTROPY_TOLERANCE[dtype],
             "hidden_grad_error": GRADIENT_TOLERANCE[dtype],
             "weight_grad_error": GRADIENT_TOLERANCE[dtype],
         }
