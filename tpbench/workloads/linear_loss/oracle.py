@@ -24,8 +24,8 @@ ENTROPY_TOLERANCE = {"bfloat16": 2.0**-3, "float16": 2.0**-6, "float32": 2.0**-1
 """Tolerance of a row's entropy, likewise. A logit's error counts p * |log p + entropy| times, which may exceed 1.
 Measured in bf16 on a GPU, with 2^17 columns and logits rounded once: 0.043."""
 GRADIENT_TOLERANCE = {"bfloat16": 2.0**-4, "float16": 2.0**-7, "float32": 2.0**-12}
-"""Tolerance of the gradients of a row of hidden states and of the weight, by norm. A probability's relative error is the absolute
-error of its logit; the logits' gradient, partial sums over ranks and the result are rounded too."""
+"""Tolerance of the gradients of a row of hidden states and of the weight, by norm. A probability's relative error is
+the absolute error of its logit. The logits' gradient, partial sums over ranks and the result are rounded too."""
 
 _CHUNK = {"cpu": 2**20, "cuda": 2**26}
 """Elements of a block of logits. About six float64 temporaries of it exist at once: 3 GiB on a GPU."""
