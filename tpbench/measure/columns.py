@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from tpbench.measure.machine import nvml_session
-from tpbench.measure.ranks import gather_number
+from tpbench.measure.memory import IterationMemory
+from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs, DetailedSession
 from tpbench.measure.statistics import summary
 
@@ -21,6 +22,15 @@ def memory_columns(peak_gib: float, context: Context) -> dict[str, Any]:
     """Return the peak memory of every rank. Collective."""
     peaks = gather_number(peak_gib, context)
     return {"rank_peak_gib": peaks, "peak_gib": max(peaks)}
+
+
+def iteration_memory_columns(usage: IterationMemory, context: Context) -> dict[str, Any]:
+    """Return the memory of each iteration on the rank that has most. Collective."""
+    held, peaks = (gather_numbers(gib, context) for gib in (usage.held_gib, usage.peak_gib))
+    return {
+        "iteration_held_gib": [float(each.max()) for each in held],
+        "iteration_peak_gib": [float(each.max()) for each in peaks],
+    }
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

@@ -87,36 +87,84 @@ def held_bytes(device: torch.device) -> int:
     """Return the bytes that this rank holds now: in torch's allocator on a GPU, in RAM on a CPU (0 if unknown)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        return torch.cuda.memory_allocated(device)
     try:
-        return _status_bytes("VmRSS")
+        return _held_bytes(device)
     except OSError:
         return 0
 
 
 @contextlib.contextmanager
-def extra_peak(device: torch.device, above: int | None = None) -> Iterator[Peak]:
-    """Measure the peak memory of a region in GiB, above the memory at its start or `above` that many bytes.
+def extra_peak(device: torch.device) -> Iterator[Peak]:
+    """Measure the peak memory of a region in GiB, above the memory at its start.
 
     On a GPU this is the memory of torch's allocator. On a CPU it is the RAM of the process, by Linux's high-water mark.
     """
     peak = Peak()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device) if above is None else above
-        yield peak
-        torch.cuda.synchronize(device)
-        peak.gib = (torch.cuda.max_memory_allocated(device) - before) / 2**30
-        return
     try:
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status_bytes("VmRSS") if above is None else above
+        _reset_peak(device)
+        before = _held_bytes(device)
     except OSError:
         yield peak
         return
     yield peak
-    peak.gib = max(0, _status_bytes("VmHWM") - before) / 2**30
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    peak.gib = _extra_gib(_peak_bytes(device), before)
+
+
+class IterationMemory:
+    """The memory of each iteration on this rank in GiB, above `above` bytes. NaN where it is not known.
+
+    An iteration lasts from one call of `begin` to the next, or to `end`. On a GPU nothing waits for the device.
+    """
+
+    def __init__(self, device: torch.device, above: int) -> None:
+        self.device, self.above = device, above
+        self.held_gib: list[float] = []
+        """Memory that is held at the end of each iteration."""
+        self.peak_gib: list[float] = []
+        self._begun = False
+
+    def begin(self) -> None:
+        """Begin an iteration, and end the one before."""
+        self.end()
+        self._begun = True
+        with contextlib.suppress(OSError):  # no /proc: `end` stores NaN
+            _reset_peak(self.device)
+
+    def end(self) -> None:
+        """End the iteration, if one has begun."""
+        if not self._begun:
+            return
+        self._begun = False
+        try:
+            held: float = _held_bytes(self.device)
+            peak: float = _peak_bytes(self.device)
+        except OSError:
+            held = peak = math.nan
+        self.held_gib.append(_extra_gib(held, self.above))
+        self.peak_gib.append(_extra_gib(peak, self.above))
+
+
+def _extra_gib(total: float, above: int) -> float:
+    return max(total - above, 0.0) / 2**30
+
+
+def _held_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status_bytes("VmRSS")
+
+
+def _peak_bytes(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status_bytes("VmHWM")
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def fill_freed_with_nan(device: torch.device, gib: float) -> None:

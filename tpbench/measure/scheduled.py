@@ -9,7 +9,7 @@ import torch
 
 from tpbench.measure import memory
 from tpbench.measure.clock import WallClock
-from tpbench.measure.columns import cost_columns, memory_columns, time_columns
+from tpbench.measure.columns import cost_columns, iteration_memory_columns, memory_columns, time_columns
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, IterationSchedule, Session, Verdict
 
@@ -25,7 +25,7 @@ def run_scheduled(
     """Check and time a session whose iterations depend on the ones before. Collective.
 
     Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its launches
-    are not queued ahead. The peak memory is that of the timed iterations.
+    are not queued ahead. The memory is read between iterations, outside the timed region.
     """
     pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -40,13 +40,20 @@ def run_scheduled(
     say("warming up")
     wall.samples(session.step, session.restore, schedule.warmup_iterations)
     say("timing")
-    with memory.extra_peak(context.device, schedule.held_before) as peak:
-        samples = wall.samples(step_with_events if cuda else session.step, session.restore, schedule.iterations)
+    usage = memory.IterationMemory(context.device, schedule.held_before)
+
+    def restore() -> None:
+        usage.begin()
+        session.restore()
+
+    samples = wall.samples(step_with_events if cuda else session.step, restore, schedule.iterations)
+    usage.end()
     on_device = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context) if cuda else None
     say("checking")
     verdict = session.check()
     columns: dict[str, Any] = {
-        **memory_columns(peak.gib, context),
+        **memory_columns(max(usage.peak_gib), context),
+        **iteration_memory_columns(usage, context),
         "warmed_up": True,
         "graph": False,
         **cost_columns(session.costs, copy_gb_per_s),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +17,8 @@ from tpbench.workloads import workloads
 def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:
     """Write a JSON file for the newest row of each cell, or for every row, whose workload defines a document.
 
-    Files that would have the same name get the id of their row. Raises JobError if there is nothing to write.
+    The oldest row gets the plain name. If another result has that file already, the name gets the id of the row. Raises
+    JobError if there is nothing to write.
     """
     known = workloads()
     documents = []
@@ -29,12 +29,14 @@ def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False
             documents.append((*named, str(row["row_id"])))
     if not documents:
         raise JobError("--format json: none of these rows is a right one of a workload that has such a form")
-    count = Counter(name for name, _, _ in documents)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, content, row_id in documents:
-        file = folder / f"{name if count[name] == 1 else f'{name}_{row_id}'}.json"
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for name, content, row_id in sorted(documents, key=lambda document: document[2]):
+        text = json.dumps(content, indent=2) + "\n"
+        file = folder / f"{name}.json"
+        if file.exists() and file.read_text(encoding="utf-8") != text:
+            file = folder / f"{name}_{row_id}.json"
+        file.write_text(text, encoding="utf-8")
         print(f"report: wrote {file}", file=sys.stderr)
         written.append(file)
     return written

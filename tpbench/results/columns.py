@@ -78,6 +78,8 @@ COLUMNS = (
     # Memory.
     Column("peak_gib", REAL, "extra peak memory of an iteration, maximum over ranks", "GiB"),
     Column("rank_peak_gib", REALS, "extra peak memory of an iteration on each rank", "GiB"),
+    Column("iteration_held_gib", REALS, "memory held at the end of each iteration, maximum over ranks", "GiB"),
+    Column("iteration_peak_gib", REALS, "extra peak memory of each iteration, maximum over ranks", "GiB"),
     Column("memory_limit_gib", REAL, "memory limit of each rank", "GiB"),
     Column("oom_bytes", INT, "size of the allocation that failed", "bytes"),
     Column("oom_rank", INT, "first rank that ran out of memory"),

@@ -19,7 +19,7 @@ from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.batches import Batch, replica_batches
 from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
 from tpbench.workloads.train_step.oracle import compute_reference
-from tpbench.workloads.train_step.phase_times import time_phases
+from tpbench.workloads.train_step.phase_times import PhaseTimer, phase_columns
 from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 from tpbench.workloads.train_step.profiling import profile_step
@@ -52,12 +52,17 @@ class TrainStepSession:
         self.batches: list[Batch] = []
         self.losses: list[torch.Tensor] = []
         self.norms: list[torch.Tensor] = []
+        self.phases = PhaseTimer(context.device)
         self.progress = ProgressLines(problem, context)
         self.costs = costs(problem, variant, context, self.gemm_tflops)
 
     def step(self) -> None:
-        """Train one step."""
-        self.train()
+        """Train one step, and time its phases if the problem asks for that."""
+        if self.problem.phase_steps:
+            self.train(self.phases.mark)
+            self.phases.end_step()
+        else:
+            self.train()
 
     def train(self, mark: MarkPhase = ignore_phase) -> None:
         """Train one step and call `mark` at the beginning of each phase."""
@@ -93,11 +98,10 @@ class TrainStepSession:
         return Verdict(columns, errors.complaint(self.problem.dtype))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return throughput and, from additional steps, times of phases and exposed communication. Collective."""
+        """Return throughput, times of phases and, from an additional step, exposed communication. Collective."""
         result = throughput(self.problem, self.context, columns)
         if self.problem.phase_steps:
-            self.context.say("timing phases")
-            result |= time_phases(self.train, self.restore, self.problem.phase_steps, self.context)
+            result |= phase_columns(self.phases.times_ms(self.problem.steps))
         if self.problem.profile or self.context.device.type == "cuda":
             self.context.say("profiling")
             result |= profile_step(self.train, self.restore, self.context, keep=self.problem.profile)

@@ -1,49 +1,56 @@
-"""Time forward pass, backward pass and optimizer separately.
-
-This happens in additional steps: it has to wait for the device, which would disturb the time of a whole step.
-"""
+"""Time forward pass, backward pass and optimizer within the measured steps, without waiting for the device."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from tpbench.measure.session import Context
-from tpbench.workloads.train_step.phases import PHASES, MarkPhase
+from tpbench.workloads.train_step.phases import PHASES
+
+Mark = tuple[str, "float | torch.cuda.Event"]
+"""A phase, and the time in seconds, or the event, of its begin."""
 
 
 class PhaseTimer:
-    """Sum of the times of each phase in a step: device time by CUDA events on a GPU, else wall time."""
+    """The times of each phase of each step on this rank: device time by CUDA events on a GPU, else wall time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.marks: list[tuple[str, float | torch.cuda.Event]] = []
-        """Phases in order, each with the time in seconds, or the event, of its begin."""
+        self._marks: list[Mark] = []
+        self._steps: list[list[Mark]] = []
 
     def mark(self, phase: str) -> None:
-        """Begin a phase and end the one before."""
-        if self.device.type != "cuda":
-            self.marks.append((phase, time.perf_counter()))
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self.marks.append((phase, event))
-
-    def finish(self) -> dict[str, float]:
-        """End the step and return milliseconds by phase. Waits for the device."""
-        self.mark("end")
+        """Begin a phase and end the one before. A phase may have several parts, one for each micro-batch."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        times_ms: dict[str, float] = defaultdict(float)
-        for (phase, begin), (_, end) in zip(self.marks, self.marks[1:], strict=False):
-            times_ms[phase] += _between_ms(begin, end)
-        self.marks.clear()
-        return times_ms
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((phase, event))
+        else:
+            self._marks.append((phase, time.perf_counter()))
+
+    def end_step(self) -> None:
+        """End the last phase and the step."""
+        self.mark("end")
+        self._steps.append(self._marks)
+        self._marks = []
+
+    def times_ms(self, steps: int) -> list[list[float]]:
+        """Return the milliseconds of each of `PHASES` in each of the last steps, (steps, phases).
+
+        The device must be done with these steps.
+        """
+        return [[_sum_ms(marks, phase) for phase in PHASES] for marks in self._steps[-steps:]]
+
+
+def _sum_ms(marks: Sequence[Mark], phase: str) -> float:
+    pairs = itertools.pairwise(marks)
+    return sum(_between_ms(begin, end) for (name, begin), (_, end) in pairs if name == phase)
 
 
 def _between_ms(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
@@ -53,21 +60,13 @@ def _between_ms(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) 
     return (end - begin) * 1e3
 
 
-def time_phases(
-    train: Callable[[MarkPhase], None], restore: Callable[[], None], steps: int, context: Context
-) -> dict[str, float]:
-    """Return `forward_ms`, `backward_ms` and `optimizer_ms`: of each step the slowest rank, then the median over steps.
+def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return `step_forward_ms` and so on, the slowest rank's time in each step, and their medians, `forward_ms`.
 
-    `train` trains one step, `restore` prepares it. Collective.
+    times_ms: this rank's times by step and phase, (steps, phases). Collective.
     """
-    timer = PhaseTimer(context.device)
-    slowest = []
-    for _ in range(steps):
-        restore()
-        dist.barrier()
-        train(timer.mark)
-        times_ms = timer.finish()
-        slowest_ms = torch.tensor([times_ms[phase] for phase in PHASES], dtype=torch.float64)
-        dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
-        slowest.append(slowest_ms.numpy())
-    return {f"{phase}_ms": float(ms) for phase, ms in zip(PHASES, np.median(slowest, axis=0), strict=True)}
+    slowest_ms = torch.tensor(times_ms, dtype=torch.float64)
+    dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
+    by_phase = dict(zip(PHASES, slowest_ms.T.tolist(), strict=True))
+    medians = {f"{phase}_ms": float(np.median(each)) for phase, each in by_phase.items()}
+    return medians | {f"step_{phase}_ms": each for phase, each in by_phase.items()}

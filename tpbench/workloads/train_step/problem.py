@@ -66,7 +66,7 @@ class TrainStep:
     vocab_parallel: bool = setting(True, help="head and loss use the sharded vocabulary; false: gather all logits")
     train_loss: Literal["torch", "tpbench"] = setting("torch", help="cross-entropy: the variant's own or tpbench's")
 
-    phase_steps: int = setting(3, help="additional steps that time the phases separately; 0: none", low=0)
+    phase_steps: int = setting(3, help="above 0: time the phases of each measured step; 0: do not", low=0)
     profile: bool = setting(False, help="keep the profiler trace of one additional step")
     log_interval: int = setting(5, help="steps between two lines of progress; 0: none", low=0)
 

@@ -27,7 +27,7 @@ class ProgressLines:
     def report(self, steps_done: int, losses: Sequence[torch.Tensor]) -> None:
         """Write a line if one is due. `losses` are this replica's losses of the steps so far, on the device.
 
-        Steps after the measured ones, which time phases, get no line.
+        A step after the measured ones, for a profile, gets no line.
         """
         if not self.interval or steps_done % self.interval or not self.reported_steps < steps_done <= self.last_step:
             return

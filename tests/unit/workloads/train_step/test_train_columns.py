@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -40,13 +41,18 @@ def test_the_share_of_exposed_communication(kernels: list[tuple[str, int, int, i
     assert exposed_share(intervals(kernels, on_gpu=True)) == pytest.approx(share)
 
 
-def test_a_phase_timer_adds_up_phases_that_come_again() -> None:
+def test_a_phase_timer_adds_up_phases_that_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of this test moves by 1, 2, 3... seconds from mark to mark."""
+    readings = iter(number * (number + 1) / 2 for number in range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(readings))
     timer = PhaseTimer(CPU)
-    for phase in ("forward", "backward", "forward", "backward", "optimizer"):
-        timer.mark(phase)
-    times_ms = timer.finish()
-    assert set(times_ms) == {"forward", "backward", "optimizer"} and all(ms >= 0 for ms in times_ms.values())
-    assert timer.marks == []
+    for _ in range(2):
+        for phase in ("forward", "backward", "forward", "backward", "optimizer"):
+            timer.mark(phase)
+        timer.end_step()
+    first, second = [1e3 * (1 + 3), 1e3 * (2 + 4), 1e3 * 5], [1e3 * (7 + 9), 1e3 * (8 + 10), 1e3 * 11]
+    assert timer.times_ms(2) == [first, second]
+    assert timer.times_ms(1) == [second]  # without the warm-up
 
 
 @pytest.mark.parametrize(
@@ -88,21 +94,57 @@ def test_the_tolerance_of_norms_grows_with_each_step() -> None:
         assert "loss_error" in str(compare(right, losses, right.norms).complaint("bfloat16"))
 
 
+STEP_KEYS = [
+    "step", "loss", "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "tokens_per_sec",
+    "samples_per_sec", "memory_allocated_gb", "memory_peak_gb",
+]  # fmt: skip
+SUMMARY_KEYS = [
+    "num_steps", "avg_step_time_ms", "std_step_time_ms", "avg_tokens_per_sec", "avg_samples_per_sec", "avg_loss",
+    "final_loss", "peak_memory_gb", "timing_breakdown",
+]  # fmt: skip
+JOB = {
+    "model": "tiny", "variant": "autotp", "tp_size": 2, "dp_size": 2, "batch_size": 2, "seq_length": 8, "accumulate": 3,
+    "autocast": True, "seed": 7,
+}  # fmt: skip
+ROW = {
+    "status": "ok", "job": json.dumps(JOB), "variant": "autotp", "tp_size": 2, "dp_size": 2, "world_size": 4,
+    "samples_ms": [50.0, 150.0], "device_samples_ms": None, "losses": [9.0, 8.0, 7.0], "grad_norms": [1.0, 2.0, 3.0],
+    "peak_gib": 1.5, "forward_ms": 10.0, "backward_ms": 20.0, "optimizer_ms": 30.0, "step_forward_ms": [10.0, 20.0],
+    "step_backward_ms": [20.0, 30.0], "step_optimizer_ms": [5.0, 15.0], "iteration_held_gib": [1.0, 2.0],
+    "iteration_peak_gib": [1.5, 2.5],
+}  # fmt: skip
+
+
 def test_only_measured_rows_make_documents() -> None:
-    row = {
-        "status": "ok", "job": json.dumps({"batch_size": 2, "seq_length": 8, "accumulate": 3}), "variant": "autotp",
-        "tp_size": 2, "dp_size": 2, "world_size": 4, "samples_ms": [50.0, 150.0], "device_samples_ms": None,
-        "losses": [9.0, 8.0, 7.0], "grad_norms": [1.0, 2.0, 3.0], "peak_gib": 1.5, "forward_ms": 1.0,
-        "backward_ms": 2.0, "optimizer_ms": None,
-    }  # fmt: skip
-    result = json_document(row)
+    result = json_document(ROW)
     assert result is not None
     name, content = result
-    assert name == "results_autotp_tp2_dp2"
-    assert [step["loss"] for step in content["steps"]] == [8.0, 7.0]  # warm-up is not among them
+    assert name == "results_autotp_tp2_dp2" and list(content) == ["config", "steps", "summary"]
+    names = ["model_name", "impl", "tp_size", "dp_size", "batch_size", "seq_length", "autocast"]
+    assert list(content["config"])[:7] == names and content["config"]["seed"] == 7
+    first, last = content["steps"]
+    assert list(first) == STEP_KEYS
+    assert (first["loss"], last["loss"]) == (8.0, 7.0)  # warm-up is not among them
+    assert (first["step"], first["step_time_s"], first["backward_time_s"]) == (1, 0.05, 0.02)
+    assert first["tokens_per_sec"] == 2 * 8 * 3 * 2 / 0.05 == 8 * first["samples_per_sec"]
+    assert (last["memory_allocated_gb"], last["memory_peak_gb"]) == (2 * 2**30 / 1e9, 2.5 * 2**30 / 1e9)
     summary = content["summary"]
-    assert summary["tokens_per_second"] == 2 * 8 * 3 * 2 / 0.1 == 8 * summary["samples_per_second"]
-    assert (summary["avg_step_ms"], summary["avg_loss"], summary["final_loss"]) == (100.0, 7.5, 7.0)
-    assert summary["std_step_ms"] == pytest.approx(50 * math.sqrt(2)) and summary["peak_memory_gib"] == 1.5
-    assert "forward_pct" not in content["summary"]
-    assert json_document({**row, "status": "oom"}) is None
+    assert list(summary) == SUMMARY_KEYS
+    assert summary["avg_tokens_per_sec"] == 2 * 8 * 3 * 2 / 0.1 == 8 * summary["avg_samples_per_sec"]
+    assert (summary["num_steps"], summary["avg_step_time_ms"]) == (2, 100.0)
+    assert (summary["avg_loss"], summary["final_loss"]) == (7.5, 7.0)
+    assert summary["std_step_time_ms"] == pytest.approx(50 * math.sqrt(2))
+    assert summary["peak_memory_gb"] == pytest.approx(1.5 * 2**30 / 1e9)
+    assert summary["timing_breakdown"] == pytest.approx(
+        {"forward_pct": 15, "backward_pct": 25, "optimizer_pct": 10, "other_pct": 50}
+    )
+    assert json_document({**ROW, "status": "oom"}) is None
+
+
+def test_documents_of_older_rows_have_null_for_what_was_not_recorded() -> None:
+    result = json_document({name: value for name, value in ROW.items() if not name.startswith(("step_", "iteration_"))})
+    assert result is not None
+    first, summary = result[1]["steps"][0], result[1]["summary"]
+    assert list(first) == STEP_KEYS and first["forward_time_s"] is None and first["memory_peak_gb"] is None
+    assert summary["timing_breakdown"]["optimizer_pct"] == pytest.approx(30)  # of the median
+    assert summary["timing_breakdown"]["other_pct"] == pytest.approx(40)
