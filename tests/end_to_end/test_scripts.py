@@ -99,3 +99,17 @@ def test_settings_that_are_loaded_are_not_settings_that_are_changed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", load], cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize(("script", "variant"), [("run_autotp.sh", "autotp"), ("run_fsdp_dtensor.sh", "fsdp_dtensor")])
+def test_scripts_that_train_one_mesh_pass_further_arguments_on(script: str, variant: str, tmp_path: Path) -> None:
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / script).write_bytes((ROOT / "scripts" / script).read_bytes())
+    (scripts / "environment").write_text(f"environment() {{ venv={sys.prefix}; }}\n")  # that of this test
+    line = ["bash", str(scripts / script), "model=tiny_qwen3", "seq_length=64", "dry_run=true", "device=cpu"]
+    sizes = {"DP_SIZE": "2", "TP_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, cwd=tmp_path, env=environment() | sizes, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{variant} model=tiny_qwen3" in done.stdout and "seq_length=64" in done.stdout
+    assert "tp_size=2 dp_size=2" in done.stdout and "4 ranks" in done.stdout
