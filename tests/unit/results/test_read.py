@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tpbench
+from tests.support.command import ROOT
 from tpbench.report.grids import arrange_rows
 from tpbench.results import read, upgrade
-from tpbench.results.checksum import is_damaged, with_checksum
+from tpbench.results.checksum import has_checksum, is_damaged, with_checksum
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import RowWarning, load
@@ -222,6 +223,17 @@ def test_every_bit_of_a_file_counts(row, tmp_path):
     assert not is_damaged(content)
     for place in range(len(content)):
         assert is_damaged(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+
+
+COMMITTED = sorted((*(ROOT / "outputs").glob("*/rows/*.parquet"), *(ROOT / "tpbench").rglob("rows/*.parquet")))
+
+
+@pytest.mark.parametrize("file", COMMITTED, ids=lambda file: file.name)
+def test_a_flipped_bit_in_a_committed_file_is_noticed(file):
+    content = file.read_bytes()
+    assert has_checksum(content), f"python -m tpbench.results.checksum {file}"
+    assert not is_damaged(content)
+    assert all(map(is_damaged, flips(content, 20)))
 
 
 def test_a_file_of_an_older_tpbench_has_no_checksum_and_is_read(tmp_path, row):
