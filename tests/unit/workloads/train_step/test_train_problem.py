@@ -48,6 +48,7 @@ def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:
     [
         (None, "cannot be read"),
         ("{", "cannot be read"),
+        pytest.param("[" * 100_000, "cannot be read", id="brackets"),
         ("[]", "lacks"),
         ("{}", "lacks model_type"),
         (config_json(hidden_size="wide", head_dim=None), "describes no decoder: invalid literal"),
