@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -15,7 +16,16 @@ from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import CostModel, ProblemSize
 
-_COLUMNS = ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "gpu_name", "nodes")
+_COLUMNS = (
+    "time_ms",
+    "device_ms",
+    "peak_gib",
+    "bytes_communicated",
+    "memory_limit_gib",
+    "gpu_name",
+    "nodes",
+    "copy_gb_per_s",
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class MeasuredCell:
     device_ms: float | None
     peak_gib: float | None
     bytes_communicated: float | None
+    memory_limit_gib: float | None = None
+    copy_gb_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,17 @@ class MeasuredCells:
     cost_model: CostModel
     gpu: str
     cells: tuple[MeasuredCell, ...]
+
+    @property
+    def memory_gib(self) -> float | None:
+        """Memory of the GPU, or None if no row says it. A row with a smaller limit says nothing."""
+        return max((cell.memory_limit_gib for cell in self.cells if cell.memory_limit_gib), default=None)
+
+    @property
+    def copy_gb_per_s(self) -> float | None:
+        """Median copy bandwidth of the GPU, or None if no row has it."""
+        known = [cell.copy_gb_per_s for cell in self.cells if cell.copy_gb_per_s]
+        return statistics.median(known) if known else None
 
     @property
     def heads(self) -> list[str]:
@@ -81,7 +104,10 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
                 if size is not None and not any(f" {name}=" in head for name in cost_model.tuning_options):
                     by_gpu.setdefault(record["gpu_name"], []).append(_cell(head, size, record))
     if gpu is not None and gpu not in by_gpu:
-        raise JobError(f"no row was measured on {gpu} (there are: {', '.join(sorted(by_gpu)) or 'none'})")
+        raise JobError(
+            f"no row was measured on {gpu} (there are: {', '.join(sorted(by_gpu)) or 'none'}): to predict for a GPU "
+            "without rows, name its --gpu-memory and --bandwidth instead"
+        )
     if not by_gpu:
         raise JobError(
             f"no row of {workload.name} was measured on a GPU: name a folder that has some, say outputs/reference"
@@ -91,7 +117,10 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
 
 
 def _cell(head: str, size: ProblemSize, record: dict[str, object]) -> MeasuredCell:
-    values = [record[name] for name in ("time_ms", "device_ms", "peak_gib", "bytes_communicated")]
+    values = [
+        record[name]
+        for name in ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "copy_gb_per_s")
+    ]
     numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
     return MeasuredCell(head, size, str(record["status"]), *numbers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,11 @@ from typing import Any
 from tpbench.job import Job
 from tpbench.predict import render
 from tpbench.predict.cells import MeasuredCells, cost_model_of, measured, predictable
-from tpbench.predict.memory import ASSUMPTION, MODELS, free_gib
+from tpbench.predict.memory import ASSUMPTION, MODELS
 from tpbench.predict.model import VariantModel, models
+from tpbench.predict.quantities import whole_numbers
+from tpbench.predict.target import Target
+from tpbench.predict.target import target as find_target
 from tpbench.report.rows import read_rows
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Workload, workloads
@@ -31,13 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not fitted:
             raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
         if asked.picture:
-            _picture(cells, fitted, _size(workload, asked), asked.picture)
+            _picture(cells, fitted, _sizes(workload, asked), asked.picture)
             return 0
         if asked.validate:
             table, reached = render.validation(fitted, cells)
             print(table, end="")
             return 0 if reached else 1
-        print(_answer(cells, fitted, workload, asked), end="")
+        answers = _answers(cells, fitted, workload, asked)
+        print(render.as_json(answers) if asked.format == "json" else render.text(answers), end="")
     except (JobError, OSError) as error:
         print(f"predict: {error}", file=sys.stderr)
         return 2
@@ -59,21 +64,27 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="predict.py",
         description=f"Time, communication and memory of any problem ({workload.summary}), from a model fitted to rows.",
-        epilog=f"What a model leaves free is an assumption: {ASSUMPTION}.",
+        epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024). What a model leaves free is an "
+        f"assumption: {ASSUMPTION}.",
     )
     for each in fields(cost_model_of(workload).size):
         _add_size(parser, each, workload)
     parser.add_argument(
         "--gpu-memory",
-        type=float,
-        default=80.0,
+        type=_positive_float,
         metavar="GIB",
-        help="memory of a GPU: an 80 GB one has 80 GiB, a 141 GB one 140 (80)",
+        help="memory of a GPU: an 80 GB one has 80 GiB, a 141 GB one 140 (that of the rows' GPU)",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        type=_positive_float,
+        metavar="GB_PER_S",
+        help="copy bandwidth of a GPU, as in the column copy_gb_per_s: scales times (that of the rows' GPU)",
     )
     parser.add_argument("--beside", choices=MODELS, help="a model in training that takes its share of that memory")
     parser.add_argument("--variant", metavar="A,B", help="only these variants")
     parser.add_argument("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="rows to fit to (outputs)")
-    parser.add_argument("--gpu", metavar="NAME", help="fit to rows of this GPU (the one with most)")
+    parser.add_argument("--gpu", metavar="NAME", help="your GPU, of which there are rows to fit to (the one with most)")
     parser.add_argument("--format", default="text", choices=("text", "json"))
     parser.add_argument(
         "--validate", action="store_true", help="predict each measured cell from the others, show the errors"
@@ -95,30 +106,44 @@ def _add_size(parser: argparse.ArgumentParser, size: Field[Any], workload: Workl
         dest=size.name,
         default=size.default,
         help=f"{help_text} ({size.default})",
-        **({"choices": choices} if choices else {"type": _positive, "metavar": _flag(size.name)[2:].upper()}),
+        **({"choices": choices} if choices else {"type": whole_numbers, "metavar": _flag(size.name)[2:].upper()}),
     )
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} must be above 0")
+    return value
 
 
 def _flag(name: str) -> str:
     return f"--{name.removesuffix('_size')}"
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return value
-
-
-def _size(workload: Workload, asked: argparse.Namespace) -> Any:
+def _sizes(workload: Workload, asked: argparse.Namespace) -> list[Any]:
+    """Return a size for every combination of the numbers that the user gave."""
     size = cost_model_of(workload).size
-    return size(**{each.name: getattr(asked, each.name) for each in fields(size)})
+    names = [each.name for each in fields(size)]
+    given = [value if isinstance(value := getattr(asked, name), list) else [value] for name in names]
+    return [size(**dict(zip(names, values, strict=True))) for values in itertools.product(*given)]
+
+
+def _answers(
+    cells: MeasuredCells, fitted: Mapping[str, VariantModel], workload: Workload, asked: argparse.Namespace
+) -> list[render.Answer]:
+    target = find_target(cells, asked.gpu, asked.gpu_memory, asked.bandwidth, MODELS.get(asked.beside))
+    return [_answer(cells, fitted, workload, asked, size, target) for size in _sizes(workload, asked)]
 
 
 def _answer(
-    cells: MeasuredCells, fitted: Mapping[str, VariantModel], workload: Workload, asked: argparse.Namespace
-) -> str:
-    size = _size(workload, asked)
+    cells: MeasuredCells,
+    fitted: Mapping[str, VariantModel],
+    workload: Workload,
+    asked: argparse.Namespace,
+    size: Any,
+    target: Target,
+) -> render.Answer:
     problem = {each.name: getattr(size, each.name) for each in fields(size) if each.name != "tp_size"}
     if complaints := workload.problem(**problem).check(size.tp_size, 1):
         raise JobError("\n".join(complaints))
@@ -130,16 +155,19 @@ def _answer(
         able = {head: able[head] for head in asked.variant.split(",")}
     if not able:
         raise JobError(f"{size.kind} was not measured on {cells.gpu}")
-    free = free_gib(asked.gpu_memory, size, MODELS.get(asked.beside))
-    form = render.as_json if asked.format == "json" else render.text
-    return form([model(size) for model in able.values()], able, size, free, cells.gpu)
+    predictions = [model(size, target.slowdown) for model in able.values()]
+    return render.Answer(size, predictions, able, target, cells.cost_model.question)
 
 
-def _picture(cells: MeasuredCells, fitted: Mapping[str, VariantModel], size: ProblemSize, file: Path) -> None:
+def _picture(
+    cells: MeasuredCells, fitted: Mapping[str, VariantModel], sizes: Sequence[ProblemSize], file: Path
+) -> None:
     from tpbench.predict.picture import draw
     from tpbench.report.plots import style
 
     style.require()
+    if len(sizes) > 1:
+        raise JobError("--picture draws one problem: give one number for each size")
     if (plot := cells.cost_model.plot) is None:
         raise JobError("the workload's cost model has no plot")
     if plot.variants[0] not in fitted:
@@ -148,6 +176,6 @@ def _picture(cells: MeasuredCells, fitted: Mapping[str, VariantModel], size: Pro
     if form not in ("png", "svg"):
         raise JobError(f"--picture {file} must end in .png or .svg")
     with style.drawing("feasible"):
-        figure = draw([fitted[name] for name in plot.variants if name in fitted], plot, cells.cells, size)
+        figure = draw([fitted[name] for name in plot.variants if name in fitted], plot, cells.cells, sizes[0])
         file.write_bytes(style.png(figure) if form == "png" else style.svg(figure))
     print(f"predict: wrote {file}", file=sys.stderr)

@@ -26,8 +26,10 @@ class Fit:
     kinds: frozenset[str]
     """The kinds of problems that were measured."""
 
-    def __call__(self, size: ProblemSize) -> float:
-        return sum(self.parts(size).values())
+    def __call__(self, size: ProblemSize, slowdown: float = 1.0) -> float:
+        """Return the sum. `slowdown` multiplies the terms that a GPU's memory bandwidth limits."""
+        parts = self.parts(size)
+        return sum(value * (slowdown if name.startswith("bytes") else 1.0) for name, value in parts.items())
 
     def parts(self, size: ProblemSize) -> dict[str, float]:
         """Return the contribution of each term."""

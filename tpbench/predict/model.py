@@ -16,6 +16,8 @@ FEWEST = 4
 """A variant with fewer measured sizes is not predicted."""
 SHARE = 0.9
 """Share of the left-out cells that lie within an error bar."""
+LARGEST_ERROR = 0.5
+"""A number with a larger relative error is called unknown."""
 QUANTITIES = ("time_ms", "device_ms", "peak_gib")
 
 
@@ -35,6 +37,11 @@ class Estimate:
     def high(self) -> float:
         return self.value * (1 + self.error)
 
+    @property
+    def known(self) -> bool:
+        """False if the error bar is so wide that the value says nothing."""
+        return self.error <= LARGEST_ERROR
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -43,7 +50,7 @@ class Prediction:
     head: str
     time_ms: Estimate | None
     device_ms: Estimate | None
-    communication_ms: float
+    communication_ms: float | None
     bytes_communicated: float
     peak_gib: Estimate
 
@@ -57,13 +64,19 @@ class VariantModel:
     fits: dict[str, Fit]
     errors: dict[str, list[float]] = field(default_factory=dict)
 
-    def __call__(self, size: ProblemSize) -> Prediction:
-        """Return the prediction for a size. Problems of its kind must have been measured."""
+    def __call__(self, size: ProblemSize, slowdown: float | None = 1.0) -> Prediction:
+        """Return the prediction for a size. Problems of its kind must have been measured.
+
+        `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
+        """
         stretch = 1 + sum(math.log2(times) for times in beyond(self.cells, size).values())
         estimates = {
-            name: Estimate(self.fits[name](size), stretch * self.error(name))
+            name: Estimate(
+                self.fits[name](size) if name == "peak_gib" else self.fits[name](size, slowdown or 1.0),
+                stretch * self.error(name),
+            )
             for name in QUANTITIES
-            if name in self.fits
+            if name in self.fits and (name == "peak_gib" or slowdown is not None)
         }
         wall, device = estimates.get("time_ms"), estimates.get("device_ms")
         if wall and device and wall.value < device.value:  # fitted separately, but no iteration ends before its device
@@ -73,7 +86,7 @@ class VariantModel:
             self.head,
             estimates.get("time_ms"),
             estimates.get("device_ms"),
-            clock.communication(size) if clock else 0.0,
+            None if slowdown is None else clock.communication(size) if clock else 0.0,
             float(self.fits["sent"](size)) if "sent" in self.fits else 0.0,
             estimates["peak_gib"],
         )

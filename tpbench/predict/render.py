@@ -4,25 +4,59 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from tpbench.predict.cells import MeasuredCells
-from tpbench.predict.memory import memory_verdict
-from tpbench.predict.model import QUANTITIES, SHARE, Estimate, Prediction, VariantModel, beyond
+from tpbench.predict.memory import RESERVE_GIB, memory_verdict
+from tpbench.predict.model import LARGEST_ERROR, QUANTITIES, SHARE, Estimate, Prediction, VariantModel, beyond
+from tpbench.predict.target import Target
+from tpbench.predict.verdict import verdict
 from tpbench.report.metric import number
+from tpbench.report.records import MISSING
 from tpbench.report.writer import aligned
-from tpbench.workloads.cost_model import ProblemSize
+from tpbench.workloads.cost_model import ProblemSize, Question
 
+UNKNOWN = "unknown"
+"""Text of a number whose error bar is too wide."""
 AIMS = {"time_ms": 0.10, "device_ms": 0.10, "peak_gib": 0.03}
 _NAMES = {"time_ms": "wall time", "device_ms": "device time", "peak_gib": "peak memory"}
 
 
-def text(
-    predictions: Sequence[Prediction], models: Mapping[str, VariantModel], size: ProblemSize, free: float, gpu: str
-) -> str:
-    """Return a table with one line for each variant, and notes on inputs and extrapolation."""
+@dataclass(frozen=True)
+class Answer:
+    """The predictions of all variants for one problem."""
+
+    size: Any
+    """A `ProblemSize`."""
+    predictions: Sequence[Prediction]
+    models: Mapping[str, VariantModel]
+    target: Target
+    question: Question | None = None
+
+    @property
+    def free_gib(self) -> float:
+        """Memory of the operation, inputs included."""
+        return self.target.free_gib(self.size)
+
+    @property
+    def verdict(self) -> str:
+        """The answer in one sentence, without a full stop."""
+        return verdict(self.predictions, self.question, self.size, self.free_gib)
+
+
+def text(answers: Sequence[Answer]) -> str:
+    """Return the verdict on each problem, and then for each a table with one line for each variant."""
+    if len(answers) == 1:
+        return f"{answers[0].verdict}.\n\n{_table(answers[0])}"
+    verdicts = [f"{answer.size}: {answer.verdict}." for answer in answers]
+    return "\n".join([*verdicts, "", *map(_table, answers)])
+
+
+def _table(answer: Answer) -> str:
+    size, free, gpu = answer.size, answer.free_gib, answer.target.measured_on
     heads = [
         "variant",
         "wall time",
@@ -33,57 +67,70 @@ def text(
         f"in {number(free)} GiB",
     ]
     grid = [heads]
-    for each in predictions:
+    for each in answer.predictions:
         grid.append([
             each.head, _with_error(each.time_ms, "ms"), _with_error(each.device_ms, "ms"),
-            f"{number(each.communication_ms)} ms", f"{number(each.bytes_communicated / 2**20)} MiB",
+            MISSING if each.communication_ms is None else f"{number(each.communication_ms)} ms",
+            f"{number(each.bytes_communicated / 2**20)} MiB",
             _with_error(each.peak_gib, "GiB"), memory_verdict(size, each.peak_gib, free),
         ])  # fmt: skip
-    lines = [
-        f"{size}: predicted from {sum(len(models[each.head].cells) for each in predictions)} cells measured on {gpu}",
-        *_aligned(grid),
-        f"+-: all but {1 - SHARE:.0%} of measured cells were missed by less when left out of the fit, times 1 + the "
-        "number of doublings beyond what was measured",
-        f"inputs take {number(size.inputs_gib)} GiB besides",
+    cells = sum(len(answer.models[each.head].cells) for each in answer.predictions)
+    notes = [
+        answer.target.speed_text(),
+        answer.target.memory_text(size),
+        extrapolation([answer.models[each.head] for each in answer.predictions], size),
+        f"+-: {SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error grows with "
+        f"each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}",
     ]
-    for each in predictions:
-        for line in extrapolation(models[each.head], size):
-            lines.append(f"{each.head}: {line}")
+    lines = [f"{size}: predicted from {cells} cells measured on {gpu}", *_aligned(grid), *filter(None, notes)]
     return "\n".join(lines) + "\n"
 
 
-def extrapolation(model: VariantModel, size: ProblemSize) -> list[str]:
-    """Return a sentence for each field of the size that lies outside the variant's measured range."""
-    return [
-        f"extrapolates: {name}={getattr(size, name)} is {times:.3g} times beyond what was measured"
-        for name, times in beyond(model.cells, size).items()
-    ]
+def extrapolation(models: Sequence[VariantModel], size: ProblemSize) -> str | None:
+    """Return one sentence about the fields of the size that lie outside the measured range, or None."""
+    factors: dict[str, list[float]] = {}
+    for model in models:
+        for name, times in beyond(model.cells, size).items():
+            factors.setdefault(name, []).append(times)
+    if not factors:
+        return None
+    parts = []
+    for name, all_times in factors.items():
+        low, high = f"{min(all_times):.3g}", f"{max(all_times):.3g}"
+        of = "all variants" if len(all_times) == len(models) else f"{len(all_times)} of {len(models)} variants"
+        parts.append(f"{name}={getattr(size, name)} {low if low == high else f'{low} to {high}'} times ({of})")
+    return f"extrapolates beyond what was measured: {', '.join(parts)}"
 
 
-def as_json(
-    predictions: Sequence[Prediction], models: Mapping[str, VariantModel], size: ProblemSize, free: float, gpu: str
-) -> str:
-    """Return the same as JSON."""
+def as_json(answers: Sequence[Answer]) -> str:
+    """Return the same as JSON: an object for one problem, a list for several."""
+    made = [_as_object(answer) for answer in answers]
+    return json.dumps(made[0] if len(made) == 1 else made, indent=2) + "\n"
 
-    def estimate(found: Estimate | None) -> dict[str, float] | None:
-        return None if found is None else {"value": found.value, "low": found.low, "high": found.high}
 
+def _as_object(answer: Answer) -> dict[str, object]:
+    def estimate(found: Estimate | None) -> dict[str, object] | None:
+        if found is None:
+            return None
+        return {"value": found.value, "low": found.low, "high": found.high, "known": found.known}
+
+    size, target = answer.size, answer.target
     variants = {
         each.head: {
             "time_ms": estimate(each.time_ms), "device_ms": estimate(each.device_ms),
             "communication_ms": each.communication_ms, "bytes_communicated": each.bytes_communicated,
-            "peak_gib": estimate(each.peak_gib), "memory": memory_verdict(size, each.peak_gib, free),
-            "beyond": beyond(models[each.head].cells, size),
+            "peak_gib": estimate(each.peak_gib), "memory": memory_verdict(size, each.peak_gib, answer.free_gib),
+            "beyond": beyond(answer.models[each.head].cells, size),
         }
-        for each in predictions
+        for each in answer.predictions
     }  # fmt: skip
-    problem: dict[str, object] = asdict(size)  # type: ignore[call-overload]  # a dataclass
-    return (
-        json.dumps(
-            {"gpu": gpu, "free_gib": free, "inputs_gib": size.inputs_gib, **problem, "variants": variants}, indent=2
-        )
-        + "\n"
-    )
+    problem: dict[str, object] = asdict(size)
+    return {
+        "verdict": answer.verdict, "gpu": target.measured_on, "same_gpu": target.is_measured,
+        "slowdown": target.slowdown, "gpu_memory_gib": target.memory_gib, "reserve_gib": RESERVE_GIB,
+        "beside": target.beside.name if target.beside else None,
+        "free_gib": answer.free_gib, "inputs_gib": size.inputs_gib, **problem, "variants": variants,
+    }  # fmt: skip
 
 
 def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> tuple[str, bool]:
@@ -109,7 +156,9 @@ def _median(errors: Sequence[float]) -> str:
 
 
 def _with_error(estimate: Estimate | None, unit: str) -> str:
-    return "-" if estimate is None else f"{number(estimate.value)} {unit} +-{estimate.error:.0%}"
+    if estimate is None:
+        return MISSING
+    return f"{number(estimate.value)} {unit} +-{estimate.error:.0%}" if estimate.known else UNKNOWN
 
 
 def _aligned(grid: Sequence[Sequence[str]]) -> list[str]:

@@ -37,7 +37,21 @@ Terms: TypeAlias = Callable[[Any], Mapping[str, float]]
 """Return the terms of a cost by name, for a `ProblemSize`. A fit multiplies each with a coefficient that is not
 negative."""
 TimeTerms: TypeAlias = Callable[[Any, float], Mapping[str, float]]
-"""The same for a time, given also the bytes that a rank sends. Names of communication terms start with `collective`."""
+"""The same for a time, given also the bytes that a rank sends.
+
+Names of communication terms start with `collective`. Names of terms that a GPU's memory bandwidth limits start with
+`bytes`."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """The question that a prediction answers in its first sentence: should one use this variant?"""
+
+    variant: str
+    subject: str
+    """The variant in words, at the start of a sentence."""
+    action: str
+    """A verb: "do not" stands before it if the variant is slower."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +86,4 @@ class CostModel:
     interpreter_core_s: Callable[[Any], float] = lambda size: 0.0
     """Return the seconds that Triton's interpreter takes for one rank's pass on one CPU core."""
     plot: FeasibilityPlot | None = None
+    question: Question | None = None

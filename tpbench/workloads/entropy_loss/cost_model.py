@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tpbench.workloads.cost_model import CostModel, FeasibilityPlot
+from tpbench.workloads.cost_model import CostModel, FeasibilityPlot, Question
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -120,4 +120,5 @@ COST_MODEL = CostModel(
         x=("vocab", (32768, 65536, 131072, 262144)),
         lines=("tp_size", (1, 2, 4, 8)),
     ),
+    question=Question("pytorch_gather", "The gather", "gather"),
 )

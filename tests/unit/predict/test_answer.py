@@ -1,0 +1,183 @@
+"""`scripts/predict.py` answers in its first sentence, for the GPU in question, and says what it does not know."""
+
+import argparse
+import json
+import re
+
+import pytest
+
+from tests.support import synthetic
+from tpbench.predict import target
+from tpbench.predict.command import main
+from tpbench.predict.memory import RESERVE_GIB
+from tpbench.predict.model import Estimate, Prediction
+from tpbench.predict.quantities import whole_numbers
+from tpbench.predict.verdict import verdict
+from tpbench.workloads.cost_model import Question
+from tpbench.workloads.entropy_loss.cost_model import LossSize
+
+GATHER = Question("pytorch_gather", "The gather", "gather")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return str(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("answer")))
+
+
+@pytest.fixture
+def predict(rows, capsys):
+    def run(*arguments):
+        assert main([*arguments, "--rows", rows]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def prediction(head, gib, device_ms=None, error=0.1, wall_ms=None):
+    times = [value and Estimate(value, error) for value in (wall_ms, device_ms)]
+    return Prediction(head, *times, 0.0, 0.0, Estimate(gib, 0.01))
+
+
+@pytest.mark.parametrize(
+    "gather, kernel, said",
+    [
+        ((14, 118), (0.25, 1), "takes 14.00 GiB and 118 times as long as triton_tp (device time): do not gather"),
+        ((14, 1.5), (0.25, 1), "takes 14.00 GiB and 1.5 times as long as triton_tp (device time): do not gather"),
+        ((14, 0.5), (0.25, 1), "takes 14.00 GiB and 0.5 times as long as triton_tp (device time): gather"),
+        ((14, 1.1), (0.25, 1), "as long as triton_tp (1.1 times by device time, within the error): memory decides"),
+        ((90, 1), (0.25, 1), "takes 90.00 GiB and does not fit into 78.00 GiB: use triton_tp, which does"),
+        ((77.5, 1), (0.25, 1), "takes 77.50 GiB and may not fit into 78.00 GiB: use triton_tp, which does"),
+        ((90, 1), (90, 1), "takes 90.00 GiB and does not fit into 78.00 GiB, and no other variant fits"),
+        ((14, 1), (90, 1), "takes 14.00 GiB and fits into 78.00 GiB; no other variant that was measured does"),
+        ((14,), (0.25,), "and fits, triton_tp takes 0.250 GiB: their times on this GPU are not known well enough"),
+        ((14, 118, 0.6), (0.25, 1), "their times on this GPU are not known well enough to compare"),
+    ],
+)  # fmt: skip
+def test_the_verdict_on_the_gather(gather, kernel, said):
+    predictions = [prediction("triton_tp", *kernel), prediction("pytorch_gather", *gather)]
+    sentence = verdict(predictions, GATHER, LossSize(), 78.0)
+    assert sentence.startswith("The gather takes") and said in sentence
+
+
+def test_wall_times_are_compared_with_wall_times():
+    predictions = [prediction("triton_tp", 1, 1.0, wall_ms=2.0), prediction("pytorch_gather", 14, wall_ms=20.0)]
+    assert "10 times as long as triton_tp (wall time)" in verdict(predictions, GATHER, LossSize(), 78.0)
+
+
+@pytest.mark.parametrize(
+    "predictions, said",
+    [
+        ([("a", 1, 3), ("b", 1, 2)], "b takes 1.000 GiB and fits, in 2.000 ms, the fastest of 2 that fit"),
+        ([("a", 1, 3)], "a takes 1.000 GiB and fits, in 3.000 ms"),
+        ([("a", 1)], "a takes 1.000 GiB and fits; its time on this GPU is not known well enough"),
+        ([("a", 99, 1), ("b", 98, 1)], "No variant surely fits into 78.00 GiB: the smallest, b, takes 98.13 GiB"),
+    ],
+)
+def test_the_verdict_without_the_gather(predictions, said):
+    made = [prediction(*each) for each in predictions]
+    assert verdict(made, GATHER, LossSize(), 78.0) == verdict(made, None, LossSize(), 78.0) == said
+
+
+def test_the_verdict_comes_first(predict):
+    first, second, *_ = predict("--vocab", "131072", "--tp", "8", "--tokens", "8192").splitlines()
+    assert re.fullmatch(
+        r"The gather takes 14\.25 GiB and \d+ times as long as triton_tp \(device time\): do not gather\.", first
+    )
+    assert second == ""
+
+
+def test_numbers_of_people():
+    assert whole_numbers("4,8") == [4, 8] and whole_numbers("128k") == [131072] and whole_numbers("1M, 2") == [2**20, 2]
+    for text in ("4x", "", "0", "-1", "1.5k", "k", "4,,8"):
+        with pytest.raises(argparse.ArgumentTypeError, match="write 131072 or 128k, and 4,8 for several"):
+            whole_numbers(text)
+
+
+def test_several_problems_have_a_verdict_each_before_the_tables(predict):
+    lines = predict("--tp", "4,8", "--vocab", "128k", "--tokens", "8k").splitlines()
+    assert [line.partition(":")[0] for line in lines[:2]] == [
+        f"cross_entropy, tokens=8192 vocab=131072 tp_size={tp}, bfloat16" for tp in (4, 8)
+    ]
+    assert all("do not gather." in line for line in lines[:2]) and lines[2] == ""
+    assert sum(line.startswith("variant ") for line in lines) == 2
+    single = json.loads(predict("--tp", "4", "--vocab", "128k", "--format", "json"))
+    several = json.loads(predict("--tp", "4,8", "--vocab", "128k", "--format", "json"))
+    assert several[0] == single and [each["tp_size"] for each in several] == [4, 8]
+
+
+def test_a_picture_is_of_one_problem(rows, tmp_path, capsys):
+    assert main(["--picture", str(tmp_path / "x.svg"), "--tp", "4,8", "--rows", rows]) == 2
+    assert "give one number for each size" in capsys.readouterr().err
+
+
+def test_one_line_about_extrapolation(predict):
+    said = predict("--tp", "8", "--tokens", "128k", "--vocab", "128k")
+    (line,) = [line for line in said.splitlines() if "extrapolates" in line]
+    assert line == (
+        "extrapolates beyond what was measured: tokens=131072 2 to 32 times (all variants), "
+        "tp_size=8 2 times (all variants)"
+    )
+    assert "extrapolates" not in predict("--tp", "4", "--tokens", "4k", "--vocab", "64k")
+
+
+def test_the_memory_reserve_and_the_model_beside_are_named(predict):
+    said = predict("--gpu-memory", "80", "--beside", "70B", "--tokens", "4096")
+    found = re.search(
+        rf"memory: 80\.00 GiB of a GPU - {RESERVE_GIB:g} GiB reserve for CUDA, NCCL and fragments - ([\d.]+) GiB for a "
+        r"model of 70B in training on 64 GPUs = ([\d.]+) GiB; inputs take 0.125 GiB of it",
+        said,
+    )
+    assert found and float(found[1]) + float(found[2]) == pytest.approx(80 - RESERVE_GIB, abs=0.02)
+    assert f"in {found[2]} GiB" in said
+    assert "memory: 139.8 GiB of a GPU - 2 GiB reserve for CUDA, NCCL and fragments = 137.8 GiB;" in predict()
+
+
+def times(said):
+    lines = [line.split("  ") for line in said.splitlines() if line.startswith(synthetic.VARIANTS)]
+    return [[word.strip() for word in line[1:] if word.strip()][:3] for line in lines]
+
+
+def test_another_gpu_without_its_bandwidth_has_no_times(predict):
+    said = predict("--gpu-memory", "80")
+    assert times(said) == [["-", "-", "-"]] * 3
+    assert "the rows are of another GPU (NVIDIA H200), so times are withheld: --bandwidth GB_PER_S" in said
+    assert all("ms" in time for line in times(predict("--gpu-memory", "141")) for time in line)
+    assert all("ms" in time for line in times(predict("--gpu-memory", "80", "--gpu", "NVIDIA H200")) for time in line)
+    found = json.loads(predict("--gpu-memory", "80", "--format", "json"))
+    assert found["same_gpu"] is False and found["variants"]["triton_tp"]["device_ms"] is None
+
+
+def test_another_gpu_with_its_bandwidth_has_scaled_times(predict):
+    def device_ms(*arguments):
+        found = json.loads(predict("--tp", "1", "--vocab", "128k", "--format", "json", *arguments))
+        return found["variants"]["pytorch_tp_manual"]["device_ms"]["value"]
+
+    measured, halved = device_ms(), device_ms("--gpu-memory", "80", "--bandwidth", str(synthetic.COPY / 2))
+    assert halved == pytest.approx(2 * measured, rel=0.02) and halved < 2 * measured  # launches are not scaled
+    assert device_ms("--bandwidth", str(synthetic.COPY)) == measured
+    said = predict("--bandwidth", str(synthetic.COPY / 2))
+    assert "the rows are of another GPU (NVIDIA H200): the part of a time that its bandwidth limits" in said
+    assert "is multiplied by 2.000" in said
+
+
+def test_the_gpu_of_this_machine_is_the_one_in_question(predict, monkeypatch):
+    monkeypatch.setattr(target, "this_gpu", lambda: ("NVIDIA A100-SXM4-80GB", 80.0))
+    said = predict()
+    assert "(NVIDIA H200, this machine has NVIDIA A100-SXM4-80GB), so times are withheld" in said
+    assert "memory: 80.00 GiB of a GPU" in said and times(said)[0] == ["-", "-", "-"]
+    assert "withheld" not in predict("--gpu", "NVIDIA H200")
+    monkeypatch.setattr(target, "this_gpu", lambda: ("NVIDIA H200", 139.8))
+    assert "another GPU" not in predict()
+
+
+def test_a_number_that_says_nothing_is_unknown(tmp_path, capsys):
+    few = [
+        synthetic.cell(variant, vocab, tp, factor=factor)
+        for variant in synthetic.VARIANTS
+        for (vocab, tp), factor in zip(synthetic.SIZES, (1, 9, 1, 9, 1, 9, 1), strict=True)
+    ]
+    assert main(["--rows", str(synthetic.write(few, tmp_path)), "--tokens", "64k"]) == 0
+    said = capsys.readouterr().out
+    errors = [int(error) for error in re.findall(r"\+-(\d+)%", said)]
+    assert errors and max(errors) <= 50 and ["unknown", "unknown"] in [line[:2] for line in times(said)]
+    assert "unknown: more than 50%" in said

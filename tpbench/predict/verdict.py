@@ -1,0 +1,80 @@
+"""The verdict of a prediction, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpbench.predict.memory import memory_verdict
+from tpbench.predict.model import Estimate, Prediction
+from tpbench.report.metric import number
+from tpbench.workloads.cost_model import ProblemSize, Question
+
+_FEW_TIMES = 10
+
+
+def verdict(predictions: Sequence[Prediction], question: Question | None, size: ProblemSize, free: float) -> str:
+    """Return the answer to the workload's question, or without one the fastest variant that fits."""
+    asked = next((each for each in predictions if question and each.head == question.variant), None)
+    others = [each for each in predictions if each is not asked]
+    fitting = [each for each in others if memory_verdict(size, each.peak_gib, free) == "fits"]
+    best = min(fitting, key=_order, default=None)
+    if asked is None or question is None:
+        return _fastest(fitting, best, others, size, free)
+    fits = memory_verdict(size, asked.peak_gib, free)
+    memory = f"{question.subject} takes {number(asked.peak_gib.value)} GiB"
+    if fits != "fits":
+        word = "does not fit" if fits == "OOM" else "may not fit"
+        instead = f": use {best.head}, which does" if best else ", and no other variant fits"
+        return f"{memory} and {word} into {number(free)} GiB{instead}"
+    if best is None:
+        return f"{memory} and fits into {number(free)} GiB; no other variant that was measured does"
+    return f"{memory} {_against(asked, best, question)}"
+
+
+def _known(estimate: Estimate | None) -> bool:
+    return estimate is not None and estimate.known
+
+
+def _order(prediction: Prediction) -> tuple[bool, float]:
+    """Return a key that sorts known device times, then known wall times, then the memory of the others."""
+    for estimate in (prediction.device_ms, prediction.time_ms):
+        if estimate is not None and estimate.known:
+            return False, estimate.value
+    return True, float(f"{prediction.peak_gib.value:.2g}")
+
+
+def _against(asked: Prediction, best: Prediction, question: Question) -> str:
+    clock = next((clock for clock in ("device_ms", "time_ms") if _known(getattr(asked, clock))), "time_ms")
+    mine, other = getattr(asked, clock), getattr(best, clock)
+    if not (_known(mine) and _known(other)):
+        smaller = f"{best.head} takes {number(best.peak_gib.value)} GiB"
+        return f"and fits, {smaller}: their times on this GPU are not known well enough to compare"
+    times = mine.value / other.value
+    shown = f"{times:.2g}" if times < _FEW_TIMES else f"{times:.0f}"
+    by = "device time" if clock == "device_ms" else "wall time"
+    if mine.low > other.high:
+        return f"and {shown} times as long as {best.head} ({by}): do not {question.action}"
+    if mine.high < other.low:
+        return f"and {shown} times as long as {best.head} ({by}): {question.action}"
+    return f"and about as long as {best.head} ({shown} times by {by}, within the error): memory decides"
+
+
+def _fastest(
+    fitting: Sequence[Prediction],
+    best: Prediction | None,
+    all_of_them: Sequence[Prediction],
+    size: ProblemSize,
+    free: float,
+) -> str:
+    if best is None:
+        smallest = min(all_of_them, key=lambda each: each.peak_gib.value)
+        needed = size.inputs_gib + smallest.peak_gib.value
+        return (
+            f"No variant surely fits into {number(free)} GiB: the smallest, {smallest.head}, takes {number(needed)} GiB"
+        )
+    memory = f"takes {number(best.peak_gib.value)} GiB and fits"
+    unknown, value = _order(best)
+    if unknown:
+        return f"{best.head} {memory}; its time on this GPU is not known well enough"
+    alone = "" if len(fitting) == 1 else f", the fastest of {len(fitting)} that fit"
+    return f"{best.head} {memory}, in {number(value)} ms{alone}"
