@@ -47,9 +47,25 @@ def column(chromium, sheet, index):
     )  # fmt: skip
 
 
+def unfold(chromium, selector):
+    """Open every folded part around and inside the first element of that selector."""
+    chromium.execute_script(
+        """const first = document.querySelector(arguments[0]);
+        for (let part = first; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
+        first.querySelectorAll("details").forEach(part => { part.open = true; });""",
+        selector,
+    )
+    chromium.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+
+
 @pytest.mark.parametrize("width, dark", [(1280, False), (1280, True), (360, False)])
 def test_it_opens_and_fits(chromium, report, width, dark):
     browser.look(chromium, report, width, dark=dark)
+    assert chromium.get_log("browser") == []
+    assert chromium.execute_script("return document.querySelector('.verdicts table').getBoundingClientRect().top") < 450
+    ends = "return Array.from(document.querySelectorAll('.verdicts td'), cell => cell.getBoundingClientRect().right)"
+    assert 0 < max(chromium.execute_script(ends)) <= width  # the last column is on the screen, too
+    unfold(chromium, "main")
     assert chromium.get_log("browser") == []
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
     assert not chromium.execute_script("return window.owned")
@@ -59,6 +75,43 @@ def test_it_opens_and_fits(chromium, report, width, dark):
     assert (np.median(picture) < 0.3) == dark
     contrast = picture.max() - picture.min()
     assert contrast > 0.6
+
+
+def test_the_first_screen_is_an_answer_and_the_rest_is_drawn_when_opened(chromium, report):
+    browser.look(chromium, report, 1280)
+    first = chromium.find_element("css selector", ".verdicts tbody").text
+    assert "triton_tp" in first and "good" in first
+    assert chromium.find_element("css selector", ".answer").text.startswith("Fastest: triton_tp in ")
+    drawn = "return Array.from(document.querySelectorAll(arguments[0])).filter(part => part.checkVisibility()).length"
+    figures, pictures = (chromium.execute_script(drawn, name) for name in ("figure", "figure svg"))
+    assert figures == 1 and 0 < pictures < 20 and chromium.execute_script(drawn, ".sheet") == 0
+    assert chromium.find_elements("css selector", ".tools, .bar") == []
+    chromium.find_element("css selector", "#s0 > summary").click()
+    unfold(chromium, "#s0")
+    assert chromium.execute_script(drawn, ".sheet") >= 7 and chromium.execute_script(drawn, "figure") >= 4
+    assert len(chromium.find_elements("css selector", ".sheet[data-name=distributions] .bar b")) >= 40
+    assert chromium.execute_script("return document.documentElement.scrollWidth") <= 1280
+
+
+def test_a_verdict_leads_to_its_section(chromium, report):
+    browser.look(chromium, report, 1280)
+    chromium.find_elements("css selector", ".verdicts tr.group a")[1].click()
+    chromium.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert chromium.execute_script("return document.getElementById('s1').open && !document.getElementById('s0').open")
+
+
+def test_variants_look_different(chromium, report):
+    """Pairs of colour and outline of the legend, and one pair for a variant on the whole page."""
+    browser.look(chromium, report, 1280)
+    unfold(chromium, "main")
+    shown = chromium.execute_script("""return Array.from(document.querySelectorAll(".legend li"), item => {
+        const marker = item.querySelector("path:last-child");
+        return [item.textContent, getComputedStyle(marker).stroke, marker.getAttribute("d")];
+    })""")
+    looks = {name: (colour, outline) for name, colour, outline in shown if " " not in name and name != "floor"}
+    assert {"triton_tp", "pytorch_tp_manual", "pytorch_gather"} <= looks.keys()
+    assert len({colour for colour, _ in looks.values()}) == len(set(looks.values())) == len(looks)
+    assert all((colour, outline) == looks[name] for name, colour, outline in shown if name in looks)
 
 
 def test_lines_of_plots_show_in_both_modes(chromium, report):
@@ -89,6 +142,7 @@ def test_visible_numbers_are_those_of_the_rows(chromium, report, rows):
 
 def test_sort_and_filter(chromium, report):
     browser.look(chromium, report, 1280)
+    unfold(chromium, ".sheet[data-name=time_ms]")
     sheet = chromium.find_element("css selector", ".sheet[data-name=time_ms]")
     head = sheet.find_elements("css selector", "th button")[4]
     head.click()

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command.main(arguments[1:])
     asked = _parser().parse_args(arguments)
     try:
-        metric(asked.metric)  # an unknown metric is reported before rows are read
+        metric(asked.metric or "time_ms")  # an unknown metric is reported before rows are read
         if asked.format == "json":
             write_documents(_rows(asked), asked.output or Path(), all_rows=asked.all)
         else:
@@ -74,7 +74,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="report.py", description="Measured rows as tables of variants side by side.", epilog=EPILOG
     )
     parser.add_argument("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
-    parser.add_argument("--metric", default="time_ms", metavar="NAME", help=f"one of: {', '.join(METRICS)} (time_ms)")
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        help=f"one of: {', '.join(METRICS)} (time_ms; in a page device_ms of rows that have it)",
+    )
     for name in FILTERS:
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, metavar="A,B", help=f"only rows of these, separated by commas: {name}")
@@ -135,12 +139,13 @@ def _content(asked: argparse.Namespace) -> str | bytes:
         return STUDIES[asked.format](tables, warnings)
     if is_picture:
         return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=asked.all), asked.plot, asked.format)
-    require_values(frame, metric(asked.metric))
+    if asked.metric is not None:
+        require_values(frame, metric(asked.metric))
     if asked.format == "html":
         from tpbench.report.page.document import page
 
         return page(frame, asked.metric, all_rows=asked.all)
-    report = pivot(frame, asked.metric, all_rows=asked.all, floor=asked.floor, transpose=asked.transpose)
+    report = pivot(frame, asked.metric or "time_ms", all_rows=asked.all, floor=asked.floor, transpose=asked.transpose)
     _warn(report.warnings, asked)
     if asked.format == "text" and asked.output is None:
         console = Console()  # detects a terminal and its colours

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +16,7 @@ from tpbench.report.records import (
     MISSING,
     Record,
     column_label,
+    is_measurement,
     job_fields,
     problem_identity,
     row_records,
@@ -26,6 +28,7 @@ from tpbench.results.label import chosen_options
 from tpbench.workloads import Pivot, Workload, workloads
 
 Key: TypeAlias = tuple[Any, ...]
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,12 @@ class GridRow:
 
     key: Key
     records: tuple[Record | None, ...]
+
+
+def _newest(records: Sequence[Record | None]) -> Record | None:
+    """Return the newest measurement, or the newest record if none is a measurement."""
+    found = [record for record in records if record]
+    return max(found, key=lambda record: (is_measurement(record), record["finished_at"] or _EARLIEST), default=None)
 
 
 class GridCell(NamedTuple):
@@ -59,6 +68,8 @@ class RecordGrid:
     rows: tuple[GridRow, ...]
     derived: frozenset[str] = frozenset()
     """Names among `key_names` whose values follow from other fields."""
+    added: frozenset[str] = frozenset()
+    """Names among `key_names` that are no part of the problem: they tell rows of one cell apart."""
 
     @property
     def heading(self) -> str:
@@ -74,6 +85,51 @@ class RecordGrid:
     def varying(self) -> tuple[int, ...]:
         """Indices of the independent keys in which rows differ, or all independent keys if no row differs."""
         return tuple(at for at in self.independent if len({row.key[at] for row in self.rows}) > 1) or self.independent
+
+    @cached_property
+    def problems(self) -> RecordGrid:
+        """The same grid without added keys: one row for each problem, with the newest record of each column.
+
+        A cell that was measured again with other settings, such as a time budget, makes no other problem.
+        """
+        if not self.added:
+            return self
+        kept = [at for at, name in enumerate(self.key_names) if name not in self.added]
+        groups: dict[Key, list[GridRow]] = defaultdict(list)
+        for row in self.rows:
+            groups[tuple(row.key[at] for at in kept)].append(row)
+        rows = tuple(
+            GridRow(key, tuple(map(_newest, zip(*(row.records for row in alike), strict=True))))
+            for key, alike in groups.items()
+        )
+        names = tuple(self.key_names[at] for at in kept)
+        return replace(self, key_names=names, rows=rows, added=frozenset())
+
+    def telling(self, indices: Sequence[int]) -> tuple[int, ...]:
+        """Return the keys among these that tell rows apart as well as all of them.
+
+        A key is left out that follows from another one: from a name, such as the layers of a model, or from a number
+        that follows from it in turn. Names stay before numbers.
+        """
+        kept: list[int] = []
+        for at in sorted(indices, key=lambda at: not self.is_name(at)):
+            if not any(self.follows(at, other) for other in kept):
+                kept.append(at)
+        return tuple(at for at in indices if at in kept)
+
+    def is_name(self, at: int) -> bool:
+        """Return true if the values of a key are words."""
+        return any(isinstance(row.key[at], str) for row in self.rows)
+
+    def follows(self, at: int, other: int) -> bool:
+        """Return true if each value of the key `other` goes with one value of the key `at`, and not by chance.
+
+        Many tokens go with one distribution by chance; a model has its number of layers. So `other` is a name, or the
+        two keys imply each other.
+        """
+        pairs = {(row.key[at], row.key[other]) for row in self.rows}
+        implied, implying = (len({pair[part] for pair in pairs}) == len(pairs) for part in (1, 0))
+        return implied and (implying or self.is_name(other))
 
     def cells(self) -> Iterator[GridCell]:
         """Iterate over the records with their places, problem by problem."""
@@ -151,7 +207,8 @@ def _grid(found: list[Record], workload: Workload | None) -> RecordGrid:
             if value != default:
                 facts[column_label(name)] = value_text(value)
     columns = _columns(found, workload)
-    keys += _distinguishing_keys(found, keys, columns)
+    added = _distinguishing_keys(found, keys, columns)
+    keys += added
     cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
     for record, column in zip(found, columns, strict=True):
         cells[tuple(record[name] for name in keys)][column] = record
@@ -166,6 +223,7 @@ def _grid(found: list[Record], workload: Workload | None) -> RecordGrid:
             for key in sorted(cells, key=lambda key: [sort_key(value) for value in key])
         ),
         derived=frozenset(pivot.derived),
+        added=frozenset(added),
     )
 
 

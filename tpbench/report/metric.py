@@ -88,5 +88,7 @@ def number(value: float) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """Return a ratio such as "2.00x"."""
+    """Return a ratio such as "2.00x". Beyond a thousand its digits say nothing: one of the two values is near zero."""
+    if ratio >= 1000:
+        return ">999x"
     return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"

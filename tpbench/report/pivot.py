@@ -11,6 +11,7 @@ from tpbench.report.agreement import disagreements, printed
 from tpbench.report.grids import GridRow, RecordGrid, RecordGrids, arrange_rows
 from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.metric import Metric, metric
+from tpbench.report.mixing import mixing_note
 from tpbench.report.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
 from tpbench.report.records import Record, caveat_mark, column_label, value_text
 from tpbench.results.printable import printable
@@ -70,6 +71,7 @@ def _transposed(table: PivotTable, grid: RecordGrid) -> PivotTable:
         keys=("variant",),
         columns=tuple(grid.problem_text(row.key, grid.varying) for row in grid.rows),
         lines=tuple(PivotLine((name,), cells) for name, cells in zip(table.columns, columns, strict=True)),
+        notes=table.notes,
     )
 
 
@@ -95,7 +97,8 @@ def tabulate(arranged: RecordGrids, metric_name: str = "time_ms") -> PivotReport
 def metric_table(grid: RecordGrid, shown: Metric) -> PivotTable:
     """Return the table of one metric for one grid."""
     lines = tuple(_line(row, shown) for row in grid.rows)
-    return PivotTable(grid.heading, grid.facts, tuple(map(column_label, grid.key_names)), grid.columns, lines)
+    notes = tuple(filter(None, [mixing_note(grid)]))
+    return PivotTable(grid.heading, grid.facts, tuple(map(column_label, grid.key_names)), grid.columns, lines, notes)
 
 
 def _line(row: GridRow, shown: Metric) -> PivotLine:

@@ -67,6 +67,8 @@ class PivotTable:
     keys: tuple[str, ...]
     columns: tuple[str, ...]
     lines: tuple[PivotLine, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences that a reader needs before comparing rows."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def _document(report: PivotReport) -> writer.TextDocument:
             (*table.keys, *table.columns),
             [(*line.keys, *(_styled_cell(cell, report) for cell in line.cells)) for line in table.lines],
             table.heading,
+            table.notes,
         )
         for table in report.tables
     ]

@@ -12,8 +12,8 @@ from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.ratio import Array, Ratio, clean, ratio
 from tpbench.report.records import Record, is_measurement
 
-CLOCKS = {"samples_ms": "wall", "device_samples_ms": "device"}
-"""Columns of samples, with the name of their clock."""
+CLOCKS = {"device_samples_ms": "device", "samples_ms": "wall"}
+"""Columns of samples, with the name of their clock. The leading one is first."""
 OUTLIER = "an outlier is more than 1.5 interquartile ranges outside the quartiles"
 
 
@@ -32,7 +32,9 @@ def measured_cells(grid: RecordGrid) -> Iterator[SampledCell]:
     """Iterate over the cells of a grid that are correct and measurements."""
     for cell in grid.cells():
         if is_measurement(cell.record):
-            yield SampledCell(grid.problem_text(cell.key, grid.varying), cell.column, cell.column_index, cell.record)
+            yield SampledCell(
+                grid.problem_text(cell.key, grid.telling(grid.varying)), cell.column, cell.column_index, cell.record
+            )
 
 
 def outliers(samples: Array) -> Array:

@@ -58,8 +58,7 @@ class Page(html.parser.HTMLParser):
 def test_numbers_are_the_rows(rows, source):
     frame = load(rows)
     made = Page(source)
-    name, (heads, *lines) = made.tables[0]
-    assert name == "time_ms"
+    (heads, *lines) = next(table for name, table in made.tables if name == "time_ms")
     columns = [head for head, _ in heads]
     shown = {}
     for line in lines:
@@ -143,8 +142,7 @@ def test_hostile_text(add, frame):
 def test_without_matplotlib(rows, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(style, "available", lambda: False)
     monkeypatch.setattr(packages, "checkout", lambda: None)
-    made = page(load(rows))
-    assert "<svg" not in made and "pip install 'tpbench[report]'" in Page(made).text
+    assert page(load(rows)).count("<svg") > 20  # a page draws its pictures itself
     assert main([str(rows), "--format", "png", "--plot", "time", "-o", str(tmp_path / "x.png")]) == 2
     assert "pip install 'tpbench[report]'" in capsys.readouterr().err
 

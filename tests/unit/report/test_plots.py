@@ -1,9 +1,7 @@
 """Single pictures show the numbers of the rows."""
 
-import gc
 import io
 import itertools
-import weakref
 
 import numpy as np
 import pytest
@@ -85,14 +83,6 @@ def test_shares_by_block_cap(rows, grid):
     assert max(line, key=line.get) == "auto" and min(line, key=line.get) == "32768"
 
 
-def test_a_page_has_its_own_colours_and_text(grid):
-    made = plots.inline_svg(grid, "time", "s0time")
-    assert "var(--s0)" in made and "currentColor" in made and "#fe0" not in made and "<style" not in made
-    assert ">131072</text>" in made or "131072" in made
-    assert made == plots.inline_svg(grid, "time", "s0time")
-    assert style.colour(0) == style.LIGHT[0]
-
-
 @pytest.mark.parametrize("name", ["time", "block_cap", "samples"])
 def test_an_svg_is_the_one_that_matplotlib_saves(grid, name):
     draw = plots.PLOTS[name].draw
@@ -142,18 +132,6 @@ def test_intervals_of_speedups_stand_about_their_values(grid):
     assert [drawn[height] for height in range(len(found))] == [
         pytest.approx((each.ratio.low, each.ratio.value, each.ratio.high)) for each in found
     ]
-
-
-def test_a_figure_is_freed_when_it_is_done():
-    class Knot:
-        pass
-
-    with style.collection_deferred():
-        knot = Knot()
-        knot.itself = knot
-        reference = weakref.ref(knot)
-        del knot
-    assert reference() is None and gc.isenabled()
 
 
 def test_the_varying_key_is_the_axis(add, frame):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from tpbench.report.metric import number
 from tpbench.results.printable import printable
 
+Digits: TypeAlias = Literal["all", "hidden", "none"]
+
 
 class PageCell(NamedTuple):
-    """Text of a table's cell, and the number by which it is sorted."""
+    """Text of a table's cell, and its number with all digits."""
 
     text: str
     number: float | None = None
-    """A number with all digits. Cells without a number are sorted by their text."""
+    """None: the cell is sorted by the number at the start of its text, or by its text."""
     kind: str = ""
     """CSS class: best, bad or dim."""
 
@@ -29,17 +32,25 @@ class PageTable:
     rows: Sequence[Sequence[PageCell]]
     keys: int = 1
     """Number of the first columns that hold names and not values."""
+    digits: Digits = "all"
+    """Cells that carry all digits of their numbers: every cell, only cells whose text is no whole number, or none."""
+    notes: Sequence[str] = ()
+    """Sentences that hold for all rows."""
 
     @property
-    def classes(self) -> list[str]:
-        """The CSS class of each column: names that are no numbers are aligned to the left."""
-        return [
-            "word" if at < self.keys and all(row[at].number is None for row in self.rows) else ""
-            for at in range(len(self.columns))
-        ]
+    def left(self) -> str:
+        """The CSS classes of the columns that are aligned to the left: names that are no numbers."""
+        words = [at + 1 for at in range(self.keys) if all(row[at].number is None for row in self.rows)]
+        return " ".join(f"l{at}" for at in words)
+
+    def sort_number(self, cell: PageCell) -> float | None:
+        """Return the number that a cell carries besides its text, or None."""
+        if cell.number is None or self.digits == "none" or not math.isfinite(cell.number):
+            return None
+        return None if self.digits == "hidden" and cell.text == f"{cell.number:.0f}" else cell.number
 
 
-MISSING_CELL = PageCell("-", None, "dim")
+MISSING_CELL = PageCell("-")
 
 
 def quantity(value: float | None, unit: str = "", kind: str = "") -> PageCell:

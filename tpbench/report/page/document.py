@@ -1,41 +1,56 @@
-"""The whole HTML report: a summary, then each grid with its tables, plots and failures."""
+"""The whole HTML report: verdicts first, then each workload's answer and picture, with everything else folded."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from tpbench import packages
-from tpbench.report import interleaved, plots, ratio
-from tpbench.report.grids import RecordGrid, arrange_rows
+from tpbench.report import interleaved, ratio
+from tpbench.report.agreement import disagreeing_rows
+from tpbench.report.grids import RecordGrid, arrange_rows, heading
 from tpbench.report.metric import METRICS, metric
+from tpbench.report.mixing import mixing_note
 from tpbench.report.page import tables
 from tpbench.report.page.cells import PageTable
-from tpbench.report.page.machines import FACTS, machines
+from tpbench.report.page.looks import Looks, assign_looks
+from tpbench.report.page.machines import FACTS, machines, machines_line
+from tpbench.report.page.overview import failure_groups, verdict_tables
+from tpbench.report.page.pictures import PageFigure, block_caps, by_problem, by_size, floor_shares
 from tpbench.report.page.template import render_page
+from tpbench.report.page.trace import step_traces
 from tpbench.report.pivot import tabulate
-from tpbench.report.plots import style
+from tpbench.report.plots import timeline
 from tpbench.report.records import Record
 from tpbench.report.samples import OUTLIER
+from tpbench.report.verdicts import (
+    CLOCKS,
+    DOUBTS,
+    GOOD,
+    Verdict,
+    answer,
+    disagreement,
+    group_names,
+    provenance_columns,
+    shared_facts,
+    verdicts,
+)
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.workloads import workloads
 
-_FURTHER_METRICS = ("time_ms", "device_ms", "fraction_of_floor", "gb_per_s", "peak_gib")
+_METRICS = ("device_ms", "time_ms", "fraction_of_floor", "peak_gib")
 _COLUMNS = (
-    *plots.COLUMNS, *METRICS, *FACTS, "started_at", "finished_at", "log_dir",
+    *METRICS, *FACTS, *provenance_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
     "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class PageFigure:
-    """A plot as an `svg` element, and its caption, which screen readers read out."""
-
-    svg: str
-    caption: str
+_FIGURES = {
+    "device_ms": "Device time by size, with its floor",
+    "time_ms": "Wall time by size, with its floor",
+    "peak_gib": "Extra peak memory by size",
+}
 
 
 @dataclass(frozen=True)
@@ -49,19 +64,17 @@ class StudySection:
 
 @dataclass(frozen=True)
 class PageSection:
-    """Everything that the page shows of one grid."""
+    """Everything that the page shows of one grid, folded."""
 
     anchor: str
     heading: str
-    workload: str
-    workload_summary: str
-    caption: str
-    """Name and meaning of the pivot's metric."""
-    pivot: PageTable
-    further_pivots: list[tuple[str, PageTable]]
-    """Tables of further metrics with their captions."""
-    figures: dict[str, list[PageFigure]]
-    """Plots by chapter."""
+    size: str
+    """How many problems and columns it has."""
+    mixing: str
+    """A sentence about hosts and versions that its rows mix, or nothing."""
+    pivots: list[tuple[str, PageTable]]
+    """Tables of metrics with their captions, the leading one first."""
+    figures: list[PageFigure]
     speedups: PageTable
     distributions: PageTable
     failures: PageTable
@@ -69,25 +82,59 @@ class PageSection:
     every_cell: PageTable
 
 
-def page(frame: pd.DataFrame, metric_name: str = "time_ms", *, all_rows: bool = False) -> str:
-    """Return one self-contained HTML page about the newest row of each cell of `frame`, or about every row."""
-    metric(metric_name)
+@dataclass(frozen=True)
+class WorkloadPart:
+    """The answer of one workload, its picture, and its sections."""
+
+    name: str
+    summary: str
+    answer: str
+    disagreement: str
+    figure: PageFigure | None
+    figure_of: str
+    """The grid that the picture shows, if the workload has several."""
+    sections: list[PageSection]
+
+
+def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool = False) -> str:
+    """Return one self-contained HTML page about the newest row of each cell of `frame`, or about every row.
+
+    The tables of each section start with the metric of that name. By default they start with the device time, and with
+    the wall time where no row has a device time.
+    """
+    if metric_name is not None:
+        metric(metric_name)
     own = {name for columns in workload_columns().values() for name in columns}
     arranged = arrange_rows(frame, [*_COLUMNS, *own], all_rows=all_rows)
-    report = tabulate(arranged, metric_name)
+    report = tabulate(arranged, metric_name or "time_ms")
+    disputed = disagreeing_rows(list(arranged.records), workloads())
+    found = [verdicts(grid, disputed) for grid in arranged.grids]
+    looks = assign_looks(arranged.grids)
+    sections = zip(arranged.grids, found, itertools.count(), strict=False)
+    parts = [
+        _part(name, list(group), metric_name, looks)
+        for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
+    ]
+    failed = sum(len(group.cells) for group in report.failures)
     return render_page(
         "report.html.j2",
         title="tpbench report",
         summary=_summary(arranged.records, len(frame)),
+        measured_on=machines_line(arranged.records, heading(_bare(shared_facts(arranged.grids)))),
         warnings=report.warnings,
-        with_plots=style.available(),
-        install_plots=packages.install_command("report"),
-        sections=[_section(grid, metric_name, f"s{at}") for at, grid in enumerate(arranged.grids)],
-        speedup_method=f"{ratio.METHOD}. Or, {interleaved.METHOD}.",
-        samples_legend=f"Bars: quartiles; lines: 5th to 95th percentile; {OUTLIER}.",
-        notes=[report.caption, *report.legend, *_notes()],
+        failures=failure_groups(report.failures),
+        failed=f"{failed} {'cell' if failed == 1 else 'cells'} without a result",
+        verdicts=verdict_tables([each for of_grid in found for each in of_grid], looks),
+        parts=parts,
+        good=GOOD,
+        doubts=DOUBTS,
+        notes=[*_notes(), *report.legend],
         machines=machines(arranged.records),
     )
+
+
+def _bare(facts: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in facts.items() if name not in ("workload", "hardware", "device")}
 
 
 def _summary(records: tuple[Record, ...], found: int) -> str:
@@ -100,19 +147,57 @@ def _summary(records: tuple[Record, ...], found: int) -> str:
     return f"{len(records)} cells: {by_status}{older}.{when}"
 
 
-def _section(grid: RecordGrid, metric_name: str, anchor: str) -> PageSection:
-    workload = workloads().get(grid.workload)
-    shown = metric(metric_name)
-    further = tables.metrics_with_values(grid, [name for name in _FURTHER_METRICS if name != metric_name])
+def _part(
+    name: str, group: Sequence[tuple[RecordGrid, list[Verdict], int]], metric_name: str | None, looks: Looks
+) -> WorkloadPart:
+    workload = workloads().get(name)
+    grids = [grid for grid, _, _ in group]
+    names = group_names(grids)
+    of_all = [each for _, of_grid, _ in group for each in of_grid]
+    figure, shown = _lead_figure([grid.problems for grid in grids], looks)
+    return WorkloadPart(
+        name=name,
+        summary=workload.summary if workload else "",
+        answer=answer(of_all),
+        disagreement=disagreement(of_all),
+        figure=figure,
+        figure_of="" if shown is None else names[shown],
+        sections=[
+            _section(grid, f"s{at}", text or "Tables and pictures", metric_name, looks)
+            for (grid, _, at), text in zip(group, names, strict=True)
+        ],
+    )
+
+
+def _lead_figure(grids: Sequence[RecordGrid], looks: Looks) -> tuple[PageFigure | None, int | None]:
+    """Return the one picture of a workload, and the index of its grid: that with most cells that has a picture."""
+    for at, grid in sorted(enumerate(grids), key=lambda each: -sum(1 for _ in each[1].cells())):
+        clock = _clock(grid)
+        figure = floor_shares(grid, clock, looks, f"Share of the floor by size, {CLOCKS[clock]} time: higher is better")
+        title = f"{CLOCKS[clock].capitalize()} time of each problem"
+        if figure := figure or by_problem(grid, clock, looks, title):
+            return figure, at
+    return None, None
+
+
+def _clock(grid: RecordGrid) -> str:
+    """Return the leading clock: device time where rows have it."""
+    return next((name for name in CLOCKS if any(cell.record[name] is not None for cell in grid.cells())), "time_ms")
+
+
+def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, looks: Looks) -> PageSection:
+    lead = metric_name or _clock(grid)
+    shown = [metric(lead), *tables.metrics_with_values(grid, [each for each in _METRICS if each != lead])]
+    drawn = grid.problems
+    figures = [by_size(drawn, each, looks, title) for each, title in _FIGURES.items()]
+    figures += [block_caps(drawn, looks, "Share of the bandwidth by block cap"), step_traces(drawn)]
     return PageSection(
         anchor=anchor,
-        heading=grid.heading,
-        workload=grid.workload,
-        workload_summary=workload.summary if workload else "",
-        caption=f"{shown.name}: {shown.doc}",
-        pivot=tables.pivot_table(grid, shown),
-        further_pivots=[(f"{other.name}: {other.doc}", tables.pivot_table(grid, other)) for other in further],
-        figures=_figures(grid, anchor) if style.available() else {},
+        heading=name,
+        size=f"{_counted(len(grid.rows), 'problem')}, {_counted(len(grid.columns), 'variant')} with options",
+        mixing=mixing_note(grid),
+        pivots=[(f"{each.name}: {each.doc}", tables.pivot_table(grid, each)) for each in shown],
+        figures=[figure for figure in figures if figure],
         speedups=tables.speedup_table(grid),
         distributions=tables.distribution_table(grid),
         failures=tables.failure_table(grid),
@@ -121,13 +206,8 @@ def _section(grid: RecordGrid, metric_name: str, anchor: str) -> PageSection:
     )
 
 
-def _figures(grid: RecordGrid, anchor: str) -> dict[str, list[PageFigure]]:
-    chapters: dict[str, list[PageFigure]] = {}
-    for name, plot in plots.PLOTS.items():
-        svg = plots.inline_svg(grid, name, f"{anchor}{name}")
-        if svg is not None:
-            chapters.setdefault(plot.chapter, []).append(PageFigure(svg, plot.title))
-    return chapters
+def _counted(number_of: int, what: str) -> str:
+    return f"{number_of} {what}{'' if number_of == 1 else 's'}"
 
 
 def _studies(grid: RecordGrid) -> Iterable[StudySection]:
@@ -141,7 +221,14 @@ def _studies(grid: RecordGrid) -> Iterable[StudySection]:
 
 def _notes() -> list[str]:
     return [
+        "time: device time where rows have it, else wall time. Device time is measured by events on the GPU with "
+        "launches queued ahead; wall time also contains what Python and the launches take",
         "floor: the time that the unavoidable bytes take at the copy bandwidth measured on the same machine",
-        f"intervals of medians: order statistics; of speed-ups: {ratio.METHOD}",
+        "runner-up: the fastest other variant, and how many times longer it takes. (2.00x) in tables: twice the "
+        "fastest of its line",
+        "extra memory: peak of an iteration beyond the inputs",
+        f"trust: {GOOD}, or: {'; '.join(f'{name}: {meaning}' for name, meaning in DOUBTS.items())}",
+        f"intervals of medians: order statistics; of speed-ups: {ratio.METHOD}. Or, {interleaved.METHOD}",
+        f"distributions: {OUTLIER}",
         *(f"{status}: {meaning}" for status, meaning in STATUSES.items()),
     ]

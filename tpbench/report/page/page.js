@@ -1,6 +1,14 @@
 "use strict";
-// Each table gets a filter and heads that sort. Without this script the page is whole, only still.
-for (const sheet of document.querySelectorAll(".sheet")) {
+// Tables get a filter, heads that sort, and bars, when they are opened. Without this script the page is whole, only still.
+const NUMBER = /^[<+-]?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:$|[ %x(])/;
+
+function cellNumber(cell) {
+  if ("v" in cell.dataset) return Number(cell.dataset.v);
+  const found = NUMBER.exec(cell.textContent);
+  return found ? Number(found[1]) : null;
+}
+
+function addTools(sheet) {
   const table = sheet.querySelector("table");
   const body = table.tBodies[0];
   const rows = Array.from(body.rows);
@@ -38,19 +46,77 @@ for (const sheet of document.querySelectorAll(".sheet")) {
       const down = head.getAttribute("aria-sort") === "ascending";
       heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const key = (row) => {
-        const cell = row.cells[column];
-        return "v" in cell.dataset ? Number(cell.dataset.v) : null;
-      };
-      const sorted = rows.slice().sort((a, b) => {
-        const x = key(a), y = key(b);
+      const keyed = rows.map((row) => [row, cellNumber(row.cells[column]), row.cells[column].textContent]);
+      keyed.sort(([, x, one], [, y, other]) => {
         // What is no number comes last, whichever way.
         if (x !== null && y !== null) return down ? y - x : x - y;
         if (x !== null || y !== null) return x === null ? 1 : -1;
-        const order = a.cells[column].textContent.localeCompare(b.cells[column].textContent, "en", { numeric: true });
+        const order = one.localeCompare(other, "en", { numeric: true });
         return down ? -order : order;
       });
-      body.append(...sorted);
+      body.append(...keyed.map(([row]) => row));
     });
   });
 }
+
+// For a row of each table: [low, middle, high] of a bar. A bar is on a logarithmic axis.
+const SPANS = {
+  "speed-ups": (cells) => [...cells[6].textContent.split(" to ").map(parseFloat), cellNumber(cells[5])],
+  "distributions": (cells) => {
+    const [median, p5, p95] = [4, 6, 7].map((at) => cellNumber(cells[at]));
+    return [p5 / median, p95 / median, 1];
+  },
+};
+
+function addBars(sheet) {
+  const spans = SPANS[sheet.dataset.name];
+  if (!spans) return;
+  const table = sheet.querySelector("table");
+  const rows = Array.from(table.tBodies[0].rows);
+  const found = rows.map((row) => spans(row.cells).map((value) => Math.log(value)));
+  const known = found.flat().filter(Number.isFinite);
+  const least = Math.min(0, ...known), most = Math.max(0, ...known);
+  const place = (value) => (100 * (value - least)) / (most - least || 1) + "%";
+  const head = document.createElement("th");
+  head.textContent = sheet.dataset.name === "speed-ups" ? "1x to " + Math.exp(most).toPrecision(2) + "x" : "spread";
+  table.tHead.rows[0].append(head);
+  rows.forEach((row, at) => {
+    const bar = document.createElement("span");
+    bar.className = "bar";
+    const [low, high, middle] = found[at];
+    if (Number.isFinite(low) && Number.isFinite(high)) {
+      const line = document.createElement("i");
+      line.style.left = place(low);
+      line.style.width = (100 * (high - low)) / (most - least || 1) + "%";
+      bar.append(line);
+    }
+    if (Number.isFinite(middle)) {
+      const dot = document.createElement("b");
+      dot.style.left = place(middle);
+      bar.append(dot);
+    }
+    row.insertCell().append(bar);
+  });
+}
+
+function openSheet(sheet) {
+  if (sheet.dataset.open) return;
+  sheet.dataset.open = "1";
+  addBars(sheet);
+  addTools(sheet);
+}
+
+function openVisible() {
+  for (const sheet of document.querySelectorAll(".sheet:not([data-open])"))
+    if (!sheet.closest("details:not([open])")) openSheet(sheet);
+}
+
+document.addEventListener("toggle", openVisible, true);
+// A link to a folded section opens it.
+function openTarget() {
+  const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+  if (target instanceof HTMLDetailsElement) target.open = true;
+}
+window.addEventListener("hashchange", openTarget);
+openTarget();
+openVisible();

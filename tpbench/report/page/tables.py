@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from tpbench.report.grids import RecordGrid
 from tpbench.report.metric import Metric, metric
-from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
+from tpbench.report.page.cells import MISSING_CELL, Digits, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.pivot import metric_table
 from tpbench.report.pivot_report import PivotCell
-from tpbench.report.plots import timeline
 from tpbench.report.ratio import clean
 from tpbench.report.records import Record, column_label, value_text
 from tpbench.report.samples import CLOCKS, measured_cells, outliers, speedups
@@ -20,17 +20,23 @@ from tpbench.results.schema import all_columns, workload_columns
 from tpbench.workloads import Study
 
 _KINDS = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
+LONG = 8
+"""Longest sequence, such as a number of each rank, that a cell of a table shows."""
 _MEASURES = (
-    "time_ms", "time_ci_low_ms", "time_ci_high_ms", "device_ms", "floor_ms", "fraction_of_floor", "gb_per_s",
+    "time_ms", "device_ms", "floor_ms", "fraction_of_floor", "gb_per_s",
     "copy_gb_per_s", "peak_gib", "bytes_moved", "bytes_communicated", "loss_value", "loss_error", "grad_error",
 )  # fmt: skip
 
 
+_TIMES = ("time_ms", "device_ms")
+
+
 def pivot_table(grid: RecordGrid, shown: Metric) -> PageTable:
-    """Return problems by variants."""
+    """Return problems by variants. Tables of times carry all digits of their numbers."""
     made = metric_table(grid, shown)
     rows = [[*map(_key, line.keys), *(_pivot_cell(cell, shown) for cell in line.cells)] for line in made.lines]
-    return PageTable(shown.name, [*made.keys, *made.columns], rows, keys=len(made.keys))
+    digits: Digits = "all" if shown.name in _TIMES else "none"
+    return PageTable(shown.name, [*made.keys, *made.columns], rows, keys=len(made.keys), digits=digits)
 
 
 def _key(text: str) -> PageCell:
@@ -72,7 +78,7 @@ def distribution_table(grid: RecordGrid) -> PageTable:
             ])  # fmt: skip
     columns = ["problem", "variant", "clock", "samples", "median", "95% interval", "5th pct", "95th pct", "fastest",
                "slowest", "outliers", "skew between ranks"]  # fmt: skip
-    return PageTable("distributions", columns, rows, keys=3)
+    return PageTable("distributions", columns, rows, keys=3, digits="none")
 
 
 def _interval(low: float | None, high: float | None) -> PageCell:
@@ -87,7 +93,7 @@ def speedup_table(grid: RecordGrid) -> PageTable:
     for samples_column, clock in CLOCKS.items():
         for each in speedups(grid, samples_column):
             low, high = each.ratio.low, each.ratio.high
-            interval = MISSING_CELL if low is None or high is None else PageCell(f"{low:.3g}x to {high:.3g}x", low)
+            interval = MISSING_CELL if low is None or high is None else PageCell(f"{low:.3g}x to {high:.3g}x")
             rows.append([
                 words(each.problem), words(each.fastest.column), words(each.other.column), words(clock),
                 words("interleaved" if each.interleaved else "one after the other"),
@@ -111,18 +117,34 @@ def failure_table(grid: RecordGrid) -> PageTable:
 
 def study_table(grid: RecordGrid, name: str, study: Study) -> PageTable:
     """Return the numbers of a study for every cell."""
-    return _cell_table(grid, filled_columns(grid, study), f"study {name}", compared_with_best(grid, study))
+    compared = compared_with_best(grid, study)
+    return replace(_cell_table(grid, filled_columns(grid, study), f"study {name}", compared), digits="none")
 
 
 def complete_table(grid: RecordGrid) -> PageTable:
-    """Return all numbers of every cell."""
+    """Return all numbers of every cell, without sequences such as traces. What all rows share is in the notes."""
+    cells = [cell.record for cell in grid.cells()]
     own = [name for name in workload_columns().get(grid.workload, {}) if name not in grid.key_names]
-    filled = [
-        name for name in (*_MEASURES, "skew_ms", "iterations", *own)
-        if name not in timeline.COLUMNS  # hundreds of numbers, which are drawn
-        if any(cell.record.get(name) is not None for cell in grid.cells())
-    ]  # fmt: skip
-    return _cell_table(grid, filled, "every cell")
+    filled, shared = [], []
+    for name in dict.fromkeys((*_MEASURES, "skew_ms", "iterations", *own)):
+        values = [record.get(name) for record in cells]
+        if any(isinstance(value, (list, np.ndarray)) and len(value) > LONG for value in values):
+            continue
+        if (
+            name in own
+            and len(cells) > 1
+            and values[0] is not None
+            and all(_same(value, values[0]) for value in values)
+        ):
+            shared.append(f"{column_label(name)}={_number(cells[0], name).text}")
+        elif any(value is not None for value in values):
+            filled.append(name)
+    notes = [f"The same in all rows: {', '.join(shared)}."] if shared else []
+    return replace(_cell_table(grid, filled, "every cell"), digits="hidden", notes=notes)
+
+
+def _same(one: object, other: object) -> bool:
+    return isinstance(one, (str, int, float, bool)) and one == other
 
 
 def _cell_table(grid: RecordGrid, filled: Sequence[str], name: str, compared: Sequence[str] = ()) -> PageTable:
@@ -143,11 +165,16 @@ def _status(record: Record) -> PageCell:
 
 
 def _number(record: Record, name: str) -> PageCell:
+    """Return the value of a column. Only cells of `_MEASURES` carry all digits, because a page must stay small."""
     value = record.get(name)
     if name in percentage_columns():
-        return percentage(value)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        cell = percentage(value)
+    elif (
+        not isinstance(value, (int, float))
+        or isinstance(value, bool)
+        or (isinstance(value, int) and name not in ("bytes_moved", "bytes_communicated"))
+    ):
         return words(value)
-    if isinstance(value, int) and name not in ("bytes_moved", "bytes_communicated"):
-        return words(value)
-    return quantity(value, all_columns()[name].unit if name in all_columns() else "")
+    else:
+        cell = quantity(value, all_columns()[name].unit if name in all_columns() else "")
+    return cell if name in _MEASURES else cell._replace(number=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from tpbench.report.grids import RecordGrid, RecordGrids
+from tpbench.report.grids import RecordGrids
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
 from tpbench.report.plots.registry import PLOTS as PLOTS
@@ -12,19 +12,12 @@ from tpbench.settings import JobError, unknown
 from tpbench.workloads.study_data import Picture
 
 MODULES = ("time", "block_cap", "memory", "speedups", "samples", "timeline")
-"""Modules of this folder that register plots, in the order of the page."""
+"""Modules of this folder that register plots, in the order of help."""
 for _module in MODULES:
     importlib.import_module(f"{__name__}.{_module}")
 
 COLUMNS = tuple(dict.fromkeys(column for plot in PLOTS.values() for column in plot.columns))
 """Columns that records need so that every plot can be drawn."""
-
-
-def inline_svg(grid: RecordGrid, name: str, salt: str) -> str | None:
-    """Return a plot as an `svg` element with unique ids for a page, or None if there is nothing to draw."""
-    with style.collection_deferred(), style.drawing(salt, style.PLACEHOLDERS):
-        figure = PLOTS[name].draw(grid)
-        return None if figure is None else style.inline_svg(figure)
 
 
 def picture(arranged: RecordGrids, name: str, form: str) -> bytes:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from tpbench.report.grids import GridRow, RecordGrid
 from tpbench.report.metric import metric
 from tpbench.report.plots import style
-from tpbench.report.records import Record, column_label, is_measurement, sort_key, value_text
+from tpbench.report.records import column_label, value_text
+from tpbench.report.size_panels import (
+    drawn_value,
+    has_content,
+    lowest_floors,
+    size_axis,
+    size_panels,
+    size_positions,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,9 +31,9 @@ PANEL_INCHES = 3.3
 
 def draw_by_size(grid: RecordGrid, name: str, *, floor: bool = False) -> Figure | None:
     """Draw a line for each column of the grid. Return None if no cell has the metric."""
-    axis = _axis(grid)
-    panels = {title: rows for title, rows in _panels(grid, axis).items() if _has_content(rows, name)}
-    if not any(_value(cell.record, name) is not None for cell in grid.cells()):
+    axis = size_axis(grid)
+    panels = {title: rows for title, rows in size_panels(grid, axis).items() if has_content(rows, name)}
+    if not any(drawn_value(cell.record, name) is not None for cell in grid.cells()):
         return None
     shown = metric(name)
     across = min(PER_ROW, len(panels))
@@ -59,50 +67,14 @@ def draw_by_size(grid: RecordGrid, name: str, *, floor: bool = False) -> Figure 
     return figure
 
 
-def _axis(grid: RecordGrid) -> int:
-    """Return the index of the key along the x axis.
-
-    It is the first key, unless no panel would have two values of it because other keys change with it. Then it is the
-    key of which one panel has most values.
-    """
-
-    def most_values(axis: int) -> int:
-        return max(len({row.key[axis] for row in rows}) for rows in _panels(grid, axis).values())
-
-    return 0 if most_values(0) > 1 else max(grid.independent, key=most_values)
-
-
-def _panels(grid: RecordGrid, axis: int) -> dict[str, list[GridRow]]:
-    """Group the rows by their other keys, under a title of those keys that vary."""
-    others = [at for at in grid.independent if at != axis]
-    varying = [at for at in grid.varying if at != axis] or others
-    panels: dict[str, list[GridRow]] = {}
-    for row in sorted(grid.rows, key=lambda row: [sort_key(value) for value in row.key]):
-        title = ", ".join(f"{column_label(grid.key_names[at])} {value_text(row.key[at])}" for at in varying)
-        panels.setdefault(title, []).append(row)
-    return panels
-
-
-def _has_content(rows: list[GridRow], name: str) -> bool:
-    """Return true if some cell has the metric or ran out of memory."""
-    records = [record for row in rows for record in row.records if record]
-    return any(record["status"] == "oom" or _value(record, name) is not None for record in records)
-
-
-def _positions(axis: int, rows: list[GridRow]) -> dict[Any, int]:
-    """Return the position of each size on the x axis."""
-    return {size: index for index, size in enumerate(sorted({row.key[axis] for row in rows}, key=sort_key))}
-
-
 def _draw_panel(axes: Axes, grid: RecordGrid, axis: int, rows: list[GridRow], name: str, letters: int) -> None:
     """Draw the lines of one panel. `letters` is how many letters of tick labels fit side by side."""
-    position = _positions(axis, rows)
+    position = size_positions(axis, rows)
     cross_height = 0.99
     for index, column in enumerate(grid.columns):
         by_size = {row.key[axis]: row.records[index] for row in rows}
-        points = [
-            (position[size], value) for size, record in by_size.items() if (value := _value(record, name)) is not None
-        ]
+        values = {size: drawn_value(record, name) for size, record in by_size.items()}
+        points = [(position[size], value) for size, value in values.items() if value is not None]
         look: dict[str, Any] = {"color": style.colour(index), "marker": style.marker(index)}
         if points:
             axes.plot(*zip(*sorted(points), strict=True), label=style.short(column), **look)
@@ -123,19 +95,5 @@ def _draw_panel(axes: Axes, grid: RecordGrid, axis: int, rows: list[GridRow], na
 
 def _draw_floor(axes: Axes, axis: int, rows: list[GridRow]) -> None:
     """Draw the lowest floor of each size."""
-    position = _positions(axis, rows)
-    lowest: dict[int, float] = {}
-    for row in rows:
-        floors = [record["floor_ms"] for record in row.records if record and record["floor_ms"]]
-        if floors:
-            lowest[position[row.key[axis]]] = min(floors)
-    if lowest:
-        axes.plot(*zip(*sorted(lowest.items()), strict=True), "--", color=style.ink(), marker="_", label="floor")
-
-
-def _value(record: Record | None, name: str) -> float | None:
-    """Return the metric of a measurement, or None if a logarithmic axis cannot show it."""
-    if record is None or not is_measurement(record):
-        return None
-    value = record[name]
-    return float(value) if value is not None and 0 < value < float("inf") else None
+    if lowest := lowest_floors(axis, rows):
+        axes.plot(*zip(*lowest, strict=True), "--", color=style.ink(), marker="_", label="floor")

@@ -22,21 +22,19 @@ class Plot:
     draw: Draw
     columns: tuple[str, ...]
     """Columns that the records must have."""
-    chapter: str
-    """Part of the page in which it stands: "overview", "speedups" or "samples"."""
 
 
 PLOTS: dict[str, Plot] = {}
-"""Every plot by its name on the command line, in the order of the page."""
+"""Every plot by its name on the command line, in the order of help."""
 
 
-def plot(name: str, title: str, *, columns: tuple[str, ...], chapter: str = "overview") -> Callable[[Draw], Draw]:
+def plot(name: str, title: str, *, columns: tuple[str, ...]) -> Callable[[Draw], Draw]:
     """Register the decorated function as the plot of that name."""
 
     def register(draw: Draw) -> Draw:
         if name in PLOTS:
             raise ValueError(f"two plots are called {name}")
-        PLOTS[name] = Plot(title, draw, columns, chapter)
+        PLOTS[name] = Plot(title, draw, columns)
         return draw
 
     return register

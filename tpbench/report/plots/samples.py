@@ -19,13 +19,13 @@ DOTS = 40
 """Most outliers that are drawn of a cell: the farthest."""
 
 
-@plot("samples", "Samples about their median, wall time", columns=("samples_ms",), chapter="samples")
+@plot("samples", "Samples about their median, wall time", columns=("samples_ms",))
 def wall(grid: RecordGrid) -> Figure | None:
     """Draw samples of the wall time."""
     return draw(grid, "samples_ms")
 
 
-@plot("device_samples", "Samples about their median, device time", columns=("device_samples_ms",), chapter="samples")
+@plot("device_samples", "Samples about their median, device time", columns=("device_samples_ms",))
 def device(grid: RecordGrid) -> Figure | None:
     """Draw samples of the device time."""
     return draw(grid, "device_samples_ms")

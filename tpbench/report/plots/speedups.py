@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@plot("speedup", "Speed-ups, wall time", columns=("samples_ms",), chapter="speedups")
+@plot("speedup", "Speed-ups, wall time", columns=("samples_ms",))
 def wall(grid: RecordGrid) -> Figure | None:
     """Draw speed-ups in wall time."""
     return draw(grid, "samples_ms")
 
 
-@plot("device_speedup", "Speed-ups, device time", columns=("device_samples_ms",), chapter="speedups")
+@plot("device_speedup", "Speed-ups, device time", columns=("device_samples_ms",))
 def device(grid: RecordGrid) -> Figure | None:
     """Draw speed-ups in device time."""
     return draw(grid, "device_samples_ms")

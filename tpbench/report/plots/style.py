@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import io
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
@@ -19,28 +15,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LIGHT = ("#1668b8", "#c4420c", "#1b7f4d", "#8b3fb0", "#a8730a", "#c2185b", "#00808a", "#6b5b4b")
-DARK = ("#6cb2ff", "#ff9a66", "#5fd39b", "#d6a1f5", "#ecc04d", "#ff86b4", "#4fd6e0", "#cbbba8")
+LIGHT = (
+    "#1668b8", "#c4420c", "#1b7f4d", "#8b3fb0", "#a8730a", "#c2185b", "#00808a", "#6b5b4b", "#6a7d00", "#4a3fb5",
+    "#7a1f2b", "#51606e",
+)  # fmt: skip
+DARK = (
+    "#6cb2ff", "#ff9a66", "#5fd39b", "#d6a1f5", "#ecc04d", "#ff86b4", "#4fd6e0", "#cbbba8", "#b9cf3f", "#a39bff",
+    "#e07a86", "#aab8c6",
+)  # fmt: skip
+"""Colours of series on a light and on a dark background."""
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
 IN_LAYOUT = 8
 """Names beside a plot whose extent decides about the width of its margin: the longest ones."""
 
 
-@dataclass(frozen=True)
-class Palette:
-    """Colours of series, of text, of grid lines and of the background."""
-
-    series: tuple[str, ...]
-    ink: str
-    faint: str
-    ground: str
-
-
-ON_WHITE = Palette(LIGHT, "#222222", "#b3b3b3", "#ffffff")
-PLACEHOLDERS = Palette(tuple(f"#fe01{index:02x}" for index in range(len(LIGHT))), "#fe02aa", "#fe02bb", "none")
-"""Palette for a page, which replaces these colours by CSS variables that depend on dark mode."""
-
-_palette: ContextVar[Palette] = ContextVar("palette", default=ON_WHITE)
+INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
+"""Colours of text, of grid lines and of the background."""
 
 
 def available() -> bool:
@@ -55,8 +45,8 @@ def require() -> None:
 
 
 @contextlib.contextmanager
-def drawing(name: str, palette: Palette = ON_WHITE) -> Iterator[None]:
-    """Set the style under which a figure is made and written. `name` makes its ids unique on a page."""
+def drawing(name: str) -> Iterator[None]:
+    """Set the style under which a figure is made and written. `name` makes its ids the same in every run."""
     import matplotlib
 
     settings: Any = {  # matplotlib names hundreds of keys in its type
@@ -71,40 +61,20 @@ def drawing(name: str, palette: Palette = ON_WHITE) -> Iterator[None]:
         "axes.spines.right": False,
         "axes.grid": True,
         "grid.linewidth": 0.4,
-        "grid.color": palette.faint,
+        "grid.color": FAINT,
         "legend.frameon": False,
         "lines.linewidth": 1.4,
         "lines.markersize": 4.5,
     }
-    settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), palette.ground)
-    settings |= dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), palette.ink
-    )
-    token = _palette.set(palette)
-    try:
-        with matplotlib.rc_context(settings):
-            yield
-    finally:
-        _palette.reset(token)
-
-
-@contextlib.contextmanager
-def collection_deferred() -> Iterator[None]:
-    """Run the garbage collector once at the end. While a figure is drawn it takes a sixth of the page's time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), GROUND)
+    settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+    with matplotlib.rc_context(settings):
         yield
-    finally:
-        if enabled:
-            gc.enable()
-        gc.collect(0)
 
 
 def colour(index: int) -> str:
     """Return the colour of a series."""
-    series = _palette.get().series
-    return series[index % len(series)]
+    return LIGHT[index % len(LIGHT)]
 
 
 def marker(index: int) -> str:
@@ -125,7 +95,7 @@ def legend_columns(texts: Sequence[str], inches: float) -> int:
 
 def ink() -> str:
     """Return the colour of text and of lines that belong to no series."""
-    return _palette.get().ink
+    return INK
 
 
 def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
@@ -169,17 +139,6 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def inline_svg(figure: Figure) -> str:
-    """Return a figure in placeholder colours as an `svg` element with the CSS variables of the page."""
-    made = svg(figure).decode()
-    made = made[made.index("<svg") :]
-    made = re.sub(r"<(metadata|style)\b.*?</\1>", "", made, flags=re.DOTALL)
-    made = made.replace(PLACEHOLDERS.ink, "currentColor").replace(PLACEHOLDERS.faint, "var(--faint)")
-    for index, placeholder in enumerate(PLACEHOLDERS.series):
-        made = made.replace(placeholder, f"var(--s{index})")
-    return re.sub(r"\n\s*", "\n", made).strip()
 
 
 def file_content(figure: Figure, form: str) -> bytes:

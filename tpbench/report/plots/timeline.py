@@ -23,14 +23,20 @@ Cells = Sequence[tuple[str, Mapping[str, Any]]]
 
 @plot("timeline", "A step of one problem, by stream", columns=COLUMNS)
 def draw(grid: RecordGrid) -> Figure | None:
-    """Draw the last of the problems with the most traced cells. Return None if no cell has a trace."""
+    """Draw the traced cells of one problem. Return None if no cell has a trace."""
+    problem, cells = traced_cells(grid)
+    return _panels(problem, cells) if cells else None
+
+
+def traced_cells(grid: RecordGrid) -> tuple[str, list[tuple[str, Record]]]:
+    """Return the last of the problems with the most traced cells, and these cells with the names of their columns."""
     problem, most = "", list[tuple[str, Record]]()
     for row in grid.rows:
         cells = zip(grid.columns, row.records, strict=True)
         traced = [(column, record) for column, record in cells if record and _is_traced(record)]
         if traced and len(traced) >= len(most):
             problem, most = grid.problem_text(row.key), traced
-    return _panels(problem, most) if most else None
+    return problem, most
 
 
 def _is_traced(record: Mapping[str, Any]) -> bool:

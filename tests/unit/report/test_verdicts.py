@@ -1,0 +1,145 @@
+"""Verdicts: the fastest correct variant by the right clock, its distance, and every reason to doubt."""
+
+import pytest
+
+from tpbench.report import mixing
+from tpbench.report.agreement import disagreeing_rows
+from tpbench.report.grids import arrange_rows
+from tpbench.report.pivot import pivot
+from tpbench.report.verdicts import DOUBTS, answer, disagreement, provenance_columns, selected, verdicts
+from tpbench.workloads import workloads
+
+STEADY = [1.0 + 0.001 * at for at in range(12)]
+
+
+@pytest.fixture
+def judge(frame):
+    """Return a function that returns the verdicts of all added rows."""
+
+    def judge():
+        arranged = arrange_rows(frame(), provenance_columns())
+        disputed = disagreeing_rows(list(arranged.records), workloads())
+        return [each for grid in arranged.grids for each in verdicts(grid, disputed)]
+
+    return judge
+
+
+def measured(factor, wall=None, **changes):
+    """Return the times of a row: device time `factor`, wall time `wall`, with samples."""
+    wall = wall or factor + 0.1
+    times = {"device_ms": factor, "device_samples_ms": [factor * each for each in STEADY]}
+    return times | {"time_ms": wall, "samples_ms": [wall * each for each in STEADY]} | changes
+
+
+def test_only_correct_measurements_win(add, judge):
+    add("triton_tp", **measured(2.0, fraction_of_floor=0.88))
+    add("quack", **measured(0.1), status="wrong")
+    add("liger", **measured(0.2), interpreted=True)
+    add("megatron", **measured(0.3), warmed_up=False)
+    add("torch_loss_parallel", status="oom")
+    add("pytorch_gather", **measured(4.0))
+    (verdict,) = judge()
+    assert verdict.fastest.column == "triton_tp" and verdict.runner_up.column == "pytorch_gather"
+    assert verdict.ratio.value == pytest.approx(2) and verdict.doubts == ()
+    assert (
+        answer([verdict])
+        == "Fastest: triton_tp, 88% of the floor, 2.0 times faster than pytorch_gather, by device time."
+    )
+
+
+def test_device_time_leads_and_the_clocks_may_disagree(add, judge):
+    add("triton_tp", **measured(1.0, wall=3.0))
+    add("pytorch_gather", **measured(1.5, wall=1.6))
+    (verdict,) = judge()
+    assert (verdict.clock, verdict.fastest.column, verdict.wall_fastest) == ("device_ms", "triton_tp", "pytorch_gather")
+    assert verdict.doubts == ("wall differs",)
+    said = disagreement([verdict])
+    assert said.startswith("The clocks disagree in 1 of 1 problems.")
+    assert "device time triton_tp (1.000 ms, wall 3.000 ms), by wall time pytorch_gather (1.600 ms, device 1.5" in said
+
+
+def test_wall_time_decides_if_a_cell_has_no_device_time(add, judge):
+    add("triton_tp", **measured(1.0, wall=3.0))
+    add("pytorch_gather", time_ms=1.6)
+    (verdict,) = judge()
+    assert (verdict.clock, verdict.fastest.column) == ("time_ms", "pytorch_gather")
+    assert verdict.doubts == ("few samples",) and disagreement([verdict]) == ""
+    assert verdict.ratio.value == pytest.approx(3.0 / 1.6) and answer([verdict]).endswith("by wall time.")
+
+
+def test_each_doubt_is_named(add, judge):
+    add("triton_tp", **measured(1.0), host="a", kernels_version="1", loss_value=10.5, beside="r9")
+    add("pytorch_gather", **measured(1.0001), host="b", kernels_version="2", loss_value=12.5)
+    add("triton_tp", **measured(1.0), vocab=1000)
+    add("triton_tp", **measured(2.0), vocab=2000, interpreted=True)
+    add("triton_tp", **measured(1.0), vocab=4000)
+    add("triton_tp", **measured(1.1), vocab=4000, graph=True)
+    few, lone, unmeasured, tie = (next(each for each in judge() if f"vocab={size}" in each.problem) for size in
+                                  (4000, 1000, 2000, 32768))  # fmt: skip
+    assert tie.doubts == ("tie", "losses differ", "mixed", "shared host")
+    assert lone.doubts == ("alone",) and unmeasured.doubts == ("unmeasured",) and unmeasured.fastest is None
+    assert few.runner_up.column == "triton_tp graph=true" and few.doubts == ()
+    assert {*tie.doubts, *lone.doubts, *unmeasured.doubts, "wall differs", "few samples"} == set(DOUBTS)
+
+
+def test_the_runner_up_is_another_variant(add, judge):
+    add("triton_tp", **measured(1.0))
+    add("triton_tp", **measured(1.001), graph=True)
+    add("pytorch_gather", **measured(3.0))
+    (verdict,) = judge()
+    assert verdict.runner_up.column == "pytorch_gather" and verdict.ratio.value == pytest.approx(3)
+
+
+def test_the_sentence_of_many_problems(add, judge):
+    for vocab, winner in ((1000, "triton_tp"), (2000, "triton_tp"), (4000, "quack")):
+        times = {"triton_tp": 2.0, "quack": 2.0, "pytorch_gather": 10.0, winner: 1.0}
+        for variant, time in times.items():
+            add(variant, **measured(time, vocab=vocab, fraction_of_floor=0.8 / time))
+    found = judge()
+    assert answer(found) == (
+        "Fastest: triton_tp in 2 of 3 problems, 80% of the floor, 2.0 times faster than quack (medians), "
+        "by device time; quack in 1."
+    )
+    add("megatron", **measured(0.1, vocab=8000))  # nothing to compare with
+    assert answer(judge()) == answer(found)
+    assert answer([]) == "No row is both correct and a measurement."
+
+
+def test_the_first_table_has_a_problem_of_each_rank_count(add, judge):
+    for at in range(11):
+        for tp_size in (1, 2):
+            add("triton_tp", **measured(1.0 + at, vocab=1000 + at, tp_size=tp_size))
+            if at < 10:
+                add("quack", **measured(2.0 + at, vocab=1000 + at, tp_size=tp_size))
+    found = judge()
+    shown = selected(found)
+    assert [each.problem for each in shown] == ["vocab=1009 tp=1", "vocab=1009 tp=2"]
+    assert selected(found[:20]) == found[:20]
+
+
+def test_a_table_says_what_its_rows_mix(add, frame):
+    add("triton_tp", 1.0, host="a", git_commit="c" * 40, kernels_version="1")
+    add("quack", 1.0, host="b", git_commit="c" * 40, kernels_version="1")
+    add("triton_tp", 1.0, host="b", git_commit=None, kernels_version="2", vocab=1000)
+    (table,) = pivot(frame()).tables
+    assert table.notes == (
+        "Rows mix 2 hosts (a, b), 2 kernel versions (1, 2); 1 of 2 problems compare rows that differ in them",
+    )
+    assert mixing.mixed([]) == {}
+
+
+def test_a_table_of_one_host_says_nothing(add, frame):
+    add("triton_tp", 1.0, host="a", git_commit="c", kernels_version="1")
+    add("quack", 1.0, host="a", git_commit="c", kernels_version="1")
+    assert pivot(frame()).tables[0].notes == ()
+
+
+def test_other_settings_of_a_measurement_are_no_other_problem(add, frame, judge):
+    """A cell that was measured again with more time has a line of its own in tables, but one verdict: by the newest."""
+    add("triton_tp", **measured(1.0), job={"time_budget_s": 0.5})
+    add("quack", **measured(1.2), job={"time_budget_s": 0.5})
+    add("triton_tp", **measured(1.1), job={"time_budget_s": 2})
+    (verdict,) = judge()
+    assert "time_budget_s" not in verdict.problem
+    assert verdict.time_ms == 1.1 and verdict.runner_up.column == "quack"
+    assert len(arrange_rows(frame()).grids[0].rows) == 2

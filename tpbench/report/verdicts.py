@@ -1,0 +1,235 @@
+"""Verdicts: the fastest correct variant of each problem, and how far the row can be trusted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tpbench.report.grids import GridRow, RecordGrid, heading
+from tpbench.report.interleaved import interleaved_ratio
+from tpbench.report.metric import number
+from tpbench.report.mixing import PROVENANCE, mixed
+from tpbench.report.ratio import Ratio, ratio
+from tpbench.report.records import Record, is_measurement, value_text
+
+CLOCKS = {"device_ms": "device", "time_ms": "wall"}
+"""Columns of times, the leading one first, with the names of their clocks."""
+_SAMPLES = {"device_ms": "device_samples_ms", "time_ms": "samples_ms"}
+DOUBTS = {
+    "tie": "the interval of the ratio to the runner-up contains 1",
+    "alone": "no second variant was measured",
+    "few samples": "too few samples for an interval",
+    "wall differs": "by wall time another variant, or other options, are the fastest",
+    "losses differ": "a warning names this problem",
+    "mixed": "fastest and runner-up differ in host, commit or kernel version",
+    "shared host": "another job ran on the host at the same time",
+    "unmeasured": "no row is both correct and a measurement",
+}
+"""Trust marks with their meanings. A problem without any of these doubts is marked as `GOOD`."""
+GOOD = "good"
+SELECTED = 20
+"""Most problems of which a page shows every one at the top."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A measured cell of a problem: its column in the grid, and its record."""
+
+    column: str
+    record: Record
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer for one problem."""
+
+    grid: RecordGrid
+    row: GridRow
+    clock: str
+    """Column of the time that decides: `device_ms` if all measured cells have it, else `time_ms`."""
+    order: tuple[Timed, ...]
+    """Measured cells, the fastest first."""
+    ratio: Ratio | None
+    """Time of the runner-up over that of the fastest."""
+    wall_fastest: str
+    """Column of the fastest by wall time. Empty if no cell has a wall time."""
+    doubts: tuple[str, ...]
+    """Names of `DOUBTS`."""
+
+    @property
+    def problem(self) -> str:
+        """The keys that tell the problems of the grid apart."""
+        return self.grid.problem_text(self.row.key, self.grid.telling(self.grid.varying))
+
+    @property
+    def fastest(self) -> Timed | None:
+        """The fastest cell."""
+        return self.order[0] if self.order else None
+
+    @property
+    def time_ms(self) -> float:
+        """The time of the fastest cell by the deciding clock."""
+        return float(self.order[0].record[self.clock])
+
+    @property
+    def runner_up(self) -> Timed | None:
+        """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
+        return _runner_up(self.order)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of the problem."""
+        records = [record for record in self.row.records if record]
+        return max((int(each["tp_size"] or 1) * int(each["dp_size"] or 1) for each in records), default=1)
+
+
+def verdicts(grid: RecordGrid, disputed: frozenset[str] = frozenset()) -> list[Verdict]:
+    """Return the verdict of each problem of a grid. `disputed`: ids of the rows of which a warning speaks."""
+    problems = grid.problems
+    return [_verdict(problems, row, disputed) for row in problems.rows]
+
+
+def _verdict(grid: RecordGrid, row: GridRow, disputed: frozenset[str]) -> Verdict:
+    cells = [
+        Timed(column, record)
+        for column, record in zip(grid.columns, row.records, strict=True)
+        if record and is_measurement(record) and record["time_ms"] is not None
+    ]
+    clock = next((name for name in CLOCKS if cells and all(each.record[name] is not None for each in cells)), "time_ms")
+    order = tuple(sorted(cells, key=lambda each: float(each.record[clock])))
+    by_wall = min(order, key=lambda each: float(each.record["time_ms"]), default=None)
+    second = _runner_up(order)
+    compared = _ratio(second.record, order[0].record, clock) if second else None
+    wall_fastest = by_wall.column if by_wall else ""
+    return Verdict(
+        grid, row, clock, order, compared, wall_fastest, _doubts(order, compared, wall_fastest, disputed)
+    )  # fmt: skip
+
+
+def _runner_up(order: Sequence[Timed]) -> Timed | None:
+    others = [each for each in order if each.record["variant"] != order[0].record["variant"]]
+    return next(iter([*others, *order[1:]]), None)
+
+
+def _ratio(above: Record, below: Record, clock: str) -> Ratio:
+    """Return the ratio of two cells: by their rounds, by their samples, or of their medians without an interval."""
+    samples = _SAMPLES[clock]
+    found = interleaved_ratio(above, below, clock) or ratio(above[samples], below[samples])
+    return found or Ratio(float(above[clock]) / float(below[clock]))
+
+
+def _doubts(
+    order: Sequence[Timed], compared: Ratio | None, wall_fastest: str, disputed: frozenset[str]
+) -> tuple[str, ...]:
+    if not order:
+        return ("unmeasured",)
+    first = [each for each in (order[0], _runner_up(order)) if each]
+    holds = {
+        "tie": compared is not None and compared.low is not None and compared.low <= 1,
+        "alone": compared is None,
+        "few samples": compared is not None and compared.low is None,
+        "wall differs": wall_fastest != order[0].column,
+        "losses differ": any(str(each.record["row_id"]) in disputed for each in first),
+        "mixed": bool(mixed(each.record for each in first)),
+        "shared host": any(each.record["beside"] for each in first),
+    }
+    return tuple(name for name in DOUBTS if holds.get(name))
+
+
+def selected(found: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts to show first: all if they are few, else the slowest problem of each grid and rank count.
+
+    A problem with a runner-up goes before one that a single variant ran.
+    """
+    if len(found) <= SELECTED:
+        return list(found)
+    chosen: dict[tuple[int, int], Verdict] = {}
+    for each in found:
+        key = (id(each.grid), each.ranks)
+        if each.order and (key not in chosen or _weight(each) > _weight(chosen[key])):
+            chosen[key] = each
+    return [each for each in found if any(each is other for other in chosen.values())]
+
+
+def _weight(verdict: Verdict) -> tuple[bool, float]:
+    return (verdict.runner_up is not None, verdict.time_ms)
+
+
+def answer(found: Sequence[Verdict]) -> str:
+    """Return one sentence: the fastest variant, its share of the floor, and its distance to the next variant.
+
+    Problems with a single measured cell do not count, unless there are no others.
+    """
+    compared_ones = [each for each in found if each.runner_up]
+    decided = [(each, each.fastest) for each in compared_ones or found]
+    won = Counter(value_text(fastest.record["variant"]) for _, fastest in decided if fastest)
+    if not won:
+        return "No row is both correct and a measurement."
+    (winner, count), *others = won.most_common()
+    of_winner = [(each, fastest) for each, fastest in decided if fastest and _variant(fastest) == winner]
+    clocks = {CLOCKS[each.clock] for each, _ in of_winner}
+    total = sum(won.values())
+    where = "" if total == 1 else f" in {'all' if count == total else f'{count} of'} {total} problems"
+    middle = " (medians)" if count > 1 else ""
+    words = [f"Fastest: {winner}{where}"]
+    floors = [fastest.record["fraction_of_floor"] for _, fastest in of_winner]
+    if known := [share for share in floors if share is not None]:
+        words.append(f"{100 * median(known):.0f}% of the floor")
+    behind = [(each.runner_up, each) for each, _ in of_winner]
+    compared = [(other, float(other.record[each.clock]) / each.time_ms) for other, each in behind if other]
+    if compared:
+        names = Counter(_variant(other) for other, _ in compared)
+        times = median(factor for _, factor in compared)
+        next_name = names.most_common(1)[0][0] if len(names) == 1 else "the next variant"
+        words.append(f"{_times(times)} faster than {next_name}")
+    sentence = f"{', '.join(words)}{middle if len(words) > 1 else ''}, by {' or '.join(sorted(clocks))} time"
+    rest = ", ".join(f"{name} in {number_of}" for name, number_of in others[:3])
+    more = sum(number_of for _, number_of in others[3:])
+    return f"{sentence}{f'; {rest}' if rest else ''}{f', others in {more}' if more else ''}."
+
+
+def _variant(cell: Timed) -> str:
+    return value_text(cell.record["variant"])
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f} times" if factor < 1.1 else f"{factor:.1f} times" if factor < 10 else f"{factor:.0f} times"
+
+
+def disagreement(found: Sequence[Verdict]) -> str:
+    """Return a sentence about the problems in which wall time and device time name different winners, or nothing."""
+    differing = [each for each in found if "wall differs" in each.doubts]
+    if not differing:
+        return ""
+    most = max(differing, key=lambda each: each.time_ms)
+    grids = list({id(each.grid): each.grid for each in found}.values())
+    where = group_names(grids)[grids.index(most.grid)]
+    fastest = most.fastest
+    assert fastest is not None
+    wall = next(each for each in most.order if each.column == most.wall_fastest)
+    return (
+        f"The clocks disagree in {len(differing)} of {len(found)} problems. The longest is "
+        f"{where}{', ' if where else ''}{most.problem}: by device "
+        f"time {fastest.column} ({number(most.time_ms)} ms, wall {number(fastest.record['time_ms'])} ms), by wall time "
+        f"{wall.column} ({number(wall.record['time_ms'])} ms, device {number(wall.record[most.clock])} ms)."
+    )
+
+
+def group_names(grids: Sequence[RecordGrid]) -> list[str]:
+    """Return for each grid the facts that not all grids share, as one line."""
+    shared = shared_facts(grids)
+    return [heading({name: text for name, text in grid.facts.items() if name not in shared}) for grid in grids]
+
+
+def shared_facts(grids: Sequence[RecordGrid]) -> dict[str, str]:
+    """Return the facts that all grids have in common."""
+    if not grids:
+        return {}
+    return {name: text for name, text in grids[0].facts.items() if all(each.facts.get(name) == text for each in grids)}
+
+
+def provenance_columns() -> tuple[str, ...]:
+    """Return the columns that records need for a verdict, besides times."""
+    return (*PROVENANCE, "beside", "fraction_of_floor", "peak_gib", *CLOCKS, *_SAMPLES.values())
