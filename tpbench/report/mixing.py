@@ -9,7 +9,6 @@ from tpbench.report.records import Record, value_text
 
 PROVENANCE = {"host": "hosts", "git_commit": "commits", "kernels_version": "kernel versions"}
 """Columns in which rows of a table should agree, with the plural of their meaning."""
-_SHOWN = 4
 
 
 def mixed(records: Iterable[Record]) -> dict[str, list[str]]:
@@ -24,15 +23,8 @@ def mixing_note(grid: RecordGrid) -> str:
     whole = mixed(cell.record for cell in grid.cells())
     if not whole:
         return ""
-    lines = [bool(mixed(record for record in row.records if record)) for row in grid.rows]
-    kinds = ", ".join(f"{len(values)} {PROVENANCE[name]} ({_listed(values)})" for name, values in whole.items())
-    compared = "no problem compares rows that differ in them"
-    if any(lines):
-        compared = f"{sum(lines)} of {len(lines)} problems compare rows that differ in them"
-    return f"Rows mix {kinds}; {compared}"
-
-
-def _listed(values: list[str]) -> str:
-    """Return the first values, cut to twelve characters."""
-    shown = [value[:12] for value in values[:_SHOWN]]
-    return ", ".join([*shown, *(["..."] if len(values) > _SHOWN else [])])
+    hosts = f" ({', '.join(whole['host'])})" if "host" in whole else ""
+    kinds = [f"{len(values)} {PROVENANCE[name]}{hosts if name == 'host' else ''}" for name, values in whole.items()]
+    differing = sum(bool(mixed(record for record in row.records if record)) for row in grid.rows)
+    compared = f"in {differing} of {len(grid.rows)} problems" if differing else "in no problem"
+    return f"Rows mix {', '.join(kinds)}. Compared rows differ in them {compared}"

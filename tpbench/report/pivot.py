@@ -82,9 +82,10 @@ def tabulate(arranged: RecordGrids, metric_name: str = "time_ms") -> PivotReport
     for grid in arranged.grids:
         table = metric_table(grid, shown)
         tables.append(table)
+        unnamed = grid.derived | grid.added
         for line in table.lines:
             named = zip(grid.key_names, line.keys, strict=True)
-            problem = " ".join(f"{column_label(name)}={text}" for name, text in named if name not in grid.derived)
+            problem = " ".join(f"{column_label(name)}={text}" for name, text in named if name not in unnamed)
             failures += [
                 (cell, f"{column} {problem}")
                 for column, cell in zip(table.columns, line.cells, strict=True)

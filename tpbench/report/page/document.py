@@ -53,6 +53,14 @@ _FIGURES = {
 }
 
 
+_CAPTIONS = {
+    "device_ms": "Device time",
+    "time_ms": "Wall time",
+    "fraction_of_floor": "Share of the floor",
+    "peak_gib": "Extra peak memory",
+}
+
+
 @dataclass(frozen=True)
 class StudySection:
     """One study of a section."""
@@ -128,7 +136,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         parts=parts,
         good=GOOD,
         doubts=DOUBTS,
-        notes=[*_notes(), *report.legend],
+        notes=[*_notes(metric_name), *report.legend],
         machines=machines(arranged.records),
     )
 
@@ -173,7 +181,8 @@ def _lead_figure(grids: Sequence[RecordGrid], looks: Looks) -> tuple[PageFigure 
     """Return the one picture of a workload, and the index of its grid: that with most cells that has a picture."""
     for at, grid in sorted(enumerate(grids), key=lambda each: -sum(1 for _ in each[1].cells())):
         clock = _clock(grid)
-        figure = floor_shares(grid, clock, looks, f"Share of the floor by size, {CLOCKS[clock]} time: higher is better")
+        shares = f"Share of the floor in % by size, {CLOCKS[clock]} time, higher is better"
+        figure = floor_shares(grid, clock, looks, shares)
         title = f"{CLOCKS[clock].capitalize()} time of each problem"
         if figure := figure or by_problem(grid, clock, looks, title):
             return figure, at
@@ -196,7 +205,7 @@ def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, 
         heading=name,
         size=f"{_counted(len(grid.rows), 'problem')}, {_counted(len(grid.columns), 'variant')} with options",
         mixing=mixing_note(grid),
-        pivots=[(f"{each.name}: {each.doc}", tables.pivot_table(grid, each)) for each in shown],
+        pivots=[(_caption(each.name), tables.pivot_table(grid, each)) for each in shown],
         figures=[figure for figure in figures if figure],
         speedups=tables.speedup_table(grid),
         distributions=tables.distribution_table(grid),
@@ -204,6 +213,10 @@ def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, 
         studies=list(_studies(grid)),
         every_cell=tables.complete_table(grid),
     )
+
+
+def _caption(name: str) -> str:
+    return f"{_CAPTIONS[name]} ({name})" if name in _CAPTIONS else name
 
 
 def _counted(number_of: int, what: str) -> str:
@@ -219,14 +232,16 @@ def _studies(grid: RecordGrid) -> Iterable[StudySection]:
             yield StudySection(name, study.question, tables.study_table(grid, name, study))
 
 
-def _notes() -> list[str]:
+def _notes(metric_name: str | None) -> list[str]:
+    """Return each method once."""
+    shown = dict.fromkeys((*_METRICS, *([metric_name] if metric_name else [])))
     return [
         "time: device time where rows have it, else wall time. Device time is measured by events on the GPU with "
         "launches queued ahead; wall time also contains what Python and the launches take",
         "floor: the time that the unavoidable bytes take at the copy bandwidth measured on the same machine",
         "runner-up: the fastest other variant, and how many times longer it takes. (2.00x) in tables: twice the "
         "fastest of its line",
-        "extra memory: peak of an iteration beyond the inputs",
+        *(f"{each.name}: {each.doc}" for each in map(metric, shown)),
         f"trust: {GOOD}, or: {'; '.join(f'{name}: {meaning}' for name, meaning in DOUBTS.items())}",
         f"intervals of medians: order statistics; of speed-ups: {ratio.METHOD}. Or, {interleaved.METHOD}",
         f"distributions: {OUTLIER}",

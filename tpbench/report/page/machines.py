@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from tpbench.report.escape import printable
 from tpbench.report.page.cells import PageTable, words
 from tpbench.report.records import Record
+from tpbench.results.printable import printable
 
 FACTS = {
     "gpu_name": "GPU", "gpu_count": "GPUs of the node", "nodes": "nodes", "driver_version": "driver",
@@ -20,10 +20,17 @@ FACTS = {
 
 
 def machines(records: Iterable[Record]) -> PageTable:
-    """Return a table of the distinct combinations, with the number of rows of each."""
-    counted = Counter(tuple(record[name] for name in FACTS) for record in records)
-    rows = [[words(count), *(words(value, 80) for value in facts)] for facts, count in counted.most_common()]
-    return PageTable("what it ran on", ["rows", *FACTS.values()], rows, keys=0)
+    """Return a table of the distinct combinations, with the number of rows of each. What all rows share is a note."""
+    counted = Counter(tuple(record[name] for name in FACTS) for record in records).most_common()
+    distinct = [len({facts[at] for facts, _ in counted}) for at in range(len(FACTS))]
+    labels = list(FACTS.values())
+    varying = [at for at, number_of in enumerate(distinct) if number_of > 1]
+    shared = [
+        f"{labels[at]} {words(counted[0][0][at], 80).text}" for at, number_of in enumerate(distinct) if number_of == 1
+    ]
+    rows = [[words(count), *(words(facts[at], 80) for at in varying)] for facts, count in counted]
+    notes = [f"In all rows: {', '.join(shared)}."] if shared else []
+    return PageTable("what it ran on", ["rows", *(labels[at] for at in varying)], rows, keys=0, notes=notes)
 
 
 def machines_line(records: Iterable[Record], facts: str) -> str:

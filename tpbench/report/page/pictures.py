@@ -50,7 +50,7 @@ def floor_shares(grid: RecordGrid, clock: str, looks: Looks, title: str) -> Page
 
     panels = _size_panels(grid, share, floor, looks)
     values = _values(panels)
-    return _figure(panels, share_axis(values), f"{title} (%)", tips=True, most=PANELS) if values else None
+    return _figure(panels, share_axis(values), title, tips=True, most=PANELS) if values else None
 
 
 def by_size(grid: RecordGrid, name: str, looks: Looks, title: str) -> PageFigure | None:
