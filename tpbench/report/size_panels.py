@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tpbench.report.grids import GridRow, RecordGrid
@@ -43,8 +44,15 @@ def has_content(rows: list[GridRow], name: str) -> bool:
 
 
 def size_positions(axis: int, rows: list[GridRow]) -> dict[Any, int]:
-    """Return the position of each size on the x axis."""
-    return {size: index for index, size in enumerate(sorted({row.key[axis] for row in rows}, key=sort_key))}
+    """Return the position of each size on the x axis: numbers in their order, names by their lowest floor."""
+    floors: dict[Any, float] = {}
+    for row in rows:
+        found = [record.get("floor_ms") or math.inf for record in row.records if record]
+        floors[row.key[axis]] = min([floors.get(row.key[axis], math.inf), *found])
+    ordered = sorted(floors, key=sort_key)
+    if any(isinstance(size, str) for size in floors):
+        ordered.sort(key=lambda size: floors[size])
+    return {size: index for index, size in enumerate(ordered)}
 
 
 def lowest_floors(axis: int, rows: list[GridRow]) -> list[tuple[int, float]]:

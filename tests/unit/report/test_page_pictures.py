@@ -112,3 +112,13 @@ def test_device_time_leads_on_a_page(sizes, frame):
     assert made.index('data-name="device_ms"') < made.index('data-name="time_ms"')
     assert by_wall.index('data-name="time_ms"') < by_wall.index('data-name="device_ms"')
     assert "Fastest: triton_tp in all 3 problems, 2.0 times faster than quack (medians), by device time." in made
+
+
+def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):
+    """Models are sorted by their floors, and what a model implies makes no panel of its own."""
+    trained = {"workload": "train_step", "seq_length": 2048, "loss": None, "vocab": None, "block_cap": None}
+    for model, layers, floor in (("qwen3_32b", 64, 9.0), ("qwen3_8b", 36, 2.0), ("qwen3_0p6b", 28, 0.1)):
+        add("ddp", **measured(2 * floor, floor_ms=floor, model=model, num_layers=layers), **trained)
+    (grid,) = arrange_rows(frame(), COLUMNS).grids
+    (panel,) = by_size(grid, "device_ms", assign_looks([grid]), "x").panels
+    assert panel.index("qwen3_0p6b") < panel.index("qwen3_8b") < panel.index("qwen3_32b")

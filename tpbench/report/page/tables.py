@@ -12,6 +12,7 @@ from tpbench.report.metric import Metric, metric
 from tpbench.report.page.cells import MISSING_CELL, Digits, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.pivot import metric_table
 from tpbench.report.pivot_report import PivotCell
+from tpbench.report.plots import timeline
 from tpbench.report.ratio import clean
 from tpbench.report.records import Record, column_label, value_text
 from tpbench.report.samples import CLOCKS, measured_cells, outliers, speedups
@@ -128,7 +129,9 @@ def complete_table(grid: RecordGrid) -> PageTable:
     filled, shared = [], []
     for name in dict.fromkeys((*_MEASURES, "skew_ms", "iterations", *own)):
         values = [record.get(name) for record in cells]
-        if any(isinstance(value, (list, np.ndarray)) and len(value) > LONG for value in values):
+        if name in timeline.COLUMNS or any(
+            isinstance(value, (list, np.ndarray)) and len(value) > LONG for value in values
+        ):
             continue
         if (
             name in own
