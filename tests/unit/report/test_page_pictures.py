@@ -25,7 +25,7 @@ def test_every_variant_has_its_own_look(add, frame):
     plain = {name: (look.colour, look.marker) for name, look in looks.items() if not look.options}
     assert len(plain) == 30 + sum(len(each.variants) for each in workloads().values())
     assert len(set(plain.values())) == len(plain)
-    for workload in workloads().values():  # of one workload, up to twelve colours differ
+    for workload in workloads().values():  # colours of one workload differ, up to twelve
         assert len({plain[workload.name, variant][0] for variant in workload.variants}) == len(workload.variants)
     option = looks["entropy_loss", "triton_tp graph=true"]
     assert (option.colour, option.marker) == plain["entropy_loss", "triton_tp"]

@@ -166,7 +166,7 @@ TRAINED = {
 
 
 def test_a_diverging_problem_has_one_line(add, frame, tmp_path, capsys):
-    """Its line names the model, the tokens, the mesh and what to do, and no row. Studies show it, too."""
+    """The line names the model, the tokens, the mesh and what to do, and no row. Studies show it, too."""
     add("ddp", 1.0, losses=[12.0, 11.9, 12.8, 11.0], grad_norms=[1.0, 1.0, 346.0, 2.0], **TRAINED)
     add("fsdp", 1.0, losses=[12.0, 11.9, 11.9, 11.5], grad_norms=[1.0, 1.0, 1.5, 1.5], **TRAINED)
     add("autotp", 1.0, losses=[12.0, 11.9, 12.3], zero_stage=1, **TRAINED | {"tp_size": 2})
