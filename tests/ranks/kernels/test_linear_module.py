@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.support.command import ROOT
 from tests.support.linear_reference import make_linear
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.kernels import LinearEntropyLoss
@@ -63,6 +65,26 @@ def test_a_toy_model_trains_as_with_torch(reduction: Any) -> None:
         return loss.sum() / (labels != -100).sum() if reduction == "none" else loss
 
     torch.testing.assert_close(_train(DEVICE, loss_of, *_model(DEVICE)), _torch_losses(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_lines_of_the_page_train_as_with_torch() -> None:
+    page = (ROOT / "tpbench/docs/linear_loss.md").read_text()
+    lines = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "LinearEntropyLoss" in block)
+    assert lines.rstrip().endswith("\nloss.backward()")
+
+    def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+        head.bias.data.zero_()
+        names: dict[str, Any] = {"tp_group": None, "rank": 0, "tp": 1, "vocab": VOCAB, "head": head}
+        names |= {"hidden": hidden[None], "labels": labels[None]}
+        exec(lines.replace("\nloss.backward()", ""), names)
+        loss: Tensor = names["loss"]
+        return loss
+
+    def torch_loss(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+        return F.cross_entropy(hidden @ head.weight.t(), labels, ignore_index=-100)
+
+    ours, theirs = (_train(DEVICE, each, *_model(DEVICE)) for each in (loss_of, torch_loss))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def _train_shard(rank: Rank, sharded: bool) -> list[float]:
