@@ -17,15 +17,16 @@ from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
 
 _SETTINGS = {
     name for name, each in inspect.signature(entropy_loss).parameters.items() if each.kind is each.KEYWORD_ONLY
-} - {"grad"}
+} - {"grad", "row_grad", "entropy_grad", "entropy"}
 
 
 class EntropyLoss(torch.nn.Module):
     """The autograd version of `entropy_loss`: forward computes loss and gradient, backward scales the gradient.
 
-    `settings` are the keyword arguments of `entropy_loss` except grad. The gradient gets new memory. With in_place=True
-    it overwrites the logits during forward, and nothing else may read them afterwards. An operation that saved them for
-    its own backward, such as tanh, then raises RuntimeError. Target logits are constants: they get no gradient.
+    `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad and entropy. The gradient
+    gets new memory. With in_place=True it overwrites the logits during forward, and nothing else may read them
+    afterwards. An operation that saved them for its own backward, such as tanh, then raises RuntimeError. Target logits
+    are constants: they get no gradient.
 
     Backward multiplies by the upstream gradient in fp32. The gradient was already rounded to the logits' dtype, so an
     upstream gradient that is no power of two causes a second rounding. grad_scale does not: pass known factors there.

@@ -112,7 +112,8 @@ def gib(rows: int, columns: int, itemsize: int) -> float:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_loss_dtype_and_chunk_size(world_size: int, exchange: str) -> None:
     cases: list[Case] = []
-    for loss, dtype, rows, sharded in itertools.product((*LOSSES, "logprob"), DTYPES, (12, 5), (False, True)):
+    dtypes = DTYPES if world_size == 2 else DTYPES[:1]
+    for loss, dtype, rows, sharded in itertools.product((*LOSSES, "logprob"), dtypes, (12, 5), (False, True)):
         options = {"loss": loss, "exchange": exchange, "hidden_sharded": sharded, "main_grad": rows == 5}
         options["workspace_gib"] = gib(rows, -(-101 // world_size), dtype.itemsize)
         cases.append((*make_linear(loss, rows=12, vocab=101, dtype=dtype), options))
