@@ -16,9 +16,11 @@ from tpbench.report import plots, render, writer
 from tpbench.report.agreement import frame_warnings
 from tpbench.report.available import require_values
 from tpbench.report.columns import column_tables, parse_columns
+from tpbench.report.conditions import parse_conditions, values_of
 from tpbench.report.documents import write_documents
 from tpbench.report.grids import arrange_rows
 from tpbench.report.metric import METRICS, metric
+from tpbench.report.output_format import format_of
 from tpbench.report.pivot import pivot
 from tpbench.report.pivot_report import PivotReport
 from tpbench.report.records import value_text
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     try:
         metric(asked.metric or "time_ms")  # an unknown metric is reported before rows are read
+        asked.format = asked.format or format_of(asked.output)
         if asked.format == "json":
             write_documents(_rows(asked), asked.output or Path(), all_rows=asked.all)
         else:
@@ -82,8 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     for name in FILTERS:
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, metavar="A,B", help=f"only rows of these, separated by commas: {name}")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME=VALUE", help="only rows with this in a column")
-    parser.add_argument("--format", default="text", choices=FORMATS, help="(text)")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME=A,B", help="only rows with one of these in a column"
+    )
+    parser.add_argument("--format", choices=FORMATS, help="(that of the suffix of -o, else text)")
     parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(plots.PLOTS)}")
     parser.add_argument(
         "--study",
@@ -170,13 +175,14 @@ def _rows(asked: argparse.Namespace) -> pd.DataFrame:
         wanted = getattr(asked, name)
         if wanted is not None:
             frame = _only(frame, name, wanted.split(","))
-    for condition in asked.only:
-        name, _, value = condition.partition("=")
+    for name, value in parse_conditions(asked.only):
         if present_name(name) not in frame:
             if present_name(name) in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")
             raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
-        frame = _only(frame, present_name(name), [present_value(name, value)])
+        texts = set(frame[present_name(name)].map(value_text))
+        values = values_of(str(present_value(name, value)), texts)
+        frame = _only(frame, present_name(name), [str(present_value(name, each)) for each in values])
     return frame
 
 

@@ -28,6 +28,13 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["rows", "--loss", "cros_entropy"], "did you mean cross_entropy?"),
         (["rows", "--transpose", "--columns", "time_ms"], "--floor and --transpose are for tables of one metric"),
         (["rows", "-o", "no/such/folder"], "No such file or directory"),
+        (["rows", "--only", "tp_size", "2"], "--only tp_size 2: the equals sign is missing: write --only tp_size=2"),
+        (["rows", "--only", "seed=0", "vocab"], "--only vocab: the equals sign is missing: write --only vocab=VALUE"),
+        (["rows", "--only", "tp_size=2,3"], "in these rows, no tp_size is called 3 (valid: 2)"),
+        (["rows", "--only", "tokns=1"], "no column is called tokns, did you mean tokens? (all "),
+        (["rows", "-o", "x.pdf"], "-o x.pdf: no format has the suffix .pdf: use .txt, .md, .csv, .html, .htm, .png, "),
+        (["rows", "-o", "x.json"], "JSON is a file for each row, in a folder: write --format json -o FOLDER"),
+        (["rows", "-o", "x.svg"], "a picture needs both: --format png or svg, and --plot NAME"),
     ],
 )
 def test_wrong_requests_are_explained(add, tmp_path, monkeypatch, capsys, arguments, said):
@@ -47,3 +54,25 @@ def test_broken_files_and_disagreement_are_told(add, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "bad.parquet: passed over" in printed.err
     assert "different losses" in printed.err and "different losses" in printed.out
+
+
+def test_only_takes_several_values(add, tmp_path, capsys):
+    for vocab in (1000, 2000, 3000):
+        add("triton_tp", 1.0, vocab=vocab)
+    assert main([str(tmp_path), "--only", "vocab=1000,3000", "--format", "csv"]) == 0
+    printed = capsys.readouterr().out
+    assert [str(vocab) in printed for vocab in (1000, 2000, 3000)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "name, beginning", [("x.html", "<!doctype html>"), ("x.md", "time_ms:"), ("x.csv", "workload,"), ("x", "time_ms:")]
+)
+def test_the_suffix_decides_the_format(add, tmp_path, name, beginning):
+    add("triton_tp", 1.0)
+    file = tmp_path / name
+    assert main([str(tmp_path), "-o", str(file)]) == 0
+    assert file.read_text().lower().startswith(beginning)
+    assert ("| ---: |" in file.read_text()) == (name == "x.md")
+    if name == "x.html":  # a format that is named wins
+        assert main([str(tmp_path), "--format", "csv", "-o", str(file)]) == 0
+        assert file.read_text().startswith("workload,")
