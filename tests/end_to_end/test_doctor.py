@@ -15,6 +15,7 @@ def test_all_findings_of_this_machine(capsys, tmp_path):
     assert code == int("BAD" in printed)
     for subject in ("GPU", "Triton", "Slurm", "disk", "torch", "shared memory"):
         assert subject in printed
+    assert printed.count("Verdict: ") == 1 and printed.splitlines()[-1].startswith("Verdict: ")
     assert printed.rstrip().endswith("to mend") and f"free in {tmp_path}" in printed
 
 

@@ -115,7 +115,7 @@ def test_every_message_has_the_command(monkeypatch: pytest.MonkeyPatch, capsys: 
         style.require()
     assert packages.install_command("report") in str(error.value)
     assert [finding.fix for finding in checks.optional_packages()] == [f"plots: {packages.install_command('report')}"]
-    assert information(["list"]) == 0
+    assert information(["list", "variants"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert f"To install deepspeed, transformers: {packages.install_command('train')}" in printed
     assert f"To install liger_kernel, megatron, quack: {packages.install_commands(['megatron', 'quack'])}" in printed

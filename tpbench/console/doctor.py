@@ -11,6 +11,7 @@ from typing import Any
 from tpbench import packages
 from tpbench.console import checks
 from tpbench.console.checks import Finding
+from tpbench.launcher.cores import available_cores
 from tpbench.measure import machine
 
 TIMEOUT_S = 180
@@ -27,14 +28,25 @@ def main(arguments: Sequence[str]) -> int:
             print(f"tpbench: doctor takes output_dir=DIR, got {argument}", file=sys.stderr)
             return 2
         output_dir = value
-    bad = 0
+    bad: list[str] = []
     for finding in examine(output_dir):
-        bad += finding.state == "bad"
+        bad += [finding.subject] if finding.state == "bad" else []
         print(f"{_MARKS[finding.state]}  {finding.subject}: {finding.message}", flush=True)
         if finding.fix:
             print(f"      {'mend' if finding.state == 'bad' else 'hint'}: {finding.fix}", flush=True)
-    print(f"\n{bad} to mend" if bad else "\nnothing to mend")
+    print(f"\nVerdict: {verdict(bad, machine.gpu_count(), available_cores())}")
     return 1 if bad else 0
+
+
+def verdict(bad: Sequence[str], gpus: int, cores: int) -> str:
+    """Return the verdict: problems to solve, or what this machine can measure. `bad`: subjects of bad findings."""
+    if bad:
+        problems = "one problem" if len(bad) == 1 else f"{len(bad)} problems"
+        return f"do not measure here yet, {problems} ({', '.join(dict.fromkeys(bad))}) to mend"
+    if gpus:
+        return f"this machine can measure on {gpus} GPU{'s' * (gpus > 1)}, nothing to mend"
+    core = f"{cores} CPU core{'s' * (cores > 1)}"
+    return f"sweeps run on {core}, times of Triton kernels are no measurement there, nothing to mend"
 
 
 def examine(output_dir: str) -> Iterator[Finding]:

@@ -1,4 +1,7 @@
-"""`python -m tpbench list`: variants, shapes, models, losses and experiments, and whether this machine can run them."""
+"""`python -m tpbench list TOPIC`: variants, shapes, models, losses, experiments and fields.
+
+Each variant and shape shows whether this machine can run it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ import yaml
 import tpbench
 from tpbench import packages
 from tpbench.measure import machine
+from tpbench.settings import JobError, unknown
 from tpbench.workloads import Variant, Workload, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
 AVAILABLE = "yes"
+INTERPRETED = "interpreted: right, but no measurement"
+TOPICS = ("variants", "shapes", "models", "losses", "experiments")
 
 
 @dataclass(frozen=True)
@@ -33,37 +39,70 @@ class Entry:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the list. The exit code is 0, or 2 for invalid arguments."""
-    if arguments:
-        print(f"tpbench: list takes no arguments, got {' '.join(arguments)}", file=sys.stderr)
-        return 2
+    from tpbench.console import choice, fields, overview  # late: they import this module
+
     gpus = machine.gpu_count()
-    print(f"This machine: {_machine(gpus)}. The second column says whether it can run each.\n")
-    for title, entries in sections(gpus):
-        print(title, *_aligned(entries), "", sep="\n")
-    for command in _install_commands():
-        print(command)
+    try:
+        if not arguments:
+            print(overview.overview(_machine(gpus), gpus), end="")
+        for topic in arguments:
+            group, equals, name = topic.lstrip("+").partition("=")
+            if equals:
+                print(choice.description(group, name, gpus), end="")
+            elif topic == "fields":
+                print(fields.all_fields(), end="")
+            else:
+                _print_sections(topic, gpus)
+            if topic in workloads():
+                print(fields.fields_of(topic), end="")
+    except JobError as error:
+        print(f"tpbench: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
-def _install_commands() -> list[str]:
+def _print_sections(topic: str, gpus: int) -> None:
+    found = sections_of(topic, gpus)
+    print(f"This machine: {_machine(gpus)}. The second column says whether it can run each.\n")
+    for title, entries in found:
+        print(title, *_aligned(entries), "", sep="\n")
+    if topic in ("all", "variants", *workloads()):
+        own = [workloads()[topic]] if topic in workloads() else list(workloads().values())
+        for command in _install_commands(own):
+            print(command)
+
+
+def _install_commands(owners: Sequence[Workload]) -> list[str]:
     """Return a line for each extra of which a variant's package is missing, with the command that installs it."""
-    required = {
-        name for each in workloads().values() for variant in each.variants.values() for name in variant.requires
-    }
+    required = {name for each in owners for variant in each.variants.values() for name in variant.requires}
     missing = sorted(name for name in required & set(packages.EXTRAS) if not packages.installed(name))
     by_extra = itertools.groupby(sorted(missing, key=packages.EXTRAS.__getitem__), key=packages.EXTRAS.__getitem__)
     groups = [list(names) for _, names in by_extra]
     return [f"To install {', '.join(names)}: {packages.install_commands(names)}" for names in groups]
 
 
+def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
+    """Return the sections of a topic: `all`, a kind of choices such as `shapes`, or the name of a workload.
+
+    The first section of a workload has its variants. Raises JobError if there is no such topic.
+    """
+    if topic in workloads():
+        workload = workloads()[topic]
+        return [_variant_section(workload, gpus), ("shape=", shapes(gpus, topic))]
+    found = sections(gpus)
+    if topic == "all":
+        return found
+    if topic not in TOPICS:
+        raise JobError(unknown("topic of list", topic, ("all", "fields", *TOPICS, *workloads(), "variant=NAME")))
+    prefixes = dict(zip(TOPICS, ("variant=", "shape=", "model=", "loss=", "+experiment="), strict=True))
+    return [(title, entries) for title, entries in found if title.startswith(prefixes[topic])]
+
+
 def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
     """Return all entries under their headings, for a machine with that many GPUs."""
     models = "model=  of train_step, with any of its shapes; or a path to a local folder with a config.json"
     return [
-        *(
-            (f"variant=  of {workload.name}, {workload.summary}", _variants(workload, gpus))
-            for workload in workloads().values()
-        ),
+        *(_variant_section(workload, gpus) for workload in workloads().values()),
         ("shape=", shapes(gpus)),
         (models, _commented("model")),
         ("loss=", _commented("loss")),
@@ -80,19 +119,18 @@ def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str
         return "no: needs a CUDA GPU"
     uses = variant.uses_triton
     triton = uses(SimpleNamespace(**options)) if callable(uses) else uses
-    return "interpreted: right, but no measurement" if triton and not gpus else AVAILABLE
+    return INTERPRETED if triton and not gpus else AVAILABLE
 
 
-def shapes(gpus: int) -> list[Entry]:
-    """Return the shapes with their sizes, smallest first."""
+def shapes(gpus: int, workload: str = "") -> list[Entry]:
+    """Return the shapes with their sizes, smallest first: all of them, or those of one workload."""
     fields = {name: _read("shape", name) for name in names("shape")}
 
     def order(name: str) -> tuple[str, int, int, str]:
         return fields[name].get("shape_workload", ""), _ranks(fields[name]), fields[name].get("vocab", 0), name
 
-    return [
-        Entry(name, _sizes(fields[name]), _enough(_ranks(fields[name]), gpus)) for name in sorted(fields, key=order)
-    ]
+    chosen = [name for name in sorted(fields, key=order) if workload in ("", fields[name].get("shape_workload"))]
+    return [Entry(name, _sizes(fields[name]), _enough(_ranks(fields[name]), gpus)) for name in chosen]
 
 
 def names(group: str) -> list[str]:
@@ -111,11 +149,12 @@ def _comment(file: Path) -> str:
     return next(comments, "")
 
 
-def _variants(workload: Workload, gpus: int) -> list[Entry]:
-    return [
+def _variant_section(workload: Workload, gpus: int) -> tuple[str, list[Entry]]:
+    entries = [
         Entry(name, variant.summary, availability(variant, gpus, workload.option_defaults))
         for name, variant in workload.variants.items()
     ]
+    return f"variant=  of {workload.name}, {workload.summary}", entries
 
 
 def _read(group: str, name: str) -> dict[str, Any]:

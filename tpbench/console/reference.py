@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-import typing
 from collections.abc import Iterable
 from typing import Any
 
+from tpbench.console.fields import settings_fields
 from tpbench.console.listing import names, sections
 from tpbench.job import Job
 from tpbench.launcher.options import SweepOptions
@@ -39,27 +38,16 @@ def page() -> str:
 
 
 def _fields(owner: str, settings: type[Any]) -> list[str]:
-    hints = typing.get_type_hints(settings)
     rows = (
-        (f"`{each.name}`", _default(each), _values(each, hints[each.name]), each.metadata["help"])
-        for each in dataclasses.fields(settings)
-        if not dataclasses.is_dataclass(hints[each.name]) and hints[each.name] is not Any
+        (
+            f"`{each.name}`",
+            "" if each.default is None else f"`{each.default}`",
+            " ".join(f"`{choice}`" for choice in each.choices) or each.limits,
+            each.help,
+        )
+        for each in settings_fields(settings)
     )
     return [f"### Fields {owner}\n", _table(("name", "default", "values", "meaning"), rows)]
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING:
-        return ""
-    value = field.default
-    return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _values(field: dataclasses.Field[Any], hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return " ".join(f"`{choice}`" for choice in typing.get_args(hint))
-    limits = (("at least", field.metadata["low"]), ("at most", field.metadata["high"]))
-    return ", ".join(f"{words} {limit}" for words, limit in limits if limit is not None)
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

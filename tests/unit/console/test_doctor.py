@@ -59,3 +59,16 @@ def test_a_disk_that_is_full_or_closed(monkeypatch, tmp_path):
     assert states(checks.disk(str(tmp_path)))["disk"] == "bad"
     (finding,) = checks.disk("/proc/rows")
     assert finding.state == "bad" and "cannot be written" in finding.message
+
+
+@pytest.mark.parametrize(
+    "bad, gpus, verdict",
+    [
+        ([], 4, "this machine can measure on 4 GPUs, nothing to mend"),
+        ([], 0, "sweeps run on 2 CPU cores, times of Triton kernels are no measurement there, nothing to mend"),
+        (["disk"], 4, "do not measure here yet, one problem (disk) to mend"),
+        (["GPU 0", "GPU 0", "disk"], 4, "do not measure here yet, 3 problems (GPU 0, disk) to mend"),
+    ],
+)
+def test_the_verdict(bad, gpus, verdict):
+    assert doctor.verdict(bad, gpus, cores=2) == verdict

@@ -1,0 +1,63 @@
+"""`python -m tpbench list variant=triton_tp`: one choice of a group, with all that is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hydra
+from omegaconf import OmegaConf
+
+from tpbench import packages
+from tpbench.console import listing
+from tpbench.console.fields import field_lines
+from tpbench.job import parse_job, unsupported_reason
+from tpbench.launcher.overrides import GROUPS
+from tpbench.settings import JobError, unknown
+from tpbench.workloads import variants
+
+
+def description(group: str, name: str, gpus: int) -> str:
+    """Return the description of `group=name`. Raises JobError if there is none."""
+    if group not in GROUPS:
+        raise JobError(unknown("group", group, GROUPS))
+    if name not in listing.names(group):
+        raise JobError(unknown(group, name, listing.names(group)))
+    lines = [f"{group}={name}", *(_of_variant(name, gpus) if group == "variant" else _of_file(group, name))]
+    return "\n".join(lines) + "\n"
+
+
+def _of_variant(name: str, gpus: int) -> list[str]:
+    workload, variant = variants()[name]
+    available = listing.availability(variant, gpus, workload.option_defaults)
+    shapes = [shape.name for shape in listing.shapes(gpus, workload.name)]
+    lines = [f"  {variant.summary}", f"  a variant of {workload.name}: {workload.summary}", f"  runs here: {available}"]
+    missing = [each for each in variant.requires if not packages.installed(each)]
+    lines += [f"  install it with: {packages.install_commands(missing)}"] if missing else []
+    lines += [f"  not on GPUs: {variant.cpu_only_reason}"] if variant.cpu_only_reason else []
+    if isinstance(variant.no_graph_reason, str) and variant.no_graph_reason:
+        lines.append(f"  no graph=true: {variant.no_graph_reason}")
+    lines += [f"  shapes: {' '.join(shapes)}", ""]
+    if options := field_lines(workload.problem, variant.options):
+        lines += ["Its options, beside the fields of every job and of its workload:", *options]
+    else:
+        lines += ["It has no options beside the fields of every job and of its workload."]
+    run = f"python -m tpbench variant={name} shape={_supported_shape(name, shapes)}"
+    return [*lines, "", f"{run}{'' if workload.scheduled else ' measure=quick'}"]
+
+
+def _supported_shape(variant: str, shapes: Sequence[str]) -> str:
+    """Return a shape that the variant supports: a tiny one if there is such, else the smallest."""
+    with hydra.initialize_config_dir(str(listing.CONF), version_base="1.3"):
+        for shape in sorted(shapes, key=lambda name: not name.startswith("tiny")):
+            values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", f"shape={shape}"]))
+            if unsupported_reason(parse_job(values)) is None:
+                return shape
+    return "NAME"
+
+
+def _of_file(group: str, name: str) -> list[str]:
+    """Return the content of a choice's file, and its name."""
+    file = listing.CONF / group / f"{name}.yaml"
+    kept = [line for line in file.read_text(encoding="utf-8").splitlines() if "@package" not in line]
+    return [*(f"  {line}".rstrip() for line in kept), "", f"This is conf/{group}/{file.name}."]
