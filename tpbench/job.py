@@ -230,6 +230,7 @@ def unsupported_reason(job: Job) -> str | None:
         if name not in variant.options:
             takers = [each.name for each in job.workload.variants.values() if name in each.options]
             return f"{variant.name} does not take {name}={value} (taken by: {', '.join(takers)})"
-    if job.measure.graph and variant.no_graph_reason:
-        return f"{variant.name} cannot be captured in a CUDA graph: {variant.no_graph_reason}"
+    no_graph = variant.no_graph_reason
+    if job.measure.graph and (reason := no_graph(job.problem) if callable(no_graph) else no_graph):
+        return f"{variant.name} cannot be captured in a CUDA graph: {reason}"
     return variant.unsupported_reason(job.problem, job.tp_size)

@@ -107,6 +107,8 @@ def test_a_sweep_ends_with_its_table_and_where_the_rows_are(
     assert "the same job as cell 4" in done.stdout
     assert "triton_tp" in done.stdout.split("[6/6]")[1]
     assert "4 rows in outputs/rows; logs in " in done.stdout
+    notes = [line for line in done.stdout.splitlines() if line.endswith(": ignored")]
+    assert notes == [f"{name} has no block_cap: ignored" for name in ("pytorch_tp_manual", "pytorch_gather")]
     assert re.search(r"vocab +tp +shard +triton_tp", done.stdout)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpbench.launcher.forecast import Forecast
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.plan import Cell, ignored_notes
 
 
 def dry_run_text(cells: Sequence[Cell]) -> str:
@@ -27,7 +27,7 @@ def plan_text(cells: Sequence[Cell], forecast: Forecast) -> str:
         grid.append([str(cell.index), str(cell), device, time, remark])
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     lines = ["  ".join(item.ljust(width) for item, width in zip(line, widths, strict=True)).rstrip() for line in grid]
-    return "\n".join([*lines, "", f"{_totals(cells, total_s, unknown)}. Nothing was run.", ""])
+    return "\n".join([*lines, "", *ignored_notes(cells), f"{_totals(cells, total_s, unknown)}. Nothing was run.", ""])
 
 
 def _expected(cell: Cell, forecast: Forecast) -> tuple[str, float | None]:

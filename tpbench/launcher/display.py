@@ -109,6 +109,10 @@ class Display:
             self.blocked_printed = True
             self._print(printable(f"waiting: other jobs on this host have the devices for {cell}"))
 
+    def note(self, line: str) -> None:
+        """Print a line about the whole sweep."""
+        self._print(printable(line))
+
     def explain(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
         """Print for each cell of a resumed sweep whether it runs, and why."""
         for cell, runs, reason in cells:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pandas as pd
 
 from tpbench.job import Job
 from tpbench.launcher import gpus
+from tpbench.launcher.cores import available_cores
 from tpbench.launcher.plan import Cell
 from tpbench.predict.cells import measured, predictable
 from tpbench.predict.memory import RESERVE_GIB
@@ -42,13 +42,16 @@ class Forecast:
         self.gpu_memory_gib = gpu_memory_gib
         self.wall_s: dict[str, float] = {}
         self.typical_s: dict[tuple[str, int, str], float] = {}
+        self.quickest_s: dict[tuple[str, int, str], float] = {}
+        """By workload, world size and device, as `typical_s`: a small job takes hardly more than its start."""
         self.models: dict[str, Mapping[str, VariantModel]] = {}
         """By workload, then by variant."""
         if rows is None or rows.empty:
             return
         done = rows[rows["wall_s"].notna() & (rows["status"] == "ok")]
         self.wall_s = dict(done.groupby("key")["wall_s"].last())
-        self.typical_s = dict(done.groupby(["workload", "world_size", "device"])["wall_s"].median())
+        similar = done.groupby(["workload", "world_size", "device"])["wall_s"]
+        self.typical_s, self.quickest_s = dict(similar.median()), dict(similar.min())
         for name, workload in predictable().items():
             with contextlib.suppress(JobError):  # no row was measured on a GPU, so no model can be fitted
                 self.models[name] = models(measured(rows, workload))
@@ -66,13 +69,17 @@ class Forecast:
         """Return the expected wall time of a job in seconds, or None if it is unknown.
 
         The sources are, in this order: the last row of the same job, the median of similar jobs, and the time budget
-        of the measurement plus the start. Only the first holds for a workload whose problem fixes the iterations.
+        of the measurement plus the start. Only the first holds for a workload whose problem fixes the iterations. On a
+        CPU the size decides: the quickest of similar jobs, or the budget and the start, plus the work on the cores.
         """
         if job.workload.scheduled:
             return self.wall_s.get(job.key)
-        typical = self.typical_s.get((job.workload.name, job.world_size, job.device))
-        guess = START_S + (2 if job.device == "cuda" else 1) * job.measure.time_budget_s
-        return float(self.wall_s.get(job.key) or typical or guess + _interpreter_s(job))
+        kind = (job.workload.name, job.world_size, job.device)
+        known = self.wall_s.get(job.key)
+        if job.device == "cpu":
+            start = self.quickest_s.get(kind) or START_S + job.measure.time_budget_s
+            return float(known or start + _work_s(job))
+        return float(known or self.typical_s.get(kind) or START_S + 2 * job.measure.time_budget_s)
 
     def oom_reason(self, job: Job) -> str | None:
         """Return why a job is predicted to run out of memory, or None if it is not."""
@@ -106,10 +113,11 @@ def variant_label(job: Job) -> str:
     return " ".join([job.variant, *values])
 
 
-def _interpreter_s(job: Job) -> float:
-    """Return the seconds of one pass in Triton's interpreter, 0 if the job does not use it."""
+def _work_s(job: Job) -> float:
+    """Return the seconds that setup, passes and check of a job take on this machine's cores."""
     cost_model = job.workload.cost_model() if job.workload.cost_model else None
     size = cost_model.size_of(job.flat()) if cost_model else None
-    if not cost_model or size is None or not job.interpreted:
-        return 0.0
-    return cost_model.interpreter_core_s(size) * max(1.0, job.world_size / (os.cpu_count() or 1))
+    core_s = job.workload.cpu_core_s(job.problem, job.tp_size)
+    if cost_model and size is not None and job.interpreted:
+        core_s += cost_model.interpreter_core_s(size)
+    return core_s * max(1.0, job.world_size / available_cores())

@@ -42,6 +42,8 @@ class Cell:
     """Index of an earlier cell with the same job. The two differ in an option that their variant does not have."""
     distinguishing: tuple[str, ...] = ()
     """Fields that distinguish this cell from cells of the sweep whose jobs have the same text."""
+    ignored: tuple[str, ...] = ()
+    """Options that the command line set and the cell's variant does not have. They have their defaults in the job."""
 
     def __str__(self) -> str:
         flat = self.job.flat() if self.distinguishing else {}
@@ -67,7 +69,10 @@ def plan(requests: Sequence[Request], target: PlanningTarget) -> list[Cell]:
         if job.device == "auto":
             job = replace(job, device=target.device)
         first = first_with.setdefault(job.key, request.index)
-        cells.append(Cell(request.index, job, skip_reason(job, target), None if first == request.index else first))
+        same_as = None if first == request.index else first
+        cells.append(
+            Cell(request.index, job, skip_reason(job, target), same_as, ignored=_ignored_options(job, request))
+        )
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
     refused = [(cell.job.implementation.name, mistake(cell.job, target)) for cell in cells]
@@ -76,6 +81,27 @@ def plan(requests: Sequence[Request], target: PlanningTarget) -> list[Cell]:
         lines = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in refused)
         raise JobError("\n".join(dict.fromkeys(map(str, lines))))
     return distinguish(cells)
+
+
+def _ignored_options(job: Job, request: Request) -> tuple[str, ...]:
+    """Return the options that the command line set to another value than their default and that the job ignores."""
+    defaults = job.workload.option_defaults
+    ignorable = [each.name for each in job.workload.options if each.ignorable]
+    return tuple(
+        name
+        for name in ignorable
+        if name in request.chosen
+        and name not in job.implementation.options
+        and str(request.values.get(name)).lower() != str(defaults[name]).lower()
+    )
+
+
+def ignored_notes(cells: Sequence[Cell]) -> list[str]:
+    """Return a line for each variant that ignores options of the command line."""
+    by_variant: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        by_variant.setdefault(cell.job.variant, {}).update(dict.fromkeys(cell.ignored))
+    return [f"{variant} has no {', '.join(names)}: ignored" for variant, names in by_variant.items() if names]
 
 
 def distinguish(cells: Sequence[Cell]) -> list[Cell]:

@@ -18,7 +18,7 @@ from tpbench.launcher.attempt import RETRIED, Attempt, Outcome, StartAttempt, di
 from tpbench.launcher.display import Display
 from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.plan import Cell, ignored_notes
 from tpbench.launcher.process import Terminated
 from tpbench.launcher.target import PlanningTarget
 from tpbench.results.compact import Busy, compact
@@ -61,6 +61,8 @@ def run_sweep(cells: Sequence[Cell], folder: Path, conduct: SweepOptions, runner
     folder.mkdir(parents=True, exist_ok=True)
     locks = CellLocks(output_dirs)
     with Display(len(cells), folder) as display:
+        for line in ignored_notes(cells):
+            display.note(line)
         sweep = _Sweep(cells, folder, conduct, runner, locks, display)
         try:
             sweep.run()

@@ -37,8 +37,8 @@ class Variant:
     """True if the variant is skipped on a CPU. May be a function of the problem."""
     cpu_only_reason: str = ""
     """Why the variant cannot run on GPUs. Empty if it can."""
-    no_graph_reason: str = ""
-    """Why an iteration cannot be captured in a CUDA graph. Empty if it can."""
+    no_graph_reason: str | Callable[[Any], str] = ""
+    """Why an iteration cannot be captured in a CUDA graph. Empty if it can. May be a function of the problem."""
     uses_triton: bool | Callable[[Any], bool] = False
     """True if the kernels run in Triton's interpreter on a CPU: such rows are marked `interpreted`. May be a function
     of the problem."""
@@ -138,6 +138,9 @@ class Workload:
     """Return a row as a JSON document that this workload's users know, with its file name, or None."""
     cost_model: Callable[[], CostModel] | None = None
     """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
+    cpu_core_s: Callable[[Any, int], float] = lambda problem, tp_size: 0.0
+    """Return the seconds of one rank on one CPU core for setup, two passes and the check, without Triton kernels. The
+    second argument is tp_size. A dry run shows this as a rough expectation."""
     scheduled: bool = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
     applies, no CUDA graph replays an iteration, and cells cannot be interleaved. Sessions have a `Schedule`."""

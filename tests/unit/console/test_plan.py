@@ -65,3 +65,8 @@ def test_an_unknown_time_is_not_part_of_the_total():
     assert "  unknown" in lines[1] and lines[-1] == "1 cell, 1 to run, of unknown length. Nothing was run."
     total = text(Cell(0, train_job(), None), Cell(1, job(), None)).splitlines()[-1]
     assert "about 0.5 minutes one after the other, and 1 of unknown length. Nothing" in total
+
+
+def test_ignored_options_stand_before_the_totals():
+    cells = [Cell(0, job("pytorch_gather"), None, ignored=("block_cap",)), Cell(1, job(), None)]
+    assert text(*cells).splitlines()[-2] == "pytorch_gather has no block_cap: ignored"

@@ -10,11 +10,12 @@ import pytest
 from tests.support.planned import MODEL
 from tpbench.job import field_names
 from tpbench.launcher.options import SWEEP_OPTION_NAMES
-from tpbench.launcher.plan import Cell, Request, plan
+from tpbench.launcher.plan import Cell, Request, ignored_notes, plan
 from tpbench.launcher.target import ThisHost
 from tpbench.settings import JobError
 from tpbench.workloads import variants
 
+PLAIN = ("pytorch_tp_manual", "pytorch_gather")
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
@@ -120,3 +121,39 @@ def test_what_a_workload_lacks_is_said_with_the_way_to_change_the_line() -> None
         "no field of train_step is called heds, did you mean heads or kv_heads? "
         f"(all {names}: python -m tpbench list train_step)",
     ]
+
+
+def ignoring(*jobs: dict[str, Any]) -> list[str]:
+    base = {"tokens": 64, "vocab": 1000, "tp_size": 2}
+    requests = [Request(at, {**base, **job}, [*job], [CONF]) for at, job in enumerate(jobs)]
+    return ignored_notes(plan(requests, ThisHost(0)))
+
+
+def test_an_ignored_option_is_named_once_for_each_variant() -> None:
+    options = {"exchange": "nccl", "tokens": 64}
+    jobs = [
+        {"variant": name, "block_cap": cap, **options} for name in ("triton_tp", *PLAIN) for cap in ("4096", "8192")
+    ]
+    assert ignoring(*jobs) == [f"{name} has no block_cap, exchange: ignored" for name in PLAIN]
+
+
+def test_an_option_with_its_default_is_not_called_ignored() -> None:
+    assert ignoring({"variant": "pytorch_gather", "block_cap": "auto"}) == []
+
+
+BLOCK = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8, "shape_workload": "tp_block"}
+
+
+@pytest.mark.parametrize("variant", ["block_auto", "block_copy_engine"])
+def test_an_option_value_that_a_variant_refuses_is_refused_before_it_runs(variant: str) -> None:
+    graph = {**BLOCK, "variant": variant, "graph": True}
+    with pytest.raises(JobError) as caught:
+        cells(graph, gpus=2)
+    assert str(caught.value) == (
+        f"{variant} cannot be captured in a CUDA graph: its signals=stream are memory operations of the stream, which "
+        "a graph cannot replay: set signals=kernel"
+    )
+    (cell,) = cells({**graph, "signals": "kernel"}, gpus=2)
+    assert cell.skip_reason is None
+    refused, fine = cells(graph, {**BLOCK, "variant": "block_tp", "graph": True}, gpus=2)
+    assert "set signals=kernel" in str(refused.skip_reason) and fine.skip_reason is None

@@ -64,6 +64,13 @@ class TpBlock:
         return ("attention_norm", "mlp_norm") if self.part == "block" else ()
 
 
+def _cpu_core_s(problem: TpBlock, tp_size: int) -> float:
+    """Return the seconds on one CPU core. It took 2.9 s for a rank with 24e9 floating-point operations."""
+    from tpbench.workloads.tp_block.costs import flops  # late: it imports this module
+
+    return 2.9 * flops(problem, tp_size) / 24e9
+
+
 WORKLOAD = Workload(
     name="tp_block",
     summary="transformer block under tensor and sequence parallelism, forward and backward",
@@ -92,6 +99,7 @@ WORKLOAD = Workload(
         "timeline_kind": "traced step on rank 0: 0 product, 1 communication, 2 other",
         "timeline_lane": "traced step on rank 0: number of the stream (on a CPU: of the thread)",
     },
+    cpu_core_s=_cpu_core_s,
     options=(
         Option("save_gathered", ignorable=True),
         Option("signals", ignorable=True),

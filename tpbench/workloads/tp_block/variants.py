@@ -19,6 +19,13 @@ def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
     return _no_peers(problem, tp_size)
 
 
+def _no_graph(problem: TpBlock) -> str:
+    """Return why a step with copies between ranks cannot be captured in a CUDA graph, or an empty string if it can."""
+    if problem.signals == "kernel":
+        return ""
+    return "its signals=stream are memory operations of the stream, which a graph cannot replay: set signals=kernel"
+
+
 @WORKLOAD.variant("the whole block on every rank, each for itself: the reference", options={"profile"})
 def block_no_tp(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
@@ -79,6 +86,7 @@ def block_compile_async(problem: TpBlock, context: Any) -> Any:
     "copy engines move chunks through symmetric memory ahead of the products, which keep all SMs",
     options=_KEEPS | {"signals"},
     requires_cuda=True,
+    no_graph_reason=_no_graph,
     unsupported_reason=_no_peers,
 )
 def block_copy_engine(problem: TpBlock, context: Any) -> Any:
@@ -93,6 +101,7 @@ def block_copy_engine(problem: TpBlock, context: Any) -> Any:
 @WORKLOAD.variant(
     "for each operation the schedule that was fastest when tried, or one for all where the step is faster so",
     options=_KEEPS | {"signals"},
+    no_graph_reason=_no_graph,
     unsupported_reason=_no_peers,
 )
 def block_auto(problem: TpBlock, context: Any) -> Any:
