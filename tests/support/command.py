@@ -44,7 +44,7 @@ def tpbench(
 
 FORKED_COMMANDS = """
 import json, os, sys
-import tpbench.__main__
+import tpbench.__main__, tpbench.console.plan
 from tpbench.workloads import workloads
 workloads()
 for folder, arguments in json.load(sys.stdin):
@@ -61,22 +61,31 @@ for folder, arguments in json.load(sys.stdin):
 """A program that imports tpbench once and forks a process for each command line. Most of a short command is imports."""
 
 
+def forked(commands: Sequence[Sequence[str]], folder: Path) -> list[tuple[int, Path]]:
+    """Run `python -m tpbench ARGUMENTS` for each command line, one after the other.
+
+    Return for each its exit code, and its working folder with the files `stdout` and `stderr`.
+    """
+    folders = [folder / str(index) for index in range(len(commands))]
+    for each in folders:
+        each.mkdir()
+    lines = json.dumps([(str(each), list(arguments)) for each, arguments in zip(folders, commands, strict=True)])
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED_COMMANDS], input=lines, env=environment(), capture_output=True, text=True,
+        timeout=240, check=True,
+    )  # fmt: skip
+    return list(zip(map(int, done.stdout.split()), folders, strict=True))
+
+
 def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) -> None:
     """Check that each command line fails with its messages, without a traceback, and launches nothing.
 
     Each case has arguments and the messages that stderr must contain.
     """
-    folders = [folder / str(index) for index in range(len(cases))]
-    for each in folders:
-        each.mkdir()
-    commands = json.dumps([(str(each), arguments) for each, (arguments, _) in zip(folders, cases, strict=True)])
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED_COMMANDS], input=commands, env=environment(), capture_output=True, text=True,
-        timeout=240, check=True,
-    )  # fmt: skip
-    for code, each, (arguments, messages) in zip(done.stdout.split(), folders, cases, strict=True):
+    ended = forked([arguments for arguments, _ in cases], folder)
+    for (code, each), (arguments, messages) in zip(ended, cases, strict=True):
         errors = (each / "stderr").read_text()
-        assert code == "1", arguments
+        assert code == 1, arguments
         assert [message for message in messages if message not in errors] == [], errors
         assert "Traceback" not in errors
     assert not [*folder.rglob("*.parquet"), *folder.rglob("task.json")]

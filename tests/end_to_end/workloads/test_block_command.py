@@ -8,12 +8,12 @@ import pytest
 
 import tpbench as package
 from tests.support.command import refused, tpbench
+from tests.support.documented import documented
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
-    done = tpbench("-m", "variant=block_no_tp,block_tp,block_tp_overlap,block_symm_mem", "shape=tiny_block_tp2",
-                   "measure=quick", "device=cpu", "dtype=float32", "reuse=true", "profile=true",
-                   cwd=tmp_path)  # fmt: skip
+    command = documented("shape=tiny_block_tp2")
+    done = tpbench(*command, "measure=quick", "device=cpu", "dtype=float32", "reuse=true", "profile=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = package.load(tmp_path / "outputs").set_index("variant")
     assert dict(rows["status"]) == {

@@ -12,13 +12,14 @@ import yaml
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
 from tests.support.composed import job
+from tests.support.documented import documented
 from tpbench.job import unsupported_reason
 from tpbench.launcher.target import ThisHost, skip_reason
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
-    done = tpbench("-m", "variant=dense_reduce_scatter,sparse_all_to_all", "shape=tiny_bigram_w2", "measure=quick",
-                   "device=cpu", "overlap_ms=2", "merge=index_add,triton", "reuse=true", cwd=tmp_path)  # fmt: skip
+    options = ("measure=quick", "device=cpu", "overlap_ms=2", "merge=index_add,triton", "reuse=true")
+    done = tpbench(*documented("shape=tiny_bigram_w2"), *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = package.load(tmp_path / "outputs")
     assert list(rows["variant"]) == ["dense_reduce_scatter", "sparse_all_to_all", "sparse_all_to_all"]

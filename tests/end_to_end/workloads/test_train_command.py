@@ -14,6 +14,7 @@ import yaml
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
 from tests.support.composed import job
+from tests.support.documented import documented
 from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.attempt import new_task, store
@@ -29,9 +30,9 @@ STEPS = ("steps=6", "warmup_steps=2", "phase_steps=2", "log_interval=2")
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Run the sweep of the README. Worker processes are reused, so that packages are imported once."""
+    """Run the sweep of the page. Worker processes are reused, so that packages are imported once."""
     folder = tmp_path_factory.mktemp("train")
-    line = ["-m", "variant=autotp,fsdp_dtensor", "shape=tiny_train_tp2", "train.loss=torch,tpbench"]
+    line = [*documented("shape=tiny_train_tp2"), "train.loss=torch,tpbench"]
     return folder, tpbench(*line, *STEPS, "device=cpu", "profile=true", "reuse=true", cwd=folder)
 
 
