@@ -170,8 +170,8 @@ def test_a_small_sweep_runs(text: str, tmp_path: Path) -> None:
 def plan(text: str) -> list[str]:
     """Return the arguments of a dry run of this sweep, on this host.
 
-    To compose a cell takes 0.1 s. Of an experiment's lists the first value is planned; the tests of the workloads
-    compose its other cells.
+    To compose a cell takes 0.1 s. Of an experiment's lists of names the first one is planned; the tests of the
+    workloads compose its other cells.
     """
     arguments = shlex.split(text)[3:]
     check_overrides(arguments, ROOT / "conf")
@@ -179,7 +179,12 @@ def plan(text: str) -> list[str]:
     for name in [each.partition("=")[2] for each in kept if each.startswith("+experiment=")]:
         experiment = yaml.safe_load((ROOT / "conf/experiment" / f"{name}.yaml").read_text())
         lists = experiment["hydra"]["sweeper"]["params"]
-        kept += [f"hydra.sweeper.params.{key}={str(values).split(',')[0]}" for key, values in lists.items()]
+        first = {key: str(values).split(",")[0] for key, values in lists.items()}
+        kept += [
+            f"hydra.sweeper.params.{key}={value}"
+            for key, value in first.items()
+            if key.isidentifier() and value.isidentifier()
+        ]
     return [*kept, "dry_run=true"]
 
 
