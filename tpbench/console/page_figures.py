@@ -5,7 +5,6 @@ too. A figure may be rounded: "87%" is printed if a table has 86.6%. These numbe
 
 - code, link targets, headings and comments;
 - versions: a number behind the name of a package, such as "Triton 3.6";
-- sections whose title begins with "## What was tried" or "## Measured apart from the rows": no row keeps their figures;
 - settings and constants that the page lists in a comment, as they are written: `<!-- not measured: 95%, 1 GiB -->`.
 """
 
@@ -41,9 +40,8 @@ _VERSION = re.compile(
 )
 _BLOCK = re.compile(r"<!-- scripts/(?:(?! -o )[^\n])*-->\n(.*?)<!-- end -->", re.DOTALL)
 _NOT_MEASURED = re.compile(r"<!-- not measured: (.*?) -->", re.DOTALL)
-_SECTION = r"^## (?:What was tried|Measured apart from the rows).*?(?=^## |\Z)"
 _NO_TEXT = re.compile(
-    rf"{_SECTION}|{_BLOCK.pattern}|<!--.*?-->|```.*?```|`[^`]*`|\]\([^)]*\)|^#[^\n]*", re.DOTALL | re.MULTILINE
+    rf"{_BLOCK.pattern}|<!--.*?-->|```.*?```|`[^`]*`|\]\([^)]*\)|^#[^\n]*", re.DOTALL | re.MULTILINE
 )
 
 
