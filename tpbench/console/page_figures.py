@@ -40,9 +40,7 @@ _VERSION = re.compile(
 )
 _BLOCK = re.compile(r"<!-- scripts/(?:(?! -o )[^\n])*-->\n(.*?)<!-- end -->", re.DOTALL)
 _NOT_MEASURED = re.compile(r"<!-- not measured: (.*?) -->", re.DOTALL)
-_NO_TEXT = re.compile(
-    rf"{_BLOCK.pattern}|<!--.*?-->|```.*?```|`[^`]*`|\]\([^)]*\)|^#[^\n]*", re.DOTALL | re.MULTILINE
-)
+_NO_TEXT = re.compile(rf"{_BLOCK.pattern}|<!--.*?-->|```.*?```|`[^`]*`|\]\([^)]*\)|^#[^\n]*", re.DOTALL | re.MULTILINE)
 
 
 class Figure(NamedTuple):

@@ -33,8 +33,13 @@ def require_namespaces() -> None:
 
 
 def listeners(pid: int) -> set[str]:
-    """Return the addresses, in hexadecimal, at which TCP sockets listen in the network namespace of a process."""
-    found = set()
+    """Return the addresses, in hexadecimal, at which TCP sockets listen in the network namespace of a process.
+
+    There are none before the process has entered a namespace of its own.
+    """
+    found: set[str] = set()
+    if os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+        return found
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()

@@ -39,7 +39,7 @@ def test_the_training_loop_of_the_readme_trains_as_torch_does() -> None:
             continue
         names: dict[str, Any] = {
             "tp_group": None,
-            "rank": 0,
+            "tp_rank": 0,
             "tp": 1,
             "vocab": vocab,
             "batches": batches,
