@@ -38,7 +38,7 @@ def listeners(pid: int) -> set[str]:
     There are none before the process has entered a namespace of its own.
     """
     found: set[str] = set()
-    if os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+    if Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
         return found
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
