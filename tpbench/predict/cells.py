@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pandas as pd
@@ -57,6 +57,13 @@ class MeasuredCells:
     def memory_gib(self) -> float | None:
         """Memory of the GPU, or None if no row says it. A row with a smaller limit says nothing."""
         return max((cell.memory_limit_gib for cell in self.cells if cell.memory_limit_gib), default=None)
+
+    @property
+    def ran_out(self) -> list[MeasuredCell]:
+        """The cells that ran out of memory. One without a memory limit had all memory of the GPU."""
+        failed = [cell for cell in self.cells if cell.status == "oom"]
+        limited = [replace(cell, memory_limit_gib=cell.memory_limit_gib or self.memory_gib) for cell in failed]
+        return [cell for cell in limited if cell.memory_limit_gib]
 
     @property
     def copy_gb_per_s(self) -> float | None:

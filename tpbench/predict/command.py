@@ -19,6 +19,7 @@ from tpbench.predict.model import VariantModel, models
 from tpbench.predict.quantities import whole_numbers
 from tpbench.predict.target import Target
 from tpbench.predict.target import target as find_target
+from tpbench.predict.validation import validation
 from tpbench.report.rows import read_rows
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Workload, workloads
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _picture(cells, fitted, _sizes(workload, asked), asked.picture)
             return 0
         if asked.validate:
-            table, reached = render.validation(fitted, cells)
+            table, reached = validation(_chosen(fitted, asked), cells)
             print(table, end="")
             return 0 if reached else 1
         answers = _answers(cells, fitted, workload, asked)
@@ -87,7 +88,9 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
     parser.add_argument("--gpu", metavar="NAME", help="your GPU, of which there are rows to fit to (the one with most)")
     parser.add_argument("--format", default="text", choices=("text", "json"))
     parser.add_argument(
-        "--validate", action="store_true", help="predict each measured cell from the others, show the errors"
+        "--validate",
+        action="store_true",
+        help="predict each measured cell from the others, show the errors, and the cells that ran out of memory",
     )
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="draw where a variant runs out of memory (.png, .svg)"
@@ -148,15 +151,22 @@ def _answer(
     if complaints := workload.problem(**problem).check(size.tp_size, 1):
         raise JobError("\n".join(complaints))
     able = {head: model for head, model in fitted.items() if size.kind in model.fits["peak_gib"].kinds}
-    for name in asked.variant.split(",") if asked.variant else ():
+    chosen = _chosen(able, asked)
+    if not chosen:
+        raise JobError(f"{size.kind} was not measured on {cells.gpu}")
+    predictions = [model(size, target.slowdown) for model in chosen.values()]
+    return render.Answer(size, predictions, chosen, target, cells.cost_model.question, filtered=bool(asked.variant))
+
+
+def _chosen(able: Mapping[str, VariantModel], asked: argparse.Namespace) -> Mapping[str, VariantModel]:
+    """Return the models that `--variant` names, or all. Raises JobError for a variant without a model."""
+    if not asked.variant:
+        return able
+    names = asked.variant.split(",")
+    for name in names:
         if name not in able:
             raise JobError(unknown("variant with enough cells", name, able))
-    if asked.variant:
-        able = {head: able[head] for head in asked.variant.split(",")}
-    if not able:
-        raise JobError(f"{size.kind} was not measured on {cells.gpu}")
-    predictions = [model(size, target.slowdown) for model in able.values()]
-    return render.Answer(size, predictions, able, target, cells.cost_model.question)
+    return {name: able[name] for name in names}
 
 
 def _picture(

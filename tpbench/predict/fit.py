@@ -16,6 +16,9 @@ from scipy import optimize
 from tpbench.predict.cells import MeasuredCell
 from tpbench.workloads.cost_model import CostModel, ProblemSize, Terms, TimeTerms
 
+_SAME = 1e-4
+"""Columns of unit length that differ by less cannot be told apart."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -25,6 +28,8 @@ class Fit:
     coefficients: dict[str, float]
     kinds: frozenset[str]
     """The kinds of problems that were measured."""
+    separates_collectives: bool = False
+    """True if the measured cells tell the contribution of the collectives apart from the rest."""
 
     def __call__(self, size: ProblemSize, slowdown: float = 1.0) -> float:
         """Return the sum. `slowdown` multiplies the terms that a GPU's memory bandwidth limits."""
@@ -35,9 +40,12 @@ class Fit:
         """Return the contribution of each term."""
         return {name: self.coefficients.get(name, 0.0) * value for name, value in self.terms(size).items()}
 
-    def communication(self, size: ProblemSize) -> float:
-        """Return the contribution of the collectives."""
-        return sum(value for name, value in self.parts(size).items() if name.startswith("collective"))
+    def communication(self, size: ProblemSize) -> float | None:
+        """Return the contribution of the collectives: zero without any, None if the cells do not tell it."""
+        parts = [value for name, value in self.parts(size).items() if _is_collective(name)]
+        if not parts:
+            return 0.0
+        return sum(parts) or None if self.separates_collectives else None
 
 
 def fit(terms: Terms, sizes: Sequence[ProblemSize], values: Sequence[float]) -> Fit:
@@ -51,7 +59,22 @@ def fit(terms: Terms, sizes: Sequence[ProblemSize], values: Sequence[float]) -> 
     norms = np.maximum(np.linalg.norm(scaled, axis=0), 1e-30)  # terms in ms and in bytes side by side
     solution, _ = optimize.nnls(scaled / norms, targets * weights, maxiter=100 * len(names))
     coefficients = dict(zip(names, (solution / norms).tolist(), strict=True))
-    return Fit(terms, coefficients, frozenset(size.kind for size in sizes))
+    return Fit(terms, coefficients, frozenset(size.kind for size in sizes), _separable(scaled / norms, names))
+
+
+def _is_collective(name: str) -> bool:
+    return name.startswith("collective")
+
+
+def _separable(matrix: np.ndarray[Any, Any], names: Sequence[str]) -> bool:
+    """Return true if no sum of the collectives' columns equals a sum of the other columns."""
+    collective = np.array([_is_collective(name) for name in names])
+    ranks = [_rank(matrix[:, columns]) for columns in (collective, ~collective, collective | True)]
+    return ranks[0] > 0 and ranks[0] + ranks[1] == ranks[2]
+
+
+def _rank(matrix: np.ndarray[Any, Any]) -> int:
+    return int(np.linalg.matrix_rank(matrix, tol=_SAME)) if matrix.size else 0
 
 
 def fit_cells(cost_model: CostModel, cells: Sequence[MeasuredCell]) -> dict[str, Fit]:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from tpbench.predict.model import Estimate
+from tpbench.report.metric import number
 from tpbench.workloads.cost_model import ProblemSize
+
+if TYPE_CHECKING:
+    from tpbench.predict.model import Estimate
 
 RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
+SAME_SHARE = 0.05
+"""GPUs whose memory differs by a smaller share count as the same."""
+_VERDICTS = ("fits", "tight", "OOM")
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,58 @@ def free_gib(gpu_memory_gib: float, size: ProblemSize, model: TrainedModel | Non
     return gpu_memory_gib - RESERVE_GIB - (model.taken_gib(size.tokens, size.tp_size) if model else 0.0)
 
 
-def memory_verdict(size: ProblemSize, peak_gib: Estimate, free: float) -> str:
-    """Return `fits`, `OOM`, or `tight` if the error bar includes both."""
+class RanOut(NamedTuple):
+    """A measured cell that ran out of memory."""
+
+    needed_gib: float
+    """Predicted need, inputs included."""
+    gpu_memory_gib: float
+    """Memory of the GPU that the cell ran on, or the limit that its job set."""
+
+
+@dataclass(frozen=True)
+class MeasuredMemory:
+    """Results of one variant's measured cells, which bound the memory that fits."""
+
+    largest_ok_gib: float = 0.0
+    """Largest predicted need of a cell that ran, inputs included."""
+    ran_out: tuple[RanOut, ...] = ()
+
+    def smallest_ran_out(self, free: float) -> RanOut | None:
+        """Return the cell with the smallest need that ran out although its GPU had at least `free` GiB."""
+        alike = [each for each in self.ran_out if free <= (each.gpu_memory_gib - RESERVE_GIB) * (1 + SAME_SHARE)]
+        return min(alike, default=None)
+
+    def verdict(self, needed_gib: float, free: float) -> str:
+        """Return `OOM` from the need of a cell that ran out, `tight` if it is above those that ran, else `fits`.
+
+        If a cell ran out and one with a larger need ran, a need between the two is `tight`, too.
+        """
+        failed = self.smallest_ran_out(free)
+        if failed is None:
+            return _VERDICTS[0]
+        return _VERDICTS[(needed_gib >= failed.needed_gib) + (needed_gib > self.largest_ok_gib)]
+
+
+def memory_verdict(size: ProblemSize, peak_gib: Estimate, free: float, seen: MeasuredMemory | None = None) -> str:
+    """Return `fits`, `OOM`, or `tight` if the error bar includes both. Measured cells can make it worse."""
+    predicted = "tight"
     if size.inputs_gib + peak_gib.high <= free:
-        return "fits"
-    return "OOM" if size.inputs_gib + peak_gib.low > free else "tight"
+        predicted = "fits"
+    elif size.inputs_gib + peak_gib.low > free:
+        predicted = "OOM"
+    measured = seen.verdict(size.inputs_gib + peak_gib.value, free) if seen else "fits"
+    return max(predicted, measured, key=_VERDICTS.index)
+
+
+def memory_reason(size: ProblemSize, peak_gib: Estimate, free: float, seen: MeasuredMemory) -> str | None:
+    """Return the measured cells that make the verdict worse than the prediction alone, or None if none do."""
+    verdict = memory_verdict(size, peak_gib, free, seen)
+    failed = seen.smallest_ran_out(free)
+    if failed is None or verdict == memory_verdict(size, peak_gib, free):
+        return None
+    largest = f", the largest that ran needs {number(seen.largest_ok_gib)} GiB" if verdict == "tight" else ""
+    return (
+        f"with its inputs it needs {number(size.inputs_gib + peak_gib.value)} GiB, and a measured cell that needs "
+        f"{number(failed.needed_gib)} GiB ran out of memory within {number(failed.gpu_memory_gib)} GiB{largest}"
+    )

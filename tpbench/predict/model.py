@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ import numpy as np
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
 from tpbench.predict.fit import Fit, fit_cells
+from tpbench.predict.memory import MeasuredMemory, RanOut
 from tpbench.workloads.cost_model import CostModel, ProblemSize
 
 FEWEST = 4
@@ -51,8 +53,11 @@ class Prediction:
     time_ms: Estimate | None
     device_ms: Estimate | None
     communication_ms: float | None
-    bytes_communicated: float
+    """None: withheld, or the rows cannot tell it apart from the rest."""
+    bytes_communicated: float | None
+    """None: no row over several ranks tells it."""
     peak_gib: Estimate
+    seen: MeasuredMemory = MeasuredMemory()
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class VariantModel:
     cells: tuple[MeasuredCell, ...]
     fits: dict[str, Fit]
     errors: dict[str, list[float]] = field(default_factory=dict)
+    ran_out: tuple[MeasuredCell, ...] = ()
+    """Cells that ran out of memory. Each has a `memory_limit_gib`."""
 
     def __call__(self, size: ProblemSize, slowdown: float | None = 1.0) -> Prediction:
         """Return the prediction for a size. Problems of its kind must have been measured.
@@ -81,14 +88,36 @@ class VariantModel:
         wall, device = estimates.get("time_ms"), estimates.get("device_ms")
         if wall and device and wall.value < device.value:  # fitted separately, but no iteration ends before its device
             estimates["time_ms"] = replace(wall, value=device.value)
+        sent = self._sent(size)
         clock = self.fits.get("device_ms") or self.fits.get("time_ms")
         return Prediction(
             self.head,
             estimates.get("time_ms"),
             estimates.get("device_ms"),
-            None if slowdown is None else clock.communication(size) if clock else 0.0,
-            float(self.fits["sent"](size)) if "sent" in self.fits else 0.0,
+            None if slowdown is None or clock is None or sent is None else clock.communication(size),
+            sent,
             estimates["peak_gib"],
+            self.seen,
+        )
+
+    def _sent(self, size: ProblemSize) -> float | None:
+        if size.tp_size == 1:
+            return 0.0
+        sent = self.fits.get("sent")
+        return sent(size) if sent and size.kind in sent.kinds else None
+
+    @functools.cached_property
+    def seen(self) -> MeasuredMemory:
+        """Bounds on the memory that fits, from the measured cells."""
+        memory = self.fits["peak_gib"]
+
+        def needed(cell: MeasuredCell) -> float:
+            return float(cell.size.inputs_gib) + memory(cell.size)
+
+        failed = [cell for cell in self.ran_out if cell.size.kind in memory.kinds]
+        return MeasuredMemory(
+            max(needed(cell) for cell in self.cells if cell.size.kind in memory.kinds),
+            tuple(RanOut(needed(cell), cell.memory_limit_gib or 0.0) for cell in failed),
         )
 
     def error(self, name: str) -> float:
@@ -113,7 +142,8 @@ def models(measured: MeasuredCells, *, errors: bool = True) -> dict[str, Variant
         cells = tuple(cell for cell in measured.cells if cell.head == head and cell.status == "ok")
         if len({cell.size for cell in cells}) >= FEWEST and any(cell.peak_gib is not None for cell in cells):
             left_out = leave_out(measured.cost_model, cells) if errors else {}
-            made[head] = VariantModel(head, cells, fit_cells(measured.cost_model, cells), left_out)
+            ran_out = tuple(cell for cell in measured.ran_out if cell.head == head)
+            made[head] = VariantModel(head, cells, fit_cells(measured.cost_model, cells), left_out, ran_out)
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpbench.predict.memory import memory_verdict
+from tpbench.predict.memory import memory_reason, memory_verdict
 from tpbench.predict.model import VariantModel
 from tpbench.workloads.cost_model import ProblemSize
 
@@ -16,14 +16,17 @@ def predicted_oom(models: Mapping[str, VariantModel], head: str, size: ProblemSi
         models: the result of `tpbench.predict.model.models`.
         head: the variant with its options, as in the head of a report's column.
         size: the problem.
-        free_gib: memory that each rank may use. A cell runs out only if the whole error bar lies above it.
+        free_gib: memory that each rank may use. A cell runs out only if the whole error bar lies above it, or if a
+            measured cell of the variant with the same need ran out.
     """
     model = models.get(head)
     if model is None or size.kind not in model.fits["peak_gib"].kinds:
         return None
     peak = model(size).peak_gib
-    if memory_verdict(size, peak, free_gib) != "OOM":
+    if memory_verdict(size, peak, free_gib, model.seen) != "OOM":
         return None
+    if reason := memory_reason(size, peak, free_gib, model.seen):
+        return f"expected to run out of memory: {reason}"
     return (
         f"predicted to run out of memory: {size.inputs_gib + peak.value:.3g} GiB (error {peak.error:.1%}), "
         f"{free_gib:.3g} GiB free"

@@ -1,4 +1,4 @@
-"""Predictions and validations as text or JSON."""
+"""Predictions as text or JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
-from tpbench.predict.cells import MeasuredCells
-from tpbench.predict.memory import RESERVE_GIB, memory_verdict
-from tpbench.predict.model import LARGEST_ERROR, QUANTITIES, SHARE, Estimate, Prediction, VariantModel, beyond
+from tpbench.predict.memory import RESERVE_GIB, memory_reason, memory_verdict
+from tpbench.predict.model import LARGEST_ERROR, SHARE, Estimate, Prediction, VariantModel, beyond
 from tpbench.predict.target import Target
 from tpbench.predict.verdict import verdict
 from tpbench.report.metric import number
@@ -20,9 +17,7 @@ from tpbench.report.writer import aligned
 from tpbench.workloads.cost_model import ProblemSize, Question
 
 UNKNOWN = "unknown"
-"""Text of a number whose error bar is too wide."""
-AIMS = {"time_ms": 0.10, "device_ms": 0.10, "peak_gib": 0.03}
-_NAMES = {"time_ms": "wall time", "device_ms": "device time", "peak_gib": "peak memory"}
+"""Text of a number whose error bar is too wide, and of communication that the rows do not tell."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +30,8 @@ class Answer:
     models: Mapping[str, VariantModel]
     target: Target
     question: Question | None = None
+    filtered: bool = False
+    """True if the user chose the variants, so that others are not compared."""
 
     @property
     def free_gib(self) -> float:
@@ -44,7 +41,7 @@ class Answer:
     @property
     def verdict(self) -> str:
         """The answer in one sentence, without a full stop."""
-        return verdict(self.predictions, self.question, self.size, self.free_gib)
+        return verdict(self.predictions, self.question, self.size, self.free_gib, filtered=self.filtered)
 
 
 def text(answers: Sequence[Answer]) -> str:
@@ -70,9 +67,9 @@ def _table(answer: Answer) -> str:
     for each in answer.predictions:
         grid.append([
             each.head, _with_error(each.time_ms, "ms"), _with_error(each.device_ms, "ms"),
-            MISSING if each.communication_ms is None else f"{number(each.communication_ms)} ms",
-            f"{number(each.bytes_communicated / 2**20)} MiB",
-            _with_error(each.peak_gib, "GiB"), memory_verdict(size, each.peak_gib, free),
+            _communication(each, answer.target),
+            UNKNOWN if each.bytes_communicated is None else f"{number(each.bytes_communicated / 2**20)} MiB",
+            _with_error(each.peak_gib, "GiB"), memory_verdict(size, each.peak_gib, free, each.seen),
         ])  # fmt: skip
     cells = sum(len(answer.models[each.head].cells) for each in answer.predictions)
     notes = [
@@ -81,9 +78,27 @@ def _table(answer: Answer) -> str:
         extrapolation([answer.models[each.head] for each in answer.predictions], size),
         f"+-: {SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error grows with "
         f"each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}",
+        _unknown_communication(answer),
+        *(
+            f"{each.head}: {reason}"
+            for each in answer.predictions
+            if (reason := memory_reason(size, each.peak_gib, free, each.seen))
+        ),
     ]
-    lines = [f"{size}: predicted from {cells} cells measured on {gpu}", *_aligned(grid), *filter(None, notes)]
+    lines = [f"{size}: predicted from {cells} cells measured on {gpu}", *aligned_lines(grid), *filter(None, notes)]
     return "\n".join(lines) + "\n"
+
+
+def _communication(prediction: Prediction, target: Target) -> str:
+    if prediction.communication_ms is None:
+        return MISSING if target.slowdown is None else UNKNOWN
+    return f"{number(prediction.communication_ms)} ms"
+
+
+def _unknown_communication(answer: Answer) -> str | None:
+    if answer.target.slowdown is None or all(each.communication_ms is not None for each in answer.predictions):
+        return None
+    return f"communication is {UNKNOWN} if the rows of a variant do not tell its time apart from the rest"
 
 
 def extrapolation(models: Sequence[VariantModel], size: ProblemSize) -> str | None:
@@ -119,7 +134,9 @@ def _as_object(answer: Answer) -> dict[str, object]:
         each.head: {
             "time_ms": estimate(each.time_ms), "device_ms": estimate(each.device_ms),
             "communication_ms": each.communication_ms, "bytes_communicated": each.bytes_communicated,
-            "peak_gib": estimate(each.peak_gib), "memory": memory_verdict(size, each.peak_gib, answer.free_gib),
+            "peak_gib": estimate(each.peak_gib),
+            "memory": memory_verdict(size, each.peak_gib, answer.free_gib, each.seen),
+            "memory_reason": memory_reason(size, each.peak_gib, answer.free_gib, each.seen),
             "beyond": beyond(answer.models[each.head].cells, size),
         }
         for each in answer.predictions
@@ -133,33 +150,12 @@ def _as_object(answer: Answer) -> dict[str, object]:
     }  # fmt: skip
 
 
-def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> tuple[str, bool]:
-    """Return a table of each variant's median error on left-out cells, and true if the errors of all variants together
-    reach the aims."""
-    grid = [["variant", "cells", *(f"{_NAMES[name]}, median error" for name in QUANTITIES)]]
-    for head, model in models.items():
-        grid.append([head, str(len(model.cells)), *(_median(model.errors[name]) for name in QUANTITIES)])
-    pooled = {name: [error for model in models.values() for error in model.errors[name]] for name in QUANTITIES}
-    grid.append(["all", str(sum(len(model.cells) for model in models.values())), *map(_median, pooled.values())])
-    grid.append(["aim: at most", "", *(f"{AIMS[name]:.0%}" for name in QUANTITIES)])
-    reached = all(not errors or np.median(errors) <= AIMS[name] for name, errors in pooled.items())
-    lines = [
-        f"each cell measured on {measured.gpu} predicted from the others",
-        *_aligned(grid),
-        "the aims are reached" if reached else "the aims are not reached",
-    ]
-    return "\n".join(lines) + "\n", reached
-
-
-def _median(errors: Sequence[float]) -> str:
-    return f"{np.median(errors):.1%}" if errors else "-"
-
-
 def _with_error(estimate: Estimate | None, unit: str) -> str:
     if estimate is None:
         return MISSING
     return f"{number(estimate.value)} {unit} +-{estimate.error:.0%}" if estimate.known else UNKNOWN
 
 
-def _aligned(grid: Sequence[Sequence[str]]) -> list[str]:
+def aligned_lines(grid: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, of which the first is the heads."""
     return [line.plain for line in aligned(grid[0], grid[1:], left=[grid[0][0]])]

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from tpbench.measure.machine import nvml_session, nvml_text
 from tpbench.predict.cells import MeasuredCells
-from tpbench.predict.memory import RESERVE_GIB, TrainedModel, free_gib
+from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, TrainedModel, free_gib
 from tpbench.report.metric import number
 from tpbench.workloads.cost_model import ProblemSize
 
 DEFAULT_GIB = 80.0
 """Memory of the GPU if neither the user nor the rows say it."""
-_SAME_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -91,10 +90,10 @@ def target(
     if here is not None and here[0] != cells.gpu:
         name, memory_gib = here
     known = cells.memory_gib
-    same_memory = not (memory_gib and known) or abs(memory_gib / known - 1) <= _SAME_SHARE
+    same_memory = not (memory_gib and known) or abs(memory_gib / known - 1) <= SAME_SHARE
     same = gpu is not None or (same_memory and not name)
     slowdown: float | None = 1.0 if same else None
     if bandwidth is not None:
         slowdown = cells.copy_gb_per_s / bandwidth if cells.copy_gb_per_s else None
-        same = same and slowdown is not None and abs(slowdown - 1) <= _SAME_SHARE
+        same = same and slowdown is not None and abs(slowdown - 1) <= SAME_SHARE
     return Target(memory_gib or known or DEFAULT_GIB, cells.gpu, same, slowdown, beside, name)

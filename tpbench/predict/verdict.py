@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpbench.predict.memory import memory_verdict
+from tpbench.predict.memory import memory_reason, memory_verdict
 from tpbench.predict.model import Estimate, Prediction
 from tpbench.report.metric import number
 from tpbench.workloads.cost_model import ProblemSize, Question
@@ -12,23 +12,40 @@ from tpbench.workloads.cost_model import ProblemSize, Question
 _FEW_TIMES = 10
 
 
-def verdict(predictions: Sequence[Prediction], question: Question | None, size: ProblemSize, free: float) -> str:
-    """Return the answer to the workload's question, or without one the fastest variant that fits."""
+def verdict(
+    predictions: Sequence[Prediction],
+    question: Question | None,
+    size: ProblemSize,
+    free: float,
+    *,
+    filtered: bool = False,
+) -> str:
+    """Return the answer to the workload's question, or without one the fastest variant that fits.
+
+    If the variants were `filtered`, the answer claims nothing about others.
+    """
     asked = next((each for each in predictions if question and each.head == question.variant), None)
     others = [each for each in predictions if each is not asked]
-    fitting = [each for each in others if memory_verdict(size, each.peak_gib, free) == "fits"]
+    fitting = [each for each in others if memory_verdict(size, each.peak_gib, free, each.seen) == "fits"]
     best = min(fitting, key=_order, default=None)
     if asked is None or question is None:
-        return _fastest(fitting, best, others, size, free)
-    fits = memory_verdict(size, asked.peak_gib, free)
+        return _fastest(fitting, best, others, size, free, filtered)
+    fits = memory_verdict(size, asked.peak_gib, free, asked.seen)
     memory = f"{question.subject} takes {number(asked.peak_gib.value)} GiB"
     if fits != "fits":
         word = "does not fit" if fits == "OOM" else "may not fit"
-        instead = f": use {best.head}, which does" if best else ", and no other variant fits"
-        return f"{memory} and {word} into {number(free)} GiB{instead}"
+        none = "" if filtered else ", and no other variant with enough rows surely fits"
+        instead = f": use {best.head}, which does" if best else none
+        return f"{memory} and {word} into {number(free)} GiB{_because(asked, size, free)}{instead}"
     if best is None:
-        return f"{memory} and fits into {number(free)} GiB; no other variant that was measured does"
+        none = "" if filtered else "; no other variant with enough rows surely does"
+        return f"{memory} and fits into {number(free)} GiB{none}"
     return f"{memory} {_against(asked, best, question)}"
+
+
+def _because(prediction: Prediction, size: ProblemSize, free: float) -> str:
+    reason = memory_reason(size, prediction.peak_gib, free, prediction.seen)
+    return f" ({reason})" if reason else ""
 
 
 def _known(estimate: Estimate | None) -> bool:
@@ -65,12 +82,14 @@ def _fastest(
     all_of_them: Sequence[Prediction],
     size: ProblemSize,
     free: float,
+    filtered: bool,
 ) -> str:
     if best is None:
         smallest = min(all_of_them, key=lambda each: each.peak_gib.value)
         needed = size.inputs_gib + smallest.peak_gib.value
         return (
-            f"No variant surely fits into {number(free)} GiB: the smallest, {smallest.head}, takes {number(needed)} GiB"
+            f"No {'chosen ' if filtered else ''}variant surely fits into {number(free)} GiB: the smallest, "
+            f"{smallest.head}, takes {number(needed)} GiB{_because(smallest, size, free)}"
         )
     memory = f"takes {number(best.peak_gib.value)} GiB and fits"
     unknown, value = _order(best)

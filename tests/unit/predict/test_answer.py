@@ -47,8 +47,8 @@ def prediction(head, gib, device_ms=None, error=0.1, wall_ms=None):
         ((14, 1.1), (0.25, 1), "as long as triton_tp (1.1 times by device time, within the error): memory decides"),
         ((90, 1), (0.25, 1), "takes 90.00 GiB and does not fit into 78.00 GiB: use triton_tp, which does"),
         ((77.5, 1), (0.25, 1), "takes 77.50 GiB and may not fit into 78.00 GiB: use triton_tp, which does"),
-        ((90, 1), (90, 1), "takes 90.00 GiB and does not fit into 78.00 GiB, and no other variant fits"),
-        ((14, 1), (90, 1), "takes 14.00 GiB and fits into 78.00 GiB; no other variant that was measured does"),
+        ((90, 1), (90, 1), "does not fit into 78.00 GiB, and no other variant with enough rows surely fits"),
+        ((14, 1), (90, 1), "takes 14.00 GiB and fits into 78.00 GiB; no other variant with enough rows surely does"),
         ((14,), (0.25,), "and fits, triton_tp takes 0.250 GiB: their times on this GPU are not known well enough"),
         ((14, 118, 0.6), (0.25, 1), "their times on this GPU are not known well enough to compare"),
     ],
@@ -57,6 +57,71 @@ def test_the_verdict_on_the_gather(gather, kernel, said):
     predictions = [prediction("triton_tp", *kernel), prediction("pytorch_gather", *gather)]
     sentence = verdict(predictions, GATHER, LossSize(), 78.0)
     assert sentence.startswith("The gather takes") and said in sentence
+
+
+@pytest.mark.parametrize(
+    "gather_gib, said",
+    [
+        (90, "and does not fit into 78.00 GiB"),
+        (77.5, "and may not fit into 78.00 GiB"),
+        (14, "and fits into 78.00 GiB"),
+    ],
+)
+def test_a_verdict_on_chosen_variants_claims_nothing_about_others(gather_gib, said):
+    sentence = verdict([prediction("pytorch_gather", gather_gib, 1)], GATHER, LossSize(), 78.0, filtered=True)
+    assert sentence == f"The gather takes {gather_gib:.2f} GiB {said}"
+    without = verdict([prediction("a", 99, 1)], GATHER, LossSize(), 78.0, filtered=True)
+    assert without.startswith("No chosen variant surely fits into 78.00 GiB")
+
+
+OUT_OF_MEMORY = ("--tp", "4", "--vocab", "128k")
+
+
+def test_a_cell_that_ran_out_of_memory_does_not_fit(predict):
+    reason = "a measured cell that needs 120.0 GiB ran out of memory within 139.8 GiB"
+    said = predict(*OUT_OF_MEMORY, "--tokens", "64k")
+    first, lines = said.splitlines()[0], {line.split()[0]: line for line in said.splitlines()[1:] if line}
+    assert first.startswith(
+        "The gather takes 116.0 GiB and does not fit into 137.8 GiB (with its inputs it needs 120.0"
+    )
+    assert reason in first and first.endswith("): use triton_tp, which does.")
+    assert lines["pytorch_gather"].endswith(" OOM") and lines["triton_tp"].endswith(" fits")
+    assert f"pytorch_gather: with its inputs it needs 120.0 GiB, and {reason}" in said.splitlines()
+    for arguments in (["--tokens", "72k"], ["--tokens", "64k", "--gpu-memory", "141"]):
+        found = json.loads(predict(*OUT_OF_MEMORY, *arguments, "--format", "json"))["variants"]
+        assert found["pytorch_gather"]["memory"] == "OOM" and reason in found["pytorch_gather"]["memory_reason"]
+        assert found["triton_tp"]["memory"] == "fits" and found["triton_tp"]["memory_reason"] is None
+    larger = json.loads(predict(*OUT_OF_MEMORY, "--tokens", "64k", "--gpu-memory", "180", "--format", "json"))
+    assert larger["variants"]["pytorch_gather"]["memory"] == "fits"  # that cell tells nothing of a larger GPU
+
+
+def test_between_the_largest_that_ran_and_one_that_did_not_a_cell_may_not_fit(predict):
+    first, *rest = predict(*OUT_OF_MEMORY, "--tokens", "32k").splitlines()
+    assert "takes 58.00 GiB and may not fit into 137.8 GiB (with its inputs it needs 60.00 GiB, and a measured" in first
+    assert "the largest that ran needs 17.00 GiB): use triton_tp" in first
+    assert [line.split()[-1] for line in rest if line.startswith("pytorch_gather ")] == ["tight"]
+    first = predict(*OUT_OF_MEMORY, "--tokens", "4k").splitlines()[0]
+    assert "fit into" not in first and "ran out" not in first
+
+
+@pytest.mark.parametrize("worlds", [(2,), (1,), (2, 4)])
+def test_communication_that_the_rows_do_not_tell_is_unknown(tmp_path, capsys, worlds):
+    """Rows of one world size, or none on one rank: launches and collectives are not told apart."""
+    sizes = [(vocab, tp) for vocab in (32768, 65536, 131072, 262144) for tp in worlds]
+    rows = str(synthetic.write([synthetic.cell("triton_tp", *size) for size in sizes], tmp_path))
+    assert main(["--rows", rows, "--tp", "8"]) == 0
+    said = capsys.readouterr().out
+    assert times(said)[-1][2] == "unknown" and "communication is unknown if the rows" in said
+    assert main(["--rows", rows, "--tp", "8", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["variants"]["triton_tp"]["communication_ms"] is None
+
+
+def test_bytes_that_no_row_tells_are_unknown(tmp_path, capsys):
+    rows = str(synthetic.write([synthetic.cell("triton_tp", 32768 * factor, 1) for factor in (1, 2, 4, 8)], tmp_path))
+    assert main(["--rows", rows, "--tp", "8,1", "--format", "json"]) == 0
+    several, one = [each["variants"]["triton_tp"] for each in json.loads(capsys.readouterr().out)]
+    assert several["bytes_communicated"] is several["communication_ms"] is None
+    assert one["bytes_communicated"] == one["communication_ms"] == 0  # there is nothing to exchange on one rank
 
 
 def test_wall_times_are_compared_with_wall_times():

@@ -35,7 +35,31 @@ def test_json_answer(rows, capsys):
 
 def test_validation(rows, capsys):
     assert main(["--validate", "--rows", rows]) == 0
-    assert "the aims are reached" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the aims are reached" in said and all(f"\n{variant} " in said for variant in synthetic.VARIANTS)
+    assert "\n0 of 1 cells that ran out of memory are predicted to from the others" in said
+    assert "pytorch_gather, cross_entropy, tokens=65536 vocab=131072 tp_size=4, bfloat16: predicted fits, 120.0" in said
+
+
+def test_validation_of_chosen_variants(rows, capsys):
+    assert main(["--validate", "--rows", rows, "--variant", "triton_tp"]) == 0
+    said = capsys.readouterr().out
+    assert "\ntriton_tp " in said and "pytorch_gather" not in said
+    assert "no cell ran out of memory, so no row checks that prediction" in said
+    assert main(["--validate", "--rows", rows, "--variant", "triton"]) == 2
+    assert "did you mean triton_tp?" in capsys.readouterr().err
+
+
+def test_validation_predicts_a_cell_that_ran_out_from_a_smaller_one(tmp_path, capsys):
+    failed = [
+        synthetic.cell("pytorch_gather", 131072, 4, tokens=tokens, status="oom", reason="rank 0 ran out of memory")
+        for tokens in (61440, 65536)
+    ]
+    rows = [*(each for each in synthetic.cells() if each["status"] == "ok"), *failed]
+    assert main(["--validate", "--rows", str(synthetic.write(rows, tmp_path))]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 cells that ran out of memory are predicted to" in said
+    assert "tokens=61440 vocab=131072 tp_size=4, bfloat16: predicted tight" in said and "tokens=65536" not in said
 
 
 @pytest.mark.parametrize("form, start", [("png", b"\x89PNG"), ("svg", b"<?xml")])

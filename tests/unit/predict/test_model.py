@@ -114,6 +114,8 @@ def test_predicted_oom_of_a_cell(made):
     big = Size(65536, 131072, 4, "cross_entropy")
     said = predicted_oom(made, "pytorch_gather", big, 80.0)
     assert said.startswith("predicted to run out of memory: 120 GiB") and said.endswith("80 GiB free")
+    assert "a measured cell that needs 120.0 GiB ran out" in predicted_oom(made, "pytorch_gather", big, 137.8)
+    assert predicted_oom(made, "pytorch_gather", Size(49152, 131072, 4, "cross_entropy"), 137.8) is None  # may fit
     assert predicted_oom(made, "triton_tp", big, 80.0) is None
     assert predicted_oom(made, "pytorch_gather", Size(65536, 131072, 4, "forward_kl"), 80.0) is None
     assert predicted_oom(made, "of_the_future", big, 80.0) is None
