@@ -11,7 +11,7 @@ from tpbench.report.grids import RecordGrid, arrange_rows
 from tpbench.report.metric import ratio_text
 from tpbench.report.records import CAVEATS, MISSING, Record, caveat_mark, column_label, value_text
 from tpbench.report.study import OF_BEST, compared_with_best, studies, value_of
-from tpbench.results.schema import all_columns
+from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import StudyTable
@@ -23,7 +23,7 @@ def parse_columns(text: str) -> tuple[str, ...]:
     for name in names:
         for part in name.split("/", 1):
             if part not in all_columns():
-                raise JobError(unknown("column", part, all_columns()))
+                raise JobError(unknown("column", part, all_columns(), COLUMN_LIST))
     return names
 
 
