@@ -13,7 +13,7 @@ class WrongReturn(TypeError):
     def __init__(self, message: str, file: str, line: int) -> None:
         super().__init__(message)
         self.file, self.line = file, line
-        """Where the variant's function is defined: no frame of the traceback lies there."""
+        """The place where the variant's function is defined. No frame of the traceback lies there."""
 
 
 def require(value: Any, expected: type, variant: Variant, what: str) -> Any:

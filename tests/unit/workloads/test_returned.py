@@ -7,8 +7,10 @@ import torch
 
 from tpbench.worker.error_location import location
 from tpbench.workloads import Variant
-from tpbench.workloads.entropy_loss.output import Output, Step
+from tpbench.workloads.entropy_loss.output import Output
+from tpbench.workloads.linear_loss.output import Output as LinearOutput
 from tpbench.workloads.returned import WrongReturn, require
+from tpbench.workloads.step import Step, StepSession
 
 
 def prepare(problem, shard):
@@ -35,3 +37,17 @@ def test_nothing_in_place_of_a_step():
 def test_the_right_type_passes():
     step = Step(lambda: None)
     assert require(step, Step, MINE, "the function") is step
+
+
+@pytest.mark.parametrize("output", [Output, LinearOutput])
+def test_sessions_check_what_the_function_and_its_step_return(output):
+    with pytest.raises(WrongReturn, match=r"^the function of mine must return the type Step "):
+        StepSession(MINE, torch.ones(2), output)
+    session = StepSession(MINE, Step(lambda: torch.ones(2)), output)
+    with pytest.raises(RuntimeError, match="run step"):
+        session.take_output()
+    session.step()
+    with pytest.raises(
+        WrongReturn, match=r"^the step of mine must return the type Output \(loss, row_loss, .*, not Tensor$"
+    ):
+        session.take_output()

@@ -10,48 +10,26 @@ from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import make_shard
 from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
-from tpbench.workloads.entropy_loss.output import Output, Step
-from tpbench.workloads.returned import require
+from tpbench.workloads.entropy_loss.output import Output
+from tpbench.workloads.step import StepSession
 
 
-class EntropyLossSession:
+class EntropyLossSession(StepSession[Output]):
     """A variant on this rank's shard."""
 
     def __init__(self, problem: EntropyLoss, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
         self.shard = make_shard(problem, context)
-        self.variant = variant
-        self.run: Step = require(variant.prepare(problem, self.shard), Step, variant, "the function")
-        self.output: Output | None = None
+        super().__init__(variant, variant.prepare(problem, self.shard), Output)
 
     @property
     def costs(self) -> Costs:
         """Counted costs. The bytes that a variant sends may be known only after a step."""
-        sent = self.run.bytes_communicated
-        return costs(self.problem, self.context.tp_size, sent() if callable(sent) else sent)
-
-    def step(self) -> None:
-        """Run one iteration. The previous gradient is freed first, so that two never exist at once."""
-        self.release()
-        self.output = self.run()
-
-    def release(self) -> None:
-        """Free the output of the last step."""
-        self.output = None
-
-    def restore(self) -> None:
-        """Restore the inputs if the variant overwrites them."""
-        if self.run.restore is not None:
-            self.run.restore()
+        return costs(self.problem, self.context.tp_size, self.bytes_communicated)
 
     def check(self) -> Verdict:
         """Compare the output of the last step with the oracle, then free it."""
-        if self.output is None:
-            raise RuntimeError("there is no output to check: run step() first")
-        output: Output = require(self.output, Output, self.variant, "the step")
-        errors = Oracle(self.problem, self.shard).compare(output)
-        self.output = None
-        errors = self._over_replicas(errors)
+        errors = self._over_replicas(Oracle(self.problem, self.shard).compare(self.take_output()))
         columns = {
             "loss_value": errors.loss_value,
             "loss_error": errors.loss_error,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from torch import Tensor
+
+from tpbench.workloads import step
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,5 @@ class Output:
     """Scalar: 1 / rows that count for a kernel that computes the gradient of the sum, else 1."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """A variant ready to run: calling it is one iteration."""
-
-    run: Callable[[], Output]
-    bytes_communicated: int | Callable[[], int] = 0
-    """Bytes that this rank sends in an iteration. A function if only an iteration shows the number."""
-    columns: Callable[[], Mapping[str, Any]] = dict
-    """Return further columns of the row, after an iteration. They are equal on every rank."""
-    restore: Callable[[], None] | None = None
-    """Restore the inputs if the variant overwrites them. This is not timed."""
-
-    def __call__(self) -> Output:
-        return self.run()
+Step: TypeAlias = step.Step[Output]
+"""A variant ready to run."""

@@ -15,12 +15,13 @@ from tpbench.measure.stopwatch import Stopwatch, do_nothing
 from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss.inputs import make_shard
 from tpbench.workloads.linear_loss.oracle import Oracle
-from tpbench.workloads.linear_loss.output import Output, Step
+from tpbench.workloads.linear_loss.output import Output
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.linear_loss.products import Products
+from tpbench.workloads.step import StepSession
 
 
-class LinearLossSession:
+class LinearLossSession(StepSession[Output]):
     """A variant on this rank's shard."""
 
     def __init__(self, problem: LinearLoss, variant: Variant, context: Context, tflops: float | None = None) -> None:
@@ -28,35 +29,16 @@ class LinearLossSession:
         self.shard = make_shard(problem, context)
         self.stopwatch = Stopwatch(context)
         self.tflops = tflops or gemm_tflops(self.shard.hidden.dtype, context.device, self.stopwatch)
-        self.run: Step = variant.prepare(problem, self.shard)
-        self.output: Output | None = None
+        super().__init__(variant, variant.prepare(problem, self.shard), Output)
 
     @property
     def costs(self) -> Costs:
         """Counted costs. The bytes that a variant sends may be known only after a step."""
-        sent = self.run.bytes_communicated
-        return costs(self.problem, self.context.tp_size, sent() if callable(sent) else sent, self.tflops)
-
-    def step(self) -> None:
-        """Run one iteration, after freeing the results of the last one."""
-        self.release()
-        self.output = self.run()
-
-    def release(self) -> None:
-        """Free the output of the last step."""
-        self.output = None
-
-    def restore(self) -> None:
-        """Restore what a step changes."""
-        if self.run.restore is not None:
-            self.run.restore()
+        return costs(self.problem, self.context.tp_size, self.bytes_communicated, self.tflops)
 
     def check(self) -> Verdict:
         """Compare the output of the last step with the oracle, then free it."""
-        if self.output is None:
-            raise RuntimeError("there is no output to check: run step() first")
-        errors = Oracle(self.problem, self.shard).compare(self.output)
-        self.output = None
+        errors = Oracle(self.problem, self.shard).compare(self.take_output())
         columns: dict[str, Any] = {
             "loss_value": errors.loss_value,
             "loss_error": errors.loss_error,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from torch import Tensor
+
+from tpbench.workloads import step
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,5 @@ class Output:
     """(local vocab, hidden) in the weight's dtype, or fp32 with main_grad."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """A variant ready to run: calling it is one iteration."""
-
-    run: Callable[[], Output]
-    bytes_communicated: int | Callable[[], int] = 0
-    """Bytes that this rank sends in an iteration. A function if only an iteration shows the number."""
-    columns: Callable[[], Mapping[str, Any]] = dict
-    """Return further columns of the row, after an iteration. They are equal on every rank."""
-    restore: Callable[[], None] | None = None
-    """Restore what an iteration changes. This is not timed."""
-
-    def __call__(self) -> Output:
-        return self.run()
+Step: TypeAlias = step.Step[Output]
+"""A variant ready to run."""

@@ -1,0 +1,70 @@
+"""A variant that is ready to run, and the part of a session that runs it, for variants that return a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from tpbench.workloads import Variant
+from tpbench.workloads.returned import require
+
+OutputT = TypeVar("OutputT")
+"""The workload's result of an iteration on one rank."""
+
+
+@dataclass(frozen=True)
+class Step(Generic[OutputT]):
+    """A variant ready to run: calling it is one iteration."""
+
+    run: Callable[[], OutputT]
+    bytes_communicated: int | Callable[[], int] = 0
+    """Bytes that this rank sends in an iteration. A function if only an iteration shows the number."""
+    columns: Callable[[], Mapping[str, Any]] = dict
+    """Return further columns of the row, after an iteration. They are equal on every rank."""
+    restore: Callable[[], None] | None = None
+    """Restore what an iteration changes, such as overwritten inputs. This is not timed."""
+
+    def __call__(self) -> OutputT:
+        return self.run()
+
+
+class StepSession(Generic[OutputT]):
+    """Runs the step of a variant and keeps its output until the check."""
+
+    def __init__(self, variant: Variant, step: Any, output: type[OutputT]) -> None:
+        """`step`: what the variant's function returned. `output`: the type that the step must return."""
+        self.variant, self.output_type = variant, output
+        self.run: Step[OutputT] = require(step, Step, variant, "the function")
+        self.output: OutputT | None = None
+
+    @property
+    def bytes_communicated(self) -> int:
+        """Bytes that this rank sends in an iteration. They may be known only after a step."""
+        sent = self.run.bytes_communicated
+        return sent() if callable(sent) else sent
+
+    def step(self) -> None:
+        """Run one iteration. The last output is freed first, so that two never exist at once."""
+        self.release()
+        self.output = self.run()
+
+    def release(self) -> None:
+        """Free the output of the last step."""
+        self.output = None
+
+    def restore(self) -> None:
+        """Restore what a step changes."""
+        if self.run.restore is not None:
+            self.run.restore()
+
+    def take_output(self) -> OutputT:
+        """Return the output of the last step and keep it no longer.
+
+        Raises RuntimeError if there is none, and WrongReturn if it is of another type.
+        """
+        if self.output is None:
+            raise RuntimeError("there is no output to check: run step() first")
+        output: OutputT = require(self.output, self.output_type, self.variant, "the step")
+        self.output = None
+        return output
