@@ -130,7 +130,7 @@ RUNNERS: dict[str, Callable[[list[str], Path], None]] = {
     "pip": run_pip,
     "torchrun": run_torchrun,
 }
-"""What runs a command in this process, by the first words of the command."""
+"""Functions that run a command in this process, by the first words of the command."""
 
 
 def runner(command: Command) -> tuple[Callable[[list[str], Path], None], list[str]] | None:

@@ -49,7 +49,7 @@ class Question:
 
     variant: str
     subject: str
-    """The variant in words, at the start of a sentence."""
+    """The variant as the subject of a sentence."""
     action: str
     """A verb: "do not" stands before it if the variant is slower."""
 

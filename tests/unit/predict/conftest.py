@@ -1,4 +1,4 @@
-"""Predictions of tests are for the GPU of the rows, whatever GPU the machine has."""
+"""Predictions of tests are for the GPU of the rows, not for that of the machine."""
 
 import pytest
 
