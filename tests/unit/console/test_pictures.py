@@ -12,7 +12,7 @@ from tpbench.console.pages import ROOT, pages
 from tpbench.report.command import main as report
 
 PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*outputs/reference/(\w+\.svg)\)")
-RESULTS = ("embedding_grad", "tp_block", "train_step")
+RESULTS = ("embedding_grad", "linear_loss", "tp_block", "train_step")
 """Pages that begin with a picture and its command."""
 
 
