@@ -139,6 +139,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["variant=fsdp_dtensor_async", "shape=tiny_train_tp2", "compile=false"], ["compile=false is fsdp_dtensor"]),
     (["variant=autotp", "shape=tiny_train_tp2", "tp_size=1", "overlap=true"], ["overlap=true has no meaning"]),
     (["variant=fsdp_dtensor", "shape=tiny_train_dp2", "vocab_parallel=false"], ["vocab_parallel=false has no"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "vocab_parallel=false", "train_loss=tpbench_linear"], ["makes no"]),
     (["variant=fsdp", "shape=tiny_train_dp2", "model=no/such/folder"], ["no/such/folder/config.json cannot be"]),
 ]  # fmt: skip
 

@@ -110,7 +110,9 @@ def _loss(problem: TrainStep, model: Any) -> losses.Loss:
 
     head = next((module for module in model.modules() if isinstance(module, VocabParallelLinear)), None)
     if head is None:
-        return losses.loss_of_whole_logits(problem)
+        return losses.loss_of_whole_logits(problem, model)
+    if problem.train_loss == "tpbench_linear":
+        return losses.tpbench_linear_loss(problem, head, head.mp_group, head.vocab_start_index)
     if problem.train_loss == "tpbench":
         return losses.tpbench_loss(head.mp_group, head.vocab_start_index, problem.vocab)
 

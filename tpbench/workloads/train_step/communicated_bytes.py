@@ -25,7 +25,9 @@ def _autotp_bytes(problem: TrainStep) -> int:
     # Forward: one all-reduce behind o and one behind down. Checkpointing repeats the one behind o; the one behind down
     # is not needed again. Backward: one all-reduce for each of q, k, v, gate and up.
     forward = problem.depth * (3 if problem.activation_checkpointing else 2)
-    hidden = 2 * problem.hidden_size * (forward * compute + (5 * problem.depth + head + embedding) * stored)
+    of_head = compute if problem.train_loss == "tpbench_linear" else stored
+    behind = (5 * problem.depth + embedding) * stored + head * of_head
+    hidden = 2 * problem.hidden_size * (forward * compute + behind)
     gathered_logits = not problem.vocab_parallel and not problem.tied
     return hidden + (problem.vocab * compute if gathered_logits else 0)
 
@@ -37,6 +39,8 @@ def _sequence_parallel_bytes(problem: TrainStep) -> int:
     normed, summed = 4 * problem.depth + 4, 4 * problem.depth
     if problem.activation_checkpointing:  # repeats both all-gathers of a layer and the first reduce-scatter
         normed, summed = normed + 2 * problem.depth, summed + problem.depth
+    if problem.train_loss == "tpbench_linear":  # gathers the tokens, and scatters their gradient, behind the cast
+        normed, summed = normed - 2, summed + 2
     hidden = problem.hidden_size * (normed * stored + summed * compute)
     return hidden + (0 if problem.vocab_parallel else problem.vocab * compute)
 

@@ -20,6 +20,7 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
     models.materialise(model, context.device, problem.seed)
     if problem.compile:
         models.compile_layers(model)
+    loss = losses.loss_of_whole_logits(problem, model)
     devices = [context.device.index] if context.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
         model, device_ids=devices, process_group=context.dp_group, gradient_as_bucket_view=True
@@ -28,4 +29,4 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
     def during_micro_batch(last: bool) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if last else wrapped.no_sync()
 
-    return TorchTrainer(problem, wrapped, context, losses.loss_of_whole_logits(problem), during_micro_batch)
+    return TorchTrainer(problem, wrapped, context, loss, during_micro_batch)

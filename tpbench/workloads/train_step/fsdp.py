@@ -34,11 +34,14 @@ def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
         models.compile_layers(model)
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
-    if sharded_logits and problem.train_loss == "tpbench":
-        vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
+    vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
+    if sharded_logits and problem.train_loss == "tpbench_linear":
+        head, group = model.lm_head, context.tp_group
+        loss = losses.tpbench_linear_loss(problem, head, group, vocab_start, hidden_sharded=True)
+    elif sharded_logits and problem.train_loss == "tpbench":
         loss = losses.tpbench_loss(context.tp_group, vocab_start, problem.vocab)
     else:
-        loss = losses.loss_of_whole_logits(problem)
+        loss = losses.loss_of_whole_logits(problem, model)
     replicated = replicated_parameters(model)
 
     @contextlib.contextmanager

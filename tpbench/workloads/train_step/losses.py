@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tpbench.workloads.train_step.gradients import local_shard
+from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Mean cross-entropy, a scalar, from logits (batch, sequence, vocabulary or a shard of it) and labels (batch,
-sequence)."""
+"""Mean cross-entropy, a scalar, from the output of the model's head and labels (batch, sequence). The output is the
+logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss` it is the hidden states."""
 
 
-def loss_of_whole_logits(problem: TrainStep) -> Loss:
-    """Return the problem's loss for logits that are not sharded: torch's or tpbench's."""
+def loss_of_whole_logits(problem: TrainStep, model: Any) -> Loss:
+    """Return the problem's loss for a model whose head is not sharded."""
+    if problem.train_loss == "tpbench_linear":
+        return tpbench_linear_loss(problem, model.lm_head, None, 0)
     return tpbench_loss(None, 0, problem.vocab) if problem.train_loss == "tpbench" else torch_loss
 
 
@@ -39,6 +43,45 @@ def tpbench_loss(group: Any, vocab_start: int, vocab: int) -> Loss:
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         result: Tensor = module(local_shard(logits).flatten(0, 1), labels.flatten())
+        return result
+
+    return loss
+
+
+def tpbench_linear_loss(
+    problem: TrainStep, head: Any, group: Any, vocab_start: int, *, hidden_sharded: bool = False
+) -> Loss:
+    """Return tpbench's loss of hidden states and the head's weight, which works in chunks of tokens.
+
+    The head then returns its input and computes nothing. Its parameters are those of its latest forward pass, in which
+    FSDP gathers them. `group` shards the vocabulary, or is None; `vocab_start` is the first column on this rank. With
+    `hidden_sharded` each rank has an equal part of the tokens, in rank order.
+    """
+    from tpbench.kernels import LinearEntropyLoss
+
+    # exchange="nccl" because FSDP's collectives run at the same time.
+    module = LinearEntropyLoss(
+        group=group, vocab_start=vocab_start, vocab_size=problem.vocab, hidden_sharded=hidden_sharded, exchange="nccl"
+    )
+    dtype = getattr(torch, problem.dtype)
+    latest: list[Any] = []
+
+    def forward(hidden: Tensor) -> Tensor:
+        latest[:] = (hidden, *getattr(head, "local_parameters", (head.weight, getattr(head, "bias", None))))
+        return hidden
+
+    head.forward = forward
+
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        hidden, weight, *bias = latest
+        latest.clear()
+        if output.data_ptr() != hidden.data_ptr() or output.shape != hidden.shape:
+            raise UnknownArchitecture(
+                f"{problem.model} changes logits behind its head, which train_loss=tpbench_linear cannot do"
+            )
+        # Under autocast, parameters are in fp32 and the product is in `dtype`.
+        factors = [each if each is None else each.to(dtype) for each in (hidden.flatten(0, 1), weight, *bias)]
+        result: Tensor = module(*factors[:2], labels.flatten(), *factors[2:])
         return result
 
     return loss

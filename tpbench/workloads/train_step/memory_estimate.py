@@ -9,6 +9,9 @@ from tpbench.workloads.train_step.sizes import parameters_per_rank
 
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
+LINEAR_LOSS_GIB = 0.5
+"""Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of tpbench/kernels/linear_chunks.py, which needs
+torch."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,16 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
 
 
 def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
-    """Return the bytes of the head's logits, their gradient, and the tensors that the loss derives from them."""
+    """Return the bytes of the head's logits, their gradient, and the tensors that the loss derives from them.
+
+    The linear loss has the logits of a chunk of tokens, and keeps the gradients of its inputs from the forward pass on.
+    """
     columns = problem.vocab / (tp_size if problem.vocab_parallel else 1)
+    if problem.train_loss == "tpbench_linear":
+        item = ITEM_BYTES[problem.dtype]
+        chunk = min(problem.tokens * columns * item, LINEAR_LOSS_GIB * 2**30)
+        tokens = problem.tokens / (1 if variant == "autotp" else tp_size)
+        return round(chunk + (columns + tokens) * problem.hidden_size * item)
     per_token = columns * 2 * ITEM_BYTES[problem.dtype]  # logits and their gradient
     if problem.train_loss == "torch":  # in fp32: log-probabilities and their gradient; with DTensor, one copy more
         per_token += columns * (12 if problem.vocab_parallel and variant.startswith("fsdp_dtensor") else 8)

@@ -45,7 +45,9 @@ def _replace_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     model.lm_head = ShardedHead(
         model.lm_head, tp, whole=not problem.vocab_parallel, as_dtensor=problem.train_loss == "torch"
     )
-    model.model.norm = ReplicatedNorm(model.model.norm, tp, tokens)
+    # The linear loss takes this rank's share of the tokens, and gathers them itself.
+    behind = None if problem.train_loss == "tpbench_linear" else tokens
+    model.model.norm = ReplicatedNorm(model.model.norm, tp, behind)
     for layer in model.model.layers:
         attention, feed_forward = layer.self_attn, layer.mlp
         layer.input_layernorm = ReplicatedNorm(layer.input_layernorm, tp, tokens)

@@ -9,7 +9,7 @@ from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
 
 
 def _uses_triton(problem: TrainStep) -> bool:
-    return problem.train_loss == "tpbench"
+    return problem.train_loss != "torch"
 
 
 def _unsupported_without_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
@@ -19,7 +19,7 @@ def _unsupported_without_tensor_parallelism(problem: TrainStep, tp_size: int) ->
 def _unsupported_by_one_rank(problem: TrainStep, tp_size: int) -> str | None:
     """Return why options that concern several tensor-parallel ranks have no meaning with one rank, or None."""
     if tp_size > 1:
-        return None
+        return _unsupported_by_the_linear_loss(problem)
     if not problem.vocab_parallel:
         return "with tp_size=1 the vocabulary is not sharded: vocab_parallel=false has no meaning"
     return (
@@ -27,10 +27,18 @@ def _unsupported_by_one_rank(problem: TrainStep, tp_size: int) -> str | None:
     )
 
 
+def _unsupported_by_the_linear_loss(problem: TrainStep) -> str | None:
+    if problem.train_loss != "tpbench_linear" or problem.vocab_parallel:
+        return None
+    return "train_loss=tpbench_linear makes no whole logits, so there are none to gather: vocab_parallel must be true"
+
+
 def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
     if not problem.compile:
         return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
-    return "with tp_size=1 there is nothing to overlap: it would be fsdp" if tp_size == 1 else None
+    if tp_size == 1:
+        return "with tp_size=1 there is nothing to overlap: it would be fsdp"
+    return _unsupported_by_the_linear_loss(problem)
 
 
 def _unsupported_by_autotp(problem: TrainStep, tp_size: int) -> str | None:

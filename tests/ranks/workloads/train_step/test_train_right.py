@@ -35,6 +35,12 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 2, {"train_loss": "tpbench", "tied": True}) for name in ("fsdp_dtensor", "autotp")),
     (2, "fsdp_dtensor", 2, {"train_loss": "tpbench", "vocab_parallel": False}),
     (2, "ddp", 1, {"train_loss": "tpbench"}),
+    # tpbench's loss of head and loss together: hidden states whole (autotp) or sharded over the ranks, FSDP's weights.
+    *((2, name, 2, {"train_loss": "tpbench_linear", **each}) for name in ("fsdp_dtensor", "autotp")
+      for each in ({"vocab": 97}, {"tied": True, **BOTH})),
+    (4, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", "accumulate": 2}),
+    (2, "ddp", 1, {"train_loss": "tpbench_linear"}),
+    *((2, "fsdp", 1, {"train_loss": "tpbench_linear", "tied": tied, "accumulate": 2}) for tied in (False, True)),
 ]  # fmt: skip
 
 
@@ -87,7 +93,13 @@ def test_compiled_variants(ranks: int, name: str, tp_size: int, fields: dict[str
 
 @pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
 @pytest.mark.parametrize(
-    "fields", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "autocast": True}], ids=["bfloat16", "autocast"]
+    "fields",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "autocast": True},
+        {"dtype": "bfloat16", "train_loss": "tpbench_linear"},
+    ],
+    ids=["bfloat16", "autocast", "linear"],
 )
 def test_bfloat16_within_the_oracles_tolerance(name: str, fields: dict[str, Any]) -> None:
     from tpbench.workloads.train_step.reference import LOSS_TOLERANCE, NORM_TOLERANCE
@@ -99,10 +111,14 @@ def test_bfloat16_within_the_oracles_tolerance(name: str, fields: dict[str, Any]
     assert errors["norm"] < NORM_TOLERANCE["bfloat16"] / 4
 
 
-@pytest.mark.parametrize(("name", "tp_size"), [("fsdp_dtensor", 2), ("ddp", 1)])
-def test_float16_with_a_scaled_loss(name: str, tp_size: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "tp_size", "train_loss"),
+    [("fsdp_dtensor", 2, "torch"), ("ddp", 1, "torch"), ("fsdp_dtensor", 2, "tpbench_linear")],
+)
+def test_float16_with_a_scaled_loss(name: str, tp_size: int, train_loss: str) -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs, or none")
-    errors = run_on_ranks(2, compare, name, tp_size, {"dtype": "float16", "autocast": True, "accumulate": 2})[0]
+    fields = {"dtype": "float16", "autocast": True, "accumulate": 2, "train_loss": train_loss}
+    errors = run_on_ranks(2, compare, name, tp_size, fields)[0]
     assert errors["loss"] < 1e-3
     assert errors["norm"] < 1e-2
