@@ -100,6 +100,22 @@ def test_a_verdict_leads_to_its_section(chromium, report):
     assert chromium.execute_script("return document.getElementById('s1').open && !document.getElementById('s0').open")
 
 
+def test_a_button_copies_the_command_that_measures_a_row_again(chromium, report):
+    browser.look(chromium, report, 1280)
+    unfold(chromium, "#s0")
+    button = chromium.find_element("css selector", "#s0 .sheet[data-name='every cell'] button.copy")
+    wanted = button.get_attribute("title")
+    assert wanted.startswith("python -m tpbench variant=")
+    button.click()
+    assert button.text == "copied"
+    field = (
+        "const field = document.createElement('textarea'); document.body.prepend(field); field.focus(); return field"
+    )
+    pasted = chromium.execute_script(field)
+    pasted.send_keys("\ue009v")  # control and v
+    assert pasted.get_attribute("value") == wanted
+
+
 def test_variants_look_different(chromium, report):
     """Pairs of colour and outline of the legend, and one pair for a variant on the whole page."""
     browser.look(chromium, report, 1280)

@@ -24,6 +24,7 @@ from tpbench.report.output_format import format_of
 from tpbench.report.pivot import pivot
 from tpbench.report.pivot_report import PivotReport
 from tpbench.report.records import value_text
+from tpbench.report.repeat import repeat
 from tpbench.report.rows import read_rows
 from tpbench.report.study import check_study, studies, study_csv, study_document, study_picture, study_tables
 from tpbench.results.schema import COLUMN_LIST, all_columns
@@ -50,7 +51,7 @@ EPILOG = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. The exit code is 0, or 2 for a wrong request. `compare` adds 1 for a slower cell."""
+    """Run the command. The exit code is 0, or 2 for a wrong request. `compare` and `--run` add 1 for a slower cell."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["compare"]:
         from tpbench.report.compare import command
@@ -59,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     try:
         metric(asked.metric or "time_ms")  # an unknown metric is reported before rows are read
+        if asked.repeat is not None:
+            return repeat(_rows(asked), asked.repeat, run=asked.run, metric=asked.metric or "time_ms")
+        if asked.run:
+            raise JobError("--run needs --repeat ROW_ID")
         asked.format = asked.format or format_of(asked.output)
         if asked.format == "json":
             write_documents(_rows(asked), asked.output or Path(), all_rows=asked.all)
@@ -105,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen (json: a folder)"
     )
+    parser.add_argument("--repeat", metavar="ROW_ID", help="print the command that measures the cell of a row again")
+    parser.add_argument("--run", action="store_true", help="with --repeat: run the command, and compare the rows")
     parser.add_argument("--all", action="store_true", help="every row, not only the newest of each cell")
     return parser
 

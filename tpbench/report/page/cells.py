@@ -21,6 +21,8 @@ class PageCell(NamedTuple):
     """None: the cell is sorted by the number at the start of its text, or by its text."""
     kind: str = ""
     """CSS class: best, bad or dim."""
+    command: str = ""
+    """Command that a button in the cell copies."""
 
 
 @dataclass(frozen=True)

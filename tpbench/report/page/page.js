@@ -112,6 +112,17 @@ function openVisible() {
 }
 
 document.addEventListener("toggle", openVisible, true);
+// A button copies the command that measures its row again.
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button.copy");
+  if (!button) return;
+  const field = document.createElement("textarea");  // works in a file, where a page may not use the clipboard itself
+  field.value = button.title;
+  document.body.append(field);
+  field.select();
+  button.textContent = document.execCommand("copy") ? "copied" : button.title;
+  field.remove();
+});
 // A link to a folded section opens it.
 function openTarget() {
   const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));

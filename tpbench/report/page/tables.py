@@ -15,9 +15,11 @@ from tpbench.report.pivot_report import PivotCell
 from tpbench.report.plots import timeline
 from tpbench.report.ratio import clean
 from tpbench.report.records import Record, column_label, value_text
+from tpbench.report.repeat_command import row_command
 from tpbench.report.samples import CLOCKS, measured_cells, outliers, speedups
 from tpbench.report.study import OF_BEST, compared_with_best, filled_columns, percentage_columns
 from tpbench.results.schema import all_columns, workload_columns
+from tpbench.settings import JobError
 from tpbench.workloads import Study
 
 _KINDS = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
@@ -156,10 +158,19 @@ def _cell_table(grid: RecordGrid, filled: Sequence[str], name: str, compared: Se
     rows = [
         [*map(words, cell.key), words(cell.column), _status(cell.record), *map(words, compared[at : at + 1]),
          *(_number(cell.record, name) for name in filled),
-         words(cell.record["finished_at"] and f"{cell.record['finished_at']:%Y-%m-%d %H:%M} UTC")]
+         words(cell.record["finished_at"] and f"{cell.record['finished_at']:%Y-%m-%d %H:%M} UTC"),
+         _command(cell.record)]
         for at, cell in enumerate(grid.cells())
     ]  # fmt: skip
-    return PageTable(name, [*labels, "finished at"], rows, keys=len(grid.key_names) + 1)
+    return PageTable(name, [*labels, "finished at", "measure again"], rows, keys=len(grid.key_names) + 1)
+
+
+def _command(record: Record) -> PageCell:
+    """Return a button with the command that measures a row's cell again."""
+    try:
+        return PageCell("copy command", command=row_command(record))
+    except JobError:
+        return MISSING_CELL
 
 
 def _status(record: Record) -> PageCell:

@@ -1,0 +1,91 @@
+"""`report.py --repeat` prints a command whose job is the stored one, and runs it on request."""
+
+import json
+import shlex
+
+import pytest
+
+from tests.support.command import ROOT
+from tests.support.composed import composed
+from tests.support.composed import job as composed_job
+from tests.support.synthetic import cell
+from tpbench.job import stored_job
+from tpbench.report.command import main
+from tpbench.report.repeat_command import repeat_command, row_command
+from tpbench.results.plain import plain_rows
+from tpbench.results.read import load
+from tpbench.results.write import write_row
+from tpbench.settings import JobError
+
+REFERENCE = ROOT / "outputs" / "reference" / "rows"
+FLAT = {"workload": "entropy_loss", "variant": "triton_tp", "vocab": 32768, "tokens": 4096, "tp_size": 2}
+
+
+def arguments(command):
+    words = shlex.split(command)
+    return words[words.index("tpbench") + 1 :]
+
+
+def committed_jobs():
+    """One row for each workload, variant and set of chosen options."""
+    rows = plain_rows(load(REFERENCE, columns=["workload", "variant", "job", "environment"]))
+    kinds = {(row["workload"], row["variant"]): row for row in rows if row["job"]}
+    return list(kinds.values())
+
+
+@pytest.mark.parametrize("row", committed_jobs(), ids=lambda row: row["variant"])
+def test_the_command_of_a_committed_row_has_its_key(row):
+    stored = stored_job(json.loads(row["job"]))
+    assert composed_job(*arguments(row_command(row))).key == stored.key
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({}, "variant=triton_tp shape=v32k_tp2"),
+        ({"vocab": 50000, "loss": "reverse_kl"}, "shape=v32k_tp2 loss=reverse_kl vocab=50000"),
+        ({"organisation": "fused"}, "algorithm=two_reads"),
+        ({"graph": True, "output_dir": "elsewhere", "timeout_s": 5.0}, "variant=triton_tp shape=v32k_tp2 graph=true"),
+    ],
+)
+def test_it_names_the_nearest_shape_and_what_differs(changes, said):
+    assert said in repeat_command(FLAT | changes)
+    assert composed_job(*arguments(repeat_command(FLAT | changes))).key == stored_job(FLAT | changes).key
+
+
+def test_recorded_variables_are_quoted_and_others_left_out():
+    command = repeat_command(
+        FLAT,
+        {"NCCL_ALGO": "a; rm -rf b", "LD_PRELOAD": "evil.so", "CUDA_VISIBLE_DEVICES": "3", "NCCL_NVLS_ENABLE": "0"},
+    )
+    assert command.startswith("NCCL_ALGO='a; rm -rf b' NCCL_NVLS_ENABLE=0 python -m tpbench variant=")
+    with pytest.raises(JobError, match="no command line can hold the stored value of NCCL_ALGO"):
+        repeat_command(FLAT, {"NCCL_ALGO": "Ring\nrm -rf b"})
+
+
+def test_a_folder_is_one_argument_for_shell_and_hydra():
+    (row,) = (each for each in committed_jobs() if each["variant"] == "autotp")
+    folder = "it's a $(folder), \\ and \\' more\\"
+    command = repeat_command(json.loads(row["job"]) | {"model_dir": folder})
+    assert composed(*arguments(command))["model_dir"] == folder
+    with pytest.raises(JobError, match="no command line can hold the stored value of model_dir"):
+        repeat_command(json.loads(row["job"]) | {"model_dir": "a\x1b[31m"})
+
+
+@pytest.mark.parametrize("job", [None, "", "[]", "{}", '{"variant": "of_another_version"}', "{" * 1000])
+def test_a_row_without_a_job_of_this_version_has_no_command(job):
+    with pytest.raises(JobError):
+        row_command({"job": job, "environment": "{}"})
+
+
+def test_the_report_prints_it(tmp_path, capsys):
+    for name, variant in (("r0", "triton_tp"), ("r1", "pytorch_gather")):
+        write_row(cell(variant, 32768, 2), tmp_path, name)
+    (row_id,) = load(tmp_path, variant="triton_tp")["row_id"]
+    assert main([str(tmp_path), "--repeat", row_id]) == 0
+    assert capsys.readouterr().out.endswith("python -m tpbench variant=triton_tp shape=v32k_tp2\n")
+    for wanted, said in ((row_id[1:], "no row has the identifier"), ("", "no row has the identifier")):
+        assert main([str(tmp_path), "--repeat", wanted]) == 2
+        assert said in capsys.readouterr().err
+    assert main([str(tmp_path), "--run"]) == 2
+    assert "--run needs --repeat ROW_ID" in capsys.readouterr().err
