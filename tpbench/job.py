@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from tpbench.measure.settings import MeasureSettings
-from tpbench.settings import JobError, former_names, former_spelling, parse, setting, unknown
+from tpbench.settings import JobError, added_defaults, former_names, former_spelling, parse, setting, unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
 
@@ -70,10 +70,16 @@ class Job:
     def key(self) -> str:
         """Hash of the resolved job, without the fields that cannot change a result.
 
-        Renamed fields are hashed under their former names: rows from before the renaming keep their keys.
+        Renamed fields are hashed under their former names, and added fields are left out while they have their
+        defaults: rows from before such a change keep their keys.
         """
         spelled = former_spelling(type(self.problem), self.flat())
-        resolved = {name: value for name, value in spelled.items() if name not in NOT_IN_KEY}
+        added = added_defaults(type(self.problem)) | added_defaults(MeasureSettings) | added_defaults(Job)
+        resolved = {
+            name: value
+            for name, value in spelled.items()
+            if name not in NOT_IN_KEY and not (name in added and value == added[name])
+        }
         return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -138,8 +144,10 @@ def parse_job(
     valid = field_names(workload).union(also_valid)
     complaints = [_no_such_field(workload, name, valid) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints)
-    problem = workload.resolve(_without_ignored_options(workload, variant, job.problem), frozenset(chosen))
-    job = replace(job, problem=problem)
+    problem = _without_ignored_options(workload, variant, job.problem)
+    if job.measure.graph:
+        problem = _with_graph_options(workload, variant, problem, chosen)
+    job = replace(job, problem=workload.resolve(problem, frozenset(chosen)))
     if complaints := job.problem.check(job.tp_size, job.dp_size):
         raise JobError("\n".join(complaints))
     return job
@@ -221,6 +229,14 @@ def _without_ignored_options(workload: Workload, variant: Variant, problem: Any)
     """Set options that this variant ignores to their defaults, so that equal jobs have equal keys."""
     ignored = {each.name for each in workload.options if each.ignorable} - variant.options
     return replace(problem, **{name: workload.option_defaults[name] for name in ignored})
+
+
+def _with_graph_options(workload: Workload, variant: Variant, problem: Any, chosen: Collection[str]) -> Any:
+    """Set the variant's options to the values that a CUDA graph requires, except options that the user chose."""
+    required = workload.graph_options.items()
+    return replace(
+        problem, **{name: value for name, value in required if name in variant.options and name not in chosen}
+    )
 
 
 def unsupported_reason(job: Job) -> str | None:

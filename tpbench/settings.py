@@ -23,11 +23,15 @@ def setting(
     high: float | None = None,
     former_name: str = "",
     former_values: Mapping[str, str] | None = None,
+    added: bool = False,
 ) -> Any:
     """Return a dataclass field with one line of help and, for numbers, inclusive limits.
 
     `former_name` and `former_values` (old to new) stay valid wherever the field is set. A job's key is computed with
     them, so that it stays equal to the key of rows from before the renaming.
+
+    `added`: rows from before this field existed have no value of it. Its default must be what those rows did. A job's
+    key leaves the field out while it has its default, so that it stays equal to the key of those rows.
     """
     metadata = {
         "help": help,
@@ -35,6 +39,7 @@ def setting(
         "high": high,
         "former_name": former_name,
         "former_values": former_values or {},
+        "added": added,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -44,6 +49,11 @@ def former_names(cls: type) -> dict[str, str]:
     return {
         each.metadata["former_name"]: each.name for each in dataclasses.fields(cls) if each.metadata.get("former_name")
     }
+
+
+def added_defaults(cls: type) -> dict[str, Any]:
+    """Return the fields that were added later, each with its default."""
+    return {each.name: each.default for each in dataclasses.fields(cls) if each.metadata.get("added")}
 
 
 def former_spelling(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

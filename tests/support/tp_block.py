@@ -93,6 +93,9 @@ def attention(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     queries, keys = cell.heads * cell.head_dim, cell.kv_heads * cell.head_dim
     q, k, v = (x @ weights["qkv"].T).split([queries, keys, keys], -1)
     q = q.view(len(x), cell.heads, cell.head_dim)
+    if cell.rotary:
+        q = rotated(q)
+        k = rotated(k.view(len(x), cell.kv_heads, cell.head_dim)).flatten(1)
     k, v = (
         each.view(len(x), cell.kv_heads, cell.head_dim).repeat_interleave(cell.heads // cell.kv_heads, 1)
         for each in (k, v)
@@ -100,6 +103,20 @@ def attention(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     scores = torch.einsum("shd,thd->hst", q, k) / math.sqrt(cell.head_dim)
     scores = scores + torch.full((len(x), len(x)), -math.inf, dtype=x.dtype).triu(1)
     return torch.einsum("hst,thd->shd", scores.softmax(-1), v).flatten(1) @ weights["out"].T
+
+
+def rotated(x: Tensor) -> Tensor:
+    """The rotary embedding of (rows, heads, head_dim), by a rotation matrix for each position and pair of numbers."""
+    half = x.shape[-1] // 2
+    pairs = torch.stack((x[..., :half], x[..., half:]), -1)
+    matrices = torch.zeros(len(x), half, 2, 2, dtype=torch.float64)
+    for row in range(len(x)):
+        for pair in range(half):
+            angle = row / 500_000 ** (pair / half)
+            cos, sin = math.cos(angle), math.sin(angle)
+            matrices[row, pair] = torch.tensor([[cos, -sin], [sin, cos]], dtype=torch.float64)
+    turned = torch.einsum("rpij,rhpj->rhpi", matrices.to(x.dtype), pairs)
+    return torch.cat((turned[..., 0], turned[..., 1]), -1)
 
 
 def run_once(cell: TpBlock, prepared: PreparedBlock) -> BlockResult:

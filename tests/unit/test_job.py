@@ -168,3 +168,11 @@ def test_committed_rows_keep_their_keys() -> None:
     rows = pq.read_table(file, columns=["key", "job"]).to_pylist()
     assert {json.loads(row["job"])["organisation"] for row in rows} == {"fused", "cached", "one_pass"}
     assert [stored_job(json.loads(row["job"])).key for row in rows] == [row["key"] for row in rows]
+
+
+def test_a_field_that_was_added_leaves_the_keys_of_older_rows_as_they_were() -> None:
+    block = {"variant": "block_tp", "tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
+    job = parse_job({**block, "tp_size": 2})
+    older = {name: value for name, value in job.flat().items() if name != "rotary"}
+    assert stored_job(older).key == job.key == "4ff0316fd8d0bcac"
+    assert parse_job({**block, "tp_size": 2, "rotary": True}).key != job.key

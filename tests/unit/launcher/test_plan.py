@@ -19,9 +19,10 @@ PLAIN = ("pytorch_tp_manual", "pytorch_gather")
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
-def cells(*jobs: dict[str, Any], gpus: int) -> list[Cell]:
+def cells(*jobs: dict[str, Any], gpus: int, chosen: tuple[str, ...] = ()) -> list[Cell]:
     base = {"variant": "triton_tp", "tokens": 64, "vocab": 1000, "tp_size": 2}
-    return plan([Request(index, {**base, **job}, [], [CONF]) for index, job in enumerate(jobs)], ThisHost(gpus))
+    requests = [Request(index, {**base, **job}, list(chosen), [CONF]) for index, job in enumerate(jobs)]
+    return plan(requests, ThisHost(gpus))
 
 
 @pytest.mark.parametrize(
@@ -147,13 +148,26 @@ BLOCK = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "hea
 @pytest.mark.parametrize("variant", ["block_auto", "block_copy_engine"])
 def test_an_option_value_that_a_variant_refuses_is_refused_before_it_runs(variant: str) -> None:
     graph = {**BLOCK, "variant": variant, "graph": True}
+    stream, chosen = {**graph, "signals": "stream"}, ("graph", "signals")
     with pytest.raises(JobError) as caught:
-        cells(graph, gpus=2)
+        cells(stream, gpus=2, chosen=chosen)
     assert str(caught.value) == (
         f"{variant} cannot be captured in a CUDA graph: its signals=stream are memory operations of the stream, which "
         "a graph cannot replay: set signals=kernel"
     )
-    (cell,) = cells({**graph, "signals": "kernel"}, gpus=2)
+    (cell,) = cells({**graph, "signals": "kernel"}, gpus=2, chosen=chosen)
     assert cell.skip_reason is None
-    refused, fine = cells(graph, {**BLOCK, "variant": "block_tp", "graph": True}, gpus=2)
+    refused, fine = cells(stream, {**BLOCK, "variant": "block_tp", "graph": True}, gpus=2, chosen=chosen)
     assert "set signals=kernel" in str(refused.skip_reason) and fine.skip_reason is None
+
+
+@pytest.mark.parametrize("variant", [name for name, (workload, _) in variants().items() if workload.name == "tp_block"])
+def test_every_variant_of_the_block_can_be_captured_with_the_signals_that_a_graph_can_hold(variant: str) -> None:
+    (cell,) = cells({**BLOCK, "variant": variant, "graph": True}, gpus=2, chosen=("graph",))
+    assert cell.skip_reason is None
+    takes_signals = "signals" in cell.job.implementation.options
+    assert cell.job.problem.signals == ("kernel" if takes_signals else "stream")
+    explicit = cells({**BLOCK, "variant": variant, "graph": True, "signals": "kernel"}, gpus=2, chosen=("signals",))
+    assert explicit[0].job.key == cell.job.key
+    (eager,) = cells({**BLOCK, "variant": variant}, gpus=2)
+    assert eager.job.problem.signals == "stream"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tpbench.workloads.tp_block import rotary
 from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
 from tpbench.workloads.tp_block.problem import TpBlock
 from tpbench.workloads.tp_block.schedule import LinearPlan
@@ -19,13 +20,18 @@ Planner = Callable[[ShardedLinear], LinearPlan]
 class Attention(nn.Module):
     """Causal self-attention with grouped keys and values on this rank's heads. x and y: (rows / p, hidden)."""
 
-    def __init__(self, qkv: nn.Module, out: nn.Module, head_dim: int) -> None:
+    def __init__(
+        self, qkv: nn.Module, out: nn.Module, head_dim: int, rotation: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Create the layer. `rotation`: cosines and sines of the rotary embedding, or None without one."""
         super().__init__()
-        self.qkv, self.out, self.head_dim = qkv, out, head_dim
+        self.qkv, self.out, self.head_dim, self.rotation = qkv, out, head_dim, rotation
 
     def forward(self, x: Tensor) -> Tensor:
         # (rows, heads * head_dim) as (1, heads, rows, head_dim).
         q, k, v = (each.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)[None] for each in self.qkv(x))
+        if self.rotation is not None:
+            q, k = rotary.rotate(q, *self.rotation), rotary.rotate(k, *self.rotation)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.out(y[0].transpose(0, 1).flatten(1))
 
@@ -77,7 +83,16 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.
         return mlp
     group = plan(problem.linears[0]).forward.group
     norms = [RMSNorm(weights[name], group, summed=group is not None) for name in problem.norms]
-    return TransformerBlock(norms[0], Attention(layers["qkv"], layers["out"], problem.head_dim), norms[1], mlp)
+    attention = Attention(layers["qkv"], layers["out"], problem.head_dim, _rotation(problem, weights["qkv"]))
+    return TransformerBlock(norms[0], attention, norms[1], mlp)
+
+
+def _rotation(problem: TpBlock, weight: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The cosines and sines of the problem's rotary embedding in a weight's dtype, if it has one."""
+    if not problem.rotary:
+        return None
+    angles = rotary.angles(problem.tokens, problem.head_dim, weight.device)
+    return angles.cos().to(weight.dtype), angles.sin().to(weight.dtype)
 
 
 def gradients(problem: TpBlock, module: nn.Module) -> dict[str, Tensor | None]:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from tpbench.workloads.tp_block import rotary
 from tpbench.workloads.tp_block.inputs import BlockInputs
 
 EPS = 1e-5
@@ -98,11 +99,20 @@ class _ForwardPass:
         heads, kv_heads = self.problem.heads // self.size, self.problem.kv_heads // self.size
         product = _CopyToRanks.apply(x, self.group) @ self.weights["qkv"].t()
         columns = product.split(self.problem.head_dim, dim=-1)
+        rotated = [_rotated(each) if self.problem.rotary else each for each in columns[: heads + kv_heads]]
         outputs = []
         for head in range(heads):
             key = heads + head // (heads // kv_heads)
-            outputs.append(_Head.apply(columns[head], columns[key], columns[key + kv_heads]))
+            outputs.append(_Head.apply(rotated[head], rotated[key], columns[key + kv_heads]))
         return _SumOverRanks.apply(torch.cat(outputs, dim=-1) @ self.weights["out"].t(), self.group)
+
+
+def _rotated(x: Tensor) -> Tensor:
+    """The rotary embedding of one head (rows, head_dim), by products of complex numbers."""
+    points = torch.complex(*x.chunk(2, dim=-1))
+    angles = rotary.angles(len(x), x.shape[1], x.device)
+    rotated = points * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
 def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

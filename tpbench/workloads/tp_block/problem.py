@@ -26,8 +26,11 @@ class TpBlock:
     dtype: Literal["bfloat16", "float32", "float64"] = setting("bfloat16", help="dtype of activations and weights")
     seed: int = setting(0, help="seed of activations and weights", low=0, high=2**31 - 1)
     save_gathered: bool = setting(True, help="keep gathered inputs for the backward pass; false: gather them again")
-    signals: Literal["stream", "kernel"] = setting("stream", help="block_copy_engine: how ranks signal their copies")
+    signals: Literal["stream", "kernel"] = setting(
+        "stream", help="block_copy_engine: how ranks signal their copies; graph=true sets kernel"
+    )
     profile: bool = setting(False, help="keep each rank's profiler trace of one step")
+    rotary: bool = setting(False, help="rotate queries and keys by their positions, as Llama does", added=True)
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return complaints about fields that do not fit together."""
@@ -39,6 +42,8 @@ class TpBlock:
         ]
         if self.heads % self.kv_heads:
             complaints.append(f"heads={self.heads} must divide by kv_heads={self.kv_heads}")
+        if self.rotary and self.head_dim % 2:
+            complaints.append(f"head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of numbers")
         if dp_size != 1:
             complaints.append(f"dp_size={dp_size} must be 1: replicas of a block do not communicate")
         return complaints
@@ -105,6 +110,7 @@ WORKLOAD = Workload(
         Option("signals", ignorable=True),
         Option("profile"),
     ),
+    graph_options={"signals": "kernel"},
     pivot=Pivot(rows=("hidden", "ffn", "tokens", "tp_size"), sections=("dtype", "part")),
     metrics={
         "forward_ms": -1,

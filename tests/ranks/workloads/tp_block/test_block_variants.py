@@ -44,7 +44,12 @@ def cells(name: str) -> list[TpBlock]:
         return [problem(dtype="bfloat16", tokens=48)]  # the compiler takes half a minute for each
     keeps = (True, False) if "save_gathered" in WORKLOAD.variants[name].options else (True,)
     found = [problem(part=part, save_gathered=keep) for part in PARTS for keep in keeps]
-    found += [problem(kv_heads=8), problem(dtype="float32", seed=3), problem(dtype="bfloat16", tokens=48)]
+    found += [
+        problem(kv_heads=8),
+        problem(rotary=True),
+        problem(dtype="float32", seed=3),
+        problem(dtype="bfloat16", tokens=48),
+    ]
     return found + [problem(signals="kernel")] * ("signals" in WORKLOAD.variants[name].options)
 
 
@@ -126,8 +131,8 @@ def test_without_the_sum_over_ranks_norms_are_wrong() -> None:
 def oracle_errors(here: Rank) -> dict[str, float]:
     """The oracle's errors against one process, by part."""
     errors = {}
-    for part in PARTS:
-        cell = problem(part=part)
+    for part in (*PARTS, "rotary"):
+        cell = problem(rotary=True) if part == "rotary" else problem(part=part)
         inputs = BlockInputs(cell, context(here))
         found = errors_against_one_process(expected_result(inputs), cell, inputs, here.world_size)
         errors[part] = max(found.values())
@@ -137,4 +142,4 @@ def oracle_errors(here: Rank) -> dict[str, float]:
 @pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 def test_the_oracle_is_one_process() -> None:
     for errors in run_on_ranks(4, oracle_errors):
-        assert set(errors) == set(PARTS) and max(errors.values()) < 1e-12, errors
+        assert set(errors) == {*PARTS, "rotary"} and max(errors.values()) < 1e-12, errors
