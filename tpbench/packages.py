@@ -40,7 +40,12 @@ EXTRAS = {
 NEWER_PYTHON = {"megatron": (3, 12), "quack": (3, 12)}
 """The module of each optional package that does not support all versions of Python, with the lowest version."""
 
-NO_EXTRA = {"flash_attn": "flash-attn --no-build-isolation", "cut_cross_entropy": "cut-cross-entropy"}
+NO_EXTRA = {
+    "flash_attn": "flash-attn --no-build-isolation",
+    "cut_cross_entropy": "cut-cross-entropy",
+    "verl": "verl",
+    "liger_cute_kernels": "'liger-cute-kernels[cu12]' nvidia-cuda-runtime-cu12",
+}
 """The module of each optional package that no extra contains, with the arguments of pip that install it."""
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from tpbench.workloads.linear_loss.in_torch import differentiated
+from tpbench.workloads.linear_loss.in_torch import bytes_all_reduced, differentiated
 from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
 from tpbench.workloads.linear_loss.output import Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
@@ -24,18 +30,109 @@ def liger(problem: LinearLoss, shard: Shard) -> Step:
 
 
 def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
-    """https://github.com/apple/ml-cross-entropy: linear_cross_entropy, which stores no logits."""
+    """https://github.com/apple/ml-cross-entropy: linear_cross_entropy, which stores no logits.
+
+    On several ranks with VocabParallelOptions, which sums the hidden states' gradient in fp32.
+    """
     from cut_cross_entropy import linear_cross_entropy
+
+    options: dict[str, Any] = {"ignore_index": IGNORED, "impl": "cce"}
+    if shard.group is not None:
+        from cut_cross_entropy import VocabParallelOptions
+
+        stop = shard.vocab_start + shard.columns
+        options["vocab_parallel_options"] = VocabParallelOptions(shard.vocab_start, stop, shard.group)
+
+    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
+        loss: Tensor = linear_cross_entropy(hidden, weight, shard.labels, **options)
+        return loss.float()
+
+    statistics = 3 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
+    return Step(
+        lambda: differentiated(problem, shard, loss_of, summed=True),
+        statistics + bytes_all_reduced(problem, shard) * 4 // shard.hidden.itemsize,
+    )
+
+
+def verl(problem: LinearLoss, shard: Shard) -> Step:
+    """https://github.com/volcengine/verl, verl/utils/kernel: linear_cross_entropy, of log-probabilities and entropies.
+
+    It has no ignored labels, so their rows get a loss and a gradient of zero here.
+    """
+    function = _verl_kernel().linear_cross_entropy
+    assert shard.labels is not None
+    labels, counts = shard.labels, shard.labels != IGNORED
+    number = counts.sum().clamp(min=1)
+
+    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
+        logprobs, _ = function(hidden, weight, labels, 1.0, "none", shard.group)
+        loss: Tensor = -logprobs.where(counts, 0.0).sum() / number
+        return loss
+
+    statistics = 4 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
+    return Step(lambda: differentiated(problem, shard, loss_of), statistics + bytes_all_reduced(problem, shard))
+
+
+def _verl_kernel() -> Any:
+    """Import verl's kernel without the code of the packages around it, which needs Ray and an inference engine."""
+    for name in ("verl", "verl.utils"):
+        if name not in sys.modules:
+            spec = importlib.util.find_spec(name)
+            assert spec is not None  # the variant requires verl
+            package = ModuleType(name)
+            package.__path__ = list(spec.submodule_search_locations or ())
+            sys.modules[name] = package
+    return importlib.import_module("verl.utils.kernel.linear_cross_entropy")
+
+
+def quack(problem: LinearLoss, shard: Shard) -> Step:
+    """https://github.com/Dao-AILab/quack: chunked_linear_cross_entropy, in chunks of 4096 rows."""
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
     return Step(
         lambda: differentiated(
             problem,
             shard,
-            lambda hidden, weight: linear_cross_entropy(
-                hidden, weight, shard.labels, ignore_index=IGNORED, impl="cce"
+            lambda hidden, weight: chunked_linear_cross_entropy(
+                hidden, weight, shard.labels, ignore_index=IGNORED
             ).float(),
         )
     )
+
+
+def liger_native(problem: LinearLoss, shard: Shard) -> Step:
+    """https://github.com/linkedin/Liger-Kernel: LigerFusedLinearScaledCrossEntropyTPFunction by `liger_cute_kernels`.
+
+    Ranks reach each other's memory through NVSHMEM, without NVLink multicast.
+    """
+    os.environ.update(NVSHMEM_ENVIRONMENT)
+    from liger_kernel.ops.configure import FusedLinearCrossEntropyConfig, configure
+    from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyTPFunction
+
+    assert shard.labels is not None
+    labels, counts = shard.labels, shard.labels != IGNORED
+    number = counts.sum().clamp(min=1)
+    sizes = FusedLinearCrossEntropyConfig(problem.tokens, problem.hidden, shard.columns, group="tp")
+    if not configure(process_groups={"tp": shard.group}, bootstrap_group=shard.group, device=shard.device, flsce=sizes):
+        raise RuntimeError("liger_cute_kernels does not support this device")
+
+    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
+        row_loss = LigerFusedLinearScaledCrossEntropyTPFunction.apply(
+            hidden, weight, labels, shard.group, ignore_index=IGNORED
+        )
+        loss: Tensor = row_loss.where(counts, 0.0).sum() / number
+        return loss
+
+    statistics = 2 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
+    return Step(
+        lambda: differentiated(problem, shard, loss_of, summed=True), statistics + bytes_all_reduced(problem, shard)
+    )
+
+
+NVSHMEM_ENVIRONMENT = {
+    "NVSHMEM_DISABLE_NVLS": "1", "NVSHMEM_REMOTE_TRANSPORT": "none", "NVSHMEM_SYMMETRIC_SIZE": "12G",
+}  # fmt: skip
+"""Without NVLink multicast and without a network between nodes. NVSHMEM allocates this memory when it starts."""
 
 
 def torch_linear_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:

@@ -48,7 +48,7 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
         )
 
     matrices = (1 if shard.teacher is None else 2) * (shard.tp_size - 1) * problem.tokens * widest
-    return Step(run, matrices * shard.hidden.itemsize + _all_reduced(problem, shard))
+    return Step(run, matrices * shard.hidden.itemsize + bytes_all_reduced(problem, shard))
 
 
 def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
@@ -74,7 +74,7 @@ def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
         return Output(loss.to_local().float(), None, None, output.grad_hidden, output.grad_weight)
 
     statistics = 3 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
-    return Step(run, statistics + _all_reduced(problem, shard))
+    return Step(run, statistics + bytes_all_reduced(problem, shard))
 
 
 def compiled(problem: LinearLoss, shard: Shard) -> Step:
@@ -87,15 +87,20 @@ def compiled(problem: LinearLoss, shard: Shard) -> Step:
     return Step(lambda: differentiated(problem, shard, lambda *factors: function(*factors, shard.labels)))
 
 
-def differentiated(problem: LinearLoss, shard: Shard, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Output:
-    """Return the mean loss of (hidden, weight) and, for training, its gradients by autograd, summed over ranks."""
+def differentiated(
+    problem: LinearLoss, shard: Shard, loss_of: Callable[[Tensor, Tensor], Tensor], *, summed: bool = False
+) -> Output:
+    """Return the mean loss of (hidden, weight) and, for training, its gradients by autograd.
+
+    The hidden states' gradient is summed over the ranks here, unless autograd's is already (`summed`).
+    """
     if not problem.trains:
         with torch.no_grad():
             return Output(loss_of(shard.hidden, shard.weight).detach())
     hidden, weight = (each.detach().requires_grad_() for each in (shard.hidden, shard.weight))
     loss = loss_of(hidden, weight)
     grad_hidden, grad_weight = torch.autograd.grad(loss, (hidden, weight))
-    return Output(loss.detach(), None, None, _summed(grad_hidden, shard), grad_weight)
+    return Output(loss.detach(), None, None, grad_hidden if summed else _summed(grad_hidden, shard), grad_weight)
 
 
 def _row_loss(problem: LinearLoss, x: Tensor, target: Tensor) -> Tensor:
@@ -111,6 +116,6 @@ def _summed(grad: Tensor, shard: Shard) -> Tensor:
     return grad
 
 
-def _all_reduced(problem: LinearLoss, shard: Shard) -> int:
+def bytes_all_reduced(problem: LinearLoss, shard: Shard) -> int:
     """Return the bytes of an all-reduce of the hidden states' gradient."""
     return 2 * shard.hidden.nbytes * (shard.tp_size - 1) // shard.tp_size if problem.trains else 0

@@ -1,6 +1,6 @@
 """Linear losses of other projects, each called through its public interface.
 
-All are cross-entropies from labels, on one rank. A variant is skipped if its package is not installed.
+All are cross-entropies from labels. A variant is skipped if its package is not installed.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
+from tpbench import packages
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
-from tpbench.workloads.linear_loss.variants import one_rank_with_labels
+from tpbench.workloads.linear_loss.variants import labels_of_even_shards, labels_only, one_rank_with_labels
 
 
 @WORKLOAD.variant(
@@ -24,11 +25,22 @@ def linear_liger(problem: LinearLoss, shard: Any) -> Any:
     return adapters.liger(problem, shard)
 
 
+def _cce(problem: LinearLoss, tp_size: int) -> str | None:
+    if tp_size > 1 and packages.installed("cut_cross_entropy"):
+        version = importlib.metadata.version("cut_cross_entropy")
+        if _numbers(version) < _CCE_OF_SHARDS:
+            return f"cut-cross-entropy {version} is for one GPU; 25.4.3, of its repository, can shard the vocabulary"
+    return labels_only(problem)
+
+
+_CCE_OF_SHARDS = (25, 4, 3)
+
+
 @WORKLOAD.variant(
     "Apple's cut-cross-entropy in Triton, with its default filter of small gradients",
     requires=("cut_cross_entropy",),
     requires_cuda=True,
-    unsupported_reason=one_rank_with_labels,
+    unsupported_reason=_cce,
 )
 def linear_cce(problem: LinearLoss, shard: Any) -> Any:
     from tpbench.workloads.linear_loss import adapters
@@ -36,12 +48,68 @@ def linear_cce(problem: LinearLoss, shard: Any) -> Any:
     return adapters.cut_cross_entropy(problem, shard)
 
 
+def _wide(problem: LinearLoss, tp_size: int) -> str | None:
+    return f"it needs hidden to divide by 128, got {problem.hidden}" if problem.hidden % 128 else labels_only(problem)
+
+
+@WORKLOAD.variant(
+    "verl's Triton kernel: log-probabilities and entropies, logits in pieces of 1024 columns",
+    requires=("verl",),
+    requires_cuda=True,
+    unsupported_reason=_wide,
+)
+def linear_verl(problem: LinearLoss, shard: Any) -> Any:
+    from tpbench.workloads.linear_loss import adapters
+
+    return adapters.verl(problem, shard)
+
+
+def _multiples_of_eight(problem: LinearLoss, tp_size: int) -> str | None:
+    if tp_size == 1 and (problem.dtype == "float32" or problem.tokens % 8 or problem.hidden % 8 or problem.vocab % 8):
+        return "it needs bfloat16 or float16, and tokens, hidden and vocab that 8 divides"
+    return one_rank_with_labels(problem, tp_size)
+
+
+@WORKLOAD.variant(
+    "QuACK's chunked_linear_cross_entropy: CuTe kernels, chunks of 4096 rows, the weight's gradient in fp32",
+    requires=("quack",),
+    requires_cuda=True,
+    unsupported_reason=_multiples_of_eight,
+)
+def linear_quack(problem: LinearLoss, shard: Any) -> Any:
+    from tpbench.workloads.linear_loss import adapters
+
+    return adapters.quack(problem, shard)
+
+
+def _native(problem: LinearLoss, tp_size: int) -> str | None:
+    if tp_size == 1:
+        return "it needs a group of ranks"
+    return labels_of_even_shards(problem, tp_size) if problem.dtype == "bfloat16" else "it has only bfloat16"
+
+
+@WORKLOAD.variant(
+    "Liger's native tensor-parallel kernel: CUTLASS and NVSHMEM, without multicast",
+    requires=("liger_kernel", "liger_cute_kernels"),
+    requires_cuda=True,
+    unsupported_reason=_native,
+)
+def linear_liger_native(problem: LinearLoss, shard: Any) -> Any:
+    from tpbench.workloads.linear_loss import adapters
+
+    return adapters.liger_native(problem, shard)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the release numbers of a version: (2, 13, 0) of 2.13.0+cu130."""
+    return tuple(int(number) for number in version.split("+")[0].split(".")[:3] if number.isdigit())
+
+
 def _of_torch(problem: LinearLoss, tp_size: int) -> str | None:
     version = importlib.metadata.version("torch")
-    major, minor = (int(number) for number in version.split(".")[:2])
-    return (
-        one_rank_with_labels(problem, tp_size) if (major, minor) >= (2, 13) else f"it needs torch 2.13, not {version}"
-    )
+    if _numbers(version) < (2, 13):
+        return f"it needs torch 2.13, not {version}"
+    return one_rank_with_labels(problem, tp_size)
 
 
 @WORKLOAD.variant("torch's own linear_cross_entropy in chunks (torch 2.13)", unsupported_reason=_of_torch)

@@ -48,7 +48,7 @@ def test_fields_that_do_not_fit_are_errors(changes: dict[str, object], said: str
 
 
 def test_variants_say_what_they_cannot_do() -> None:
-    for name in ("linear_compiled", "linear_liger", "linear_cce"):
+    for name in ("linear_compiled", "linear_liger", "linear_quack"):
         assert "one GPU" in str(unsupported_reason(parse_job({"variant": name, "tp_size": 2, **SIZES})))
     odd = parse_job({"variant": "linear_loss_parallel", "tp_size": 2, **SIZES})
     assert "a vocab that tp_size divides" in str(unsupported_reason(odd))
