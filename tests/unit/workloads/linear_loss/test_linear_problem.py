@@ -10,6 +10,7 @@ from tests.support.command import ROOT
 from tests.support.composed import composed, job
 from tests.support.linear_loss import context, problem
 from tpbench.job import JobError, parse_job, unsupported_reason
+from tpbench.workloads.linear_loss import WORKLOAD
 from tpbench.workloads.linear_loss.inputs import make_shard
 
 SIZES = {"tokens": 12, "hidden": 16, "vocab": 101}
@@ -54,6 +55,13 @@ def test_variants_say_what_they_cannot_do() -> None:
     assert "a vocab that tp_size divides" in str(unsupported_reason(odd))
     entropy = parse_job({"variant": "linear_gather", "tp_size": 2, **SIZES, "entropy": True})
     assert "does not take entropy=True (taken by: linear_tp, linear_unfused)" in str(unsupported_reason(entropy))
+
+
+@pytest.mark.parametrize(("hidden", "measured_s"), [(64, 4.7), (512, 8.3)])
+def test_a_dry_run_expects_the_measured_seconds_of_a_cpu(hidden: int, measured_s: float) -> None:
+    cell = problem(tokens=1024, hidden=hidden, vocab=32768)
+    assert WORKLOAD.cpu_core_s(cell, 1) == pytest.approx(measured_s, rel=0.01)
+    assert WORKLOAD.cpu_core_s(cell, 2) == WORKLOAD.cpu_core_s(cell, 1) / 2
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "forward_kl"])
