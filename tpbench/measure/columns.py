@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from tpbench.measure.machine import nvml_session
 from tpbench.measure.memory import IterationMemory
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs, DetailedSession
@@ -69,7 +67,6 @@ def time_columns(
     best_ms = columns["time_ms"]
     if on_device is not None:
         columns |= _clock_columns(on_device, "device", "device_samples_ms")
-        columns |= _clocks_mhz(context.device)
         best_ms = columns["device_ms"]
     columns["fraction_of_floor"] = columns["floor_ms"] / best_ms
     columns["gb_per_s"] = columns["bytes_moved"] / best_ms / 1e6
@@ -82,18 +79,3 @@ def time_columns(
 def _clock_columns(samples: Samples, prefix: str, samples_column: str) -> dict[str, Any]:
     slowest = [float(each.max()) for each in samples]
     return {**summary(slowest, prefix), samples_column: slowest}
-
-
-def _clocks_mhz(device: torch.device) -> dict[str, Any]:
-    """The GPU's clocks right after the timing, before they can change."""
-    with nvml_session() as nvml:
-        if nvml is None:
-            return {}
-        try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-            return {
-                "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-                "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            }
-        except nvml.NVMLError:
-            return {}

@@ -125,17 +125,25 @@ def available_memory_gib() -> float:
 @contextlib.contextmanager
 def nvml_session() -> Iterator[Any]:
     """Open NVML, or yield None where there is no NVIDIA driver."""
-    import pynvml
+    nvml = load_nvml()
+    try:
+        yield nvml
+    finally:
+        if nvml is not None:
+            nvml.nvmlShutdown()
 
+
+def load_nvml() -> Any | None:
+    """Return the initialised module `pynvml`, or None without it or without an NVIDIA driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
+        return None
+    return pynvml
 
 
 def _gpus() -> dict[str, Any]:

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from tpbench.measure import memory
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
+from tpbench.measure.device_columns import clock_columns, iteration_columns
+from tpbench.measure.gpu import ThrottleWatch, this_gpu
 from tpbench.measure.interleaving import InterleavedRank
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.rounds import ClockRounds, run_rounds, timed_iterations
@@ -77,6 +79,8 @@ def run(
     }
     if verdict.wrong:
         return verdict, columns
+    gpu = this_gpu(context.device)
+    watch = ThrottleWatch(gpu)
     say("timing")
     one_pass_is_enough = single.max() / 1e3 > settings.time_budget_s
     clocks: list[Clock] = [wall, *([DeviceClock(context.device, cache)] if context.device.type == "cuda" else [])]
@@ -93,7 +97,9 @@ def run(
             for clock in clocks
         ]
     on_device = samples[1] if context.device.type == "cuda" else None
-    return verdict, time_columns(session, context, samples[0], on_device, columns, say)
+    columns |= clock_columns(gpu, watch, context)
+    columns = time_columns(session, context, samples[0], on_device, columns, say)
+    return verdict, columns | iteration_columns(step, session, wall, gpu, context, columns, say)
 
 
 def _until_precise(

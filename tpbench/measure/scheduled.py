@@ -10,6 +10,8 @@ import torch
 from tpbench.measure import memory
 from tpbench.measure.clock import WallClock
 from tpbench.measure.columns import cost_columns, iteration_memory_columns, memory_columns, time_columns
+from tpbench.measure.device_columns import clock_columns, iteration_columns
+from tpbench.measure.gpu import ThrottleWatch, this_gpu
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, IterationSchedule, Session, Verdict
 
@@ -46,7 +48,10 @@ def run_scheduled(
         usage.begin()
         session.restore()
 
+    gpu = this_gpu(context.device)
+    watch = ThrottleWatch(gpu)
     samples = wall.samples(step_with_events if cuda else session.step, restore, schedule.iterations)
+    clocks = clock_columns(gpu, watch, context)
     usage.end()
     on_device = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context) if cuda else None
     say("checking")
@@ -56,8 +61,10 @@ def run_scheduled(
         **iteration_memory_columns(usage, context),
         "warmed_up": True,
         "graph": False,
+        **clocks,
         **cost_columns(session.costs, copy_gb_per_s),
     }
     if verdict.wrong:
         return verdict, columns
-    return verdict, time_columns(session, context, gather_numbers(samples, context), on_device, columns, say)
+    columns = time_columns(session, context, gather_numbers(samples, context), on_device, columns, say)
+    return verdict, columns | iteration_columns(session.step, session, wall, gpu, context, columns, say)

@@ -11,13 +11,16 @@ from torch._C._autograd import DeviceType
 
 from tpbench.measure.session import Context
 
+Event = tuple[str, int, int, int]
+"""Name, start in ns, length in ns, and stream or thread."""
+
 Span = tuple[float, float]
 """Start and end."""
 
 PRODUCT, COMMUNICATION, OTHER = range(3)
 
-_GPU_COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel", re.IGNORECASE)
-"""Kernels of collectives, copies between GPUs by their copy engines, and kernels that wait for peers."""
+_GPU_COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)
+"""Kernels of collectives, copies between GPUs by their copy engines, kernels that write to peers or wait for them."""
 _GPU_LABEL = re.compile(r"^(nccl:|FSDP::|## |ProfilerStep)|spin_kernel")
 """Named ranges that the device's timeline also shows, and the kernel of torch.cuda._sleep: no work of the step."""
 _GPU_PRODUCT = re.compile(r"gemm|nvjet|xmma|splitk|triton_tem\w*_mm", re.IGNORECASE)
@@ -45,8 +48,8 @@ def keep_trace(profiler: Any, context: Context) -> None:
     profiler.export_chrome_trace(str(context.folder / f"trace_rank{context.rank}.json.gz"))
 
 
-def events(profiler: Any, on_gpu: bool) -> list[tuple[str, int, int, int]]:
-    """Return (name, start in ns, length in ns, stream or thread) of each event on the device."""
+def events(profiler: Any, on_gpu: bool) -> list[Event]:
+    """Return each event on the device."""
     result = []
     for event in profiler.profiler.kineto_results.events():
         # On a GPU annotations are ranges of other work. On a CPU gloo's collectives appear as annotations.
@@ -56,7 +59,7 @@ def events(profiler: Any, on_gpu: bool) -> list[tuple[str, int, int, int]]:
     return result
 
 
-def intervals(events: Iterable[tuple[str, int, int, int]], on_gpu: bool) -> list[Interval]:
+def intervals(events: Iterable[Event], on_gpu: bool) -> list[Interval]:
     """Return the intervals of events by start: on a GPU all kernels and copies, on a CPU those of `kind_of`.
 
     On a GPU a stream with nothing but copies counts as communication, because the profiler does not always name copies

@@ -75,6 +75,27 @@ COLUMNS = (
     Column("bytes_moved", INT, "unavoidable bytes through the memory of the busiest rank, counted", "bytes"),
     Column("bytes_communicated", INT, "bytes that the busiest rank sends in an iteration, counted", "bytes"),
     Column("flops", INT, "floating-point operations of the busiest rank in an iteration, counted", "FLOP"),
+    # Bottleneck of an iteration, from a trace after the timed iterations. Null on a CPU and without CUPTI.
+    Column("compute_share", REAL, "share of time_ms in which a kernel or copy runs that is no communication"),
+    Column(
+        "communication_share",
+        REAL,
+        "share of time_ms in which the device only communicates: NCCL kernels, copies between GPUs, waiting for peers",
+    ),
+    Column("idle_share", REAL, "share of time_ms in which the device runs nothing"),
+    Column(
+        "bound",
+        TEXT,
+        "bottleneck. host: idle_share above 0.2; else wire: communication_share above compute_share; "
+        "else compute or memory: the longer of the times of flops and of bytes_moved at measured rates",
+    ),
+    Column(
+        "energy_j",
+        REAL,
+        "energy of the GPUs in an iteration, summed over ranks, from about 1 s of iterations without cold caches; "
+        "null without NVML's energy counter",
+        "J",
+    ),
     # Memory.
     Column("peak_gib", REAL, "extra peak memory of an iteration, maximum over ranks", "GiB"),
     Column("rank_peak_gib", REALS, "extra peak memory of an iteration on each rank", "GiB"),
@@ -119,6 +140,12 @@ COLUMNS = (
     Column("memory_gib", REAL, "main memory of the first node", "GiB"),
     Column("sm_clock_mhz", REAL, "clock of the GPU's multiprocessors while it measured", "MHz"),
     Column("memory_clock_mhz", REAL, "clock of the GPU's memory while it measured", "MHz"),
+    Column(
+        "throttle_reasons",
+        TEXT,
+        "why a rank's GPU lowered its clocks while it measured: power, thermal, sync_boost, board_limit, reliability, "
+        "power_brake, hw_slowdown; none: it did not; null: NVML does not say",
+    ),
     # How the cell ran.
     Column("tries", INT, "attempts of this sweep at the cell; the row is of the last one"),
     Column("beside", TEXT, "rows of the jobs that ran on this host at the same time; null: none"),

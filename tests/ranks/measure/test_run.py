@@ -46,6 +46,7 @@ def test_the_slowest_rank_is_the_time_and_all_ranks_agree() -> None:
     assert columns["fraction_of_floor"] == pytest.approx(0.5 / columns["time_ms"])
     assert columns["warmed_up"] is True
     assert results[0][1] == results[1][1]
+    assert not {"bound", "energy_j", "throttle_reasons"} & set(columns)  # known of GPUs only
 
 
 def test_iterations_end_when_the_median_is_precise_or_at_the_limit() -> None:

@@ -1,0 +1,122 @@
+"""The bottleneck of an iteration: the shares of computing, communicating and idling devices, from a short trace.
+
+The trace runs after the timed iterations and does not touch them. It needs CUPTI, so a CPU has no shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tpbench.measure.clock import WallClock
+from tpbench.measure.ranks import gather_numbers
+from tpbench.measure.session import Context
+from tpbench.measure.timeline import COMMUNICATION, Event, Interval, covered_ms, events, intervals
+
+TRACED_ITERATIONS = 3
+TRACED_S = 1.0
+"""Iterations that take longer than this together are traced once."""
+
+IDLE_SHARE = 0.2
+"""An iteration is bound by the host if the device is idle for more than this share of it."""
+
+_MARKER = "spin_kernel"
+"""Kernel of torch.cuda._sleep. One runs before and one after each traced iteration."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How a device spends an iteration. The three shares add up to 1."""
+
+    compute: float
+    """At least one kernel or copy runs that is no communication. A kernel that also communicates counts here."""
+    communication: float
+    """Only communication runs: NCCL kernels, copies between GPUs, and kernels that write to peers or wait for them."""
+    idle: float
+    """Nothing runs."""
+
+    @classmethod
+    def of(cls, compute_ms: float, communication_ms: float, time_ms: float) -> Shares:
+        """Return the shares of an iteration of `time_ms` by wall clock. Traced times beyond it leave no idle time."""
+        whole_ms = max(time_ms, compute_ms + communication_ms)
+        busy = compute_ms / whole_ms, communication_ms / whole_ms
+        return cls(*busy, max(0.0, 1 - sum(busy)))
+
+    def bound(self, compute_ms: float, memory_ms: float) -> str:
+        """Return what bounds the iteration, given the least times of its FLOPs and of its memory traffic.
+
+        host: the idle share is above `IDLE_SHARE`. wire: the communication share is above the compute share. compute or
+        memory: the one whose least time (roofline) is longer.
+        """
+        if self.idle > IDLE_SHARE:
+            return "host"
+        if self.communication > self.compute:
+            return "wire"
+        return "compute" if compute_ms > memory_ms else "memory"
+
+
+def bottleneck_columns(
+    step: Callable[[], None],
+    restore: Callable[[], None],
+    wall: WallClock,
+    context: Context,
+    columns: dict[str, Any],
+    compute_ms: float,
+) -> dict[str, Any]:
+    """Trace a few iterations and return the columns of their bottleneck. Empty on a CPU or without CUPTI. Collective.
+
+    The busy times are medians over the traced iterations. The idle time is the rest of `time_ms`, the wall time of the
+    timed iterations: tracing slows the host down, but not the kernels. The shares are those of the rank that
+    communicates least, because the other ranks wait for it.
+    """
+    if context.device.type != "cuda":
+        return {}
+    iterations = TRACED_ITERATIONS if columns["time_ms"] * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
+    busy = [busy_ms(intervals(each, on_gpu=True)) for each in _traced(step, restore, wall, iterations, context)]
+    here = [median(each) for each in zip(*busy, strict=True)] or [np.nan, np.nan]
+    computing, communicating = gather_numbers(here, context)
+    if np.isnan(computing).any():
+        return {}
+    rank = int(communicating.argmin())
+    shares = Shares.of(float(computing[rank]), float(communicating[rank]), columns["time_ms"])
+    return {
+        "compute_share": shares.compute,
+        "communication_share": shares.communication,
+        "idle_share": shares.idle,
+        "bound": shares.bound(compute_ms, columns["bytes_moved"] / columns["copy_gb_per_s"] / 1e6),
+    }
+
+
+def busy_ms(timeline: Sequence[Interval]) -> tuple[float, float]:
+    """Return the time in ms in which work other than communication runs, and in which only communication does."""
+    computing = covered_ms(each for each in timeline if each.kind != COMMUNICATION)
+    return computing, covered_ms(timeline) - computing
+
+
+def _traced(
+    step: Callable[[], None], restore: Callable[[], None], wall: WallClock, iterations: int, context: Context
+) -> list[list[Event]]:
+    """Run iterations as the wall clock does, under the profiler, and return the device's events of each."""
+
+    def marked_step() -> None:
+        torch.cuda._sleep(1)
+        step()
+        torch.cuda.synchronize(context.device)
+        torch.cuda._sleep(1)
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        wall.samples(marked_step, restore, iterations)
+    return list(between_markers(events(profiler, on_gpu=True)))
+
+
+def between_markers(traced: Sequence[Event]) -> Iterator[list[Event]]:
+    """Yield the events of each iteration: those between its two markers. Flushes and barriers lie outside."""
+    markers = sorted(start for name, start, _, _ in traced if _MARKER in name)
+    for begin, end in zip(markers[::2], markers[1::2], strict=False):
+        yield [each for each in traced if begin < each[1] < end]

@@ -1,0 +1,68 @@
+"""Energy of an iteration, from the GPU's energy counter."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from tpbench.measure.gpu import Gpu
+from tpbench.measure.ranks import gather_number
+from tpbench.measure.session import Context
+
+SAMPLE_S = 1.0
+"""Duration of the iterations whose energy is measured. GPUs update their counter every 20 to 100 ms."""
+
+UPDATE_S = 0.15
+"""Longest wait for an update of the counter."""
+
+
+def iteration_energy_j(
+    step: Callable[[], None], restore: Callable[[], None], time_ms: float, gpu: Gpu | None, context: Context
+) -> float | None:
+    """Return the energy of an iteration in J, summed over ranks, or None if a rank's GPU does not count it. Collective.
+
+    Iterations run for about `SAMPLE_S`, one after the other: without cold caches, without waiting for other ranks
+    between them, and with the restoring of their inputs. The counter is read when it has just changed. `time_ms`: wall
+    time of an iteration, equal on all ranks.
+    """
+    known = gpu is not None and gpu.energy_j() is not None
+    if gpu is None or min(gather_number(known, context)) == 0:
+        return None
+    iterations = iterations_of_sample(time_ms)
+
+    def iteration() -> None:
+        restore()
+        step()
+
+    dist.barrier()
+    sampled = sampled_j(iteration, iterations, gpu, lambda: torch.cuda.synchronize(context.device))
+    return sum(gather_number(sampled / iterations, context))
+
+
+def iterations_of_sample(time_ms: float) -> int:
+    """Return the number of iterations of `time_ms` that take at least `SAMPLE_S`."""
+    return max(1, math.ceil(SAMPLE_S / time_ms * 1e3))
+
+
+def sampled_j(
+    iteration: Callable[[], None], iterations: int, gpu: Gpu, synchronize: Callable[[], None] = lambda: None
+) -> float:
+    """Run iterations and return by how many J the GPU's counter grew."""
+    before_j = _updated_j(gpu)
+    for _ in range(iterations):
+        iteration()
+    synchronize()
+    return _updated_j(gpu) - before_j
+
+
+def _updated_j(gpu: Gpu) -> float:
+    """Return the counter right after it changes, or after `UPDATE_S`."""
+    first_j, deadline_s = gpu.energy_j(), time.monotonic() + UPDATE_S
+    now_j = first_j
+    while now_j == first_j and time.monotonic() < deadline_s:
+        now_j = gpu.energy_j()
+    return now_j if now_j is not None else math.nan

@@ -1,0 +1,111 @@
+"""Clocks, energy and throttling of this rank's GPU, as NVML reports them. Without NVML nothing is known."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tpbench.measure.machine import load_nvml
+
+THROTTLE_REASONS = {
+    "power": (("POWER",), ("SwPowerCap",)),
+    "thermal": (("THERMAL",), ("SwThermalSlowdown", "HwThermalSlowdown")),
+    "sync_boost": (("SYNC_BOOST",), ("SyncBoost",)),
+    "board_limit": (("BOARD_LIMIT",), ()),
+    "reliability": (("RELIABILITY",), ()),
+    "power_brake": ((), ("HwPowerBrakeSlowdown",)),
+    "hw_slowdown": ((), ("HwSlowdown",)),
+}
+"""Reasons for lower clocks, with NVML's names: policies whose violation time it counts, and bits of the present state.
+
+An idle GPU and clocks that a user has set are no reasons.
+"""
+
+THROTTLED_SHARE = 0.01
+"""A policy that lowered the clocks for at least this share of the timed iterations is a reason."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of NVML."""
+
+    nvml: Any
+    handle: Any
+
+    def clocks_mhz(self) -> dict[str, Any]:
+        """Return the columns of the present clocks. Empty if NVML does not know them."""
+        nvml = self.nvml
+        try:
+            return {
+                "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(self.handle, nvml.NVML_CLOCK_SM),
+                "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(self.handle, nvml.NVML_CLOCK_MEM),
+            }
+        except nvml.NVMLError:
+            return {}
+
+    def energy_j(self) -> float | None:
+        """Return the energy in J that the GPU has used since its driver was loaded, or None if it does not count."""
+        try:
+            return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
+        except self.nvml.NVMLError:
+            return None
+
+    def violations_ns(self) -> dict[str, int]:
+        """Return for each reason the time in ns during which it has lowered the clocks, where NVML counts it."""
+        counted = {}
+        for reason, (policies, _) in THROTTLE_REASONS.items():
+            for policy in policies:
+                with contextlib.suppress(self.nvml.NVMLError):
+                    number = getattr(self.nvml, f"NVML_PERF_POLICY_{policy}")
+                    counted[reason] = int(self.nvml.nvmlDeviceGetViolationStatus(self.handle, number).violationTime)
+        return counted
+
+    def throttled_now(self) -> set[str] | None:
+        """Return the reasons that lower the clocks now, or None if NVML does not know."""
+        try:
+            state = self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
+        except self.nvml.NVMLError:
+            return None
+        bits = {
+            reason: [getattr(self.nvml, f"nvmlClocksThrottleReason{name}") for name in names]
+            for reason, (_, names) in THROTTLE_REASONS.items()
+        }
+        return {reason for reason, each in bits.items() if any(state & bit for bit in each)}
+
+
+def this_gpu(device: torch.device) -> Gpu | None:
+    """Return this rank's GPU, or None on a CPU and where NVML does not know the GPU."""
+    nvml = load_nvml() if device.type == "cuda" else None
+    if nvml is None:
+        return None
+    try:
+        return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}"))
+    except nvml.NVMLError:
+        return None
+
+
+class ThrottleWatch:
+    """Finds out why the clocks of a GPU were lowered, from the watch's construction to `reasons`."""
+
+    def __init__(self, gpu: Gpu | None, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.gpu, self.now_s = gpu, now_s
+        self.began_s = now_s()
+        self.before_ns = gpu.violations_ns() if gpu else {}
+
+    def reasons(self) -> set[str] | None:
+        """Return the names of `THROTTLE_REASONS` that applied, or None if NVML knows nothing about them.
+
+        A reason applied if its violation time grew by `THROTTLED_SHARE` of the time, or if it lowers the clocks now.
+        """
+        if self.gpu is None:
+            return None
+        least_ns = THROTTLED_SHARE * (self.now_s() - self.began_s) * 1e9
+        after_ns = self.gpu.violations_ns()
+        counted = {reason for reason, ns in after_ns.items() if ns - self.before_ns.get(reason, ns) > least_ns}
+        present = self.gpu.throttled_now()
+        return None if present is None and not after_ns else counted | (present or set())
