@@ -118,7 +118,8 @@ def test_the_report_warns_of_different_trajectories(rows: list[dict[str, Any]], 
     frame = package.load(swept[0] / "outputs")
     spoiled = frame.copy()
     norms = [list(each) for each in spoiled["grad_norms"]]
-    norms[2][3] *= 1.1
+    for fsdp_dtensor in (2, 3):
+        norms[fsdp_dtensor][3] *= 1.1
     spoiled["grad_norms"] = norms
     warnings = pivot(spoiled).warnings
     assert any("grad_norms part at step 4: autotp" in each and "fsdp_dtensor" in each for each in warnings)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from tests.support.command import ROOT
+from tests.support.composed import job
 from tests.support.train_step import config_json, single_context, tiny_problem
+from tpbench.job import stored_job
 from tpbench.settings import JobError
+from tpbench.workloads.train_step import TrainStep
 from tpbench.workloads.train_step.deepspeed_configuration import deepspeed_configuration
 from tpbench.workloads.train_step.resolve import resolve
 
@@ -33,6 +39,32 @@ from tpbench.workloads.train_step.resolve import resolve
 def test_fields_that_cannot_be_trained_are_refused(fields: dict[str, Any], tp_size: int, said: str) -> None:
     assert any(said in each for each in tiny_problem(**fields).check(tp_size, 1))
     assert not tiny_problem().check(2, 2)
+
+
+STABLE = {"learning_rate": 1e-5, "weight_decay": 0.01, "warmup_steps": 5, "seed": 42}
+"""Defaults of the tool that this workload continues. At these, losses fall from the first step on."""
+
+
+def test_the_defaults_train_stably() -> None:
+    composed = asdict(job("variant=fsdp_dtensor", "shape=qwen3_0p6b_tp2").problem)
+    unset = asdict(tiny_problem(learning_rate=TrainStep.learning_rate))
+    for fields in (composed, unset):
+        assert {name: fields[name] for name in STABLE} == STABLE
+
+
+def test_committed_rows_keep_their_keys_and_their_own_values() -> None:
+    """Rows of before the change of defaults hold the values that they were measured with."""
+    rows = []
+    for folder in ("reference", "options"):
+        for file in sorted((ROOT / "outputs" / folder / "rows").glob("train_step-*.parquet")):
+            rows += pq.read_table(file, columns=["key", "job"]).to_pylist()
+    assert rows
+    for row in rows:
+        stored = json.loads(row["job"])
+        job_now = stored_job(stored)
+        assert {name: getattr(job_now.problem, name) for name in STABLE} == {name: stored[name] for name in STABLE}
+        if set(stored) == set(job_now.flat()):  # older rows lack a field
+            assert job_now.key == row["key"]
 
 
 def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:
