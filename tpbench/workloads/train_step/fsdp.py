@@ -1,9 +1,10 @@
-"""Variants fsdp, fsdp_dtensor and fsdp_dtensor_async: FSDP2 over replicas, DTensor with sequence parallelism within."""
+"""Variants fsdp, fsdp_dtensor, fsdp_dtensor_async and dtensor_tp: FSDP2 over replicas, DTensors with sequence
+parallelism within a replica."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
+from tpbench.workloads.train_step.dtensor_plan import parallelize, reduce_partial_gradients
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharded_modules import replicated_parameters, sum_replicated_gradients
@@ -24,12 +26,43 @@ from tpbench.workloads.train_step.weights import fill
 
 
 def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
-    """Train on the (dp, tp) mesh. With one tensor-parallel rank this is plain FSDP2."""
+    """Train on the (dp, tp) mesh with tpbench's sharded modules. With one tensor-parallel rank this is plain FSDP2."""
+
+    def sum_gradients(model: Any) -> Callable[[], None]:
+        replicated = replicated_parameters(model)
+        return lambda: sum_replicated_gradients(replicated, context.tp_group)
+
+    return mesh_trainer(problem, context, apply_tensor_parallelism, sum_gradients, head_gathers=False)
+
+
+def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train on the (dp, tp) mesh with torch's `parallelize_module`: modules compute on DTensors."""
+
+    def reduce_gradients(model: Any) -> Callable[[], None]:
+        parameters = list(model.parameters())
+        return lambda: reduce_partial_gradients(parameters)
+
+    return mesh_trainer(problem, context, parallelize, reduce_gradients, head_gathers=True)
+
+
+def mesh_trainer(
+    problem: TrainStep,
+    context: Context,
+    shard: Callable[[TrainStep, Any, DeviceMesh], None],
+    gradient_reduction: Callable[[Any], Callable[[], None]],
+    *,
+    head_gathers: bool,
+) -> TorchTrainer:
+    """Return a trainer of the model that `shard` distributes over tensor-parallel ranks and FSDP2 over replicas.
+
+    `gradient_reduction(model)` returns the function that completes the gradients of a replica after its last backward
+    pass. With `head_gathers`, the head's input has all tokens also with the linear loss.
+    """
     model = models.build(problem)
     models.place_buffers(model, context.device)
     mesh = device_mesh(context)
     if context.tp_size > 1:
-        apply_tensor_parallelism(problem, model, mesh["tp"])
+        shard(problem, model, mesh["tp"])
     if problem.compile:
         models.compile_layers(model)
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
@@ -37,12 +70,12 @@ def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
     if sharded_logits and problem.train_loss == "tpbench_linear":
         head, group = model.lm_head, context.tp_group
-        loss = losses.tpbench_linear_loss(problem, head, group, vocab_start, hidden_sharded=True)
+        loss = losses.tpbench_linear_loss(problem, head, group, vocab_start, hidden_sharded=not head_gathers)
     elif sharded_logits and problem.train_loss == "tpbench":
         loss = losses.tpbench_loss(context.tp_group, vocab_start, problem.vocab)
     else:
         loss = losses.loss_of_whole_logits(problem, model)
-    replicated = replicated_parameters(model)
+    reduce_gradients = gradient_reduction(model) if context.tp_size > 1 else None
 
     @contextlib.contextmanager
     def during_micro_batch(last: bool) -> Iterator[None]:
@@ -51,8 +84,8 @@ def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
         # torch's loss of sharded logits exchanges some numbers per row instead of logits.
         with loss_parallel() if sharded_logits and problem.train_loss == "torch" else contextlib.nullcontext():
             yield
-        if last and replicated:
-            sum_replicated_gradients(replicated, context.tp_group)
+        if last and reduce_gradients:
+            reduce_gradients()
 
     return TorchTrainer(problem, model, context, loss, during_micro_batch)
 

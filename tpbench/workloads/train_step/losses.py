@@ -67,7 +67,8 @@ def tpbench_linear_loss(
     latest: list[Any] = []
 
     def forward(hidden: Tensor) -> Tensor:
-        latest[:] = (hidden, *getattr(head, "local_parameters", (head.weight, getattr(head, "bias", None))))
+        own = getattr(head, "local_parameters", (head.weight, getattr(head, "bias", None)))
+        latest[:] = (each if each is None else local_shard(each) for each in (hidden, *own))
         return hidden
 
     head.forward = forward

@@ -95,9 +95,9 @@ def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     if problem.train_loss == "tpbench_linear":
         item = ITEM_BYTES[problem.dtype]
         chunk = min(problem.tokens * columns * item, LINEAR_LOSS_GIB * 2**30)
-        tokens = problem.tokens / (1 if variant == "autotp" else tp_size)
+        tokens = problem.tokens / (1 if variant in ("autotp", "dtensor_tp") else tp_size)
         return round(chunk + (columns + tokens) * problem.hidden_size * item)
     per_token = columns * 2 * ITEM_BYTES[problem.dtype]  # logits and their gradient
     if problem.train_loss == "torch":  # in fp32: log-probabilities and their gradient; with DTensor, one copy more
-        per_token += columns * (12 if problem.vocab_parallel and variant.startswith("fsdp_dtensor") else 8)
+        per_token += columns * (12 if problem.vocab_parallel and "dtensor" in variant else 8)
     return round(problem.tokens * per_token)

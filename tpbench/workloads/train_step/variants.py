@@ -33,6 +33,12 @@ def _unsupported_by_the_linear_loss(problem: TrainStep) -> str | None:
     return "train_loss=tpbench_linear makes no whole logits, so there are none to gather: vocab_parallel must be true"
 
 
+def _unsupported_by_dtensor_tp(problem: TrainStep, tp_size: int) -> str | None:
+    if tp_size == 1:
+        return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
+    return _unsupported_by_the_linear_loss(problem)
+
+
 def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
     if not problem.compile:
         return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
@@ -61,7 +67,7 @@ def autotp(problem: TrainStep, context: Any) -> Any:
 
 
 @WORKLOAD.variant(
-    "torch's own: FSDP2 over replicas, DTensor with sequence parallelism within them",
+    "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
     options=ALL | TENSOR_PARALLEL,
     requires=("transformers",),
     uses_triton=_uses_triton,
@@ -69,6 +75,19 @@ def autotp(problem: TrainStep, context: Any) -> Any:
 )
 def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
     from tpbench.workloads.train_step.fsdp import fsdp_dtensor as prepare
+
+    return prepare(problem, context)
+
+
+@WORKLOAD.variant(
+    "torch's own: FSDP2 over replicas, parallelize_module with sequence parallelism within them",
+    options=ALL | TENSOR_PARALLEL,
+    requires=("transformers",),
+    uses_triton=_uses_triton,
+    unsupported_reason=_unsupported_by_dtensor_tp,
+)
+def dtensor_tp(problem: TrainStep, context: Any) -> Any:
+    from tpbench.workloads.train_step.fsdp import dtensor_tp as prepare
 
     return prepare(problem, context)
 

@@ -1,0 +1,136 @@
+"""Shard a decoder by torch's `parallelize_module`, with sequence parallelism between the blocks.
+
+Parameters, and the operations on them, are DTensors. Between the blocks a rank has its share of each sequence's tokens,
+(batch, sequence / ranks, width).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharding_plan import Block, Style, blocks
+
+TOKENS, COLUMNS = Shard(1), Shard(-1)
+"""Placements of hidden states, (batch, sequence, width)."""
+
+
+def parallelize(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
+    """Shard the model's parameters, and let its modules exchange what the sharding needs.
+
+    Raises UnknownArchitecture for a model whose plan has no correct computation.
+    """
+    # The linear loss lets the head return its input, all tokens, instead of logits.
+    sharded_logits = problem.vocab_parallel and problem.train_loss != "tpbench_linear"
+    plan: dict[str, ParallelStyle] = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
+        "model.norm": SequenceParallel(),
+        "lm_head": ColwiseParallel(
+            input_layouts=TOKENS,
+            output_layouts=COLUMNS if sharded_logits else Replicate(),
+            use_local_output=not sharded_logits,
+        ),
+    }
+    for block in blocks(model):
+        module = model.get_submodule(block.name)
+        plan[block.name] = _gathered_input(module)
+        plan |= {name: _style(style, block) for name, style in block.styles.items()}
+    for number, layer in enumerate(model.model.layers):
+        names = (f"model.layers.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
+        plan |= {name: SequenceParallel(use_local_output=True) for name in names}
+    parallelize_module(model, tp, plan, src_data_rank=None)
+    _detach_padding(model.model.embed_tokens, tp)
+    if problem.tied:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            raise UnknownArchitecture(
+                f"the plan does not know {name} of {problem.model} ({problem.architecture}), which is in no block and "
+                "no norm of a decoder layer"
+            )
+
+
+class ReplicatedModule(ParallelStyle):
+    """Every rank has all parameters and the whole input of a module, and computes its whole output."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def whole(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
+            return tuple(
+                each if isinstance(each, DTensor) else DTensor.from_local(each, mesh, [Replicate()], run_check=False)
+                for each in inputs
+            )
+
+        def local(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+            return output.to_local()
+
+        return distribute_module(module, device_mesh, None, whole, local)
+
+
+def _style(style: Style, block: Block) -> ParallelStyle:
+    if style == "colwise":
+        return ColwiseParallel()
+    if style == "rowwise":
+        return RowwiseParallel(output_layouts=TOKENS)
+    if style == "colwise_gather_output":
+        return ColwiseParallel(output_layouts=Replicate())
+    if style == "rowwise_split_input":
+        return RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS)
+    # Norms of queries and keys, (batch, sequence, heads, width), apply to each of a rank's heads.
+    return SequenceParallel(sequence_dim=2, use_local_output=True) if block.sharded_inside else ReplicatedModule()
+
+
+def _gathered_input(block: nn.Module) -> ParallelStyle:
+    """Return the style that all-gathers the tokens of a block's hidden states.
+
+    Layers of transformers call attention, which has several parameters, by keyword, and feed-forward by position.
+    """
+    first, *others = inspect.signature(block.forward).parameters
+    if others:
+        return PrepareModuleInput(
+            input_kwarg_layouts={first: TOKENS}, desired_input_kwarg_layouts={first: Replicate()}
+        )
+    return PrepareModuleInput(input_layouts=(TOKENS,), desired_input_layouts=(Replicate(),))
+
+
+def _detach_padding(embedding: nn.Embedding, tp: DeviceMesh) -> None:
+    """Give the padding token, if there is one, no gradient.
+
+    The backward pass of DTensor's sharded embedding takes the token's number for a row of each rank's shard.
+    """
+    if (padding := embedding.padding_idx) is None:
+        return
+    embedding.padding_idx = None
+
+    def detach(module: nn.Module, inputs: tuple[DTensor], output: Tensor) -> Tensor:
+        share = inputs[0].to_local().chunk(tp.size(), 1)[tp.get_local_rank()]
+        return torch.where((share == padding)[..., None], output.detach(), output)
+
+    embedding.register_forward_hook(detach)
+
+
+@torch.no_grad()
+def reduce_partial_gradients(parameters: Iterable[Tensor]) -> None:
+    """Sum over the ranks each gradient of which a rank has only its share: those of norms on shares of the tokens.
+
+    Under FSDP this has happened before.
+    """
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(parameter, DTensor) and isinstance(grad, DTensor) and grad.placements != parameter.placements:
+            parameter.grad = grad.redistribute(placements=parameter.placements)
