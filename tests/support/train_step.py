@@ -27,6 +27,10 @@ TINY = {
     "learning_rate": 1e-2, "max_grad_norm": 0.5,
 }  # fmt: skip
 
+SHARDED = sorted(
+    name for name, each in WORKLOAD.variants.items() if "vocab_parallel" in each.options and not each.requires_cuda
+)
+"""The variants with tensor parallelism that run on any machine."""
 CPU = torch.device("cpu")
 
 _deepspeed_groups: dict[str, Any] = {}

@@ -11,7 +11,7 @@ def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: 
 
     Under autocast the residual stream has the parameters' dtype, and outputs of products have the computation's dtype.
     """
-    per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem)
+    per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem, variant)
     tensor_parallel = problem.accumulate * problem.tokens * per_token * (tp_size - 1) // tp_size
     return tensor_parallel + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
 
@@ -32,15 +32,17 @@ def _autotp_bytes(problem: TrainStep) -> int:
     return hidden + (problem.vocab * compute if gathered_logits else 0)
 
 
-def _sequence_parallel_bytes(problem: TrainStep) -> int:
+def _sequence_parallel_bytes(problem: TrainStep, variant: str) -> int:
     """Return the bytes of all collectives on one token's activations. There is an all-gather before attention and
     before feed-forward, and a reduce-scatter behind each; embedding and head have one collective each."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     normed, summed = 4 * problem.depth + 4, 4 * problem.depth
     if problem.activation_checkpointing:  # repeats both all-gathers of a layer and the first reduce-scatter
         normed, summed = normed + 2 * problem.depth, summed + problem.depth
-    if problem.train_loss == "tpbench_linear":  # gathers the tokens, and scatters their gradient, behind the cast
-        normed, summed = normed - 2, summed + 2
+    if problem.train_loss == "tpbench_linear":
+        # The loss gathers the tokens, and scatters their gradient, behind the cast. In dtensor_tp the head gathers the
+        # tokens before the cast, and the loss all-reduces their gradient.
+        normed, summed = normed - (1 if variant == "dtensor_tp" else 2), summed + 2
     hidden = problem.hidden_size * (normed * stored + summed * compute)
     return hidden + (0 if problem.vocab_parallel else problem.vocab * compute)
 

@@ -79,7 +79,7 @@ class ReplicatedModule(ParallelStyle):
         def local(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
             return output.to_local()
 
-        return distribute_module(module, device_mesh, None, whole, local)
+        return distribute_module(module, device_mesh, None, whole, local)  # type: ignore[arg-type]  # torch's hooks return values
 
 
 def _style(style: Style, block: Block) -> ParallelStyle:
@@ -102,9 +102,7 @@ def _gathered_input(block: nn.Module) -> ParallelStyle:
     """
     first, *others = inspect.signature(block.forward).parameters
     if others:
-        return PrepareModuleInput(
-            input_kwarg_layouts={first: TOKENS}, desired_input_kwarg_layouts={first: Replicate()}
-        )
+        return PrepareModuleInput(input_kwarg_layouts={first: TOKENS}, desired_input_kwarg_layouts={first: Replicate()})
     return PrepareModuleInput(input_layouts=(TOKENS,), desired_input_layouts=(Replicate(),))
 
 

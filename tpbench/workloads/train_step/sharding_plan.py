@@ -17,10 +17,11 @@ from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
 """How a module of a block is sharded.
 
-colwise: a rank computes a share of a linear layer's output columns. rowwise: a rank has a share of the input's columns,
-and outputs are summed over the ranks. colwise_gather_output: as colwise, and every rank gathers all output columns.
-rowwise_split_input: as rowwise, and a rank takes its columns of an input that it has whole. replicated: every rank has
-the whole module.
+- colwise: a rank computes a share of a linear layer's output columns.
+- rowwise: a rank has a share of the input's columns. Outputs are summed over the ranks.
+- colwise_gather_output: as colwise. Then every rank gathers all output columns.
+- rowwise_split_input: as rowwise. A rank takes its columns of an input that it has whole.
+- replicated: every rank has the whole module.
 """
 _SYNONYMS = {
     "colwise_rep": "colwise_gather_output",

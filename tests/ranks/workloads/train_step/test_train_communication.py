@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.train_step import batches_here, mesh_context, prepared, tiny_problem
+from tests.support.train_step import SHARDED, batches_here, mesh_context, prepared, tiny_problem
 from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
 
 
@@ -81,14 +81,14 @@ def sent_and_counted(here: Rank, name: str, tp_size: int, fields: dict[str, Any]
 AGAIN = {"activation_checkpointing": True, "accumulate": 2}
 AUTOCAST = {"dtype": "bfloat16", "autocast": True}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
-    *((2, name, 2, each) for name in ("autotp", "fsdp_dtensor") for each in (
+    *((2, name, 2, each) for name in SHARDED for each in (
         {}, {"tied": True}, AGAIN, {"vocab_parallel": False}, {"vocab_parallel": False, "tied": True}, AUTOCAST,
     )),
     *((2, name, 1, each) for name in ("ddp", "fsdp") for each in ({}, {"tied": True, "accumulate": 2}, AUTOCAST)),
     *((2, "autotp", 1, {"zero_stage": stage, "accumulate": 2}) for stage in (0, 1, 2)),
     *((2, "autotp", 1, {"zero_stage": stage, **AUTOCAST}) for stage in (0, 1)),
-    (4, "autotp", 2, {"tied": True}), (4, "fsdp_dtensor", 2, {}),
-    *((2, name, 2, {"train_loss": "tpbench_linear", **AUTOCAST}) for name in ("autotp", "fsdp_dtensor")),
+    (4, "autotp", 2, {"tied": True}), (4, "fsdp_dtensor", 2, {}), (4, "dtensor_tp", 2, {}),
+    *((2, name, 2, {"train_loss": "tpbench_linear", **AUTOCAST}) for name in SHARDED),
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import (
+    SHARDED,
     batches_here,
     compare,
     largest_error,
@@ -20,8 +21,6 @@ from tests.support.train_step import (
 )
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-
-SHARDED = ("fsdp_dtensor", "autotp")
 
 
 def gradient_errors(here: Rank, name: str, fields: dict[str, Any]) -> dict[str, float]:
@@ -48,7 +47,9 @@ def test_2_a_sharded_head_returns_the_whole_gradient(name: str, fields: dict[str
     assert max(errors["model.norm.weight"], errors["model.embed_tokens.weight"]) < 1e-3
 
 
-@pytest.mark.parametrize(("name", "fields"), [("autotp", {"zero_stage": 0}), ("autotp", {}), ("fsdp_dtensor", {})])
+@pytest.mark.parametrize(
+    ("name", "fields"), [("autotp", {"zero_stage": 0}), ("autotp", {}), ("fsdp_dtensor", {}), ("dtensor_tp", {})]
+)
 def test_3_the_norm_sums_over_shards(name: str, fields: dict[str, Any]) -> None:
     """A shard that is not marked as one counts on one rank only."""
     assert run_on_ranks(2, compare, name, 2, fields, 1)[0]["norm"] < 1e-4

@@ -10,37 +10,42 @@ import pytest
 import torch
 
 from tests.support.ranks import enough_gpus, run_on_ranks
-from tests.support.train_step import check_errors, compare
+from tests.support.train_step import SHARDED, check_errors, compare
+from tpbench.workloads.train_step import WORKLOAD
 
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # Ranks, variant, tp_size, fields that differ from the tiny problem.
     *((2, name, 1, {"tied": tied, **more}) for name in ("ddp", "fsdp") for tied, more in ((False, BOTH), (True, {}))),
-    *((2, "fsdp_dtensor", 2, each) for each in ({}, {"tied": True, **BOTH}, {"vocab_parallel": False})),
+    *((2, name, 2, each) for name in SHARDED for each in ({}, {"tied": True, **BOTH}, {"vocab_parallel": False})),
     (2, "fsdp_dtensor", 1, BOTH),
     # One sequence; and three sequences, of which a rank has one and a half.
-    (2, "fsdp_dtensor", 2, {"batch_size": 1}),
+    *((2, name, 2, {"batch_size": 1}) for name in ("fsdp_dtensor", "dtensor_tp")),
     *((2, "fsdp_dtensor", 2, {"batch_size": 3, "tied": tied, "accumulate": 2}) for tied in (False, True)),
-    *((2, "autotp", 2, {"zero_stage": stage}) for stage in (0, 1, 2)),
+    *((2, "autotp", 2, {"zero_stage": stage}) for stage in (0, 2)),
     (2, "autotp", 2, {"tied": True, "zero_stage": 0, **BOTH}),
-    (2, "autotp", 2, {"vocab_parallel": False}),
     (2, "autotp", 2, {"overlap": True, "max_grad_norm": None}),
     (2, "autotp", 1, {"accumulate": 2}),
-    *((4, "fsdp_dtensor", 2, {"tied": tied, "accumulate": 2}) for tied in (False, True)),
+    *((4, name, 2, {"tied": tied, "accumulate": 2}) for name in ("fsdp_dtensor", "dtensor_tp")
+      for tied in (False, True)),
     *((4, "autotp", 2, {"tied": stage == 1, "accumulate": 2, "zero_stage": stage}) for stage in (0, 1, 2)),
     # Llama's layout with its rotary scaling, and a vocabulary that two ranks do not divide.
-    *((2, name, 2, {"architecture": "llama", "rope_factor": 8.0, "vocab": 97}) for name in ("fsdp_dtensor", "autotp")),
-    *((2, name, 2, {"attention": "eager"}) for name in ("fsdp_dtensor", "autotp")),
+    *((2, name, 2, {"architecture": "llama", "rope_factor": 8.0, "vocab": 97}) for name in SHARDED),
+    *((2, name, 2, {"attention": "eager"}) for name in SHARDED),
     # tpbench's loss, over the sharded and the whole vocabulary.
-    *((2, name, 2, {"train_loss": "tpbench", "tied": True}) for name in ("fsdp_dtensor", "autotp")),
+    *((2, name, 2, {"train_loss": "tpbench", "tied": True}) for name in SHARDED),
     (2, "fsdp_dtensor", 2, {"train_loss": "tpbench", "vocab_parallel": False}),
     (2, "ddp", 1, {"train_loss": "tpbench"}),
     # tpbench's loss of head and loss together: hidden states whole (autotp) or sharded over the ranks, FSDP's weights.
-    *((2, name, 2, {"train_loss": "tpbench_linear", **each}) for name in ("fsdp_dtensor", "autotp")
+    *((2, name, 2, {"train_loss": "tpbench_linear", **each}) for name in SHARDED
       for each in ({"vocab": 97}, {"tied": True, **BOTH})),
     (4, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", "accumulate": 2}),
     (2, "ddp", 1, {"train_loss": "tpbench_linear"}),
     *((2, "fsdp", 1, {"train_loss": "tpbench_linear", "tied": tied, "accumulate": 2}) for tied in (False, True)),
+]  # fmt: skip
+
+COMPILED = [
+    (2, "fsdp", 1), (2, "fsdp_dtensor", 2), (4, "fsdp_dtensor", 2), (2, "fsdp_dtensor_async", 2), (2, "dtensor_tp", 2),
 ]  # fmt: skip
 
 
@@ -57,7 +62,13 @@ def test_a_variant_equals_one_process(ranks: int, name: str, tp_size: int, field
         check_errors(errors)
 
 
-@pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
+def test_every_registered_variant_has_cases() -> None:
+    needs_gpus = {name for name, each in WORKLOAD.variants.items() if each.requires_cuda}
+    assert {name for _, name, *_ in CASES} == WORKLOAD.variants.keys() - needs_gpus
+    assert needs_gpus <= {name for _, name, _ in COMPILED}
+
+
+@pytest.mark.parametrize("name", SHARDED)
 def test_biases_and_a_padding_token(name: str, tmp_path: Path) -> None:
     """In a row-parallel linear layer, a rank adds the bias to its tokens and has their share of the bias's gradient."""
     content = {
@@ -70,7 +81,8 @@ def test_biases_and_a_padding_token(name: str, tmp_path: Path) -> None:
     test_a_variant_equals_one_process(2, name, 2, folder)
 
 
-def test_a_window_as_long_as_the_sequence_hides_no_tokens_of_a_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fsdp_dtensor", "dtensor_tp"])
+def test_a_window_as_long_as_the_sequence_hides_no_tokens_of_a_rank(name: str, tmp_path: Path) -> None:
     """Transformers takes a rank's tokens, here two sequences, for one sequence that is longer than the window."""
     content = {
         "model_type": "mistral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
@@ -78,15 +90,12 @@ def test_a_window_as_long_as_the_sequence_hides_no_tokens_of_a_rank(tmp_path: Pa
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(content))
     folder = {"model_dir": str(tmp_path), "architecture": "mistral", "batch_size": 4}
-    test_a_variant_equals_one_process(2, "fsdp_dtensor", 2, folder)
+    test_a_variant_equals_one_process(2, name, 2, folder)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compile=true needs a GPU")
 @pytest.mark.parametrize("fields", [{}, BOTH], ids=["", "checkpointed"])
-@pytest.mark.parametrize(
-    ("ranks", "name", "tp_size"),
-    [(2, "fsdp", 1), (2, "fsdp_dtensor", 2), (4, "fsdp_dtensor", 2), (2, "fsdp_dtensor_async", 2)],
-)
+@pytest.mark.parametrize(("ranks", "name", "tp_size"), COMPILED)
 def test_compiled_variants(ranks: int, name: str, tp_size: int, fields: dict[str, Any]) -> None:
     test_a_variant_equals_one_process(ranks, name, tp_size, {"compile": True, **fields})
 

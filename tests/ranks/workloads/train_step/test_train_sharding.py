@@ -24,7 +24,14 @@ def initial_weights(here: Rank, name: str, tp_size: int, fields: dict[str, Any])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     ("name", "ranks", "tp_size"),
-    [("ddp", 2, 1), ("fsdp", 2, 1), ("fsdp_dtensor", 2, 2), ("fsdp_dtensor", 4, 2), ("autotp", 2, 2)],
+    [
+        ("ddp", 2, 1),
+        ("fsdp", 2, 1),
+        ("fsdp_dtensor", 2, 2),
+        ("fsdp_dtensor", 4, 2),
+        ("dtensor_tp", 2, 2),
+        ("autotp", 2, 2),
+    ],
 )
 def test_initial_weights_have_the_same_bits_however_sharded(name: str, ranks: int, tp_size: int, tied: bool) -> None:
     if not enough_gpus(ranks):
