@@ -195,7 +195,7 @@ def test_every_shape_of_the_experiment_has_variants() -> None:
             for each in swept["variant"]
         ]
         able = [each.variant for each in jobs if not unsupported_reason(each)]
-        tensor = {"autotp", "fsdp_dtensor", "fsdp_dtensor_async"}
+        tensor = {"autotp", "fsdp_dtensor", "dtensor_tp", "fsdp_dtensor_async"}
         assert set(able) == (tensor if jobs[0].tp_size > 1 else {"autotp", "fsdp_dtensor", "fsdp", "ddp"})
 
 
