@@ -58,6 +58,11 @@ class Job:
         return _holds(self.implementation.requires_cuda, self.problem)
 
     @property
+    def scheduled(self) -> bool:
+        """True if the problem fixes the number of iterations."""
+        return _holds(self.workload.scheduled, self.problem)
+
+    @property
     def world_size(self) -> int:
         return self.tp_size * self.dp_size
 
@@ -105,7 +110,7 @@ def field_names(workload: Workload | None = None) -> set[str]:
     """Return the flat names of the fields of one workload's jobs, or of any workload's."""
     problems = [each.problem for each in ([workload] if workload else workloads().values())]
     names = {each.name for cls in (Job, MeasureSettings, *problems) for each in fields(cls)}
-    unused = {each.name for each in fields(MeasureSettings)} if workload and workload.scheduled else set()
+    unused = {each.name for each in fields(MeasureSettings)} if workload and workload.scheduled is True else set()
     return names - {"problem"} - unused | {RANKS}
 
 
@@ -167,7 +172,7 @@ def stored_job(flat: Mapping[str, Any]) -> Job:
 
 def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str:
     """Return the complaint about a name that jobs of this workload do not have, with the way to change the line."""
-    if workload.scheduled and name in {each.name for each in fields(MeasureSettings)}:
+    if workload.scheduled is True and name in {each.name for each in fields(MeasureSettings)}:
         return (
             f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
             f"{' (steps=2 makes it short)' if 'steps' in valid else ''}"

@@ -41,10 +41,12 @@ class SymmetricBuffers:
         self.uses: dict[str, int] = {}
         self.flags = self._allocated(4 * CHANNELS * self.size)
         handle = self.flags[1]
+        self.captured_signals = KernelSignals(handle)
+        """Signals that a CUDA graph can hold."""
         self.signals: StreamSignals | KernelSignals = (
             StreamSignals([int(pointer) for pointer in handle.buffer_ptrs], self.rank)
             if signals == "stream"
-            else KernelSignals(handle)
+            else self.captured_signals
         )
 
     @property

@@ -43,7 +43,7 @@ def _of_variant(name: str, gpus: int) -> list[str]:
     else:
         lines += ["It has no options beside the fields of every job and of its workload."]
     run = f"python -m tpbench variant={name} shape={_supported_shape(name, shapes)}"
-    return [*lines, "", f"{run}{'' if workload.scheduled else ' measure=quick'}"]
+    return [*lines, "", f"{run}{'' if workload.scheduled is True else ' measure=quick'}"]
 
 
 def _supported_shape(variant: str, shapes: Sequence[str]) -> str:

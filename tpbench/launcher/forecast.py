@@ -72,7 +72,7 @@ class Forecast:
         of the measurement plus the start. Only the first holds for a workload whose problem fixes the iterations. On a
         CPU the size decides: the quickest of similar jobs, or the budget and the start, plus the work on the cores.
         """
-        if job.workload.scheduled:
+        if job.scheduled:
             return self.wall_s.get(job.key)
         kind = (job.workload.name, job.world_size, job.device)
         known = self.wall_s.get(job.key)

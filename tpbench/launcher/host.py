@@ -135,7 +135,7 @@ class Host:
             return [[cell] for cell in cells]
         problems: dict[object, list[Cell]] = defaultdict(list)
         for cell in cells:
-            problems[cell.index if cell.job.workload.scheduled else problem_of(cell.job)].append(cell)
+            problems[cell.index if cell.job.scheduled else problem_of(cell.job)].append(cell)
         return list(problems.values())
 
     def _start(self, unit: Sequence[Cell], begin: StartAttempt, lease: Lease, display: Display) -> RunningCells:
@@ -147,7 +147,7 @@ class Host:
             )
         attempt = self._begin(unit[0], begin, lease, display)
         if self.interleaved:
-            scheduled = attempt.cell.job.workload.scheduled
+            scheduled = attempt.cell.job.scheduled
             reason = (
                 "each of its iterations goes on from the last"
                 if scheduled

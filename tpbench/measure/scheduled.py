@@ -60,7 +60,7 @@ def run_scheduled(
         **memory_columns(max(usage.peak_gib), context),
         **iteration_memory_columns(usage, context),
         "warmed_up": True,
-        "graph": False,
+        "graph": context.graph,
         **clocks,
         **cost_columns(session.costs, copy_gb_per_s),
     }

@@ -27,6 +27,8 @@ class Context:
     dp_group: ProcessGroup
     """The ranks of all replicas with this tp_rank."""
     device: torch.device
+    graph: bool = False
+    """True if an iteration is the replay of a CUDA graph when it is timed."""
     folder: Path = Path()
     """Folder for files that a rank writes for the job, beside its logs."""
     say: Callable[[str], None] = lambda message: None

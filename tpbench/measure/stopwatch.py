@@ -35,12 +35,12 @@ class Stopwatch:
         clock.samples(step, restore, WARMUP_ITERATIONS)
         return median(_slowest(clock.samples(step, restore, self.iterations)))
 
-    def interleaved_ms(self, *timed: Timed, iterations: int | None = None) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Timed, iterations: int | None = None, on_host: bool = False) -> list[list[float]]:
         """Return the slowest rank's time of each iteration, for several steps timed in ABBA order.
 
         A GPU at its power limit lowers its clock over time, so that only times of the same moment are comparable.
         """
-        clock = self._clock(on_host=False)
+        clock = self._clock(on_host)
         for step, restore in timed:
             clock.samples(step, restore, WARMUP_ITERATIONS)
         return [_slowest(samples) for samples in clock.interleaved(timed, iterations or self.iterations)]

@@ -194,6 +194,7 @@ def _context(job: Job, device: torch.device, folder: Path) -> Context:
         tp_group=tp_groups[dp_rank],
         dp_group=dp_groups[tp_rank],
         device=device,
+        graph=job.measure.graph,
         folder=folder,
         say=say,
     )

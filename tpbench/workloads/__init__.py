@@ -144,9 +144,9 @@ class Workload:
     cpu_core_s: Callable[[Any, int], float] = lambda problem, tp_size: 0.0
     """Return the seconds of one rank on one CPU core for setup, two passes and the check, without Triton kernels. The
     second argument is tp_size. A dry run shows this as a rough expectation."""
-    scheduled: bool = False
+    scheduled: bool | Callable[[Any], bool] = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
-    applies, no CUDA graph replays an iteration, and cells cannot be interleaved. Sessions have a `Schedule`."""
+    applies, and cells cannot be interleaved. Sessions have a `Schedule`. May be a function of the problem."""
     reusable_process: bool = False
     """True if the workload's own variants leave no state in a process, so that a warm process may run the next job."""
     variants: dict[str, Variant] = field(default_factory=dict)

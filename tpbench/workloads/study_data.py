@@ -58,3 +58,5 @@ class Picture:
     ratios: bool = True
     """True: the y axis is logarithmic and shows ratios, and points are joined. False: both axes begin at 0, and points
     are not joined."""
+    doubling: tuple[float, ...] = ()
+    """Values of x that the axis marks, at equal distances if each is twice the one before. Empty: a linear axis."""

@@ -40,6 +40,10 @@ def draw_panels(picture: Picture) -> Figure:
             axes.axvline(mark.x, color=colour, linestyle=":" if mark.dotted else "-", linewidth=1)
         axes.set_title(panel.title)
         axes.set_xlabel(picture.x_label)
+        if picture.doubling:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(picture.doubling, [f"{value:g}" for value in picture.doubling])
+            axes.minorticks_off()
         if picture.ratios:
             axes.axhline(1, color=style.ink(), linewidth=1)
             axes.set_yscale("log")

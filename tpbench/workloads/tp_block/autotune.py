@@ -3,19 +3,26 @@
 An operation alone does not take quite the time that it takes within a step, where others ran before it and the GPU may
 be at its power limit. The mixture of schedules is therefore tried as a whole step too, beside each of its schedules for
 all operations.
+
+Whole steps are tried by both clocks. Overlap needs more launches than the plain schedule: on short steps the host
+cannot queue them as fast as the GPU runs them, and less device time is more wall time. Each step is therefore also
+tried with its passes captured in CUDA graphs. A candidate that loses to the plain step by either clock is not chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
+from tpbench.measure.clock import Timed
 from tpbench.measure.stopwatch import do_nothing
 from tpbench.workloads.tp_block import isolated_operations
+from tpbench.workloads.tp_block.graphed import free_graphs, graphed
 from tpbench.workloads.tp_block.isolated_operations import Operation
 from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock, prepare
 from tpbench.workloads.tp_block.ring import RingSchedule
@@ -25,19 +32,48 @@ from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 MARGIN = 0.99
 """A schedule replaces the plain one only if it takes less than this fraction of the plain time: noise is smaller."""
 
+SLOWER = 1.004
+"""A step that takes more than this multiple of the plain step's time by one clock is not chosen by the other clock."""
+
 STEPS = 10
 """Timed iterations of each candidate for the whole step."""
 
+LONG_MS = 50.0
+"""A plain step of this length hides all launches of any candidate, so that no graph is tried."""
+
 PLAIN, MIXED = "plain", "mixed"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run the whole step."""
+
+    plan: str
+    """The name of a schedule, or "mixed" for the fastest one of each operation."""
+    graphs: bool = False
+    """True if the forward and the backward pass are CUDA graphs."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Median times of a step in ms, of the slowest rank."""
+
+    wall_ms: float
+    device_ms: float
+    """On a CPU equal to the wall time."""
 
 
 class ScheduleTuner:
     """Plans by measured time. The stopwatch returns the slowest rank's times, so that all ranks choose alike."""
 
     def __init__(self, context: BlockContext, schedules: Mapping[str, Schedule]) -> None:
-        self.context, self.schedules = context, schedules
+        """Choose among `schedules` for the blocks of `context`. Blocks of a stack are alike: one of them is tried."""
+        self.whole, self.schedules = context, schedules
+        self.context = _of_one_block(context)
         self.chosen: dict[str, str] = {}
         """The name of the schedule of each operation, such as "qkv forward"."""
+        self.graphs = False
+        """True if the passes are captured in CUDA graphs."""
 
     def plan(self, linear: ShardedLinear) -> LinearPlan:
         """Return the fastest schedules of a linear. Collective on the first call for that linear."""
@@ -59,51 +95,103 @@ class ScheduleTuner:
             if name in used or getattr(schedule, "memory_is_permanent", False)
         }
 
+    def prepare(self) -> PreparedBlock:
+        """Return the block or the stack under the chosen schedules. Collective."""
+        prepared = prepare(self.whole, self.plan, columns=self.columns)
+        return graphed(prepared) if self.graphs else prepared
+
     def columns(self) -> dict[str, Any]:
         """Return the column of chosen schedules, and that of the memory that is still held, each buffer once."""
         chosen = ", ".join(f"{operation}: {name}" for operation, name in self.chosen.items())
         memories = {schedule.memory for schedule in self.schedules.values() if hasattr(schedule, "memory")}
         gib = sum(memory.gib for memory in memories)
-        return {"chosen": chosen, **({"workspace_gib": gib} if gib else {})}
+        suffix = "; forward and backward as graphs" if self.graphs else ""
+        return {"chosen": chosen + suffix, **({"workspace_gib": gib} if gib else {})}
 
     def _try_steps(self) -> None:
-        """Time whole steps. Replace the mixture by one schedule for all operations if that is faster."""
+        """Time whole steps, and choose the schedules and graphs of the best one."""
+        on_gpu = self.context.inputs.device.type == "cuda"
         names = sorted({PLAIN, *self.chosen.values()})
-        if names == [PLAIN]:
+        if names == [PLAIN] and not on_gpu:
             return
-        candidates = {name: prepare(self.context, self.schedules[name]) for name in names}
         if len(set(self.chosen.values())) > 1:
-            candidates[MIXED] = prepare(self.context, self.plan)
-        best = self._best({name: partial(_step, prepared) for name, prepared in candidates.items()}, STEPS)
-        if best != MIXED:
-            self.chosen = dict.fromkeys(self.chosen, best)
+            names.append(MIXED)
+        eager = {Candidate(name): self._prepared(name) for name in names}
+        if self.context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
+            best = best_step(self._times(self._graphed(eager)), plain=Candidate(PLAIN, graphs=True))
+        else:
+            times = self._times(eager)
+            if on_gpu and times[Candidate(PLAIN)].device_ms < LONG_MS:
+                times = self._times(eager | self._graphed(eager))
+            best = best_step(times)
+        self.graphs = best.graphs and not self.context.graph
+        if best.plan != MIXED:
+            self.chosen = dict.fromkeys(self.chosen, best.plan)
+        del eager
+        if on_gpu:
+            free_graphs()
+
+    def _prepared(self, name: str) -> PreparedBlock:
+        return prepare(self.context, self.plan if name == MIXED else self.schedules[name])
+
+    def _graphed(self, eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, PreparedBlock]:
+        """The same steps as graphs. They share the memory of their intermediate results."""
+        pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        return {replace(each, graphs=True): graphed(prepared, pool) for each, prepared in eager.items()}
+
+    def _times(self, candidates: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, StepTimes]:
+        """The times of each candidate, all measured alternately."""
+        steps = [(partial(_step, prepared), do_nothing) for prepared in candidates.values()]
+        device = self._medians_ms(steps, on_host=False)
+        wall = self._medians_ms(steps, on_host=True) if self.context.inputs.device.type == "cuda" else device
+        return {each: StepTimes(*both) for each, *both in zip(candidates, wall, device, strict=True)}
+
+    def _medians_ms(self, steps: Sequence[Timed], on_host: bool) -> list[float]:
+        options = {"on_host": True} if on_host else {}
+        return list(map(median, self.context.stopwatch.interleaved_ms(*steps, iterations=STEPS, **options)))
 
     def _fastest(self, direction: str, linear: ShardedLinear, operation: Callable[..., Operation]) -> Schedule:
         key = f"{linear.name} {direction}"
         if key not in self.chosen:
             run = operation(self.context.inputs, linear)
-            self.chosen[key] = self._best({name: partial(run, each) for name, each in self.schedules.items()})
+            steps = [(partial(run, each), do_nothing) for each in self.schedules.values()]
+            samples = self.context.stopwatch.interleaved_ms(*steps)
+            if self.context.inputs.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.chosen[key] = fastest(dict(zip(self.schedules, map(median, samples), strict=True)))
         return self.schedules[self.chosen[key]]
-
-    def _best(self, candidates: Mapping[str, Callable[[], None]], iterations: int | None = None) -> str:
-        steps = ((run, do_nothing) for run in candidates.values())
-        samples = self.context.stopwatch.interleaved_ms(*steps, iterations=iterations)
-        if self.context.inputs.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return fastest(dict(zip(candidates, map(median, samples), strict=True)))
 
 
 def prepare_fastest(context: BlockContext) -> PreparedBlock:
     """Prepare the block under the fastest of this machine's schedules. Collective."""
     tuner = ScheduleTuner(context, available_schedules(context))
     tuner.choose()
-    return prepare(context, tuner.plan, columns=tuner.columns)
+    return tuner.prepare()
 
 
 def fastest(times_ms: Mapping[str, float]) -> str:
     """Return the name of the fastest schedule: the plain one unless another is clearly faster."""
     best = min(times_ms, key=lambda name: times_ms[name])
     return best if times_ms[best] < MARGIN * times_ms[PLAIN] else PLAIN
+
+
+def best_step(times: Mapping[Candidate, StepTimes], plain: Candidate = Candidate(PLAIN)) -> Candidate:
+    """Return the candidate with the least wall time, or else with the least device time, or else the plain one.
+
+    Only candidates that are not slower than the plain one by either clock count. The least time must be clearly less
+    than the plain one.
+    """
+    limit = times[plain]
+    fair = [
+        each
+        for each, found in times.items()
+        if found.wall_ms <= SLOWER * limit.wall_ms and found.device_ms <= SLOWER * limit.device_ms
+    ]
+    by_wall = min(fair, key=lambda each: times[each].wall_ms)
+    if times[by_wall].wall_ms < MARGIN * limit.wall_ms:
+        return by_wall
+    by_device = min(fair, key=lambda each: times[each].device_ms)
+    return by_device if times[by_device].device_ms < MARGIN * limit.device_ms else plain
 
 
 def available_schedules(context: BlockContext) -> dict[str, Schedule]:
@@ -123,6 +211,13 @@ def available_schedules(context: BlockContext) -> dict[str, Schedule]:
         if inputs.size > 2:  # a single peer has no neighbour to merge with
             schedules["copy_engine_merged"] = CopyEngineSchedule(buffers, merged=True)
     return schedules
+
+
+def _of_one_block(context: BlockContext) -> BlockContext:
+    inputs = context.inputs
+    if not inputs.problem.layers:
+        return context
+    return replace(context, inputs=inputs.of(replace(inputs.problem, layers=0)))
 
 
 def _step(prepared: PreparedBlock) -> None:

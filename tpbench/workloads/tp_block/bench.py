@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from tpbench.measure.gemm import compute_ms
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
-from tpbench.workloads.tp_block import costs, errors, exposed_communication, machine_rates, oracle, trace
+from tpbench.workloads.tp_block import errors, exposed_communication, machine_rates, oracle, trace
 from tpbench.workloads.tp_block.block import gradients
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.stack import StackSession
 
 
 class TpBlockSession:
@@ -27,7 +27,7 @@ class TpBlockSession:
         self.inputs = BlockInputs(problem, context)
         self.stopwatch = Stopwatch(context)
         self.rates = machine_rates.measure(self.inputs, self.stopwatch)
-        prepared = variant.prepare(problem, BlockContext(self.inputs, self.stopwatch))
+        prepared = variant.prepare(problem, BlockContext(self.inputs, self.stopwatch, context.graph))
         self.prepared: PreparedBlock = require(prepared, PreparedBlock, variant, "the function")
         self.output: Tensor | None = None
         self.costs = self._costs()
@@ -98,17 +98,9 @@ class TpBlockSession:
         return result if self.prepared.size == self.inputs.size else oracle.own_part(result, self.inputs)
 
     def _costs(self) -> Costs:
-        problem, size, item = self.problem, self.prepared.size, self.inputs.dtype.itemsize
-        flops = costs.flops(problem, size)
-        return Costs(
-            bytes_moved=costs.bytes_moved(problem, size, item),
-            bytes_communicated=costs.bytes_sent(problem, size, item),
-            flops=flops,
-            compute_ms=compute_ms(flops, self.rates.gemm_tflops),
-            wire_ms=self.rates.wire_ms(costs.bytes_sent(problem, size, item, least=True)),
-        )
+        return self.rates.costs(self.problem, self.prepared.size, self.inputs.dtype.itemsize)
 
 
-def setup(problem: TpBlock, variant: Variant, context: Context) -> TpBlockSession:
+def setup(problem: TpBlock, variant: Variant, context: Context) -> TpBlockSession | StackSession:
     """Return the session of one cell on this rank."""
-    return TpBlockSession(problem, variant, context)
+    return (StackSession if problem.layers else TpBlockSession)(problem, variant, context)

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpbench.comm.signals import KernelSignals, StreamSignals
 from tpbench.comm.symmetric_buffers import SymmetricBuffers
 from tpbench.workloads.tp_block.local_copy import copy_beside_compute
 from tpbench.workloads.tp_block.schedule import Pending
@@ -51,7 +52,7 @@ class CopyEngineSchedule:
     """
 
     def __init__(self, buffers: SymmetricBuffers, *, merged: bool = False) -> None:
-        self.buffers, self.signals = buffers, buffers.signals
+        self.buffers = buffers
         self.rank, self.size, self.group = buffers.rank, buffers.size, buffers.group
         self.divisor = self.size
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
@@ -63,6 +64,12 @@ class CopyEngineSchedule:
     def memory(self) -> SymmetricBuffers:
         """The memory that it shares with peers. Other schedules may use the same."""
         return self.buffers
+
+    @property
+    def signals(self) -> StreamSignals | KernelSignals:
+        """The signals of the buffers, while capturing those that a graph can hold."""
+        capturing = torch.cuda.is_current_stream_capturing()
+        return self.buffers.captured_signals if capturing else self.buffers.signals
 
     def columns(self) -> dict[str, Any]:
         """Return the columns about its memory."""

@@ -13,17 +13,20 @@ def flops(problem: TpBlock, size: int) -> int:
     attention = 0
     if problem.part == "block":
         attention = 2 * 2 * problem.tokens**2 * problem.head_dim * problem.heads // size // 2
-    return 3 * (2 * problem.tokens * _linear_weights(problem, size) + attention)
+    return 3 * max(1, problem.layers) * (2 * problem.tokens * _linear_weights(problem, size) + attention)
 
 
 def bytes_moved(problem: TpBlock, size: int, item: int) -> int:
     """Return the unavoidable bytes through a rank's memory, for elements of `item` bytes.
 
-    Input, weights and the output's gradient are read once. The output and the other gradients are written once.
+    Input, weights and the output's gradient are read once. The output and the other gradients are written once. A
+    training step reads and writes each weight and its two states of AdamW; gradients of weights need not be stored.
     """
     weights = _linear_weights(problem, size) + problem.hidden * len(problem.norms)
     first, last = problem.linears[0], problem.linears[-1]
     ends = problem.tokens * (first.in_features + sum(last.out_features)) // size
+    if problem.layers:
+        return 2 * item * (3 * problem.layers * weights + ends)
     return 2 * item * (weights + ends)
 
 
@@ -37,7 +40,8 @@ def bytes_sent(problem: TpBlock, size: int, item: int, *, least: bool = False) -
     columns = sum(linear.kind == "column" for linear in problem.linears)
     again = 0 if problem.save_gathered or least else columns
     matrices = (2 * len(problem.linears) + again) * problem.tokens
-    return (matrices + 2 * len(problem.norms)) * problem.hidden * item * (size - 1) // size
+    per_block = (matrices + 2 * len(problem.norms)) * problem.hidden * item * (size - 1) // size
+    return max(1, problem.layers) * per_block
 
 
 def _linear_weights(problem: TpBlock, size: int) -> int:

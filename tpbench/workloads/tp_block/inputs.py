@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from tpbench.measure.session import Context
     from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
-_X, _GRAD, _NORM, _WEIGHT = 60, 62, 64, 70
+_X, _GRAD, _NORM, _WEIGHT, _TARGET = 60, 62, 64, 70, 80
 """Random streams of a seed for row indices. The next stream is for column indices."""
+
+_LAYER = 100
+"""Distance between the streams of two layers' weights."""
 
 _DEVIATION = 2.31
 """Standard deviation of `normal`."""
@@ -33,6 +36,7 @@ class BlockInputs:
     """This rank's inputs: its part of each weight, its shard of x and of the upstream gradient."""
 
     def __init__(self, problem: TpBlock, context: Context) -> None:
+        self.context = context
         self.problem, self.device, self.dtype = problem, context.device, getattr(torch, problem.dtype)
         self.rank, self.size, self.group = context.tp_rank, context.tp_size, context.tp_group
 
@@ -41,12 +45,18 @@ class BlockInputs:
         """This rank's part of each weight, by name, in the problem's dtype."""
         return self.weights_of(self.rank, self.size)
 
-    def weights_of(self, rank: int, size: int) -> dict[str, Tensor]:
-        """Return the parts of one of `size` ranks."""
-        norms = {name: self._norm(index) for index, name in enumerate(self.problem.norms)}
+    def weights_of(self, rank: int, size: int, layer: int = 0) -> dict[str, Tensor]:
+        """Return the parts of one of `size` ranks, of a layer of the stack."""
+        start = _LAYER * layer
+        norms = {name: self._norm(start + 2 * index) for index, name in enumerate(self.problem.norms)}
         return norms | {
-            linear.name: self._weight(index, linear, rank, size) for index, linear in enumerate(self.problem.linears)
+            linear.name: self._weight(start + 2 * index, linear, rank, size)
+            for index, linear in enumerate(self.problem.linears)
         }
+
+    def of(self, problem: TpBlock) -> BlockInputs:
+        """Return the inputs of another problem on this rank."""
+        return BlockInputs(problem, self.context)
 
     def x(self, rank: int, size: int) -> Tensor:
         """Return one of `size` ranks' shard of the input.
@@ -68,20 +78,22 @@ class BlockInputs:
             return self._matrix(_GRAD, range(self.problem.tokens), columns, exponent)
         return self._matrix(_GRAD, self._rows(rank, size), range(width), exponent)
 
-    def _norm(self, index: int) -> Tensor:
+    def target(self, rank: int, size: int) -> Tensor:
+        """Return one of `size` ranks' shard of the output that a stack is trained to have."""
+        return self._matrix(_TARGET, self._rows(rank, size), range(self.problem.hidden), -1)
+
+    def _norm(self, stream: int) -> Tensor:
         """An RMSNorm's weight (hidden,), about 1."""
-        return (1 + self._random(_NORM + 2 * index, range(1), range(self.problem.hidden), -4)[0]).to(self.dtype)
+        return (1 + self._random(_NORM + stream, range(1), range(self.problem.hidden), -4)[0]).to(self.dtype)
 
     def _rows(self, rank: int, size: int) -> range:
         rows = self.problem.tokens // size
         return range(rank * rows, (rank + 1) * rows)
 
-    def _weight(self, index: int, linear: ShardedLinear, rank: int, size: int) -> Tensor:
+    def _weight(self, stream: int, linear: ShardedLinear, rank: int, size: int) -> Tensor:
         exponent = -_nearest_power(_DEVIATION * math.sqrt(linear.in_features))
         columns = linear.columns(rank, size)
-        return torch.cat(
-            [self._matrix(_WEIGHT + 2 * index, rows, columns, exponent) for rows in linear.rows(rank, size)]
-        )
+        return torch.cat([self._matrix(_WEIGHT + stream, rows, columns, exponent) for rows in linear.rows(rank, size)])
 
     def _matrix(self, stream: int, rows: range, columns: range, exponent: int) -> Tensor:
         """(rows, columns) in the problem's dtype: normal numbers times 2^exponent."""

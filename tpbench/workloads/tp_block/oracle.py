@@ -42,7 +42,7 @@ def expected_result(inputs: BlockInputs) -> BlockResult:
     over_rows = problem.linears[0].kind == "column"
     # Rank 0 of 1 has the whole sequence.
     x = (inputs.x(0, 1) if over_rows else inputs.x(rank, size)).double().requires_grad_()
-    y = _ForwardPass(inputs, weights).run(x)
+    y = ForwardPass(inputs, weights).run(x)
     over_rows_out = problem.linears[-1].kind == "row"
     y.backward((inputs.grad(0, 1) if over_rows_out else inputs.grad(rank, size)).double())
     assert x.grad is not None
@@ -71,31 +71,32 @@ def own_part(whole: BlockResult, inputs: BlockInputs) -> BlockResult:
     )
 
 
-class _ForwardPass:
-    """The forward pass on the whole sequence."""
+class ForwardPass:
+    """The forward pass of a block on the whole sequence, with this rank's float64 weights by name. Collective."""
 
     def __init__(self, inputs: BlockInputs, weights: dict[str, Tensor]) -> None:
         self.problem, self.group, self.size, self.weights = inputs.problem, inputs.group, inputs.size, weights
 
     def run(self, x: Tensor) -> Tensor:
+        """Return the output of x (tokens, hidden), or of a rank's columns of it for the part `row`."""
         part = self.problem.part
         if part == "column":
             return _CopyToRanks.apply(x, self.group) @ self.weights["up"].t()
         if part == "row":
             return _SumOverRanks.apply(x @ self.weights["down"].t(), self.group)
         if part == "mlp":
-            return self.mlp(x)
-        x = x + self.attention(self.norm(x, "attention_norm"))
-        return x + self.mlp(self.norm(x, "mlp_norm"))
+            return self._mlp(x)
+        x = x + self._attention(self._norm(x, "attention_norm"))
+        return x + self._mlp(self._norm(x, "mlp_norm"))
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
+    def _norm(self, x: Tensor, name: str) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * self.weights[name]
 
-    def mlp(self, x: Tensor) -> Tensor:
+    def _mlp(self, x: Tensor) -> Tensor:
         gate, up = (_CopyToRanks.apply(x, self.group) @ self.weights["up"].t()).chunk(2, dim=-1)
         return _SumOverRanks.apply((gate * torch.sigmoid(gate) * up) @ self.weights["down"].t(), self.group)
 
-    def attention(self, x: Tensor) -> Tensor:
+    def _attention(self, x: Tensor) -> Tensor:
         heads, kv_heads = self.problem.heads // self.size, self.problem.kv_heads // self.size
         product = _CopyToRanks.apply(x, self.group) @ self.weights["qkv"].t()
         columns = product.split(self.problem.head_dim, dim=-1)

@@ -21,6 +21,8 @@ class BlockContext:
 
     inputs: BlockInputs
     stopwatch: Stopwatch
+    graph: bool = False
+    """True if whole iterations are captured in a CUDA graph later."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class PreparedBlock:
     grad: Tensor
     """The upstream gradient: of the loss by the module's output."""
     without_communication: nn.Module | None
-    """The module on the same weights with its communication removed, or None if it has none."""
+    """The module on the same weights with its communication removed. None if it has none, and for a stack."""
     plan: Planner | None
     """The schedules of the linears, or None if they have none that can be timed alone."""
     size: int
@@ -55,16 +57,23 @@ def prepare(
 ) -> PreparedBlock:
     """Prepare this rank's part of the block under a plan, or the whole block under the schedule of one process.
 
+    With `layers` the module is a stack of blocks, each with weights of its own.
+
     `wrap` is applied to each module before it is called, for example torch.compile.
     """
     inputs, problem = context.inputs, context.inputs.problem
     planner = plan if callable(plan) else _always(plan)
     schedule = planner(problem.linears[0]).forward
     rank, size = schedule.rank, schedule.size
-    weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
-    module, without = build(problem, weights, planner), None
-    if size > 1:
-        without = build(problem, weights, _always(NoCommunicationSchedule(rank, size)))
+    without = None
+    if problem.layers:
+        layers = (inputs.weights_of(rank, size, layer) for layer in range(problem.layers))
+        module: nn.Module = nn.Sequential(*(build(problem, weights, planner) for weights in layers))
+    else:
+        weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
+        module = build(problem, weights, planner)
+        if size > 1:
+            without = build(problem, weights, _always(NoCommunicationSchedule(rank, size)))
     return PreparedBlock(
         module=module,
         x=inputs.x(rank, size).requires_grad_(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from tpbench.settings import setting
@@ -30,7 +30,15 @@ class TpBlock:
         "stream", help="block_copy_engine: how ranks signal their copies; graph=true sets kernel"
     )
     profile: bool = setting(False, help="keep each rank's profiler trace of one step")
-    rotary: bool = setting(False, help="rotate queries and keys by their positions, as Llama does", added=True)
+    rotary: bool = setting(
+        False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true", added=True
+    )
+    layers: int = setting(
+        0, help="blocks to train with AdamW; 0: one block, forward and backward only", low=0, added=True
+    )
+    steps: int = setting(10, help="measured training steps (layers=N)", low=1, added=True)
+    warmup_steps: int = setting(3, help="training steps before the measured ones (layers=N)", low=0, added=True)
+    learning_rate: float = setting(1e-3, help="AdamW's learning rate (layers=N)", low=0.0, added=True)
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return complaints about fields that do not fit together."""
@@ -44,6 +52,11 @@ class TpBlock:
             complaints.append(f"heads={self.heads} must divide by kv_heads={self.kv_heads}")
         if self.rotary and self.head_dim % 2:
             complaints.append(f"head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of numbers")
+        if self.layers and self.part != "block":
+            complaints.append(f"layers={self.layers} needs part=block: a stack has whole blocks")
+        if not self.layers:
+            unused = {name: default for name, default in _TRAINING.items() if getattr(self, name) != default}
+            complaints += [f"{name}={getattr(self, name)} needs layers=N: one block is not trained" for name in unused]
         if dp_size != 1:
             complaints.append(f"dp_size={dp_size} must be 1: replicas of a block do not communicate")
         return complaints
@@ -69,11 +82,23 @@ class TpBlock:
         return ("attention_norm", "mlp_norm") if self.part == "block" else ()
 
 
+_TRAINING = {
+    each.name: each.default for each in fields(TpBlock) if each.name in ("steps", "warmup_steps", "learning_rate")
+}
+"""Fields that only a stack of blocks uses, with their defaults."""
+
+
+def _with_rotary(problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
+    """Return the problem with rotary embeddings if it is a stack, unless the user chose."""
+    return replace(problem, rotary=True) if problem.layers and "rotary" not in chosen else problem
+
+
 def _cpu_core_s(problem: TpBlock, tp_size: int) -> float:
     """Return the seconds on one CPU core. It took 2.9 s for a rank with 24e9 floating-point operations."""
     from tpbench.workloads.tp_block.costs import flops  # late: it imports this module
 
-    return 2.9 * flops(problem, tp_size) / 24e9
+    passes = (problem.steps + problem.warmup_steps) / 2 if problem.layers else 1
+    return 2.9 * passes * flops(problem, tp_size) / 24e9
 
 
 WORKLOAD = Workload(
@@ -85,7 +110,10 @@ WORKLOAD = Workload(
         "output_error": "largest ||row - right|| / ||right|| of the output against the float64 oracle",
         "grad_norm": "norm of all weights' gradients, counting each weight once",
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
-        "chosen": "the schedule of each operation (block_auto)",
+        "losses": "loss of each training step, warm-up included (layers=N)",
+        "grad_norms": "norm of all gradients in each training step, warm-up included (layers=N)",
+        "chosen": "the schedule of each operation, and whether the passes are graphs (block_auto)",
+        "graph_gib": "memory that graphs of block_auto or of a stack hold between iterations, not all in peak_gib, GiB",
         "forward_ms": "forward pass, timed as the step is, ms",
         "backward_ms": "backward pass, timed as the step is, ms",
         "compute_ms": "the step with its communication removed: products in one piece, ms",
@@ -111,7 +139,13 @@ WORKLOAD = Workload(
         Option("profile"),
     ),
     graph_options={"signals": "kernel"},
-    pivot=Pivot(rows=("hidden", "ffn", "tokens", "tp_size"), sections=("dtype", "part")),
+    pivot=Pivot(
+        rows=("hidden", "ffn", "tokens", "tp_size"),
+        sections=("dtype", "part"),
+        trajectories={"losses": 1.0, "grad_norms": 1.0},
+    ),
+    resolve=_with_rotary,
+    scheduled=lambda problem: problem.layers > 0,
     metrics={
         "forward_ms": -1,
         "backward_ms": -1,
@@ -151,7 +185,12 @@ WORKLOAD = Workload(
                 "grad_norm",
                 "chosen",
             ),
-        )
+        ),
+        "overlap": Study(
+            "by how much does overlap shorten each part, and where does it stop paying?",
+            module="tpbench.workloads.tp_block.overlap_study",
+            option="part",
+        ),
     },
     reusable_process=True,
 )

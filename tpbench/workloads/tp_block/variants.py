@@ -20,13 +20,22 @@ def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
 
 
 def _no_graph(problem: TpBlock) -> str:
-    """Return why a step with copies between ranks cannot be captured in a CUDA graph, or an empty string if it can."""
+    """Return why a step cannot be captured in a CUDA graph, or an empty string if it can."""
+    if problem.layers and problem.warmup_steps < 2:
+        return "the second step of its stack is captured, which must not be measured: set warmup_steps=2 or more"
+    return ""
+
+
+def _no_graph_of_copies(problem: TpBlock) -> str:
+    """Return the same for a step with copies between ranks."""
     if problem.signals == "kernel":
-        return ""
+        return _no_graph(problem)
     return "its signals=stream are memory operations of the stream, which a graph cannot replay: set signals=kernel"
 
 
-@WORKLOAD.variant("the whole block on every rank, each for itself: the reference", options={"profile"})
+@WORKLOAD.variant(
+    "the whole block on every rank, each for itself: the reference", options={"profile"}, no_graph_reason=_no_graph
+)
 def block_no_tp(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
     from tpbench.workloads.tp_block.schedule import LocalSchedule
@@ -35,7 +44,10 @@ def block_no_tp(problem: TpBlock, context: Any) -> Any:
 
 
 @WORKLOAD.variant(
-    "all-gather, product, reduce-scatter, one after the other", options=_KEEPS, unsupported_reason=_no_peers
+    "all-gather, product, reduce-scatter, one after the other",
+    options=_KEEPS,
+    no_graph_reason=_no_graph,
+    unsupported_reason=_no_peers,
 )
 def block_tp(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
@@ -47,6 +59,7 @@ def block_tp(problem: TpBlock, context: Any) -> Any:
 @WORKLOAD.variant(
     "overlap by hand: ring of sends beside products, products in pieces beside reduces",
     options=_KEEPS,
+    no_graph_reason=_no_graph,
     unsupported_reason=_not_in_pieces,
 )
 def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
@@ -60,6 +73,7 @@ def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
     "torch's fused_all_gather_matmul and fused_matmul_reduce_scatter",
     options=_KEEPS,
     requires_cuda=True,
+    no_graph_reason=_no_graph,
     unsupported_reason=_no_peers,
 )
 def block_symm_mem(problem: TpBlock, context: Any) -> Any:
@@ -74,6 +88,7 @@ def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     "torch.compile with micro-pipelined tensor parallelism",
     options={"profile"},
     requires_cuda=True,
+    no_graph_reason=_no_graph,
     unsupported_reason=_no_peers,
 )
 def block_compile_async(problem: TpBlock, context: Any) -> Any:
@@ -86,7 +101,7 @@ def block_compile_async(problem: TpBlock, context: Any) -> Any:
     "copy engines move chunks through symmetric memory ahead of the products, which keep all SMs",
     options=_KEEPS | {"signals"},
     requires_cuda=True,
-    no_graph_reason=_no_graph,
+    no_graph_reason=_no_graph_of_copies,
     unsupported_reason=_no_peers,
 )
 def block_copy_engine(problem: TpBlock, context: Any) -> Any:
@@ -101,7 +116,7 @@ def block_copy_engine(problem: TpBlock, context: Any) -> Any:
 @WORKLOAD.variant(
     "for each operation the schedule that was fastest when tried, or one for all where the step is faster so",
     options=_KEEPS | {"signals"},
-    no_graph_reason=_no_graph,
+    no_graph_reason=_no_graph_of_copies,
     unsupported_reason=_no_peers,
 )
 def block_auto(problem: TpBlock, context: Any) -> Any:

@@ -19,6 +19,9 @@ TINY = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head
         ({"tp_size": 3}, ["tokens=64 must divide", "ffn=160 must divide", "heads=8 must divide", "kv_heads=4 must"]),
         ({"kv_heads": 3, "tp_size": 1}, ["heads=8 must divide by kv_heads=3"]),
         ({"dp_size": 2}, ["dp_size=2 must be 1"]),
+        ({"layers": 2, "part": "mlp"}, ["layers=2 needs part=block"]),
+        ({"steps": 5, "learning_rate": 0.1}, ["steps=5 needs layers=N", "learning_rate=0.1 needs layers=N"]),
+        ({"rotary": True, "head_dim": 7}, ["head_dim=7 must be even"]),
     ],
 )
 def test_sizes_that_do_not_divide_are_errors_before_a_launch(changes: dict[str, int], said: list[str]) -> None:
@@ -41,6 +44,23 @@ def test_unsupported_problems_have_a_reason() -> None:
         assert "block_no_tp is that" in str(unsupported_reason(parse_job({"variant": name, **alone})))
     # Heads do not matter for single linears.
     assert parse_job({"variant": "block_tp", **TINY, "tp_size": 8, "part": "mlp"}).problem.part == "mlp"
+
+
+def test_a_stack_is_trained_with_rotary_embeddings_for_a_fixed_number_of_steps() -> None:
+    one = parse_job({"variant": "block_tp", "tp_size": 2, **TINY})
+    stack = parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "layers": 3})
+    assert stack.problem.rotary and stack.scheduled and not one.problem.rotary and not one.scheduled
+    assert not parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "layers": 3}, chosen=["rotary"]).problem.rotary
+    for count in (costs.flops, lambda problem, size: costs.bytes_sent(problem, size, 2)):
+        assert count(stack.problem, 2) == 3 * count(one.problem, 2)
+    weights = (costs.bytes_moved(one.problem, 2, 2) - 2 * 2 * 2 * 64 * 64 // 2) // (2 * 2)
+    assert costs.bytes_moved(stack.problem, 2, 2) == 2 * (3 * 3 * 2 * weights + 2 * 2 * 64 * 64 // 2)
+
+
+def test_the_second_step_of_a_stack_is_captured_and_not_measured() -> None:
+    cell = {"variant": "block_tp", "tp_size": 2, **TINY, "layers": 2, "graph": True}
+    assert unsupported_reason(parse_job(cell)) is None
+    assert "set warmup_steps=2 or more" in str(unsupported_reason(parse_job({**cell, "warmup_steps": 1})))
 
 
 def test_counts_of_llama_8b() -> None:

@@ -1,0 +1,151 @@
+"""Study `overlap`: speed-ups of overlapped variants over the plain one by tokens, and where overlap stops paying.
+
+A row is compared with `block_tp` of the same problem, machine and software, both with a CUDA graph or both without.
+The newest row of a cell counts. Rows of stacks and rows that are no measurement are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tpbench.workloads.study_data import Panel, Picture, Series, StudyTable
+
+PLAIN, WHOLE = "block_tp", "block_no_tp"
+PARTS = ("column", "row", "mlp", "block")
+GROUP = ("hardware", "torch_version", "dtype", "part", "hidden", "ffn", "heads", "kv_heads", "tp_size", "graph")
+"""Columns that must agree for times to be compared over tokens."""
+CLOCKS = {"time_ms": "wall time", "device_ms": "device time"}
+PAYS = 1.01
+"""Least speed-up that counts as a gain: noise is smaller."""
+
+Row: TypeAlias = Mapping[str, Any]
+GroupKey: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """The plain time over that of an overlapped variant."""
+
+    group: GroupKey
+    """Values of the columns of `GROUP`."""
+    variant: str
+    tokens: int
+    by_clock: Mapping[str, float]
+    """By the name of the time's column."""
+
+
+def tables(rows: Sequence[Row]) -> list[StudyTable]:
+    """Return a table of speed-ups for each group, and one of the lengths from which overlap pays."""
+    found = speedups(rows)
+    made = [_speedup_table(group, each) for group, each in _by_group(found).items()]
+    lines = [(*_names(group), *_pays_from(each)) for group, each in _by_group(found).items()]
+    if lines:
+        columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))
+        heading = f"tokens from which some overlapped variant beats {PLAIN}, at every longer measured length too"
+        made.append(StudyTable(heading, columns, tuple(lines)))
+    return made
+
+
+def picture(rows: Sequence[Row]) -> Picture | None:
+    """Return the speed-ups by tokens, a panel for each group, or None if no group has two lengths."""
+    groups = {
+        group: found for group, found in _by_group(speedups(rows)).items() if len({each.tokens for each in found}) > 1
+    }
+    if not groups:
+        return None
+    lengths = sorted({each.tokens for found in groups.values() for each in found})
+    panels = tuple(_panel(group, found) for group, found in groups.items())
+    return Picture(panels, "tokens; dashed: by wall time", f"speed-up over {PLAIN}", doubling=tuple(lengths))
+
+
+def speedups(rows: Sequence[Row]) -> list[Speedup]:
+    """Return the speed-ups of all overlapped variants, in the order of parts, sizes, variants and tokens."""
+    newest: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0)):
+        measured = row["status"] == "ok" and not row["interpreted"] and row["warmed_up"] is not False
+        if measured and row["save_gathered"] and not row.get("layers") and row["variant"] != WHOLE:
+            newest[_group_of(row), row["variant"], row["tokens"]] = row
+    found = []
+    for (group, variant, tokens), row in newest.items():
+        plain = newest.get((group, PLAIN, tokens))
+        if plain is not None and variant != PLAIN:
+            ratios = {name: plain[name] / row[name] for name in CLOCKS if plain[name] and row[name]}
+            found.append(Speedup(group, str(variant), int(tokens), ratios))
+    return sorted(found, key=_order)
+
+
+def pays_from(found: Iterable[Speedup], clock: str) -> int | None:
+    """Return the least number of tokens from which on the best variant pays at every measured length, or None."""
+    best: dict[int, float] = defaultdict(float)
+    for each in found:
+        best[each.tokens] = max(best[each.tokens], each.by_clock.get(clock, 0.0))
+    least = None
+    for tokens in sorted(best, reverse=True):
+        if best[tokens] < PAYS:
+            break
+        least = tokens
+    return least
+
+
+def _pays_from(found: Sequence[Speedup]) -> list[str]:
+    longest = max(each.tokens for each in found)
+    least = [pays_from(found, clock) for clock in CLOCKS]
+    return [f"not up to {longest}" if tokens is None else str(tokens) for tokens in least]
+
+
+def _speedup_table(group: GroupKey, found: Sequence[Speedup]) -> StudyTable:
+    variants = list(dict.fromkeys(each.variant for each in found))
+    cells = {(each.tokens, each.variant): each.by_clock for each in found}
+    lines = [
+        (str(tokens), *(_ratios(cells.get((tokens, variant), {})) for variant in variants))
+        for tokens in sorted({each.tokens for each in found})
+    ]
+    facts = dict(zip(GROUP, map(str, group), strict=True))
+    heading = f"speed-up over {PLAIN} by wall time (by device time), {_title(group)}, {facts['hardware']}"
+    return StudyTable(heading, ("tokens", *variants), tuple(lines), facts)
+
+
+def _panel(group: GroupKey, found: Iterable[Speedup]) -> Panel:
+    points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for each in found:
+        for clock, ratio in each.by_clock.items():
+            points[each.variant, clock].append((each.tokens, ratio))
+    lines = [Series(variant, tuple(line), clock == "time_ms") for (variant, clock), line in points.items()]
+    return Panel(_title(group), tuple(lines))
+
+
+def _title(group: GroupKey) -> str:
+    part, hidden, ranks, graph = _names(group)
+    return f"part={part}, hidden={hidden}, tp={ranks}{', graph=true' if graph == 'true' else ''}"
+
+
+def _names(group: GroupKey) -> tuple[str, str, str, str]:
+    facts = dict(zip(GROUP, group, strict=True))
+    return str(facts["part"]), str(facts["hidden"]), str(facts["tp_size"]), str(bool(facts["graph"])).lower()
+
+
+def _by_group(found: Iterable[Speedup]) -> dict[GroupKey, list[Speedup]]:
+    groups: dict[GroupKey, list[Speedup]] = defaultdict(list)
+    for each in found:
+        groups[each.group].append(each)
+    return groups
+
+
+def _group_of(row: Row) -> GroupKey:
+    hardware = f"{row['gpu_name'] or 'cpu'}"
+    return (hardware, *(row[name] for name in GROUP[1:-1]), bool(row["graph"]))
+
+
+def _order(each: Speedup) -> tuple[Any, ...]:
+    facts = dict(zip(GROUP, each.group, strict=True))
+    part = PARTS.index(facts["part"]) if facts["part"] in PARTS else len(PARTS)
+    sizes = (facts["hidden"], facts["tp_size"], facts["graph"])
+    return (part, sizes, tuple(map(str, each.group)), each.variant, each.tokens)
+
+
+def _ratios(by_clock: Mapping[str, float]) -> str:
+    wall, device = (f"{by_clock[name]:.2f}x" if name in by_clock else "" for name in CLOCKS)
+    return f"{wall} ({device})" if device else wall or "-"

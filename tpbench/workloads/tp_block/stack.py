@@ -1,0 +1,137 @@
+"""Train a stack of blocks with AdamW: the loss, gradient norm, time and memory of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tpbench.measure.memory import held_bytes
+from tpbench.measure.session import Context, IterationSchedule, Verdict
+from tpbench.measure.stopwatch import Stopwatch
+from tpbench.workloads import Variant
+from tpbench.workloads.returned import require
+from tpbench.workloads.tp_block import machine_rates
+from tpbench.workloads.tp_block.errors import TOLERANCE
+from tpbench.workloads.tp_block.graphed import GraphMemory, graph_memory
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.layers import RMSNorm
+from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
+from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.stack_oracle import BETAS, EPS, WEIGHT_DECAY, Trajectory, expected_trajectory
+
+CAPTURED_STEP = 1
+"""The step that is captured in a graph and then replayed, counted from 0. The optimizer has its states by then."""
+
+
+class StackSession:
+    """Session of a variant that trains this rank's part of a stack. The loss is the mean squared error to a target."""
+
+    def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
+        self.schedule = IterationSchedule(problem.warmup_steps, problem.steps, held_bytes(context.device))
+        self.problem, self.context = problem, context
+        self.inputs = BlockInputs(problem, context)
+        stopwatch = Stopwatch(context)
+        self.rates = machine_rates.measure(self.inputs, stopwatch)
+        prepared = variant.prepare(problem, BlockContext(self.inputs, stopwatch, context.graph))
+        self.prepared: PreparedBlock = require(prepared, PreparedBlock, variant, "the function")
+        self.target = self.inputs.target(0 if self.prepared.size == 1 else self.inputs.rank, self.prepared.size)
+        self.optimizer = torch.optim.AdamW(
+            self.prepared.module.parameters(),
+            problem.learning_rate,
+            BETAS,
+            EPS,
+            WEIGHT_DECAY,
+            fused=True,
+            capturable=context.device.type == "cuda",
+        )
+        self.costs = self.rates.costs(problem, self.prepared.size, self.inputs.dtype.itemsize)
+        self.graph_memory: GraphMemory | None = None
+        self.replay: Callable[[], None] | None = None
+        self.steps_done = 0
+        self.now = torch.zeros(2, device=context.device, dtype=torch.float64)
+        """This rank's part of the last step's loss and squared gradient norm."""
+        self.history: list[Tensor] = []
+
+    def step(self) -> None:
+        """Run one training step, from the second one on as the replay of a CUDA graph if the job has graph=true."""
+        if self.context.graph and self.steps_done == CAPTURED_STEP:
+            self.replay = self._captured()
+        (self.replay or self._train)()
+        self.steps_done += 1
+
+    def restore(self) -> None:
+        """Keep the last step's loss and gradient norm, which the next step overwrites."""
+        if len(self.history) < self.steps_done:
+            self.history.append(self.now.clone())
+
+    def release(self) -> None:
+        """Nothing to do: a step frees its gradients."""
+
+    def check(self) -> Verdict:
+        """Compare the losses and gradient norms of all steps with the oracle."""
+        self.restore()
+        trained, expected = self._trajectory(), expected_trajectory(self.inputs, self.steps_done)
+        errors = trained.errors(expected)
+        limit = TOLERANCE[self.problem.dtype]
+        wrong = [f"{name} {value:.3g} is above {limit:.3g}" for name, value in errors.items() if not value <= limit]
+        columns = {
+            "loss_value": trained.losses[-1],
+            "loss_error": errors["loss_error"],
+            "grad_norm": trained.grad_norms[-1],
+            "grad_error": errors["grad_error"],
+            "losses": trained.losses,
+            "grad_norms": trained.grad_norms,
+            "gemm_tflops": self.rates.gemm_tflops,
+            "gather_gb_per_s": self.rates.gather_gb_per_s,
+            **self.prepared.columns(),
+        }
+        if self.graph_memory is not None:
+            columns["graph_gib"] = self.graph_memory.gib
+        return Verdict(columns, f"{' and '.join(wrong)} ({self.problem.dtype})" if wrong else None)
+
+    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rate of the products."""
+        tflops = self.costs.flops / (columns.get("device_ms") or columns["time_ms"]) / 1e9
+        return {"tflops": tflops, "gemm_share": tflops / self.rates.gemm_tflops}
+
+    def _train(self) -> None:
+        prepared, module = self.prepared, self.prepared.module
+        loss = self._loss(prepared.run(prepared.x))
+        loss.backward()
+        self.now[0] = loss.detach()
+        self.now[1] = _squared_norm(module, counts_norms=prepared.size == 1 or self.inputs.rank == 0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        prepared.x.grad = None
+
+    def _loss(self, output: Tensor) -> Tensor:
+        """This rank's rows' part of the mean squared error, in fp32 or more."""
+        difference = output.to(torch.promote_types(output.dtype, torch.float32)) - self.target
+        return difference.square().sum() / (self.problem.tokens * self.problem.hidden)
+
+    def _captured(self) -> Callable[[], None]:
+        """Return a step as the replay of a CUDA graph. The capture runs no kernel."""
+        graph = torch.cuda.CUDAGraph()
+        with graph_memory() as self.graph_memory, torch.cuda.graph(graph):
+            self._train()
+        return graph.replay
+
+    def _trajectory(self) -> Trajectory:
+        """The losses and gradient norms of all steps so far, over all ranks."""
+        parts = torch.stack(self.history).cpu()
+        dist.all_reduce(parts, group=self.inputs.group)
+        if self.prepared.size == 1:  # each rank has the whole
+            parts /= self.inputs.size
+        return Trajectory(parts[:, 0].tolist(), parts[:, 1].sqrt().tolist())
+
+
+def _squared_norm(module: nn.Module, *, counts_norms: bool) -> Tensor:
+    """This rank's part of the squared norm of all gradients. The norms' weights are whole on every rank."""
+    skipped = {id(each.weight) for each in module.modules() if isinstance(each, RMSNorm) and not counts_norms}
+    grads = [each.grad for each in module.parameters() if id(each) not in skipped and each.grad is not None]
+    norms = [torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)) for grad in grads]
+    return torch.stack(norms).square().sum()
