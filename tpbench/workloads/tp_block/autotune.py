@@ -5,8 +5,9 @@ be at its power limit. The mixture of schedules is therefore tried as a whole st
 all operations.
 
 Whole steps are tried by both clocks. Overlap needs more launches than the plain schedule: on short steps the host
-cannot queue them as fast as the GPU runs them, and less device time is more wall time. Each step is therefore also
-tried with its passes captured in CUDA graphs. A candidate that loses to the plain step by either clock is not chosen.
+cannot queue them as fast as the GPU runs them, and less device time is more wall time. A candidate that loses to the
+plain step by either clock is not chosen. With `try_graphs` each step is also tried with its passes captured in CUDA
+graphs, which need few launches.
 """
 
 from __future__ import annotations
@@ -112,16 +113,17 @@ class ScheduleTuner:
         """Time whole steps, and choose the schedules and graphs of the best one."""
         on_gpu = self.context.inputs.device.type == "cuda"
         names = sorted({PLAIN, *self.chosen.values()})
-        if names == [PLAIN] and not on_gpu:
+        if names == [PLAIN] and not self.context.inputs.problem.try_graphs:
             return
         if len(set(self.chosen.values())) > 1:
             names.append(MIXED)
         eager = {Candidate(name): self._prepared(name) for name in names}
-        if self.context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
+        graphs = on_gpu and self.context.inputs.problem.try_graphs
+        if graphs and self.context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
             best = best_step(self._times(self._graphed(eager)), plain=Candidate(PLAIN, graphs=True))
         else:
             times = self._times(eager)
-            if on_gpu and times[Candidate(PLAIN)].device_ms < LONG_MS:
+            if graphs and times[Candidate(PLAIN)].device_ms < LONG_MS:
                 times = self._times(eager | self._graphed(eager))
             best = best_step(times)
         self.graphs = best.graphs and not self.context.graph
@@ -140,10 +142,14 @@ class ScheduleTuner:
         return {replace(each, graphs=True): graphed(prepared, pool) for each, prepared in eager.items()}
 
     def _times(self, candidates: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, StepTimes]:
-        """The times of each candidate, all measured alternately."""
+        """The times of each candidate, all measured alternately.
+
+        A graph of the whole iteration will leave nothing to the host: device times then stand for wall times.
+        """
         steps = [(partial(_step, prepared), do_nothing) for prepared in candidates.values()]
         device = self._medians_ms(steps, on_host=False)
-        wall = self._medians_ms(steps, on_host=True) if self.context.inputs.device.type == "cuda" else device
+        has_two_clocks = self.context.inputs.device.type == "cuda" and not self.context.graph
+        wall = self._medians_ms(steps, on_host=True) if has_two_clocks else device
         return {each: StepTimes(*both) for each, *both in zip(candidates, wall, device, strict=True)}
 
     def _medians_ms(self, steps: Sequence[Timed], on_host: bool) -> list[float]:

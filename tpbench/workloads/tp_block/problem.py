@@ -29,6 +29,9 @@ class TpBlock:
     signals: Literal["stream", "kernel"] = setting(
         "stream", help="block_copy_engine: how ranks signal their copies; graph=true sets kernel"
     )
+    try_graphs: bool = setting(
+        False, help="block_auto: also try steps whose forward and backward passes are CUDA graphs", added=True
+    )
     profile: bool = setting(False, help="keep each rank's profiler trace of one step")
     rotary: bool = setting(
         False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true", added=True
@@ -136,6 +139,7 @@ WORKLOAD = Workload(
     options=(
         Option("save_gathered", ignorable=True),
         Option("signals", ignorable=True),
+        Option("try_graphs", ignorable=True),
         Option("profile"),
     ),
     graph_options={"signals": "kernel"},

@@ -115,7 +115,7 @@ def block_copy_engine(problem: TpBlock, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "for each operation the schedule that was fastest when tried, or one for all where the step is faster so",
-    options=_KEEPS | {"signals"},
+    options=_KEEPS | {"signals", "try_graphs"},
     no_graph_reason=_no_graph_of_copies,
     unsupported_reason=_no_peers,
 )
