@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import tpbench as package
 from tests.support.command import refused, tpbench
 from tests.support.documented import documented
+from tpbench.report.agreement import frame_warnings
+from tpbench.report.study import study_tables
+from tpbench.results.read import load
+from tpbench.workloads.tp_block.errors import TOLERANCE
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     command = documented("shape=tiny_block_tp2")
-    done = tpbench(*command, "measure=quick", "device=cpu", "dtype=float32", "reuse=true", "profile=true", cwd=tmp_path)
+    options = ("measure=quick", "device=cpu", "dtype=float32", "reuse=true", "profile=true", "layers=0,2")
+    done = tpbench(*command, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = package.load(tmp_path / "outputs").set_index("variant")
+    both = package.load(tmp_path / "outputs").set_index("variant")
+    _stacks_are_trained_alike(both[both["layers"] == 2], tmp_path / "outputs")
+    rows = both[both["layers"] == 0]
     assert dict(rows["status"]) == {
         "block_no_tp": "ok", "block_tp": "ok", "block_tp_overlap": "ok", "block_symm_mem": "skipped",
     }  # fmt: skip
@@ -34,7 +42,24 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     assert len(overlap["timeline_ms"]) == len(overlap["timeline_kind"]) > 20 and 1.0 in overlap["timeline_kind"]
     assert "block_tp_overlap" in done.stdout and "skipped" in done.stdout
     kept = {file.parent for file in (tmp_path / "outputs").glob("sweeps/*/*/**/trace_rank1.json.gz")}
-    assert len(kept) == 3  # each cell its own
+    assert len(kept) == 6  # each cell its own
+
+
+def _stacks_are_trained_alike(rows: pd.DataFrame, outputs: Path) -> None:
+    """Without parallelism, with plain parallelism and with overlap a stack has the same losses and gradient norms."""
+    right = rows[rows["status"] == "ok"]
+    assert set(right.index) == {"block_no_tp", "block_tp", "block_tp_overlap"} and right["rotary"].all()
+    for name in ("losses", "grad_norms"):
+        alone = list(right.loc["block_no_tp", name])
+        assert len(alone) == 13 and alone == sorted(alone, reverse=True), "training lowers both"
+        for variant in right.index:
+            assert list(right.loc[variant, name]) == pytest.approx(alone, rel=TOLERANCE["float32"])
+    assert right[["time_ms", "peak_gib"]].notna().all(axis=None)
+    tables = study_tables(rows.reset_index(), "profile")
+    shown = {line[tables[0].columns.index("variant")]: line for table in tables for line in table.rows}
+    loss = tables[0].columns.index("loss_value")
+    assert shown["block_tp"][loss] == shown["block_tp_overlap"][loss] == shown["block_no_tp"][loss]
+    assert not frame_warnings(load([outputs]))
 
 
 REFUSED: list[tuple[list[str], list[str]]] = [

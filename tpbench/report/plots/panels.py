@@ -43,11 +43,14 @@ def draw_panels(picture: Picture) -> Figure:
         if picture.doubling:
             axes.set_xscale("log", base=2)
             axes.set_xticks(picture.doubling, [f"{value:g}" for value in picture.doubling])
+            axes.set_xlim(picture.doubling[0] / 1.3, picture.doubling[-1] * 1.3)
             axes.minorticks_off()
         if picture.ratios:
             axes.axhline(1, color=style.ink(), linewidth=1)
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+            if picture.doubling:
+                axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}x")
         else:
             points = [point for each in picture.panels for line in each.lines for point in line.points]
             axes.set_xlim(0, 1.15 * max(x for x, _ in points))  # room for the text beside a point

@@ -14,7 +14,7 @@ from tpbench.measure.session import Context, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
-from tpbench.workloads.tp_block import machine_rates
+from tpbench.workloads.tp_block import machine_rates, trace
 from tpbench.workloads.tp_block.errors import TOLERANCE
 from tpbench.workloads.tp_block.graphed import GraphMemory, graph_memory
 from tpbench.workloads.tp_block.inputs import BlockInputs
@@ -94,9 +94,10 @@ class StackSession:
         return Verdict(columns, f"{' and '.join(wrong)} ({self.problem.dtype})" if wrong else None)
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rate of the products."""
+        """Return the rate of the products, and the columns of a further step that is traced."""
         tflops = self.costs.flops / (columns.get("device_ms") or columns["time_ms"]) / 1e9
-        return {"tflops": tflops, "gemm_share": tflops / self.rates.gemm_tflops}
+        traced = trace.trace_step(self.step, self.context, keep=self.problem.profile)
+        return {"tflops": tflops, "gemm_share": tflops / self.rates.gemm_tflops, **traced}
 
     def _train(self) -> None:
         prepared, module = self.prepared, self.prepared.module
