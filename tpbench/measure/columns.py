@@ -35,9 +35,11 @@ def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
     """Return the unavoidable costs of an iteration and their time on this machine, the floor.
 
     floor_ms = max(bytes_moved / copy_gb_per_s + wire_ms, compute_ms): memory traffic and communication, or products.
-    If they can only run one after the other, it is their sum.
+    If they can only run one after the other, it is their sum. With `wire_beside_memory` the longer of memory traffic
+    and communication counts, not both.
     """
-    memory_ms = costs.bytes_moved / copy_gb_per_s / 1e6 + costs.wire_ms
+    moving_ms = costs.bytes_moved / copy_gb_per_s / 1e6
+    memory_ms = max(moving_ms, costs.wire_ms) if costs.wire_beside_memory else moving_ms + costs.wire_ms
     return {
         "bytes_moved": costs.bytes_moved,
         "bytes_communicated": costs.bytes_communicated,

@@ -49,7 +49,9 @@ class Costs:
     """Time of the FLOPs at a rate measured on this machine. The floor is at least this."""
     wire_ms: float = 0.0
     """Time of the unavoidable communication at a bandwidth measured on this machine. Added to the time of
-    `bytes_moved`."""
+    `bytes_moved`, unless `wire_beside_memory`."""
+    wire_beside_memory: bool = False
+    """True if one kernel can communicate some bytes while it moves others: the floor has the longer time, not both."""
     consecutive: bool = False
     """True if products and memory traffic need each other's results: the floor is then the sum of their times."""
 

@@ -31,9 +31,15 @@ class Stopwatch:
 
         `restore` is called before each iteration, outside the timed region.
         """
+        return median(self.samples_ms(step, restore, on_host=on_host))
+
+    def samples_ms(
+        self, step: Callable[[], None], restore: Callable[[], None] = do_nothing, *, on_host: bool = False
+    ) -> list[float]:
+        """Return the slowest rank's time of each of these iterations."""
         clock = self._clock(on_host)
         clock.samples(step, restore, WARMUP_ITERATIONS)
-        return median(_slowest(clock.samples(step, restore, self.iterations)))
+        return _slowest(clock.samples(step, restore, self.iterations))
 
     def interleaved_ms(self, *timed: Timed, iterations: int | None = None, on_host: bool = False) -> list[list[float]]:
         """Return the slowest rank's time of each iteration, for several steps timed in ABBA order.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -111,19 +111,31 @@ class EmbeddingGradSession:
     def _predicted_crossover(self, copy_gb_per_s: float) -> float:
         partition = self.inputs.partition
         size = (partition.table_rows, self.inputs.row_bytes, partition.world_size)
-        return crossover.predicted(*size, copy_gb_per_s=copy_gb_per_s, **asdict(self.link_rates))
+        rates = {name: rate for name, rate in asdict(self.link_rates).items() if name != "link_gb_per_s"}
+        return crossover.predicted(*size, copy_gb_per_s=copy_gb_per_s, **rates)
 
 
 def costs(inputs: EmbeddingGradInputs, link_rates: LinkRates, sent_bytes: list[int]) -> Costs:
-    """Return the unavoidable costs on the busiest rank.
+    """Return the unavoidable costs on the busiest rank, a lower bound for every exchange."""
+    bytes_moved, bytes_sent = unavoidable_bytes(inputs.counts, inputs.merged_rows, inputs.row_bytes)
+    return Costs(
+        bytes_moved=bytes_moved,
+        bytes_communicated=max(sent_bytes),
+        wire_ms=link_rates.transfer_ms(bytes_sent),
+        wire_beside_memory=True,
+    )
 
-    Each touched row is read once and each merged row is written once. Rows that other ranks own cross the wire.
+
+def unavoidable_bytes(counts: Sequence[Sequence[int]], merged_rows: Sequence[int], row_bytes: int) -> tuple[int, int]:
+    """Return the bytes that the busiest rank must move through its memory, and those that it must send or receive.
+
+    Each touched row is read once and each merged row is written once. Rows that other ranks own cross the wire, while
+    other rows may be read and written. Row numbers do not count: an exchange of the whole table sends none.
+
+    `counts`: touched rows, by the rank that touched them and then by owner. `merged_rows`: touched rows of each owner.
     """
-    row_bytes, id_bytes = inputs.row_bytes, traffic.ID_BYTES
-    by_rank = zip(map(sum, inputs.counts), inputs.merged_rows, strict=True)
-    moved = max(touched * (row_bytes + id_bytes) + merged * row_bytes for touched, merged in by_rank)
-    transfer_ms = link_rates.transfer_ms(traffic.busiest(inputs.counts) * (row_bytes + id_bytes))
-    return Costs(bytes_moved=moved, bytes_communicated=max(sent_bytes), wire_ms=transfer_ms)
+    moved = max(sum(touched) + merged for touched, merged in zip(counts, merged_rows, strict=True))
+    return moved * row_bytes, traffic.busiest(counts) * row_bytes
 
 
 def setup(problem: EmbeddingGrad, variant: Variant, context: Context) -> EmbeddingGradSession:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import torch
 
@@ -28,10 +29,12 @@ class LinkRates:
     """Time of an all-to-all of one row a peer."""
     upload_gb_per_s: float | None
     """Bandwidth of a copy of all row numbers from pinned memory to the GPU, without its latency; None on a CPU."""
+    link_gb_per_s: float
+    """Bandwidth of the fastest single all-to-all or reduce-scatter; the others are medians."""
 
     def transfer_ms(self, sent: int) -> float:
         """Return the least time in which one rank can send so many bytes."""
-        return sent / max(self.all_to_all_gb_per_s, self.reduce_scatter_gb_per_s) / 1e6
+        return sent / self.link_gb_per_s / 1e6
 
 
 def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, stopwatch: Stopwatch) -> LinkRates:
@@ -39,19 +42,24 @@ def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, st
     rows_per_rank, ranks = inputs.partition.rows_per_rank, inputs.partition.world_size
     output = inputs.grad.new_empty((ranks - 1) * rows_per_rank, inputs.grad.shape[1])
 
-    def all_to_all_ms(rows: int) -> float:
+    def all_to_all(rows: int) -> list[float]:
         splits = [0 if rank == inputs.rank else rows for rank in range(ranks)]
         received, sent = output[: sum(splits)], inputs.grad[: sum(splits)]
-        return stopwatch.ms(lambda: comm.all_to_all(received, sent, splits, splits))
+        return stopwatch.samples_ms(lambda: comm.all_to_all(received, sent, splits, splits))
 
     # A hiccup can outlast a whole series of such short transfers. The least of several series is the machine's.
-    latency_ms = min(all_to_all_ms(1) for _ in range(SERIES))
-    transfer_ms = _without_latency(all_to_all_ms(rows_per_rank), latency_ms)
-    dense_ms = stopwatch.ms(lambda: comm.reduce_scatter_mean(output[:rows_per_rank], inputs.grad))
-    sent_bytes = traffic.dense_reduce_scatter(len(inputs.grad), inputs.row_bytes, ranks)
+    latency_ms = min(median(all_to_all(1)) for _ in range(SERIES))
+    transfers = [_without_latency(ms, latency_ms) for ms in all_to_all(rows_per_rank)]
+    dense = stopwatch.samples_ms(lambda: comm.reduce_scatter_mean(output[:rows_per_rank], inputs.grad))
+    megabytes = traffic.dense_reduce_scatter(len(inputs.grad), inputs.row_bytes, ranks) / 1e6
     comm.reset()
-    upload_gb_per_s = _upload_gb_per_s(inputs, stopwatch)
-    return LinkRates(sent_bytes / transfer_ms / 1e6, sent_bytes / dense_ms / 1e6, latency_ms, upload_gb_per_s)
+    return LinkRates(
+        all_to_all_gb_per_s=megabytes / median(transfers),
+        reduce_scatter_gb_per_s=megabytes / median(dense),
+        latency_ms=latency_ms,
+        upload_gb_per_s=_upload_gb_per_s(inputs, stopwatch),
+        link_gb_per_s=megabytes / min(*transfers, *dense),
+    )
 
 
 def _upload_gb_per_s(inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> float | None:

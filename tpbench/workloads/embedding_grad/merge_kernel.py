@@ -84,23 +84,33 @@ def _find(table, rank, row, rows_per_rank, epoch, valid, POSITIONS: tl.constexpr
         return entry == epoch, row
 
 
-@triton.jit(do_not_specialize=["epoch"])
+@triton.jit
 def _merge_kernel(
     own, values, table, epoch, rows_per_rank, width, scale,
-    RANK: tl.constexpr, RANKS: tl.constexpr, POSITIONS: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, INBOXES: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Merge BLOCK rows of the slice by COLUMNS columns, ROWS touched rows at a time.
 
-    Without this selection too few loads would be in flight to keep memory busy if few of many rows are touched.
+    Without this selection too few loads would be in flight to keep memory busy if few of many rows are touched. With
+    INBOXES above 0, `values` and `table` are tables of addresses, with a line for each inbox and a column for each
+    rank.
     """
+    POSITIONS: tl.constexpr = INBOXES == 0
+    now = 0
+    if not POSITIONS:
+        now = tl.load(epoch)
+        place = now % INBOXES * RANKS + RANK
+        # Without the hint the compiler knows no alignment of addresses read from memory.
+        values = tl.multiple_of(tl.load(values + place).to(tl.pointer_type(own.dtype.element_ty)), [16])
+        table = tl.load(table + place).to(tl.pointer_type(tl.int32))
     column_blocks = tl.cdiv(width, COLUMNS)  # neighbouring programs take one row's parts: memory prefers whole rows
     first = tl.program_id(0) // column_blocks * BLOCK
     offsets = tl.arange(0, BLOCK)
     touched = tl.zeros((BLOCK,), tl.int32)
     for rank in tl.static_range(RANKS):
         rows = first + offsets
-        in_block, _position = _find(table, rank, rows, rows_per_rank, epoch, rows < rows_per_rank, POSITIONS)
+        in_block, _position = _find(table, rank, rows, rows_per_rank, now, rows < rows_per_rank, POSITIONS)
         touched |= in_block.to(tl.int32)
     ordinal = tl.where(touched != 0, tl.cumsum(touched, 0), 0)  # (BLOCK,): 1, 2, ... for touched rows, else 0
     touched_count = tl.sum(touched, axis=0)
@@ -113,7 +123,7 @@ def _merge_kernel(
         offset = row.to(tl.int64)[:, None] * width + column[None, :]  # (ROWS, COLUMNS)
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for rank in tl.static_range(RANKS):
-            present, position = _find(table, rank, row, rows_per_rank, epoch, valid, POSITIONS)
+            present, position = _find(table, rank, row, rows_per_rank, now, valid, POSITIONS)
             mask = present[:, None] & (column < width)[None, :]
             if rank == RANK:
                 part = tl.load(own + offset, mask=mask, other=0.0)
@@ -159,33 +169,47 @@ def place_rows(
             )  # fmt: skip
 
 
-def merge_rows(
-    own: Tensor,
-    values: Tensor,
-    table: Tensor,
-    *,
-    rank: int,
-    scale: float,
-    epoch: int | None = None,
-    blocks: Blocks = BLOCKS,
-) -> None:
+def merge_rows(own: Tensor, values: Tensor, table: Tensor, *, rank: int, scale: float, blocks: Blocks = BLOCKS) -> None:
     """Set own[i] = scale * (own[i] + sum of the other ranks' rows i), for each i that any rank touched.
 
     `own`: (rows_per_rank, width) contiguous, overwritten in touched rows only.
-    `table`: (ranks, rows_per_rank) int32, from `place_rows`. With an epoch instead: a rank has the rows whose entry is
-    that epoch.
-    `values`: (received, width) contiguous, of own's dtype. With an epoch: (ranks - 1, rows_per_rank, width), one slice
-    for each rank but the owner.
+    `table`: (ranks, rows_per_rank) int32, from `place_rows`.
+    `values`: (received, width) contiguous, of own's dtype.
     """
+    assert values.is_contiguous() and values.dtype == own.dtype
+    assert table.shape[1] == len(own) and values.shape[-1] == own.shape[1]
+    _launch(own, values, table, None, rank, len(table), 0, scale, blocks)
+
+
+def merge_inbox(
+    own: Tensor, inboxes: Tensor, marks: Tensor, epoch: Tensor, *, rank: int, scale: float, blocks: Blocks = BLOCKS
+) -> None:
+    """Do the same with rows that other ranks wrote into this rank's inbox, by `push_kernel.push_rows`.
+
+    `inboxes`, `marks`, `epoch`: the arguments of `push_rows`. A rank has touched the rows whose mark is `epoch`.
+    """
+    lines, ranks = inboxes.shape
+    assert marks.shape == inboxes.shape
+    _launch(own, inboxes, marks, epoch, rank, ranks, lines, scale, blocks)
+
+
+def _launch(
+    own: Tensor,
+    values: Tensor,
+    table: Tensor,
+    epoch: Tensor | None,
+    rank: int,
+    ranks: int,
+    inboxes: int,
+    scale: float,
+    blocks: Blocks,
+) -> None:
     rows_per_rank, width = own.shape
-    ranks = len(table)
-    assert own.is_contiguous() and values.is_contiguous() and values.dtype == own.dtype
-    assert table.shape[1] == rows_per_rank and values.shape[-1] == width
-    assert epoch is None or values.shape == (ranks - 1, *own.shape)
+    assert own.is_contiguous()
     block = min(blocks.block, triton.next_power_of_2(max(1, rows_per_rank)))
     columns = min(blocks.columns, triton.next_power_of_2(width))
     grid = (triton.cdiv(rows_per_rank, block) * triton.cdiv(width, columns),)
     _merge_kernel[grid](
-        own, values, table, epoch or 0, rows_per_rank, width, scale, rank, ranks, epoch is None,
+        own, values, table, epoch, rows_per_rank, width, scale, rank, ranks, inboxes,
         block, min(block, blocks.rows), columns,
     )  # fmt: skip

@@ -108,6 +108,7 @@ WORKLOAD = Workload(
         "chosen": "dense or sparse: the exchange that the variant used",
         "all_to_all_gb_per_s": "bandwidth of a large all-to-all on this machine, bytes that a rank sends",
         "reduce_scatter_gb_per_s": "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",
+        "link_gb_per_s": "bandwidth of the fastest single one of these collectives, from which the floor follows",
         "latency_ms": "time of an all-to-all of one row a peer on this machine",
         "upload_gb_per_s": "bandwidth of a copy of row numbers from pinned memory to the GPU (null on a CPU)",
         "crossover_density": "density above which the variant uses the dense exchange, as calibrated (sparse_auto)",

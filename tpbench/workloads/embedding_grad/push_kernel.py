@@ -15,18 +15,24 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit(do_not_specialize=["count", "epoch"])
+@triton.jit(do_not_specialize=["length"])
 def _push_kernel(
-    grad, rows, count, inboxes, marks, epoch, rows_per_rank, width, misplaced,
-    RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    grad, rows, length, count, inboxes, marks, epoch, rows_per_rank, width, misplaced,
+    RANK: tl.constexpr, RANKS: tl.constexpr, INBOXES: tl.constexpr, COUNTED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Push ROWS of this rank's touched rows by COLUMNS columns to their owners; only mark rows that it owns itself.
 
-    The rows of a program lie far apart in the sorted list, so that all owners receive at any time.
+    The rows of a program lie far apart in the sorted list, so that all owners receive at any time. With COUNTED the
+    list has `count` rows, which only the device knows, and `length` is its capacity.
     """
+    listed = tl.load(count) if COUNTED else length
+    now = tl.load(epoch)
+    inboxes += now % INBOXES * RANKS
+    marks += now % INBOXES * RANKS
     column_blocks = tl.cdiv(width, COLUMNS)  # neighbouring programs take one row's parts: memory prefers whole rows
     index = tl.program_id(0) // column_blocks + tl.arange(0, ROWS) * (tl.num_programs(0) // column_blocks)  # (ROWS,)
-    valid = index < count
+    valid = index < listed
     row = tl.load(rows + index, mask=valid, other=0)
     inside = valid & (row >= 0) & (row < RANKS * rows_per_rank)
     owner = tl.where(inside, row // rows_per_rank, RANK)
@@ -43,7 +49,7 @@ def _push_kernel(
 
     if tl.program_id(0) % column_blocks == 0:
         mark = tl.load(marks + owner).to(tl.pointer_type(tl.int32))
-        tl.store(mark + (RANK * rows_per_rank + owner_row), tl.zeros_like(row) + epoch, mask=inside)
+        tl.store(mark + (RANK * rows_per_rank + owner_row), tl.zeros_like(row) + now, mask=inside)
         outside = tl.sum((valid & ~inside).to(tl.int32), axis=0)
         if outside > 0:
             tl.atomic_add(misplaced, outside)
@@ -60,28 +66,32 @@ def push_rows(
     inboxes: Tensor,
     marks: Tensor,
     *,
-    epoch: int,
+    epoch: Tensor,
     rank: int,
     misplaced: Tensor,
+    count: Tensor | None = None,
     blocks: tuple[int, int] = BLOCKS,
 ) -> None:
     """Write row r of `grad`, and a mark, into the inbox of its owner for each r of `rows`; for own rows only the mark.
 
     `grad`: (ranks * rows_per_rank, width) contiguous; rank r // rows_per_rank owns row r.
     `rows`: (any,) int32, distinct.
-    `inboxes`: (ranks,) int64, the address of each rank's inbox, (ranks - 1, rows_per_rank, width) of grad's dtype.
-    `marks`: (ranks,) int64, the address of each rank's marks, (ranks, rows_per_rank) int32, at first 0.
-    `epoch`: the mark, not 0.
+    `inboxes`: (any, ranks) int64, the address of each rank's inbox, (ranks - 1, rows_per_rank, width) of grad's dtype.
+    Exchanges use the lines of this table in turn: exchange `epoch` uses line `epoch` modulo their number.
+    `marks`: (any, ranks) int64, the address of each rank's marks, (ranks, rows_per_rank) int32, at first 0.
+    `epoch`: (1,) int32 on the device, the mark: above 0.
     `misplaced`: (1,) int32, increased by the number of rows outside the table, which are left out.
+    `count`: (1,) int32 on the device: only so many of the `rows` are pushed. Without it all are.
     """
     if not len(rows):
         return
     assert grad.is_contiguous() and rows.is_contiguous()
-    width, ranks = grad.shape[1], len(inboxes)
+    width, (inbox_lines, ranks) = grad.shape[1], inboxes.shape
     rows_per_rank = grad.shape[0] // ranks
-    assert grad.shape[0] == ranks * rows_per_rank
+    assert grad.shape[0] == ranks * rows_per_rank and marks.shape == inboxes.shape
     block, columns = blocks[0], min(blocks[1], triton.next_power_of_2(width))
     grid = (triton.cdiv(len(rows), block) * triton.cdiv(width, columns),)
     _push_kernel[grid](
-        grad, rows, len(rows), inboxes, marks, epoch, rows_per_rank, width, misplaced, rank, ranks, block, columns
-    )
+        grad, rows, len(rows), count, inboxes, marks, epoch, rows_per_rank, width, misplaced,
+        rank, ranks, inbox_lines, count is not None, block, columns,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sparse reduce-scatter without collectives: one kernel writes the touched rows into their owners' memory."""
+"""Sparse reduce-scatter without collectives: a kernel writes the touched rows into their owners' memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tpbench.comm.collectives import on_one_machine
 from tpbench.workloads.embedding_grad import merge_kernel, push_kernel, traffic
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.exchange import Phase
+from tpbench.workloads.embedding_grad.device_search import DeviceSearch
+from tpbench.workloads.embedding_grad.exchange import Exchange, Phase
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.merge import MisplacedRow
 from tpbench.workloads.embedding_grad.sparse import SparseExchange
@@ -35,8 +37,22 @@ class Inbox:
     """(ranks,) int64: the addresses of all ranks' marks."""
 
 
+def connect(inputs: EmbeddingGradInputs, variant: str) -> tuple[list[Inbox], Callable[[], None], float]:
+    """Return the two inboxes of each rank, a barrier of all ranks' streams, and the memory in GiB. Collective.
+
+    Raises RuntimeError if the ranks are on several machines.
+    """
+    from tpbench.comm.symmetric_buffers import SymmetricBuffers
+
+    if not on_one_machine(inputs.group):
+        raise RuntimeError(f"the ranks are on several machines: {variant} writes into its peers' memory")
+    buffers = SymmetricBuffers(inputs.group, inputs.device, "kernel")
+    inboxes = make_inboxes(buffers, inputs)
+    return inboxes, buffers.barrier, buffers.gib
+
+
 def make_inboxes(buffers: SymmetricBuffers, inputs: EmbeddingGradInputs) -> list[Inbox]:
-    """Return the two inboxes of `SparseSymmetric`. Collective."""
+    """Return the two inboxes of a symmetric exchange. Collective."""
     ranks, rows_per_rank = inputs.partition.world_size, inputs.partition.rows_per_rank
     inboxes = []
     for _ in range(2):
@@ -51,12 +67,63 @@ def addresses(tensors: Sequence[Tensor]) -> Tensor:
     return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64, device=tensors[0].device)
 
 
-class SparseSymmetric(SparseExchange):
-    """Push rows, wait for all ranks, merge.
+class PeerInboxes:
+    """The inboxes of all ranks, used in turn.
 
     Two inboxes alternate. A rank pushes into an inbox only after all ranks merged from it: all ranks have passed the
-    barrier of the exchange in between, and each reaches that barrier after its merge.
+    barrier of the exchange in between, and each reaches that barrier after its merge. The number of the exchange is on
+    the device, so that a replayed CUDA graph advances it, too.
     """
+
+    def __init__(
+        self, inputs: EmbeddingGradInputs, inboxes: Sequence[Inbox], barrier: Callable[[], None], epoch: Tensor
+    ) -> None:
+        """Use `barrier` to hold back the current stream until the streams of all ranks reach it.
+
+        Later work must see what the ranks wrote before the barrier. `epoch`: (1,) int32 on the device, the number of
+        the exchange. The caller increases it by 1 before each push.
+        """
+        self.inputs, self.inboxes, self.barrier, self.epoch = inputs, inboxes, barrier, epoch
+        self.values = torch.stack([inbox.value_addresses for inbox in inboxes])
+        self.marks = torch.stack([inbox.mark_addresses for inbox in inboxes])
+        self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
+
+    def push(self, rows: Tensor, count: Tensor | None = None) -> None:
+        """Write the rows into their owners' inboxes and wait for the rows of all ranks.
+
+        With `count`, (1,) int32 on the device, only so many of the rows are written.
+        """
+        push_kernel.push_rows(
+            self.inputs.grad,
+            rows,
+            self.values,
+            self.marks,
+            epoch=self.epoch,
+            rank=self.inputs.rank,
+            misplaced=self.misplaced,
+            count=count,
+        )
+        self.barrier()
+
+    def merge(self) -> None:
+        """Merge the rows with this exchange's mark into this rank's slice."""
+        scale = 1.0 / self.inputs.partition.world_size
+        own, rank = self.inputs.own_slice, self.inputs.rank
+        merge_kernel.merge_inbox(own, self.values, self.marks, self.epoch, rank=rank, scale=scale)
+
+    def sizes(self, touched: Sequence[int]) -> list[int]:
+        """Return the bytes pushed to each rank, from the number of touched rows that each rank owns."""
+        row_bytes = self.inputs.row_bytes + traffic.MARK_BYTES
+        return [0 if owner == self.inputs.rank else count * row_bytes for owner, count in enumerate(touched)]
+
+    def verify(self) -> None:
+        """Raise MisplacedRow if this rank pushed a row outside the table."""
+        if misplaced := int(self.misplaced):
+            raise MisplacedRow(f"rank {self.inputs.rank} touched {misplaced} rows that are not of the table")
+
+
+class SparseSymmetric(SparseExchange):
+    """Push rows that the host found, wait for all ranks, merge."""
 
     def __init__(
         self,
@@ -67,24 +134,16 @@ class SparseSymmetric(SparseExchange):
         barrier: Callable[[], None],
         workspace_gib: float,
     ) -> None:
-        """Use `barrier` to hold back the current stream until the streams of all ranks reach it.
-
-        Later work must see what the ranks wrote before the barrier.
-        """
         super().__init__(inputs, comm, finder)
-        self.inboxes, self.barrier, self.workspace_gib = inboxes, barrier, workspace_gib
-        self.epoch = 0
-        self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
+        self.workspace_gib = workspace_gib
+        self.peers = PeerInboxes(
+            inputs, inboxes, barrier, epoch=torch.zeros(1, dtype=torch.int32, device=inputs.device)
+        )
         self.phases = (
             Phase("counts", self.find, after="batch", on_host=True),
             Phase("values", self.push),
             Phase("merge", self.merge),
         )
-
-    @property
-    def inbox(self) -> Inbox:
-        """The inbox of the current exchange."""
-        return self.inboxes[self.epoch % 2]
 
     def find(self) -> None:
         """Find this rank's touched rows and start their upload. No other rank needs the counts."""
@@ -92,36 +151,70 @@ class SparseSymmetric(SparseExchange):
         if self.touched is None:
             raise RuntimeError("the touched rows are not known: only a dense exchange can do this step")
         _ = self.touched.rows  # starts the upload, because the push needs the rows first
+        self.peers.epoch.add_(1)
 
     def push(self) -> None:
         """Write the rows into their owners' inboxes and wait for the rows of all ranks."""
         assert self.touched is not None
-        self.epoch = self.epoch % (2**31 - 2) + 1  # an int32 mark; 0 means never written
-        push_kernel.push_rows(
-            self.inputs.grad,
-            self.touched.rows,
-            self.inbox.value_addresses,
-            self.inbox.mark_addresses,
-            epoch=self.epoch,
-            rank=self.inputs.rank,
-            misplaced=self.misplaced,
-        )
-        row_bytes = self.inputs.row_bytes + traffic.MARK_BYTES
-        counts = enumerate(self.touched.counts)
-        self.comm.count_push([0 if owner == self.inputs.rank else count * row_bytes for owner, count in counts])
-        self.barrier()
+        self.comm.count_push(self.peers.sizes(self.touched.counts))
+        self.peers.push(self.touched.rows)
 
     def merge(self) -> None:
         """Merge the rows with this exchange's mark into this rank's slice."""
-        scale = 1.0 / self.inputs.partition.world_size
-        values, marks = self.inbox.values, self.inbox.marks
-        merge_kernel.merge_rows(
-            self.inputs.own_slice, values, marks, rank=self.inputs.rank, scale=scale, epoch=self.epoch
-        )
+        self.peers.merge()
 
     def result(self) -> Tensor:
-        if misplaced := int(self.misplaced):
-            raise MisplacedRow(f"rank {self.inputs.rank} touched {misplaced} rows that are not of the table")
+        self.peers.verify()
+        return self.inputs.own_slice
+
+    def expected_bytes(self) -> list[int]:
+        return traffic.sparse_push(self.inputs.counts, self.inputs.row_bytes)
+
+    def columns(self) -> dict[str, Any]:
+        return {**super().columns(), "workspace_gib": self.workspace_gib}
+
+
+class SparseSymmetricGpu(Exchange):
+    """Search on the GPU, push, wait for all ranks, merge. The host only queues kernels: a CUDA graph can hold them.
+
+    The number of touched rows never leaves the GPU. The host reads the rows only for the check.
+    """
+
+    chosen = "sparse"
+
+    def __init__(
+        self,
+        inputs: EmbeddingGradInputs,
+        comm: CountedCollectives,
+        inboxes: Sequence[Inbox],
+        barrier: Callable[[], None],
+        workspace_gib: float,
+    ) -> None:
+        super().__init__(inputs, comm)
+        self.overwrites = inputs.own_slice
+        self.workspace_gib = workspace_gib
+        self.search = DeviceSearch(inputs, by_owner=False)
+        self.peers = PeerInboxes(inputs, inboxes, barrier, self.search.epoch)
+        self.phases = (
+            Phase("counts", self.search.run, after="batch"),
+            Phase("values", self.push),
+            Phase("merge", self.peers.merge),
+        )
+
+    def push(self) -> None:
+        """Write the rows into their owners' inboxes and wait for the rows of all ranks."""
+        self.peers.push(self.search.lists[0], self.search.counts)
+
+    def known_rows(self) -> Tensor:
+        return self.search.lists[0, : int(self.search.counts)]
+
+    def result(self) -> Tensor:
+        """Return the slice. Count the bytes that the last exchange sent: during it, only the GPU knew the rows."""
+        self.search.verify()
+        self.peers.verify()
+        owners = self.known_rows() // self.inputs.partition.rows_per_rank
+        self.comm.reset()
+        self.comm.count_push(self.peers.sizes(torch.bincount(owners, minlength=self.comm.world_size).tolist()))
         return self.inputs.own_slice
 
     def expected_bytes(self) -> list[int]:

@@ -94,8 +94,8 @@ def to_int32(parts: list[NDArray[np.intp]]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
 
 
-class DeviceRowFinder:
-    """Search on the device by torch.unique. The host waits for the number of rows and for their counts."""
+class SortingRowFinder:
+    """Search by torch.unique, for a CPU, where the kernel of `DeviceRowFinder` would be interpreted."""
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
         self.rank = inputs.rank

@@ -7,6 +7,11 @@ from typing import Any
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 
 NO_GRAPH = "the host decides in each iteration how many rows go to which rank"
+HOST_SEARCH = "the host searches for the touched rows (sparse_symmetric_gpu can be captured)"
+
+
+def _late_on_host(problem: EmbeddingGrad) -> str:
+    return "with transfers=late the host waits for the backward pass" if problem.transfers == "late" else ""
 
 
 def _merges_with_triton(problem: EmbeddingGrad) -> bool:
@@ -56,12 +61,11 @@ def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
 )
 def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
+    from tpbench.workloads.embedding_grad.device_search import device_row_finder
     from tpbench.workloads.embedding_grad.merge import merge_for
-    from tpbench.workloads.embedding_grad.touched_rows import DeviceRowFinder
 
-    return SparseAllToAll(
-        context.inputs, context.comm, DeviceRowFinder(context.inputs), merge_for(problem, context.inputs)
-    )
+    finder = device_row_finder(context.inputs)
+    return SparseAllToAll(context.inputs, context.comm, finder, merge_for(problem, context.inputs))
 
 
 @WORKLOAD.variant(
@@ -69,22 +73,30 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
     options={"pinned", "transfers"},
     requires=("triton",),
     requires_cuda=True,
-    no_graph_reason=NO_GRAPH,
+    no_graph_reason=HOST_SEARCH,
     uses_triton=True,
 )
 def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.comm.collectives import on_one_machine
-    from tpbench.comm.symmetric_buffers import SymmetricBuffers
-    from tpbench.workloads.embedding_grad.symmetric import SparseSymmetric, make_inboxes
+    from tpbench.workloads.embedding_grad.symmetric import SparseSymmetric, connect
     from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
     inputs = context.inputs
-    if not on_one_machine(inputs.group):
-        raise RuntimeError("the ranks are on several machines: sparse_symmetric writes into its peers' memory")
     finder = CpuRowFinder(inputs, pinned=problem.pinned)
-    buffers = SymmetricBuffers(inputs.group, inputs.device, "kernel")
-    inboxes = make_inboxes(buffers, inputs)
-    return SparseSymmetric(inputs, context.comm, finder, inboxes, buffers.barrier, buffers.gib)
+    return SparseSymmetric(inputs, context.comm, finder, *connect(inputs, "sparse_symmetric"))
+
+
+@WORKLOAD.variant(
+    "touched rows into their owners' memory over NVLink, found on the GPU: no host waits, a CUDA graph can hold it",
+    options={"transfers"},
+    requires=("triton",),
+    requires_cuda=True,
+    no_graph_reason=_late_on_host,
+    uses_triton=True,
+)
+def sparse_symmetric_gpu(problem: EmbeddingGrad, context: Any) -> Any:
+    from tpbench.workloads.embedding_grad.symmetric import SparseSymmetricGpu, connect
+
+    return SparseSymmetricGpu(context.inputs, context.comm, *connect(context.inputs, "sparse_symmetric_gpu"))
 
 
 @WORKLOAD.variant(
@@ -118,8 +130,8 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
 
 
 @WORKLOAD.variant(
-    "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
-    options={"merge", "pinned", "transfers"},
+    "sparse_all_to_all_gpu below a density measured at the start, dense_reduce_scatter above it",
+    options={"merge", "transfers"},
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
     uses_triton=_merges_with_triton,
@@ -128,11 +140,10 @@ def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
     from tpbench.workloads.embedding_grad.auto import SparseAuto, calibrate
     from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
+    from tpbench.workloads.embedding_grad.device_search import device_row_finder
     from tpbench.workloads.embedding_grad.merge import merge_for
-    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
     inputs, comm = context.inputs, context.comm
     dense = DenseReduceScatter(inputs, comm)
-    finder = CpuRowFinder(inputs, pinned=problem.pinned)
-    sparse = SparseAllToAll(inputs, comm, finder, merge_for(problem, inputs))
+    sparse = SparseAllToAll(inputs, comm, device_row_finder(inputs), merge_for(problem, inputs))
     return SparseAuto(inputs, comm, dense, sparse, calibrate(inputs, dense, sparse, context.stopwatch))

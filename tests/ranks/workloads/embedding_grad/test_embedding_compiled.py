@@ -27,7 +27,7 @@ alone = "tpbench" not in sys.modules
 sys.path.insert(0, root)
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tpbench.workloads.embedding_grad import gather_kernel, merge_kernel, push_kernel
+from tpbench.workloads.embedding_grad import gather_kernel, merge_kernel, push_kernel, search_kernel
 
 def stores(kernel, types, constants):
     function = getattr(globals()[kernel[1:]], kernel)
@@ -44,9 +44,19 @@ def stores(kernel, types, constants):
 
 print(json.dumps({"alone": alone, "stores": [stores(*each) for each in json.loads(asked)]}))
 """
-SIZES = {"rows_per_rank": "i32", "width": "i32", "epoch": "i32"}
-PUSH = {"grad": "*bf16", "rows": "*i32", "count": "i32", "inboxes": "*i64", "marks": "*i64", "misplaced": "*i32"}
+SIZES = {"rows_per_rank": "i32", "width": "i32", "epoch": "*i32"}
+PUSH = {
+    "grad": "*bf16",
+    "length": "i32",
+    **dict.fromkeys(("rows", "count", "misplaced"), "*i32"),
+    **dict.fromkeys(("inboxes", "marks"), "*i64"),
+}
 MERGE = {"own": "*bf16", "values": "*bf16", "table": "*i32", "scale": "fp32"}
+ADDRESSES = {"values": "*i64", "table": "*i64"}
+SEARCH = {
+    **dict.fromkeys(("tokens", "stamps", "epoch", "lists", "counts", "misplaced"), "*i32"),
+    **dict.fromkeys(("count", "table_rows", "rows_per_list", "capacity"), "i32"),
+}
 GATHER = {"table": "*bf16", "rows": "*i32", "output": "*bf16", "count": "i32", "table_rows": "i32", "width": "i32"}
 RANKS = {"RANK": 1, "RANKS": 4, "ROWS": 16, "COLUMNS": 256}
 
@@ -55,10 +65,13 @@ RANKS = {"RANK": 1, "RANKS": 4, "ROWS": 16, "COLUMNS": 256}
 def compiled() -> dict[str, Any]:
     """Import and compile the kernels in a process of their own, without the interpreter."""
     merges = [
-        ["_merge_kernel", MERGE | SIZES, RANKS | {"BLOCK": 64, "POSITIONS": positions}] for positions in (True, False)
+        ["_merge_kernel", MERGE | types | SIZES, RANKS | {"BLOCK": 64, "INBOXES": inboxes}]
+        for types, inboxes in (({}, 0), (ADDRESSES, 2))
     ]
     gather = ["_gather_kernel", GATHER, {"ROWS": 16, "COLUMNS": 256}]
-    asked = json.dumps([["_push_kernel", PUSH | SIZES, RANKS], *merges, gather])
+    pushes = [["_push_kernel", PUSH | SIZES, RANKS | {"INBOXES": 2, "COUNTED": counted}] for counted in (False, True)]
+    search = ["_search_kernel", SEARCH, {"LISTS": 4, "BLOCK": 1024}]
+    asked = json.dumps([*pushes, *merges, gather, search])
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-c", PROBE, str(ROOT), asked]
     done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
@@ -69,7 +82,7 @@ def compiled() -> dict[str, Any]:
 
 def test_rows_are_stored_in_whole_vectors(compiled: dict[str, Any]) -> None:
     rows, marks = "st.global.v4.b32", "st.global.b32"
-    assert compiled["stores"] == [[marks, rows], [rows], [rows], [rows]]
+    assert compiled["stores"] == [[marks, rows], [marks, rows], [rows], [rows], [rows], [marks]]
 
 
 def test_kernels_need_no_other_module_of_this_package(compiled: dict[str, Any]) -> None:

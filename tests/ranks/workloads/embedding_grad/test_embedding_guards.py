@@ -74,6 +74,9 @@ def rates_after_a_hiccup(here: Rank) -> tuple[LinkRates, float]:
             run()
             return next(times_ms)
 
+        def samples_ms(self, run: Any) -> list[float]:
+            return [self.ms(run)]
+
     stopwatch: Any = HiccupStopwatch()
     comm = CountedCollectives(here.group, here.rank, here.world_size)
     return measure_link_rates(inputs, comm, stopwatch), 0.01
@@ -91,7 +94,7 @@ def predictions(here: Rank) -> list[tuple[dict[str, Any], float]]:
     for slower in (1, 2):
         session = stepped(here)
         session.stopwatch = stopwatch
-        session.link_rates = LinkRates(90.0 / slower, 50.0 + 10 * slower, 1e-6 * slower, 40.0 / slower)
+        session.link_rates = LinkRates(90.0 / slower, 50.0 + 10 * slower, 1e-6 * slower, 40.0 / slower, 99.0)
         columns = {**session.check().columns, "copy_gb_per_s": 300.0 + 100 * slower, "time_ms": 1.0}
         found.append((columns, session.details(columns)["predicted_crossover"]))
     return found

@@ -1,0 +1,38 @@
+"""The floor is a lower bound: no committed row is faster, where every rank touched the whole table."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.command import ROOT
+from tpbench.measure.columns import cost_columns
+from tpbench.measure.session import Costs
+from tpbench.results.plain import plain_rows
+from tpbench.results.read import load
+from tpbench.workloads.embedding_grad.bench import unavoidable_bytes
+
+
+def test_unavoidable_bytes_are_of_the_busiest_rank() -> None:
+    counts = [[5, 2], [1, 3]]  # rank 0 reads 7 rows and writes 5; rank 1 reads 4 and writes 4
+    assert unavoidable_bytes(counts, [5, 4], row_bytes=10) == (120, 20)
+
+
+def test_transfers_beside_memory_traffic_count_once() -> None:
+    for wire_ms, floor_ms in ((0.5, 2.0), (3.0, 3.0)):
+        costs = Costs(bytes_moved=2 * 10**6, bytes_communicated=0, wire_ms=wire_ms, wire_beside_memory=True)
+        assert cost_columns(costs, copy_gb_per_s=1.0)["floor_ms"] == pytest.approx(floor_ms)
+
+
+def test_no_committed_row_of_a_whole_table_is_faster_than_the_floor() -> None:
+    """These rows have medians of the bandwidths, which can be below the fastest transfer by their noise."""
+    rows = plain_rows(load(ROOT / "outputs/reference", workload="embedding_grad", status="ok", distribution="fixed"))
+    whole = [row for row in rows if row["density"] == 1.0 and row["device_ms"] is not None]
+    assert {"dense_reduce_scatter", "sparse_auto", "sparse_symmetric"} <= {row["variant"] for row in whole}
+    for row in whole:
+        ranks, row_bytes = row["dp_size"], 2 * row["width"]
+        own = row["table_rows"] // ranks
+        moved, sent = unavoidable_bytes([[own] * ranks] * ranks, [own] * ranks, row_bytes)
+        link = row.get("link_gb_per_s") or max(row["all_to_all_gb_per_s"], row["reduce_scatter_gb_per_s"])
+        costs = Costs(bytes_moved=moved, bytes_communicated=0, wire_ms=sent / link / 1e6, wire_beside_memory=True)
+        floor_ms = cost_columns(costs, row["copy_gb_per_s"])["floor_ms"]
+        assert floor_ms <= 1.01 * row["device_ms"], row["variant"]

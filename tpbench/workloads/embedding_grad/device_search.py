@@ -1,0 +1,74 @@
+"""Search for the touched rows on the GPU, by a kernel that lists them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.merge import MisplacedRow
+from tpbench.workloads.embedding_grad.touched_rows import RowFinder, SortingRowFinder, TouchedRows
+
+
+class DeviceSearch:
+    """Lists of a step's distinct rows, split by owner or in one list. The host only queues the search.
+
+    A captured CUDA graph may hold the addresses of all tensors here: none is ever replaced.
+    """
+
+    def __init__(self, inputs: EmbeddingGradInputs, *, by_owner: bool) -> None:
+        partition, device = inputs.partition, inputs.device
+        self.tokens = inputs.own_tokens.to(device).contiguous()
+        owners = partition.world_size if by_owner else 1
+        self.rows_per_list = partition.padded_rows // owners
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.epoch, self.misplaced = zeros(1), zeros(1)
+        self.stamps, self.counts = zeros(partition.padded_rows), zeros(owners)
+        self.lists = zeros(owners, min(self.tokens.numel(), self.rows_per_list))
+
+    def run(self) -> None:
+        """Queue the search. It increases `epoch` by 1, and fills `lists` and `counts`."""
+        from tpbench.workloads.embedding_grad.search_kernel import list_rows
+
+        self.epoch.add_(1)
+        self.counts.zero_()
+        list_rows(
+            self.tokens,
+            self.stamps,
+            self.epoch,
+            self.lists,
+            self.counts,
+            rows_per_list=self.rows_per_list,
+            misplaced=self.misplaced,
+        )
+
+    def verify(self) -> None:
+        """Raise MisplacedRow if a token's row is not in the table."""
+        if misplaced := int(self.misplaced):
+            raise MisplacedRow(f"{misplaced} tokens have rows that are not of the table")
+
+
+class DeviceRowFinder:
+    """Search on the device. The host waits for the numbers of rows, one for each owner."""
+
+    def __init__(self, inputs: EmbeddingGradInputs) -> None:
+        self.rank, self.search = inputs.rank, DeviceSearch(inputs, by_owner=True)
+
+    def find(self) -> TouchedRows:
+        self.search.run()
+        counts: list[int] = self.search.counts.tolist()
+        return TouchedRows(counts, partial(self._own_last, counts))
+
+    def _own_last(self, counts: list[int]) -> Tensor:
+        lists = [rows[:count] for rows, count in zip(self.search.lists, counts, strict=True)]
+        return torch.cat([*lists[: self.rank], *lists[self.rank + 1 :], lists[self.rank]])
+
+
+def device_row_finder(inputs: EmbeddingGradInputs) -> RowFinder:
+    """Return a search on the inputs' device."""
+    return DeviceRowFinder(inputs) if inputs.device.type == "cuda" else SortingRowFinder(inputs)
