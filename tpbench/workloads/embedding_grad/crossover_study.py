@@ -140,8 +140,8 @@ def density_times(rows: Sequence[Row]) -> list[DensityTime]:
     """Return the time of each correct row but those of the dense reduce-scatter, by group, variant and density.
 
     `dense_ms` is the time of the newest dense row of the same density, or the median over those of any density, because
-    a dense exchange sends the whole table. A replayed CUDA graph is no baseline, because most sparse exchanges cannot be
-    captured. Rows of replayed exchanges are compared with it like the others.
+    a dense exchange sends the whole table. A replayed CUDA graph is no baseline, because most sparse exchanges cannot
+    be captured. Rows of replayed exchanges are compared with it like the others.
     """
     newest: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0)):
