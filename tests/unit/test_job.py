@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tpbench.job import Job, field_names, parse_job, stored_job, unsupported_reason
 from tpbench.launcher.options import SweepOptions
+from tpbench.results.read import load
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
@@ -153,6 +154,19 @@ def test_a_former_name_and_its_values_stay_valid(former: str, algorithm: str) ->
     if former != "auto":
         with pytest.raises(JobError, match="organisation is the former name of algorithm: set one of them"):
             parse_job({**TINY, "algorithm": "one_read", "organisation": former})
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_committed_rows_of_the_embedding_gradient_keep_their_keys() -> None:
+    """Fields were added since. Their values other than the default make other keys."""
+    rows = load(ROOT / "outputs/reference", workload="embedding_grad", columns=["job", "key"])
+    for stored, key in zip(rows["job"], rows["key"], strict=True):
+        assert stored_job(json.loads(stored)).key == key
+    text = {**BIGRAM, "variant": "sparse_all_to_all", "distribution": "zipf_bigram", "overlap_ms": 1.0}
+    keys = {parse_job({**text, "index": index}).key for index in ("none", "early", "late")}
+    assert len(keys) == 3 and parse_job(text).key in keys
 
 
 def test_a_wrong_value_under_a_former_name() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,10 +13,13 @@ from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import crossover, oracle, traffic
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchange import Exchange, sequence
+from tpbench.workloads.embedding_grad.forward_index import KINDS, ForwardIndex
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.link_rates import LinkRates, measure_link_rates
+from tpbench.workloads.embedding_grad.other_parameters import OtherParameters
 from tpbench.workloads.embedding_grad.overlap import OverlappedIteration, StandIn
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
+from tpbench.workloads.embedding_grad.traffic_iteration import TrafficIteration
 from tpbench.workloads.returned import require
 
 
@@ -43,12 +46,24 @@ class EmbeddingGradSession:
         self.exchange: Exchange = require(prepared, Exchange, variant, "the function")
         self.saved = None if self.exchange.overwrites is None else self.exchange.overwrites.clone()
         self.stand_in: StandIn | None = None
+        self.index: ForwardIndex | None = None
+        self.without_exchange: TrafficIteration | None = None
         self.iterate = sequence(self.exchange.phases)
         if problem.overlap_ms:
             self.stand_in = StandIn(problem.overlap_ms, context.device, self.stopwatch)
-            phases = self.exchange.phases
-            self.iterate = OverlappedIteration(phases, problem.transfers, self.stand_in, context.device).run
+            self.iterate = self._training_step(self.stand_in)
         self.costs = costs(self.inputs, self.link_rates, self.exchange.expected_bytes())
+
+    def _training_step(self, stand_in: StandIn) -> Callable[[], None]:
+        """Return an iteration with the exchange beside the stand-in, and what else the problem asks for."""
+        problem, phases, device = self.problem, self.exchange.phases, self.inputs.device
+        if problem.index != "none":
+            self.index = KINDS[problem.index](self.inputs)
+        if not problem.other_mib:
+            return OverlappedIteration(phases, problem.transfers, stand_in, device, self.index).run
+        others = OtherParameters(self.inputs)
+        self.without_exchange = TrafficIteration(problem, (), stand_in, others, self.index, device)
+        return TrafficIteration(problem, phases, stand_in, others, self.index, device).run
 
     def step(self) -> None:
         """Run one exchange, beside the stand-in if there is one."""
@@ -74,6 +89,8 @@ class EmbeddingGradSession:
         rank_sent, expected = [sum(sizes) for sizes in sent_bytes], self.exchange.expected_bytes()
         self.costs = costs(self.inputs, self.link_rates, rank_sent)
         wrong = errors.complaint(self.problem.dtype)
+        if self.index is not None:
+            wrong = next(filter(None, [wrong, *gather_objects(self.index.complaint(), self.comm.group)]), None)
         if rank_sent != expected:
             wrong = f"{f'{wrong} and ' if wrong else ''}ranks sent {rank_sent} bytes, by the formula {expected}"
         columns = {
@@ -94,7 +111,12 @@ class EmbeddingGradSession:
         details["exchange_gb_per_s"] = self.costs.bytes_communicated / best_ms / 1e6
         if self.stand_in is not None:
             details["stand_in_ms"] = self.stopwatch.ms(self.stand_in.run)
-            details["exposed_ms"] = best_ms - details["stand_in_ms"]
+            alone_ms = details["stand_in_ms"]
+            if self.without_exchange is not None:
+                alone_ms = details["others_ms"] = self.stopwatch.ms(self.without_exchange.run)
+            details["exposed_ms"] = best_ms - alone_ms
+        if self.index is not None:
+            details["index_ms"] = self.stopwatch.ms(self._index_alone, on_host=True)
         self.restore()
         phases = self.exchange.phases
         sequence(phases)()  # each phase below reuses what the earlier ones produced here
@@ -107,6 +129,11 @@ class EmbeddingGradSession:
             details["late_wall_ms"] = self.stopwatch.ms(sequence(late), self.restore, on_host=True)
             details["early_wall_ms"] = self.stopwatch.ms(sequence(early), on_host=True)
         return details
+
+    def _index_alone(self) -> None:
+        assert self.index is not None
+        self.index.passes_queued()
+        self.index.begin_forward()
 
     def _predicted_crossover(self, copy_gb_per_s: float) -> float:
         partition = self.inputs.partition

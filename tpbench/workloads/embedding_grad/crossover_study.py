@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
+from tpbench.settings import added_defaults
 from tpbench.workloads.embedding_grad import crossover
+from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.study_data import Panel, Picture, Series, StudyTable, VerticalLine
 
 DENSE = "dense_reduce_scatter"
@@ -24,6 +26,7 @@ SOFTWARE = {"driver_version": "driver", "nccl_version": "NCCL", "torch_version":
 """Columns with versions on which a time may depend, with their names. The version of torch includes that of CUDA."""
 GROUP = (
     "hardware", "software", "dtype", "table_rows", "width", "dp_size", "distribution", "overlap_ms", "transfers",
+    "index", "other_mib", "transfer_order",
 )  # fmt: skip
 """Columns that must agree for times to be compared over densities. (Of skewed rows, the busiest rank has more.)"""
 OPTIONS = {"merge": "triton", "pinned": True, "graph": False}
@@ -206,7 +209,9 @@ def _order(key: tuple[GroupKey, str, float]) -> tuple[Any, ...]:
 def _group_of(row: Row) -> GroupKey:
     hardware = row["gpu_name"] or row["cpu_model"] or "unknown"
     software = " ".join(f"{label} {row[name]}" for name, label in SOFTWARE.items() if row[name] is not None)
-    return (hardware, software, *(row[name] for name in GROUP[2:]))
+    older = added_defaults(EmbeddingGrad)  # values of rows from before these columns existed
+    values = (older.get(name) if row.get(name) is None else row[name] for name in GROUP[2:])
+    return (hardware, software, *values)
 
 
 def _variant_of(row: Row) -> str:
@@ -232,7 +237,11 @@ def _several_softwares(times: Iterable[DensityTime]) -> bool:
 
 
 def _speedup_table(group: GroupKey, found: Sequence[DensityTime]) -> StudyTable:
-    facts = {name: str(value) for name, value in _facts(group).items() if value not in (0.0, "early", "")}
+    facts = {
+        name: str(value)
+        for name, value in _facts(group).items()
+        if value not in (0.0, "early", "none", "passes", "", None)
+    }
     heading = ", ".join(f"{name} {value}" for name, value in facts.items())
     variants = sorted({each.variant for each in found})
     if all(each.dense_ms is None for each in found):
@@ -255,6 +264,8 @@ def _crossover_name(end: Crossover, several: bool) -> str:
 def _suffix(facts: Mapping[str, Any], several: bool) -> str:
     """Name what ran beside the exchange; and the software, if there are several versions."""
     beside = ", overlap_ms={overlap_ms:g}, transfers={transfers}".format(**facts) if facts["overlap_ms"] else ""
+    beside += ", index={index}".format(**facts) if facts["index"] != "none" else ""
+    beside += ", other_mib={other_mib:g}, transfer_order={transfer_order}".format(**facts) if facts["other_mib"] else ""
     return beside + (f", {facts['software'] or 'unknown software'}" if several else "")
 
 

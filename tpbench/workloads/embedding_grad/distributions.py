@@ -14,13 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tpbench.workloads.embedding_grad.bigrams import bigram_rows
 from tpbench.workloads.embedding_grad.problem import Distribution, EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_partition import RowPartition
 from tpbench.workloads.embedding_grad.sample_text import SAMPLE_TEXT
 from tpbench.workloads.hashing import hash_index
 
-_UNIFORM, _ZIPF, _SCATTER, _FIXED = range(33, 37)
+_UNIFORM, _ZIPF, _SCATTER, _FIXED, _TEXT = range(33, 38)
 """Streams of `hash_index`: independent numbers from one seed."""
+
+VOCABULARY = 50257
+"""Tokens of GPT-2's vocabulary, whose texts the speed record trains on."""
 
 COMMON = 3
 """A word that the sample text has at least so often is common to all readings; other words are new in each."""
@@ -45,13 +49,12 @@ def _one_owner(problem: EmbeddingGrad, partition: RowPartition, rank: int, posit
 
 def _zipf(problem: EmbeddingGrad, partition: RowPartition, rank: int, position: Tensor) -> Tensor:
     """Draw word k with probability log(1 + 1/k) / log(1 + table_rows), and scatter words over the table."""
-    share = hash_index(problem.seed, _ZIPF, position).double() / 2**32
-    word = (share * math.log(problem.table_rows + 1)).exp_().long().clamp_(1, problem.table_rows)
+    word = _zipf_words(hash_index(problem.seed, _ZIPF, position), problem.table_rows)
     return (hash_index(problem.seed, _SCATTER, word) * problem.table_rows) >> 32
 
 
 def _bigram(problem: EmbeddingGrad, partition: RowPartition, rank: int, position: Tensor) -> Tensor:
-    """Hash bigrams as the speed record does (`get_bigram_hash`): the first token of a step has the last row.
+    """Hash bigrams of the sample text.
 
     Repeated readings of the sample text stand for a long text: common words stay the same, others change each time.
     """
@@ -59,11 +62,28 @@ def _bigram(problem: EmbeddingGrad, partition: RowPartition, rank: int, position
     reading, place = np.divmod(position.numpy(), len(words))
     word = words[place]
     token = np.where(common[word], word, word + (reading + 1) * vocabulary).astype(np.int32)
-    mixed = (np.int32(36313) * token[1:]) ^ (np.int32(27191) * token[:-1])  # wraps, as int32 does on a GPU
-    rows = np.full(len(token), problem.table_rows - 1, dtype=np.int64)
-    rows[1:] = mixed % max(1, problem.table_rows - 1)
-    rows[:: problem.tokens] = problem.table_rows - 1
-    return torch.from_numpy(rows)
+    tokens = torch.from_numpy(token).view(-1, problem.tokens)
+    return bigram_rows(tokens, problem.table_rows).flatten()
+
+
+def _zipf_bigram(problem: EmbeddingGrad, partition: RowPartition, rank: int, position: Tensor) -> Tensor:
+    return bigram_rows(text_tokens(problem, rank), problem.table_rows).flatten()
+
+
+def text_tokens(problem: EmbeddingGrad, rank: int) -> Tensor:
+    """Return the tokens of one rank's text under distribution=zipf_bigram, (accumulate, tokens) int32 on the CPU.
+
+    Token k - 1 of the vocabulary has probability log(1 + 1/k) / log(1 + VOCABULARY): about 1/k, as in natural language.
+    Real text has fewer distinct pairs, because neighbours depend on each other.
+    """
+    position = torch.arange(problem.tokens_per_rank) + rank * problem.tokens_per_rank
+    word = _zipf_words(hash_index(problem.seed, _TEXT, position), VOCABULARY)
+    return (word - 1).to(torch.int32).view(problem.accumulate, problem.tokens)
+
+
+def _zipf_words(hashed: Tensor, words: int) -> Tensor:
+    """Return for each hash a word from 1 to `words`: k with probability log(1 + 1/k) / log(1 + words)."""
+    return (hashed.double() / 2**32 * math.log(words + 1)).exp_().long().clamp_(1, words)
 
 
 def _words() -> tuple[np.ndarray, int, np.ndarray]:  # type: ignore[type-arg]
@@ -92,6 +112,7 @@ _RULES: dict[Distribution, Callable[[EmbeddingGrad, RowPartition, int, Tensor], 
     "uniform": _uniform,
     "zipf": _zipf,
     "bigram": _bigram,
+    "zipf_bigram": _zipf_bigram,
     "fixed": _fixed,
     "one_owner": _one_owner,
     "one_rank": _uniform,

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure.stopwatch import Stopwatch, do_nothing
 from tpbench.workloads.embedding_grad.exchange import Phase, StepPoint, sequence
+from tpbench.workloads.embedding_grad.forward_index import ForwardIndex
 
 SIDE = 2048
 """Side of the square bf16 matrices whose products are the stand-in on a GPU.
@@ -37,13 +38,13 @@ class StandIn:
         self.forward()
         self.backward()
 
-    def forward(self) -> None:
-        """Run the forward pass; on a GPU only queue it."""
-        self._work(FORWARD)
+    def forward(self, part: float = 1.0) -> None:
+        """Run a part of the forward pass; on a GPU only queue it."""
+        self._work(FORWARD * part)
 
-    def backward(self) -> None:
-        """Run the backward pass; on a GPU only queue it."""
-        self._work(1.0)
+    def backward(self, part: float = 1.0) -> None:
+        """Run a part of the backward pass; on a GPU only queue it."""
+        self._work(part)
 
     def _work(self, share: float) -> None:
         if self.device.type == "cpu":
@@ -64,11 +65,20 @@ def phases_by_point(phases: Sequence[Phase], transfers: str) -> dict[StepPoint, 
 class OverlappedIteration:
     """Iteration with the stand-in. Transfers have their own stream on a GPU, and their own thread on a CPU."""
 
-    def __init__(self, phases: Sequence[Phase], transfers: str, stand_in: StandIn, device: torch.device) -> None:
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        transfers: str,
+        stand_in: StandIn,
+        device: torch.device,
+        index: ForwardIndex | None = None,
+    ) -> None:
         by_point = phases_by_point(phases, transfers)
         self.after_batch, self.after_forward, self.after_backward = map(sequence, by_point.values())
         self.delayed = any(phase.after != "backward" for phase in by_point["backward"])
         self.stand_in, self.device = stand_in, device
+        self.begin_forward = index.begin_forward if index else do_nothing
+        self.passes_queued = index.passes_queued if index else do_nothing
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.thread = ThreadPoolExecutor(max_workers=1) if device.type == "cpu" else None
 
@@ -76,8 +86,9 @@ class OverlappedIteration:
         """Run one iteration; on a GPU queue it, so that the current stream waits for both parts."""
         if self.thread is not None:
             started = [self.thread.submit(self.after_batch)]
+            self.begin_forward()
             self.stand_in.forward()
-            started.append(self.thread.submit(self.after_forward))
+            started += [self.thread.submit(self.after_forward), self.thread.submit(self.passes_queued)]
             self.stand_in.backward()
             for transfer in started:
                 transfer.result()
@@ -87,9 +98,11 @@ class OverlappedIteration:
         compute = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(compute)
         # Queue both passes first: the host's part of the exchange then runs while the GPU is busy.
+        self.begin_forward()
         self.stand_in.forward()
         forward_done = compute.record_event()
         self.stand_in.backward()
+        self.passes_queued()
         with torch.cuda.stream(self.stream):
             self.after_batch()
             self.stream.wait_event(forward_done)

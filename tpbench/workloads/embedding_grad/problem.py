@@ -12,7 +12,7 @@ from tpbench.workloads import Option, Pivot, Study, Workload
 PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")
 """Phases of an iteration; each variant has some of them."""
 
-Distribution = Literal["uniform", "zipf", "bigram", "fixed", "one_owner", "one_rank", "none"]
+Distribution = Literal["uniform", "zipf", "bigram", "zipf_bigram", "fixed", "one_owner", "one_rank", "none"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,24 @@ class EmbeddingGrad:
         help="transfers beside the stand-in: early (those that need no gradient), late (none, nor does the host "
         "start), beside (all: the gradient is ready)",
     )
+    index: Literal["none", "early", "late", "device"] = setting(
+        "none",
+        help="hashed index of the stand-in forward (distribution=zipf_bigram): none (left out), early (hashed on the "
+        "CPU into pinned memory and copied one step ahead), late (hashed on the CPU when the forward needs it, copied "
+        "from pageable memory), device (hashed on the GPU in the forward)",
+        added=True,
+    )
+    other_mib: float = setting(
+        0.0, help="size of each other parameter whose transfers run in the same step, MiB; 0: none", low=0.0, added=True
+    )
+    other_count: int = setting(12, help="number of other parameters (with other_mib)", low=1, added=True)
+    transfer_order: Literal["passes", "first", "between", "last"] = setting(
+        "passes",
+        help="transfers of other parameters: passes (all-gathers beside the forward, reduce-scatters beside the "
+        "backward); or all after the backward, with the exchange first, between reduce-scatters and all-gathers, or "
+        "last",
+        added=True,
+    )
     merge: Literal["triton", "index_add"] = setting("triton", help="method of adding received rows to the owner's rows")
     pinned: bool = setting(True, help="copy row numbers to the GPU from pinned memory, asynchronously")
 
@@ -62,6 +80,14 @@ class EmbeddingGrad:
         if self.transfers != "early" and not self.overlap_ms:
             complaints.append(
                 f"transfers={self.transfers} needs overlap_ms: without a stand-in there is no early or late"
+            )
+        if self.index != "none" and not (self.overlap_ms and self.distribution == "zipf_bigram"):
+            complaints.append(f"index={self.index} needs overlap_ms and distribution=zipf_bigram: a forward and a text")
+        if self.other_mib and not self.overlap_ms:
+            complaints.append(f"other_mib={self.other_mib} needs overlap_ms: the transfers are of a training step")
+        if self.transfer_order != "passes" and not self.other_mib:
+            complaints.append(
+                f"transfer_order={self.transfer_order} needs other_mib: without other parameters there is no order"
             )
         if self.duplicates and self.distribution != "fixed":
             complaints.append(f"duplicates={self.duplicates} needs distribution=fixed")
@@ -115,7 +141,9 @@ WORKLOAD = Workload(
         "predicted_crossover": "density at which sparse and dense should take equal time, by the formula",
         "exchange_gb_per_s": "bytes that the busiest rank sent, divided by the time of an iteration",
         "stand_in_ms": "measured time of the stand-in forward and backward alone, ms",
-        "exposed_ms": "time of an iteration minus that of the stand-in, ms",
+        "others_ms": "measured time of an iteration without the exchange (with other_mib), ms",
+        "index_ms": "wall time until the GPU has the index of one step, computed alone (with index), ms",
+        "exposed_ms": "time of an iteration minus others_ms, or without other parameters minus stand_in_ms, ms",
         "early_wall_ms": "wall time of the phases that need no gradient, which a backward pass can hide, ms",
         "late_wall_ms": "wall time of the phases that need the gradient, ms",
         **{
@@ -130,6 +158,7 @@ WORKLOAD = Workload(
     ),
     metrics={
         "exposed_ms": -1,
+        "index_ms": -1,
         "early_wall_ms": -1,
         "late_wall_ms": -1,
         "exchange_gb_per_s": 1,

@@ -10,8 +10,16 @@ NO_GRAPH = "the host decides in each iteration how many rows go to which rank"
 HOST_SEARCH = "the host searches for the touched rows (sparse_symmetric_gpu can be captured)"
 
 
-def _late_on_host(problem: EmbeddingGrad) -> str:
-    return "with transfers=late the host waits for the backward pass" if problem.transfers == "late" else ""
+def _host_work(problem: EmbeddingGrad) -> str:
+    """Return why a graph cannot hold the step of an exchange that needs no host."""
+    if problem.index in ("early", "late"):
+        return f"with index={problem.index} the host computes the index"
+    return ""
+
+
+def _late_host(problem: EmbeddingGrad) -> str:
+    late = "with transfers=late the host waits for the backward pass" if problem.transfers == "late" else ""
+    return late or _host_work(problem)
 
 
 def _merges_with_triton(problem: EmbeddingGrad) -> bool:
@@ -22,14 +30,18 @@ def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
     return "torch adds no sparse tensors in float16" if problem.dtype == "float16" else None
 
 
-@WORKLOAD.variant("reduce_scatter_tensor of the whole table", options={"transfers"})
+@WORKLOAD.variant("reduce_scatter_tensor of the whole table", options={"transfers"}, no_graph_reason=_host_work)
 def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
 
     return DenseReduceScatter(context.inputs, context.comm)
 
 
-@WORKLOAD.variant("all_reduce of the whole table, of which each rank uses its slice", options={"transfers"})
+@WORKLOAD.variant(
+    "all_reduce of the whole table, of which each rank uses its slice",
+    options={"transfers"},
+    no_graph_reason=_host_work,
+)
 def dense_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.dense import DenseAllReduce
 
@@ -90,7 +102,7 @@ def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
     options={"transfers"},
     requires=("triton",),
     requires_cuda=True,
-    no_graph_reason=_late_on_host,
+    no_graph_reason=_late_host,
     uses_triton=True,
 )
 def sparse_symmetric_gpu(problem: EmbeddingGrad, context: Any) -> Any:

@@ -123,7 +123,13 @@ def rounded_once(here: Rank) -> bool:
 
 def session_verdicts(here: Rank, name: str) -> list[Verdict]:
     verdicts = []
-    for cell in [problem(), problem(overlap_ms=1.0, merge="index_add"), problem(overlap_ms=1.0, transfers="beside")]:
+    cells = [
+        problem(),
+        problem(overlap_ms=1.0, merge="index_add", other_mib=0.01, transfer_order="between"),
+        problem(overlap_ms=1.0, transfers="beside"),
+        problem(overlap_ms=1.0, other_mib=0.01, merge="index_add"),
+    ]
+    for cell in cells:
         session = new_session(here, cell, name)
         session.step()
         verdicts.append(session.check())

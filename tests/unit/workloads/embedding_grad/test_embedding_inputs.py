@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.embedding_grad import DISTRIBUTIONS, context, problem
+from tpbench.workloads.embedding_grad.bigrams import bigram_rows
+from tpbench.workloads.embedding_grad.distributions import VOCABULARY, text_tokens, token_rows
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import expected_density
 from tpbench.workloads.embedding_grad.row_partition import RowPartition
@@ -100,3 +104,33 @@ def test_inputs_stay_the_same_across_versions() -> None:
 def test_impossible_problems_get_a_message(fields: dict[str, object], place: tuple[int, int], said: str) -> None:
     assert any(said in each for each in problem(**fields).check(*place))
     assert not problem().check(1, 2)
+
+
+def record_hash(tokens: list[int], table_rows: int) -> list[int]:
+    """The speed record's `get_bigram_hash`, on Python's integers, wrapped as int32."""
+    wrapped = [((36313 * b + 2**31) % 2**32 - 2**31, (27191 * a + 2**31) % 2**32 - 2**31) for a, b in pairwise(tokens)]
+    return [table_rows - 1, *((x ^ y) % (table_rows - 1) for x, y in wrapped)]
+
+
+@given(
+    tokens=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20),
+    table_rows=st.sampled_from((2, 101, 251520, 377280)),
+)
+def test_bigrams_are_hashed_as_in_the_record(tokens: list[int], table_rows: int) -> None:
+    rows = bigram_rows(torch.tensor([tokens], dtype=torch.int32), table_rows)
+    assert rows.tolist() == [record_hash(tokens, table_rows)]
+
+
+def test_a_zipf_text_has_the_frequencies_of_its_ranks() -> None:
+    cell = problem(distribution="zipf_bigram", table_rows=377_280, tokens=49_152)
+    text = text_tokens(cell, 0)
+    assert text.shape == (2, 49_152) and int(text.min()) >= 0 and int(text.max()) < VOCABULARY
+    counts = text.flatten().bincount() / text.numel()
+    for token in (0, 1, 9):
+        assert float(counts[token]) == pytest.approx(math.log1p(1 / (token + 1)) / math.log(VOCABULARY + 1), rel=0.1)
+    partition = RowPartition(cell.table_rows, 2)
+    own, other = (token_rows(cell, partition, rank) for rank in range(2))
+    assert own.tolist() == [record_hash(step, 377_280) for step in text.tolist()]
+    assert not torch.equal(own, other)
+    digest = hashlib.sha256(own.numpy().tobytes()).hexdigest()  # rows measured earlier describe the same problem
+    assert digest[:16] == "306f47186e4979c7"
