@@ -29,7 +29,7 @@ GROUP = (
     "index", "other_mib", "transfer_order",
 )  # fmt: skip
 """Columns that must agree for times to be compared over densities. (Of skewed rows, the busiest rank has more.)"""
-OPTIONS = {"merge": "triton", "pinned": True, "graph": False}
+OPTIONS = {"merge": "triton", "search": "auto", "pinned": True, "graph": False}
 """Options that make another column of a variant, with the value that is not mentioned."""
 
 Row: TypeAlias = Mapping[str, Any]
@@ -215,7 +215,8 @@ def _group_of(row: Row) -> GroupKey:
 
 
 def _variant_of(row: Row) -> str:
-    options = {name: bool(row[name]) if name == "graph" else row[name] for name in OPTIONS}  # old rows have no graph
+    # Old rows have no graph and no search.
+    options = {name: default if row.get(name) is None else row[name] for name, default in OPTIONS.items()}
     return " ".join(
         [row["variant"], *(f"{name}={options[name]}".lower() for name in OPTIONS if options[name] != OPTIONS[name])]
     )

@@ -1,7 +1,8 @@
-"""Search for the touched rows on the GPU, by a kernel that lists them."""
+"""Search for the touched rows on the device: by a kernel that lists them, or by sorting."""
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.merge import MisplacedRow
-from tpbench.workloads.embedding_grad.touched_rows import RowFinder, SortingRowFinder, TouchedRows
+from tpbench.workloads.embedding_grad.touched_rows import TouchedRows
 
 
 class DeviceSearch:
@@ -53,8 +54,8 @@ class DeviceSearch:
             raise MisplacedRow(f"{misplaced} tokens have rows that are not of the table")
 
 
-class DeviceRowFinder:
-    """Search on the device. The host waits for the numbers of rows, one for each owner."""
+class KernelRowFinder:
+    """Search on the device by the kernel. The host waits for the numbers of rows, one for each owner."""
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
         self.rank, self.search = inputs.rank, DeviceSearch(inputs, by_owner=True)
@@ -69,6 +70,17 @@ class DeviceRowFinder:
         return torch.cat([*lists[: self.rank], *lists[self.rank + 1 :], lists[self.rank]])
 
 
-def device_row_finder(inputs: EmbeddingGradInputs) -> RowFinder:
-    """Return a search on the inputs' device."""
-    return DeviceRowFinder(inputs) if inputs.device.type == "cuda" else SortingRowFinder(inputs)
+class SortingRowFinder:
+    """Search on the device by torch.unique. The host waits for the number of rows and for their counts."""
+
+    def __init__(self, inputs: EmbeddingGradInputs) -> None:
+        self.rank = inputs.rank
+        self.tokens = inputs.own_tokens.to(inputs.device)
+        self.bounds = torch.tensor(inputs.partition.bounds, dtype=torch.int32, device=inputs.device)
+
+    def find(self) -> TouchedRows:
+        rows = torch.unique(self.tokens)
+        cuts = torch.searchsorted(rows, self.bounds).tolist()
+        start, stop = cuts[self.rank], cuts[self.rank + 1]
+        counts = [after - before for before, after in itertools.pairwise(cuts)]
+        return TouchedRows(counts, lambda: torch.cat([rows[:start], rows[stop:], rows[start:stop]]))

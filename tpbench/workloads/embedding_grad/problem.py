@@ -58,6 +58,12 @@ class EmbeddingGrad:
         added=True,
     )
     merge: Literal["triton", "index_add"] = setting("triton", help="method of adding received rows to the owner's rows")
+    search: Literal["auto", "kernel"] = setting(
+        "auto",
+        help="search for the touched rows: auto (on the host; sparse_all_to_all_gpu: by torch.unique), kernel (by a "
+        "Triton kernel on the GPU; then the host of sparse_symmetric waits for nothing)",
+        added=True,
+    )
     pinned: bool = setting(True, help="copy row numbers to the GPU from pinned memory, asynchronously")
 
     @property
@@ -153,6 +159,7 @@ WORKLOAD = Workload(
     },
     options=(
         Option("merge", ignorable=True),
+        Option("search"),
         Option("pinned", ignorable=True),
         Option("transfers", ignorable=True),
     ),
@@ -177,5 +184,6 @@ WORKLOAD = Workload(
             module="tpbench.workloads.embedding_grad.crossover_study",
         )
     },
+    graph_options={"search": "kernel"},
     reusable_process=True,
 )

@@ -37,7 +37,7 @@ class Inbox:
     """(ranks,) int64: the addresses of all ranks' marks."""
 
 
-def connect(inputs: EmbeddingGradInputs, variant: str) -> tuple[list[Inbox], Callable[[], None], float]:
+def connect(inputs: EmbeddingGradInputs) -> tuple[list[Inbox], Callable[[], None], float]:
     """Return the two inboxes of each rank, a barrier of all ranks' streams, and the memory in GiB. Collective.
 
     Raises RuntimeError if the ranks are on several machines.
@@ -45,7 +45,7 @@ def connect(inputs: EmbeddingGradInputs, variant: str) -> tuple[list[Inbox], Cal
     from tpbench.comm.symmetric_buffers import SymmetricBuffers
 
     if not on_one_machine(inputs.group):
-        raise RuntimeError(f"the ranks are on several machines: {variant} writes into its peers' memory")
+        raise RuntimeError("the ranks are on several machines: sparse_symmetric writes into its peers' memory")
     buffers = SymmetricBuffers(inputs.group, inputs.device, "kernel")
     inboxes = make_inboxes(buffers, inputs)
     return inboxes, buffers.barrier, buffers.gib

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,22 +91,6 @@ def own_last(rows: NDArray[np.intp], cuts: NDArray[np.intp], rank: int) -> list[
 def to_int32(parts: list[NDArray[np.intp]]) -> Tensor:
     """Concatenate row numbers into an int32 tensor."""
     return torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
-
-
-class SortingRowFinder:
-    """Search by torch.unique, for a CPU, where the kernel of `DeviceRowFinder` would be interpreted."""
-
-    def __init__(self, inputs: EmbeddingGradInputs) -> None:
-        self.rank = inputs.rank
-        self.tokens = inputs.own_tokens.to(inputs.device)
-        self.bounds = torch.tensor(inputs.partition.bounds, dtype=torch.int32, device=inputs.device)
-
-    def find(self) -> TouchedRows:
-        rows = torch.unique(self.tokens)
-        cuts = torch.searchsorted(rows, self.bounds).tolist()
-        start, stop = cuts[self.rank], cuts[self.rank + 1]
-        counts = [after - before for before, after in itertools.pairwise(cuts)]
-        return TouchedRows(counts, lambda: torch.cat([rows[:start], rows[stop:], rows[start:stop]]))
 
 
 class EvenlySpacedRows:

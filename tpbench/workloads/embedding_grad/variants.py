@@ -7,7 +7,6 @@ from typing import Any
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 
 NO_GRAPH = "the host decides in each iteration how many rows go to which rank"
-HOST_SEARCH = "the host searches for the touched rows (sparse_symmetric_gpu can be captured)"
 
 
 def _host_work(problem: EmbeddingGrad) -> str:
@@ -17,9 +16,16 @@ def _host_work(problem: EmbeddingGrad) -> str:
     return ""
 
 
-def _late_host(problem: EmbeddingGrad) -> str:
+def _host_search(problem: EmbeddingGrad) -> str:
+    """Return why a graph cannot hold the step of an exchange that may search for the rows on the host."""
+    if problem.search != "kernel":
+        return f"with search={problem.search} the host searches for the touched rows"
     late = "with transfers=late the host waits for the backward pass" if problem.transfers == "late" else ""
     return late or _host_work(problem)
+
+
+def _searches_with_triton(problem: EmbeddingGrad) -> bool:
+    return problem.search == "kernel" or _merges_with_triton(problem)
 
 
 def _merges_with_triton(problem: EmbeddingGrad) -> bool:
@@ -66,49 +72,36 @@ def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows to their owners; row numbers found on the GPU, for which the host waits",
-    options={"merge", "transfers"},
+    options={"merge", "search", "transfers"},
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
-    uses_triton=_merges_with_triton,
+    uses_triton=_searches_with_triton,
 )
 def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
-    from tpbench.workloads.embedding_grad.device_search import device_row_finder
+    from tpbench.workloads.embedding_grad.device_search import KernelRowFinder, SortingRowFinder
     from tpbench.workloads.embedding_grad.merge import merge_for
 
-    finder = device_row_finder(context.inputs)
+    finder = (KernelRowFinder if problem.search == "kernel" else SortingRowFinder)(context.inputs)
     return SparseAllToAll(context.inputs, context.comm, finder, merge_for(problem, context.inputs))
 
 
 @WORKLOAD.variant(
     "touched rows into their owners' memory by one kernel over NVLink; one node",
-    options={"pinned", "transfers"},
+    options={"pinned", "search", "transfers"},
     requires=("triton",),
     requires_cuda=True,
-    no_graph_reason=HOST_SEARCH,
+    no_graph_reason=_host_search,
     uses_triton=True,
 )
 def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.symmetric import SparseSymmetric, connect
+    from tpbench.workloads.embedding_grad.symmetric import SparseSymmetric, SparseSymmetricGpu, connect
     from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
-    inputs = context.inputs
-    finder = CpuRowFinder(inputs, pinned=problem.pinned)
-    return SparseSymmetric(inputs, context.comm, finder, *connect(inputs, "sparse_symmetric"))
-
-
-@WORKLOAD.variant(
-    "touched rows into their owners' memory over NVLink, found on the GPU: no host waits, a CUDA graph can hold it",
-    options={"transfers"},
-    requires=("triton",),
-    requires_cuda=True,
-    no_graph_reason=_late_host,
-    uses_triton=True,
-)
-def sparse_symmetric_gpu(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.symmetric import SparseSymmetricGpu, connect
-
-    return SparseSymmetricGpu(context.inputs, context.comm, *connect(context.inputs, "sparse_symmetric_gpu"))
+    inputs, comm = context.inputs, context.comm
+    if problem.search == "kernel":
+        return SparseSymmetricGpu(inputs, comm, *connect(inputs))
+    return SparseSymmetric(inputs, comm, CpuRowFinder(inputs, pinned=problem.pinned), *connect(inputs))
 
 
 @WORKLOAD.variant(
@@ -142,20 +135,23 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
 
 
 @WORKLOAD.variant(
-    "sparse_all_to_all_gpu below a density measured at the start, dense_reduce_scatter above it",
-    options={"merge", "transfers"},
+    "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
+    options={"merge", "pinned", "search", "transfers"},
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
-    uses_triton=_merges_with_triton,
+    uses_triton=_searches_with_triton,
 )
 def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
     from tpbench.workloads.embedding_grad.auto import SparseAuto, calibrate
     from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
-    from tpbench.workloads.embedding_grad.device_search import device_row_finder
+    from tpbench.workloads.embedding_grad.device_search import KernelRowFinder
     from tpbench.workloads.embedding_grad.merge import merge_for
+    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
     inputs, comm = context.inputs, context.comm
     dense = DenseReduceScatter(inputs, comm)
-    sparse = SparseAllToAll(inputs, comm, device_row_finder(inputs), merge_for(problem, inputs))
+    on_host = problem.search != "kernel"
+    finder = CpuRowFinder(inputs, pinned=problem.pinned) if on_host else KernelRowFinder(inputs)
+    sparse = SparseAllToAll(inputs, comm, finder, merge_for(problem, inputs))
     return SparseAuto(inputs, comm, dense, sparse, calibrate(inputs, dense, sparse, context.stopwatch))

@@ -25,7 +25,10 @@ IN_FP32 = 2.0**-20
 def options(name: str) -> list[dict[str, Any]]:
     """Return the combinations of a variant's options."""
     own = WORKLOAD.variants[name].options
-    return [{"merge": merge} for merge in ("triton", "index_add")] if "merge" in own else [{}]
+    found: list[dict[str, Any]] = [{"merge": merge} for merge in ("triton", "index_add")] if "merge" in own else [{}]
+    if name == "sparse_all_to_all_gpu":  # the other variants with this option use the same search
+        found.append({"merge": "index_add", "search": "kernel"})
+    return found
 
 
 def cells(name: str, ranks: int) -> list[EmbeddingGrad]:
