@@ -14,7 +14,6 @@ from tpbench.results.cells import hardware
 from tpbench.results.label import chosen_options, spelled
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
-from tpbench.settings import added_defaults
 from tpbench.workloads import Workload, workloads
 
 Record: TypeAlias = dict[str, Any]
@@ -45,12 +44,7 @@ def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Wo
         names |= dict.fromkeys((*problem_fields(workload), *workload.pivot.rows, *workload.pivot.sections))
         names |= dict.fromkeys(workload.pivot.trajectories)
     names |= dict.fromkeys(("device", "hardware"))
-    records = plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
-    added = {name: added_defaults(workload.problem) for name, workload in known.items()}
-    for record in records:  # rows from before a field existed did what its default does
-        defaults = added.get(str(record["workload"]), {})
-        record.update({name: value for name, value in defaults.items() if record[name] is None})
-    return records
+    return plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
 
 
 def problem_fields(workload: Workload) -> dict[str, Any]:

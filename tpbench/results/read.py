@@ -30,7 +30,14 @@ from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.results.schema import COLUMN_LIST, MARKER, SCHEMA_VERSION, all_columns, common_columns, workload_columns
 from tpbench.results.suspicious import suspicious_rows
-from tpbench.results.upgrade import present_name, present_value, upgrade, with_former_names
+from tpbench.results.upgrade import (
+    added_fields,
+    present_name,
+    present_value,
+    upgrade,
+    with_added_fields,
+    with_former_names,
+)
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import unknown
 
@@ -100,6 +107,7 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
     if columns is not None:
         needed = frozenset({*map(present_name, (*columns, *equal)), *_ORDER, "finished_at"})
         needed |= label_columns() if LABEL in needed else frozenset()
+        needed |= {"workload"} if any(needed & fields.keys() for fields in added_fields().values()) else frozenset()
     reads, complaints = _read_all(where, needed)
     newer = [path for path, read in reads.items() if read.version > SCHEMA_VERSION]
     if newer:
@@ -109,6 +117,7 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
             f"(schema {versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
         )
     table, misfits, _ = _unite(reads)
+    table = with_added_fields(table)
     misfits += suspicious_rows(table)
     for complaint in complaints + misfits:
         warnings.warn(complaint, RowWarning, stacklevel=3)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tpbench.results.schema import SCHEMA_VERSION
+from tpbench.settings import added_defaults
+from tpbench.workloads import workloads
 
 Values = Mapping[str, str]
 
@@ -54,6 +58,25 @@ def upgrade(table: pa.Table, version: int) -> pa.Table:
         for name, value in change.defaults.items():
             if name not in table.column_names:
                 table = table.append_column(name, pa.array([value] * len(table)))
+    return table
+
+
+@functools.cache
+def added_fields() -> dict[str, dict[str, Any]]:
+    """Return the fields that were added to each workload's problem, with their defaults."""
+    return {name: added_defaults(workload.problem) for name, workload in workloads().items()}
+
+
+def with_added_fields(table: pa.Table) -> pa.Table:
+    """Fill the fields that a row lacks because it is older than they are: it did what their defaults do."""
+    for workload, fields in added_fields().items():
+        for name, default in fields.items():
+            column = table.column(name) if name in table.column_names else None
+            if column is None or not column.null_count:
+                continue
+            older = pc.and_(pc.is_null(column), pc.equal(table.column("workload"), workload))
+            filled = pc.if_else(pc.fill_null(older, False), pa.scalar(default, column.type), column)
+            table = table.set_column(table.column_names.index(name), name, filled)
     return table
 
 

@@ -436,3 +436,14 @@ def test_a_file_that_may_not_be_read(tmp_path, row):
     write_row(row(), tmp_path, "r1").chmod(0)
     frame, said = complaints(tmp_path)
     assert frame.empty and "cannot be opened" in said[0]
+
+
+def test_a_row_that_is_older_than_a_field_has_the_fields_default(tmp_path):
+    for at, row in enumerate(
+        ({"workload": "tp_block"}, {"workload": "tp_block", "layers": 2}, {"workload": "train_step"})
+    ):
+        write_row({"row_id": str(at), "status": "ok", "cell": at, **row}, tmp_path, str(at))
+    found = load(tmp_path)["layers"]
+    assert found[:2].tolist() == [0, 2] and found[2:].isna().all(), "only rows of the field's workload"
+    assert load(tmp_path, columns=["layers"]).dropna()["layers"].tolist() == [0, 2]
+    assert len(load(tmp_path, layers=0)) == 1

@@ -1,0 +1,61 @@
+"""CUDA graphs of the block: whole iterations, both passes alone, and training steps of a stack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.tp_block import block_context, context, largest_error, problem
+from tpbench.measure.run import run
+from tpbench.measure.settings import MeasureSettings
+from tpbench.workloads.tp_block import WORKLOAD, autotune, bench
+from tpbench.workloads.tp_block.errors import TOLERANCE
+from tpbench.workloads.tp_block.graphed import graphed
+from tpbench.workloads.tp_block.prepared import prepare
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available() or not enough_gpus(2), reason="needs 2 GPUs"),
+]
+SETTINGS = MeasureSettings(time_budget_s=0.1, graph=True)
+
+
+def verdict(here: Rank, name: str, layers: int, try_graphs: bool) -> tuple[str | None, bool]:
+    """Why a replayed iteration is wrong, or None; and whether the row says that a graph was timed."""
+    cell = problem(dtype="bfloat16", tokens=64, signals="kernel", try_graphs=try_graphs)
+    if layers:
+        cell = replace(cell, layers=layers, rotary=True, steps=4, warmup_steps=2)
+    where = replace(context(here), graph=True)
+    session = bench.setup(cell, WORKLOAD.variants[name], where)
+    found, columns = run(session, where, SETTINGS, 1.0, lambda _: None)
+    return found.wrong, columns["graph"]
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+@pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
+def test_a_replayed_iteration_is_right(name: str, layers: int) -> None:
+    assert run_on_ranks(2, verdict, name, layers, False) == [(None, True)] * 2
+
+
+def test_block_auto_compares_graphs_if_the_iteration_will_be_one() -> None:
+    assert run_on_ranks(2, verdict, "block_auto", 0, True) == [(None, True)] * 2
+
+
+def errors_of_graphs(here: Rank) -> dict[str, float]:
+    """The largest error of three steps, by schedule, with both passes as graphs."""
+    cell = problem(dtype="float32", tokens=64)
+    where = block_context(here, cell)
+    found = {}
+    for name, schedule in autotune.available_schedules(where).items():
+        prepared = graphed(prepare(where, schedule))
+        found[name] = max(largest_error(cell, where, prepared) for _ in range(3))
+        assert prepared.columns()["graph_gib"] > 0
+    return found
+
+
+def test_passes_as_graphs_are_right_under_every_schedule() -> None:
+    for errors in run_on_ranks(2, errors_of_graphs):
+        assert "copy_engine" in errors and max(errors.values()) <= TOLERANCE["float32"], errors
