@@ -13,7 +13,7 @@ graphs, which need few launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from tpbench.measure.clock import Timed
 from tpbench.measure.stopwatch import do_nothing
 from tpbench.workloads.tp_block import isolated_operations
+from tpbench.workloads.tp_block.choice import MIXED, PLAIN, Candidate, StepTimes, best_step, fastest
 from tpbench.workloads.tp_block.graphed import free_graphs, graphed
 from tpbench.workloads.tp_block.isolated_operations import Operation
 from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock, prepare
@@ -30,38 +31,11 @@ from tpbench.workloads.tp_block.ring import RingSchedule
 from tpbench.workloads.tp_block.schedule import LinearPlan, Schedule, SequentialSchedule
 from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
-MARGIN = 0.99
-"""A schedule replaces the plain one only if it takes less than this fraction of the plain time: noise is smaller."""
-
-SLOWER = 1.004
-"""A step that takes more than this multiple of the plain step's time by one clock is not chosen by the other clock."""
-
 STEPS = 10
 """Timed iterations of each candidate for the whole step."""
 
 LONG_MS = 50.0
 """A plain step of this length hides all launches of any candidate, so that no graph is tried."""
-
-PLAIN, MIXED = "plain", "mixed"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to run the whole step."""
-
-    plan: str
-    """The name of a schedule, or "mixed" for the fastest one of each operation."""
-    graphs: bool = False
-    """True if the forward and the backward pass are CUDA graphs."""
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Median times of a step in ms, of the slowest rank."""
-
-    wall_ms: float
-    device_ms: float
-    """On a CPU equal to the wall time."""
 
 
 class ScheduleTuner:
@@ -173,31 +147,6 @@ def prepare_fastest(context: BlockContext) -> PreparedBlock:
     tuner = ScheduleTuner(context, available_schedules(context))
     tuner.choose()
     return tuner.prepare()
-
-
-def fastest(times_ms: Mapping[str, float]) -> str:
-    """Return the name of the fastest schedule: the plain one unless another is clearly faster."""
-    best = min(times_ms, key=lambda name: times_ms[name])
-    return best if times_ms[best] < MARGIN * times_ms[PLAIN] else PLAIN
-
-
-def best_step(times: Mapping[Candidate, StepTimes], plain: Candidate = Candidate(PLAIN)) -> Candidate:
-    """Return the candidate with the least wall time, or else with the least device time, or else the plain one.
-
-    Only candidates that are not slower than the plain one by either clock count. The least time must be clearly less
-    than the plain one.
-    """
-    limit = times[plain]
-    fair = [
-        each
-        for each, found in times.items()
-        if found.wall_ms <= SLOWER * limit.wall_ms and found.device_ms <= SLOWER * limit.device_ms
-    ]
-    by_wall = min(fair, key=lambda each: times[each].wall_ms)
-    if times[by_wall].wall_ms < MARGIN * limit.wall_ms:
-        return by_wall
-    by_device = min(fair, key=lambda each: times[each].device_ms)
-    return by_device if times[by_device].device_ms < MARGIN * limit.device_ms else plain
 
 
 def available_schedules(context: BlockContext) -> dict[str, Schedule]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from tpbench.workloads.tp_block.autotune import PLAIN, Candidate, StepTimes, best_step
+from tpbench.workloads.tp_block.autotune import ScheduleTuner
+from tpbench.workloads.tp_block.choice import PLAIN, Candidate, StepTimes, best_step
 
 EAGER, GRAPHS = Candidate(PLAIN), Candidate(PLAIN, graphs=True)
 OVERLAP, OVERLAP_GRAPHS = Candidate("copy_engine"), Candidate("copy_engine", graphs=True)
@@ -13,7 +17,7 @@ OVERLAP, OVERLAP_GRAPHS = Candidate("copy_engine"), Candidate("copy_engine", gra
 @pytest.mark.parametrize(
     ("times", "best"),
     [
-        # Less device time, but more wall time: whoever follows the device clock loses.
+        # Less device time, but more wall time: a choice by the device clock would lose.
         ({EAGER: (4.68, 2.80), OVERLAP: (6.84, 2.49)}, EAGER),
         # The graph of the overlapped step wins by both clocks, that of the plain step only by wall time.
         ({EAGER: (4.68, 2.8), OVERLAP: (6.84, 2.5), GRAPHS: (2.9, 2.8), OVERLAP_GRAPHS: (2.6, 2.6)}, OVERLAP_GRAPHS),
@@ -36,3 +40,25 @@ def test_under_a_graph_the_plain_step_is_a_graph_too() -> None:
     times = {GRAPHS: StepTimes(2.86, 2.81), OVERLAP_GRAPHS: StepTimes(2.85, 2.80)}
     assert best_step(times, plain=GRAPHS) == GRAPHS
     assert best_step(times | {OVERLAP_GRAPHS: StepTimes(2.58, 2.60)}, plain=GRAPHS) == OVERLAP_GRAPHS
+
+
+class TwoClocks:
+    """A stopwatch by which each step takes 7 ms on the host and 4 ms on the device."""
+
+    def interleaved_ms(self, *timed: Any, iterations: int, on_host: bool = False) -> list[list[float]]:
+        return [[7.0 if on_host else 4.0] * 3 for _ in timed]
+
+
+@pytest.mark.parametrize(
+    ("device", "graph", "expected"),
+    [("cuda", False, StepTimes(7.0, 4.0)), ("cuda", True, StepTimes(4.0, 4.0)), ("cpu", False, StepTimes(4.0, 4.0))],
+)
+def test_whole_steps_are_timed_by_both_clocks_where_the_host_counts(
+    device: str, graph: bool, expected: StepTimes
+) -> None:
+    tuner = ScheduleTuner.__new__(ScheduleTuner)
+    inputs: Any = SimpleNamespace(device=SimpleNamespace(type=device))
+    context: Any = SimpleNamespace(inputs=inputs, graph=graph, stopwatch=TwoClocks())
+    tuner.context, nothing = context, SimpleNamespace()
+    candidates: Any = {EAGER: nothing, OVERLAP: nothing}
+    assert tuner._times(candidates) == {EAGER: expected, OVERLAP: expected}
