@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import hydra
@@ -20,6 +21,6 @@ def composed(*overrides: str) -> dict[str, Any]:
     return {str(name): value for name, value in values.items()}
 
 
-def job(*overrides: str) -> Job:
-    """Return the job that a command line with these overrides describes."""
-    return parse_job(composed(*overrides))
+def job(*overrides: str, chosen: Sequence[str] = ()) -> Job:
+    """Return the job that a command line with these overrides describes. `chosen`: names that the user set."""
+    return parse_job(composed(*overrides), chosen)

@@ -81,7 +81,7 @@ def arguments(job: Job) -> list[str]:
     """Return the arguments of `python -m tpbench` for a job: the nearest shape, and each field that differs from it."""
     flat = job.flat()
     names = set(flat) - {*NOT_IN_KEY, "workload", "variant"}
-    if job.workload.scheduled:
+    if job.workload.scheduled is True:
         names -= set(_values("measure/default"))
     wanted = {name: flat[name] for name in sorted(names)}
     shape = min(_shapes(job.workload.name), key=lambda name: _distance(wanted, job, name), default="")

@@ -53,6 +53,18 @@ def test_it_names_the_nearest_shape_and_what_differs(changes, said):
     assert composed_job(*arguments(repeat_command(FLAT | changes))).key == stored_job(FLAT | changes).key
 
 
+@pytest.mark.parametrize("changes", [{"graph": True, "signals": "kernel"}, {"layers": 2, "steps": 4, "rotary": True}])
+def test_a_block_keeps_its_settings_although_stacks_have_a_schedule(changes):
+    """Only a workload without any measured block of iterations has no settings of the measurement."""
+    block = {"workload": "tp_block", "variant": "block_auto", "tokens": 64, "hidden": 64, "ffn": 160, "heads": 8}
+    flat = {**block, "kv_heads": 4, "head_dim": 8, "tp_size": 2, "time_budget_s": 0.25, **changes}
+    command = repeat_command(flat)
+    assert "time_budget_s=0.25" in command
+    names = [word.partition("=")[0] for word in arguments(command)]
+    again = composed_job(*arguments(command), chosen=[name for name in names if name not in ("variant", "shape")])
+    assert again.key == stored_job(flat).key
+
+
 def test_recorded_variables_are_quoted_and_others_left_out():
     command = repeat_command(
         FLAT,
