@@ -69,7 +69,10 @@ def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
     refused(REFUSED, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["sparse_grad", "sparse_grad_density", "sparse_grad_ablation"])
+EXPERIMENTS = sorted(file.stem for file in (ROOT / "conf/experiment").glob("sparse_grad*.yaml"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
     content = yaml.safe_load((ROOT / "conf/experiment" / f"{name}.yaml").read_text())
     swept = content["hydra"]["sweeper"]["params"]

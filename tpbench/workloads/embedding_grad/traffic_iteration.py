@@ -15,12 +15,12 @@ from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 
 
 class TrafficIteration:
-    """Both passes in as many parts as there are other parameters, with the transfers of these.
+    """An iteration of both passes, the exchange, and all-gathers and reduce-scatters of other parameters.
 
-    With transfer_order=passes an all-gather precedes each part of the forward pass, and a reduce-scatter follows each
-    part of the backward pass. The other orders have all transfers after the backward pass, as in the speed record: all
-    reduce-scatters, then all all-gathers. The exchange's phases that need the gradient come before both, between them,
-    or after both.
+    With transfer_order=passes each pass has a part for each parameter: an all-gather precedes each part of the forward
+    pass, and a reduce-scatter follows each part of the backward pass. The other orders have all transfers after the
+    backward pass, as in the speed record: all reduce-scatters, then all all-gathers. The exchange's phases that need
+    the gradient come before both, between them, or after both.
 
     A communicator runs its collectives in the order in which the host queues them. On a CPU nothing runs beside the
     passes.
