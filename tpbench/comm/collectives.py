@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from tpbench.kernels.gather_values import gather_values
 
 # torch 2.13 renamed both functions and warns about the old names.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -35,18 +36,9 @@ def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
 def gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
     """Return one value from each rank, in rank order, as JSON returns it: a tuple comes back as a list. Collective.
 
-    The group needs a backend for the CPU. torch's all_gather_object would unpickle what arrives at gloo's sockets, and
-    gloo does not check who sends.
+    The group needs a backend for the CPU.
     """
-    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    sizes = torch.empty(group.size(), dtype=torch.int64)
-    all_gather(sizes, torch.tensor([len(content)]), group=group)
-    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-    padded[: len(content)] = content
-    texts = torch.empty(group.size() * len(padded), dtype=torch.uint8)
-    all_gather(texts, padded, group=group)
-    rows = texts.view(group.size(), -1).numpy()
-    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes.tolist(), strict=True)]
+    return gather_values(value, group, torch.device("cpu"))
 
 
 def on_one_machine(group: dist.ProcessGroup) -> bool:

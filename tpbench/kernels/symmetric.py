@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tpbench.kernels.gather_values import gather_values
 from tpbench.kernels.one_pass.workspace import Workspace, stream_of
 
 MOST_RANKS = 16
@@ -92,7 +93,7 @@ def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace |
             "exchange='nccl'"
         )
     reason = unavailable_reason(
-        _gather_objects((_rank_reason(group, device), socket.gethostname(), _boot_id(), _rendezvous_count), group)
+        gather_values((_rank_reason(group, device), socket.gethostname(), _boot_id(), _rendezvous_count), group, device)
     )
     if reason:
         return reason
@@ -101,13 +102,7 @@ def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace |
         created.reserve(1 << 16)
     except Exception as error:  # an error of any kind: the other ranks wait for the answer
         reason = f"symmetric memory failed: {type(error).__name__}: {error}"
-    return next(filter(None, _gather_objects(reason, group)), created)
-
-
-def _gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    answers: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(answers, value, group=group)
-    return answers
+    return next(filter(None, gather_values(reason, group, device)), created)
 
 
 def unavailable_reason(answers: Sequence[tuple[str, str, str, int]]) -> str:

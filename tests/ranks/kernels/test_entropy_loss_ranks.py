@@ -15,6 +15,7 @@ import torch
 from tests.support.kernel_reference import DTYPES, LOSSES, TOLERANCE, assert_right, far_away, make, reference
 from tests.support.ranks import Rank, RankError, enough_gpus, run_on_ranks
 from tpbench.kernels import entropy_loss
+from tpbench.kernels.gather_values import gather_values
 from tpbench.kernels.one_pass import workspace as one_pass_workspace
 from tpbench.kernels.symmetric import unavailable_reason
 
@@ -120,6 +121,14 @@ def test_edge_cases(world_size: int, exchange: str) -> None:
 )
 def test_ranks_agree_on_symmetric_memory(ranks: list[tuple[str, str, str, int]], reason: str) -> None:
     assert (unavailable_reason(ranks) == "") == (reason == "") and reason in unavailable_reason(ranks)
+
+
+def _gathered(rank: Rank) -> list[Any]:
+    return gather_values(("größer" * rank.rank, rank.rank), rank.group, rank.device)
+
+
+def test_ranks_gather_values_of_any_length() -> None:
+    assert set(map(str, run_on_ranks(2, _gathered))) == {str([["", 0], ["größer", 1]])}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
