@@ -82,3 +82,22 @@ def dense_mean(here: Rank, inputs: EmbeddingGradInputs, *, absolute: bool = Fals
     whole = whole.abs() if absolute else whole
     dist.all_reduce(whole, group=here.group)
     return inputs.slice_of(whole / here.world_size)
+
+
+class LoggedStream:
+    """CUDA stream that logs the host's calls. No device is involved."""
+
+    def __init__(self, lines: list[str], name: str) -> None:
+        self.lines, self.name = lines, name
+
+    def wait_stream(self, other: LoggedStream) -> None:
+        self.lines.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: str) -> None:
+        self.lines.append(f"{self.name} waits for {event}")
+
+    def record_event(self) -> str:
+        return self.lines[-1]
+
+    def synchronize(self) -> None:
+        self.lines.append(f"host waits for {self.name}")

@@ -59,7 +59,8 @@ class DeviceIndex(ForwardIndex):
 class EarlyIndex(ForwardIndex):
     """Hash on the CPU into pinned memory and copy on a stream, both during the step before.
 
-    Two buffers alternate. The host writes a buffer again only after the copy out of it has ended.
+    Two buffers alternate. The host writes a pinned buffer again only after the copy out of it has ended. A copy
+    overwrites rows on the GPU only after the passes that read them.
     """
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
@@ -69,6 +70,7 @@ class EarlyIndex(ForwardIndex):
         self.buffers = [torch.empty(self.tokens.shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self.copied = [torch.empty_like(self.tokens, device=self.device) for _ in range(2)]
         self.copy_ends: list[Any] = [None, None]
+        self.passes_end: list[Any] = [None, None]
         self.slot = 0
         self.passes_queued()
 
@@ -79,6 +81,8 @@ class EarlyIndex(ForwardIndex):
 
     def passes_queued(self) -> None:
         """Hash the tokens of the next step and start their copy."""
+        if self.stream is not None:
+            self.passes_end[self.slot] = torch.cuda.current_stream(self.device).record_event()
         slot = self.slot = 1 - self.slot
         if self.copy_ends[slot] is not None:
             self.copy_ends[slot].synchronize()
@@ -87,6 +91,8 @@ class EarlyIndex(ForwardIndex):
             self.copied[slot].copy_(self.buffers[slot])
             return
         with torch.cuda.stream(self.stream):
+            if self.passes_end[slot] is not None:
+                self.stream.wait_event(self.passes_end[slot])
             self.copied[slot].copy_(self.buffers[slot], non_blocking=True)
             self.copy_ends[slot] = self.stream.record_event()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, context, problem
-from tpbench.workloads.embedding_grad import EmbeddingGrad, traffic
+from tpbench.workloads.embedding_grad import EmbeddingGrad, merge_kernel, push_kernel, search_kernel, traffic
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.merge import MisplacedRow
@@ -126,6 +126,23 @@ def test_a_rank_one_exchange_ahead_disturbs_no_other() -> None:
     ahead.push()
     every[1].merge()
     torch.testing.assert_close(every[1].result().double(), every[1].inputs.slice_of(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_with_the_search_on_the_gpu_the_host_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph refuses an iteration that reads a number of the device. The kernels themselves are left out."""
+    exchange_of_rank_0 = all_ranks(problem(), 2, search="device")[0]
+
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError("the host reads a tensor")
+
+    for module, kernel in ((search_kernel, "list_rows"), (push_kernel, "push_rows"), (merge_kernel, "merge_inbox")):
+        monkeypatch.setattr(module, kernel, lambda *arguments, **options: None)
+    for reading in ("item", "tolist", "cpu", "numpy", "nonzero", "__int__", "__bool__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, reading, refuse)
+    for phase in exchange_of_rank_0.phases:
+        phase.run()
+    with pytest.raises(AssertionError, match="the host reads a tensor"):
+        exchange_of_rank_0.result()
 
 
 def test_parts_are_added_in_the_order_of_ranks() -> None:

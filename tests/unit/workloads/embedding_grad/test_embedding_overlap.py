@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.embedding_grad import LoggedStream
 from tpbench.workloads.embedding_grad.exchange import Phase, StepPoint
 from tpbench.workloads.embedding_grad.overlap import OverlappedIteration
 
@@ -68,25 +69,6 @@ def test_an_iteration_raises_the_error_of_a_phase() -> None:
         phase = Phase("counts", fails, after)
         with pytest.raises(RuntimeError, match="no such row"):
             OverlappedIteration([phase], "early", stand_in, torch.device("cpu")).run()
-
-
-class LoggedStream:
-    """CUDA stream that logs the host's calls. No device is involved."""
-
-    def __init__(self, lines: list[str], name: str) -> None:
-        self.lines, self.name = lines, name
-
-    def wait_stream(self, other: LoggedStream) -> None:
-        self.lines.append(f"{self.name} waits for {other.name}")
-
-    def wait_event(self, event: str) -> None:
-        self.lines.append(f"{self.name} waits for {event}")
-
-    def record_event(self) -> str:
-        return self.lines[-1]
-
-    def synchronize(self) -> None:
-        self.lines.append(f"host waits for {self.name}")
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.embedding_grad import context, problem
+from tests.support.embedding_grad import LoggedStream, context, problem
 from tpbench.workloads.embedding_grad.exchange import Phase
 from tpbench.workloads.embedding_grad.forward_index import KINDS
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
@@ -74,6 +75,53 @@ def test_the_exchange_has_its_place_among_other_transfers(order: str, lines: lis
     cell = problem(overlap_ms=1.0, other_mib=1.0, other_count=2, transfer_order=order)
     TrafficIteration(cell, phases, log, log, None, torch.device("cpu")).run()
     assert log.lines == lines
+
+
+@pytest.mark.parametrize(
+    ("order", "between_backward_and_end"),
+    [
+        (
+            "passes",
+            [
+                "others waits for compute", "scatter 0", "backward 0.5", "others waits for compute", "scatter 1",
+                "scatter 0 ends", "scatter 1 ends", "exchange waits for compute", "values",
+            ],
+        ),
+        ("first", ["exchange waits for compute", "values", "others waits for compute", *SCATTERS, *GATHERS_END]),
+        (
+            "between",
+            [
+                "exchange waits for compute", "others waits for compute", *SCATTERS, "exchange waits for others",
+                "values", *GATHERS_END,
+            ],
+        ),
+        (
+            "last",
+            [
+                "exchange waits for compute", "others waits for compute", *SCATTERS, *GATHERS_END,
+                "exchange waits for others", "values",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_streams_wait_for_the_transfers_before_theirs(
+    order: str, between_backward_and_end: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No device is involved: streams log the host's calls."""
+    log: Any = Log()
+    compute = LoggedStream(log.lines, "compute")
+    streams = iter([LoggedStream(log.lines, "exchange"), LoggedStream(log.lines, "others")])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(streams))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    phases = [log.phase("ids", after="forward"), log.phase("values")]
+    cell = problem(overlap_ms=1.0, other_mib=1.0, other_count=2, transfer_order=order)
+    TrafficIteration(cell, phases, log, log, None, torch.device("cuda")).run()
+    backward = next(number for number, line in enumerate(log.lines) if line.startswith("backward"))
+    assert log.lines[:2] == ["exchange waits for compute", "others waits for compute"]
+    assert log.lines[backward - 2 : backward] == ["exchange waits for compute", "ids"]
+    assert log.lines[backward + 1 : -2] == between_backward_and_end
+    assert log.lines[-2:] == ["compute waits for exchange", "compute waits for others"]
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
