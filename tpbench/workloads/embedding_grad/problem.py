@@ -159,7 +159,7 @@ WORKLOAD = Workload(
     },
     options=(
         Option("merge", ignorable=True),
-        Option("search"),
+        Option("search", ignorable=True),
         Option("pinned", ignorable=True),
         Option("transfers", ignorable=True),
     ),
