@@ -19,6 +19,7 @@ from tpbench.workloads.train_step.deepspeed_configuration import deepspeed_confi
 from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.trainer import adamw
+from tpbench.workloads.train_step.untied_embedding import shard_untied_embedding
 
 
 class DeepSpeedTrainer:
@@ -30,6 +31,8 @@ class DeepSpeedTrainer:
         model = models.build(problem)
         # AutoTP shards a complete model, so at first each rank holds all of it.
         models.materialise(model, context.device, problem.seed)
+        if context.tp_size > 1 and problem.vocab_parallel and not problem.tied:
+            shard_untied_embedding(model, context.tp_group)
         if problem.compile:
             models.compile_layers(model)
         # DeepSpeed computes the batch size before it has process groups of its own. For that, `mpu` tells it how many

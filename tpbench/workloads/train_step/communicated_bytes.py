@@ -20,7 +20,7 @@ def _autotp_bytes(problem: TrainStep) -> int:
     """Return the bytes of all collectives on one token's activations. An all-reduce counts twice: it is a
     reduce-scatter and an all-gather."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
-    embedding = problem.tied and problem.vocab_parallel  # otherwise each rank has all rows of the embedding
+    embedding = problem.vocab_parallel  # otherwise each rank has all rows of the embedding
     head = problem.vocab_parallel or not problem.tied
     # Forward: one all-reduce behind o and one behind down. Checkpointing repeats the one behind o; the one behind down
     # is not needed again. Backward: one all-reduce for each of q, k, v, gate and up.
@@ -56,7 +56,7 @@ def _data_parallel_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     if variant == "autotp":
         # ZeRO all-reduces gradients, stage 2 after every micro-batch, and all-gathers parameters. A product's gradient
         # has the computation's dtype.
-        looked_up = 0 if problem.tied else vocab_parameters(problem)
+        looked_up = 0 if problem.tied else vocab_parameters(problem) // (tp_size if problem.vocab_parallel else 1)
         gradients = looked_up * stored + (held - looked_up) * ITEM_BYTES[problem.dtype]
         return 2 * gradients * (problem.accumulate if problem.zero_stage == 2 else 1) + held * stored
     # FSDP gathers parameters for each forward and each backward pass. It keeps those that the forward pass uses last,

@@ -44,7 +44,7 @@ def step_flops(problem: TrainStep, tp_size: int) -> int:
 
 
 def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
-    """Return the number of weights on one rank before replicas shard them. AutoTP does not shard an untied embedding,
-    nor, with vocab_parallel=false, a tied one."""
-    whole = vocab_parameters(problem) if variant == "autotp" and (not problem.tied or not problem.vocab_parallel) else 0
+    """Return the number of weights on one rank before replicas shard them. With vocab_parallel=false, AutoTP does not
+    shard the embedding."""
+    whole = vocab_parameters(problem) if variant == "autotp" and not problem.vocab_parallel else 0
     return whole + -(-(parameters(problem) - whole) // tp_size)

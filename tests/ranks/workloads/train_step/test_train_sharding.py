@@ -11,8 +11,10 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import CPU, mesh_context, named, prepared, tiny_problem, whole
 from tpbench.workloads.train_step.batches import micro_batch
 from tpbench.workloads.train_step.fsdp import device_mesh
+from tpbench.workloads.train_step.gradients import local_shard
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.models import build, materialise
+from tpbench.workloads.train_step.sizes import parameters_per_rank
 from tpbench.workloads.train_step.tensor_parallel_plan import apply_tensor_parallelism
 
 
@@ -43,6 +45,31 @@ def test_initial_weights_have_the_same_bits_however_sharded(name: str, ranks: in
     for weights in run_on_ranks(ranks, initial_weights, name, tp_size, {"tied": tied, "vocab": 97}):
         assert set(weights) == set(right)
         assert [each for each in right if not torch.equal(weights[each], right[each])] == []
+
+
+def held_weights(here: Rank, name: str, fields: dict[str, Any]) -> tuple[int, int, int]:
+    """Return the rows of the embedding on this rank, its number of weights in matrices, and the estimated number."""
+    problem, context = tiny_problem(**fields), mesh_context(here, 2)
+    shards = {each: local_shard(value) for each, value in named(prepared(name, problem, context).model)}
+    held = sum(shard.numel() for shard in shards.values() if shard.dim() > 1)
+    return len(shards["model.embed_tokens.weight"]), held, parameters_per_rank(problem, name, 2)
+
+
+@pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_embedding_is_sharded_with_the_vocabulary(name: str, tied: bool) -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs, or none")
+    for rows, held, estimated in run_on_ranks(2, held_weights, name, {"tied": tied}):
+        assert rows == 48  # of 96
+        assert held <= estimated <= 1.02 * held  # the estimate has norms too
+
+
+def test_gathered_logits_leave_autotps_embedding_whole() -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs, or none")
+    for rows, held, estimated in run_on_ranks(2, held_weights, "autotp", {"vocab_parallel": False}):
+        assert rows == 96 and held <= estimated <= 1.02 * held
 
 
 def first_tokens(here: Rank, tp_size: int) -> tuple[int, int, list[int]]:

@@ -23,7 +23,9 @@ def test_memory_of_parameters_by_variant() -> None:
     kept = estimate_memory(tiny_problem(dtype="bfloat16", vocab=96, accumulate=2), "fsdp_dtensor", 2, 2)
     assert kept.total == kept.model + kept.gradients + kept.optimizer + kept.activations
     assert sharded.model == sharded.gradients == pytest.approx(2 * count / 4, abs=2)
-    assert estimate_memory(problem, "autotp", 2, 1).model == pytest.approx(
+    assert estimate_memory(problem, "autotp", 2, 1).model == pytest.approx(2 * count / 2, abs=2)
+    gathered = replace(problem, vocab_parallel=False)  # AutoTP then leaves the embedding whole
+    assert estimate_memory(gathered, "autotp", 2, 1).model == pytest.approx(
         2 * (embedding + (count - embedding) / 2), abs=2
     )
 
