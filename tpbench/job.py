@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from tpbench.measure.settings import MeasureSettings
-from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, added_defaults, former_names, former_spelling, parse, setting, unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
@@ -34,15 +33,14 @@ class Job:
     output_dir: str = setting("outputs", help="folder for rows (in rows/) and logs (in sweeps/)")
     measure: MeasureSettings = setting(MeasureSettings(), help="settings of the measurement")
     problem: Any = setting(None, help="the workload's own fields")
-    outside: OutsideVariant | None = setting(None, help="the variant, if it is not one of this package")
 
     @property
     def workload(self) -> Workload:
-        return self.outside.of_workload if self.outside else variants()[self.variant][0]
+        return variants()[self.variant][0]
 
     @property
     def implementation(self) -> Variant:
-        return self.outside.variant if self.outside else variants()[self.variant][1]
+        return variants()[self.variant][1]
 
     @property
     def uses_triton(self) -> bool:
@@ -103,8 +101,9 @@ class Job:
 
 NOT_IN_KEY = ("output_dir", "timeout_s")
 """Fields that cannot change a result: where rows go, and when to give up."""
-_PARTS = ("measure", "problem", "outside")
-"""Fields that hold fields of their own."""
+_PARTS = ("measure", "problem")
+GRAPH = "graph"
+"""The only setting of a measurement that a workload with a fixed number of iterations has too."""
 RANKS = "world_size"
 """Number of ranks. It may be set beside a job's fields, and tp_size x dp_size must be equal to it."""
 
@@ -114,7 +113,7 @@ def field_names(workload: Workload | None = None) -> set[str]:
     problems = [each.problem for each in ([workload] if workload else workloads().values())]
     names = {each.name for cls in (Job, MeasureSettings, *problems) for each in fields(cls)}
     unused = {each.name for each in fields(MeasureSettings)} if workload and workload.scheduled is True else set()
-    return names - {"problem", "outside"} - unused | {RANKS}
+    return names - {"problem"} - (unused - {GRAPH}) | {RANKS}
 
 
 def former_field_names() -> dict[str, str]:
@@ -127,7 +126,6 @@ def parse_job(
     chosen: Iterable[str] = (),
     shapes: Mapping[str, str] | None = None,
     also_valid: Collection[str] = (),
-    outside: Mapping[str, OutsideVariant] | None = None,
 ) -> Job:
     """Return the job that flat configuration values describe.
 
@@ -137,13 +135,11 @@ def parse_job(
             A default of another workload is not.
         shapes: known shape names to their workloads, for the message.
         also_valid: names that may be chosen beside the job's fields, such as options of the whole sweep.
-        outside: variants from outside this package that the command line names, by name.
 
     Raises:
         JobError: with every complaint, one per line.
     """
-    from_outside = (outside or {}).get(str(values.get("variant")))
-    workload, variant = _variant(values, from_outside)
+    workload, variant = _variant(values)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
         fitting = sorted(shape for shape, owner in (shapes or {}).items() if owner == workload.name)
         raise JobError(
@@ -154,7 +150,7 @@ def parse_job(
     chosen = dict.fromkeys(former.get(name, name) for name in chosen)
     valid = field_names(workload).union(also_valid)
     complaints = [_no_such_field(workload, name, valid) for name in chosen if name not in valid]
-    job = _parsed(_with_ranks(values), workload, complaints, from_outside)
+    job = _parsed(_with_ranks(values), workload, complaints)
     problem = _without_ignored_options(workload, variant, job.problem)
     if job.measure.graph:
         problem = _with_graph_options(workload, variant, problem, chosen)
@@ -164,16 +160,16 @@ def parse_job(
     return job
 
 
-def stored_job(flat: Mapping[str, Any], outside: OutsideVariant | None = None) -> Job:
-    """Return the job that `Job.flat` described, whose variant is `outside` if it is not one of this package.
+def stored_job(flat: Mapping[str, Any]) -> Job:
+    """Return the job that `Job.flat` described.
 
     Files that the job was resolved from, such as a model's folder, are not read: they may have changed since.
 
     Raises:
         JobError: this version of tpbench has no such job.
     """
-    workload, _ = _variant(flat, outside)
-    return _parsed(flat, workload, (), outside)
+    workload, _ = _variant(flat)
+    return _parsed(flat, workload)
 
 
 def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str:
@@ -193,17 +189,13 @@ def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:
     return trait(problem) if callable(trait) else trait
 
 
-def _variant(values: Mapping[str, Any], outside: OutsideVariant | None) -> tuple[Workload, Variant]:
-    if outside is not None:
-        return outside.of_workload, outside.variant
+def _variant(values: Mapping[str, Any]) -> tuple[Workload, Variant]:
     if (name := values.get("variant")) not in variants():
         raise JobError(unknown("variant", name, variants()))
     return variants()[str(name)]
 
 
-def _parsed(
-    values: Mapping[str, Any], workload: Workload, complaints: Iterable[str], outside: OutsideVariant | None
-) -> Job:
+def _parsed(values: Mapping[str, Any], workload: Workload, complaints: Iterable[str] = ()) -> Job:
     """Return the job with exactly these values.
 
     Raises JobError with the given complaints and one for each invalid value.
@@ -219,7 +211,7 @@ def _parsed(
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
-    job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"], outside=outside)
+    job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"])
     return job
 
 
@@ -261,9 +253,6 @@ def unsupported_reason(job: Job) -> str | None:
         if name not in variant.options:
             takers = [each.name for each in job.workload.variants.values() if name in each.options]
             return f"{variant.name} does not take {name}={value} (taken by: {', '.join(takers)})"
-    if job.measure.fresh and not job.workload.changeable_inputs:
-        able = ", ".join(name for name, each in workloads().items() if each.changeable_inputs)
-        return f"{job.workload.name} has no fresh=true (workloads that have it: {able})"
     no_graph = variant.no_graph_reason
     if job.measure.graph and (reason := no_graph(job.problem) if callable(no_graph) else no_graph):
         return f"{variant.name} cannot be captured in a CUDA graph: {reason}"

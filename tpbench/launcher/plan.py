@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import yaml
 from tpbench.job import Job, parse_job
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.launcher.target import PlanningTarget, mistake, skip_reason
-from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse
 from tpbench.workloads import variants
 
@@ -51,10 +50,8 @@ class Cell:
         return " ".join([str(self.job), *(f"{name}={flat[name]}" for name in self.distinguishing)])
 
 
-def plan(
-    requests: Sequence[Request], target: PlanningTarget, outside: Mapping[str, OutsideVariant] | None = None
-) -> list[Cell]:
-    """Return one cell per request. `outside`: the variants from outside this package that the command line names.
+def plan(requests: Sequence[Request], target: PlanningTarget) -> list[Cell]:
+    """Return one cell per request.
 
     Raises JobError before anything is launched. Its message has every invalid value of all requests, each once.
     """
@@ -65,8 +62,7 @@ def plan(
     for request in requests:
         try:
             _require_registered(request)
-            shape_workloads = shapes(tuple(request.folders))
-            job = parse_job(request.values, request.chosen, shape_workloads, SWEEP_OPTION_NAMES, outside)
+            job = parse_job(request.values, request.chosen, shapes(tuple(request.folders)), SWEEP_OPTION_NAMES)
         except JobError as error:
             errors += str(error).splitlines()
             continue

@@ -13,7 +13,7 @@ from tpbench.measure.columns import cost_columns, iteration_memory_columns, memo
 from tpbench.measure.device_columns import clock_columns, iteration_columns
 from tpbench.measure.gpu import ThrottleWatch, this_gpu
 from tpbench.measure.ranks import gather_numbers
-from tpbench.measure.session import Context, IterationSchedule, Session, Verdict
+from tpbench.measure.session import CapturableSession, Context, IterationSchedule, Session, Verdict
 
 
 def run_scheduled(
@@ -41,8 +41,12 @@ def run_scheduled(
     cuda = context.device.type == "cuda"
     say("warming up")
     wall.samples(session.step, session.restore, schedule.warmup_iterations)
+    graph_gib = 0.0
+    if context.graph and isinstance(session, CapturableSession):
+        say("capturing a graph")
+        graph_gib = session.capture()
     say("timing")
-    usage = memory.IterationMemory(context.device, schedule.held_before)
+    usage = memory.IterationMemory(context.device, schedule.held_before, graph_gib)
 
     def restore() -> None:
         usage.begin()

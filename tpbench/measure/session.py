@@ -106,6 +106,15 @@ class ScheduledSession(Protocol):
 
 
 @runtime_checkable
+class CapturableSession(Protocol):
+    """A scheduled session whose iteration can become the replay of a CUDA graph."""
+
+    def capture(self) -> float:
+        """Make all later iterations replays of a graph. Return the GiB that the graph keeps. Collective, after the
+        warm-up."""
+
+
+@runtime_checkable
 class DetailedSession(Protocol):
     """A session that also measures parts of its iterations."""
 

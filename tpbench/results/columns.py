@@ -50,7 +50,6 @@ COLUMNS = (
         "true if kernels ran in Triton's interpreter: results are correct, times are no measurement",
     ),
     Column("graph", FLAG, "true if device times are of a replayed CUDA graph"),
-    Column("fresh", FLAG, "true if the inputs changed before every timed iteration"),
     # Wall time of an iteration: from the barrier of all ranks to the end of the last rank.
     Column("time_ms", REAL, "wall time of an iteration, median", "ms"),
     Column("time_p5_ms", REAL, "wall time, 5th percentile", "ms"),
@@ -121,7 +120,6 @@ COLUMNS = (
     Column("schema_version", INT, "version of these columns"),
     Column("tpbench_version", TEXT, "version of tpbench"),
     Column("kernels_version", TEXT, "version of tpbench's kernels: a hash of their source"),
-    Column("variant_version", TEXT, "hash of the file of a variant from outside tpbench; null: a variant of tpbench"),
     Column("git_commit", TEXT, "commit of the checkout"),
     Column("git_dirty", FLAG, "true if the checkout had uncommitted changes"),
     # Hardware and software.

@@ -45,8 +45,6 @@ class Variant:
     unsupported_reason: Callable[[Any, int], str | None] = lambda problem, tp_size: None
     """Return why the variant cannot run a (valid) problem on tp_size ranks, or None if it can. The cell is skipped with
     that reason."""
-    place: tuple[str, int] | None = None
-    """File and line of a function outside this package. None for a variant of this package."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +149,6 @@ class Workload:
     applies, and cells cannot be interleaved. Sessions have a `Schedule`. May be a function of the problem."""
     reusable_process: bool = False
     """True if the workload's own variants leave no state in a process, so that a warm process may run the next job."""
-    changeable_inputs: bool = False
-    """True if the inputs can change between iterations (`fresh=true`): the oracle reads them from the same tensors."""
     variants: dict[str, Variant] = field(default_factory=dict)
 
     @functools.cached_property

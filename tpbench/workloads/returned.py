@@ -26,6 +26,8 @@ def require(value: Any, expected: type, variant: Variant, what: str) -> Any:
     names = [name for name in getattr(expected, "__annotations__", {}) if not name.startswith("_")]
     fields = f" ({', '.join(names)})" if names else ""
     code = variant.prepare.__code__
-    file, line = variant.place or (code.co_filename, code.co_firstlineno)
-    message = f"{what} of {variant.name} must return the type {expected.__name__}{fields}, not {type(value).__name__}"
-    raise WrongReturn(message, file, line)
+    raise WrongReturn(
+        f"{what} of {variant.name} must return the type {expected.__name__}{fields}, not {type(value).__name__}",
+        code.co_filename,
+        code.co_firstlineno,
+    )

@@ -135,7 +135,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["variant=autotp", "shape=tiny_train_tp2", "dtype=float16"], ["dtype=float16 needs autocast=true"]),
     (["variant=fsdp_dtensor", "shape=tiny_train_tp2", "zero_stage=2"], ["does not take zero_stage=2 (taken by: a"]),
     (["variant=autotp", "shape=tiny_train_tp2", "zero_stage=3"], ["zero_stage=3 does not exist (valid: 0, 1, 2)"]),
-    (["variant=autotp", "shape=tiny_train_tp2", "graph=true"], ["no field of train_step is called graph"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "graph=true"], ["cannot be captured", "zero_stage must be 0, got 1"]),
+    (["variant=ddp", "shape=tiny_train_dp2", "graph=true", "warmup_steps=0"], ["warmup_steps must be at least 1"]),
     (["variant=autotp", "shape=tiny_train_tp2", "measure=quick"], ["no field of train_step is called measure"]),
     (["variant=fsdp_dtensor_async", "shape=tiny_train_tp2", "compile=false"], ["compile=false is fsdp_dtensor"]),
     (["variant=autotp", "shape=tiny_train_tp2", "tp_size=1", "overlap=true"], ["overlap=true has no meaning"]),
@@ -199,6 +200,15 @@ def test_every_shape_of_the_experiment_has_variants() -> None:
         assert set(able) == (tensor if jobs[0].tp_size > 1 else {"autotp", "fsdp_dtensor", "fsdp", "ddp"})
 
 
+def test_the_experiments_for_two_gpus_run_on_two_gpus() -> None:
+    for name in ("graph", "options", "zero"):
+        content = yaml.safe_load((ROOT / f"conf/experiment/train_step_{name}.yaml").read_text())
+        swept = content["hydra"]["sweeper"]["params"]
+        for end in (0, -1):  # the cells with the first and with the last value of each field
+            cell = job(*(f"{field}={str(values).split(',')[end].lower()}" for field, values in swept.items()))
+            assert cell.world_size == 2 and unsupported_reason(cell) is None
+
+
 def test_jobs_that_need_a_gpu_are_skipped_without_one() -> None:
     cpu = ThisHost(gpus=0)
     at = ("shape=tiny_train_tp2", "device=cpu")
@@ -206,7 +216,10 @@ def test_jobs_that_need_a_gpu_are_skipped_without_one() -> None:
     assert skip_reason(job("variant=fsdp_dtensor", *at, "compile=true"), cpu) == "compile=true needs a CUDA GPU"
     flash = job("variant=fsdp_dtensor", *at, "attention=flash_attention_2", "dtype=bfloat16")
     assert "attention=flash_attention_2 needs" in str(skip_reason(flash, cpu))
-    assert "float16" in str(unsupported_reason(job("variant=autotp", *at, "dtype=float16", "autocast=true")))
+    assert skip_reason(job("variant=fsdp_dtensor", *at, "graph=true"), cpu) == "graph=true needs a CUDA GPU"
+    assert unsupported_reason(job("variant=autotp", *at, "dtype=float16", "autocast=true")) is None
+    captured = job("variant=autotp", *at, "dtype=float16", "autocast=true", "zero_stage=0", "graph=true")
+    assert "loss scale of dtype=float16 on the host" in str(unsupported_reason(captured))
     assert skip_reason(job("variant=fsdp_dtensor", *at, "train_loss=tpbench"), cpu) is None
     assert job("variant=fsdp_dtensor", *at, "train_loss=tpbench").uses_triton
 

@@ -20,8 +20,7 @@ class EntropyLossSession(StepSession[Output]):
     def __init__(self, problem: EntropyLoss, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
         self.shard = make_shard(problem, context)
-        inputs = self.inputs_for(variant, self.shard)
-        super().__init__(variant, variant.prepare(problem, self.shard), Output, inputs)
+        super().__init__(variant, variant.prepare(problem, self.shard), Output)
 
     @property
     def costs(self) -> Costs:

@@ -16,9 +16,10 @@ from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
 from tpbench.workloads.train_step.batches import Batch, model_inputs
 from tpbench.workloads.train_step.deepspeed_configuration import deepspeed_configuration
+from tpbench.workloads.train_step.gradients import clip
 from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.trainer import adamw
+from tpbench.workloads.train_step.trainer import adamw, capturable
 from tpbench.workloads.train_step.untied_embedding import shard_untied_embedding
 
 
@@ -40,14 +41,20 @@ class DeepSpeedTrainer:
         mpu = SimpleNamespace(get_data_parallel_world_size=lambda: context.dp_size)
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=lambda parameters: adamw(_flat(parameters), problem, context.device),
+            optimizer=lambda parameters: adamw(
+                _flat(parameters), problem, context.device, capturable=capturable(context)
+            ),
             model_parameters=list(model.parameters()),
             mpu=mpu if context.tp_size > 1 else None,
             dist_init_required=False,
             config=deepspeed_configuration(problem, context),
         )
         self.model = self.engine.module
+        self.parameters = list(self.model.parameters())
         self.loss = _loss(problem, self.model)
+        # Without ZeRO, the engine divides float16 gradients by the loss scale but does not scale the loss (0.19.8).
+        unscaled = problem.dtype == "float16" and not problem.zero_stage
+        self.missing_scale = (lambda: self.engine.optimizer.loss_scale_config.cur_scale) if unscaled else None
         self.inputs = model_inputs(problem, context.device)
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
@@ -60,16 +67,33 @@ class DeepSpeedTrainer:
             logits = self.engine(input_ids=batch.tokens, **self.inputs).logits
             loss = self.loss(logits, batch.labels)
             mark("backward")
-            self.engine.backward(loss)
+            self.engine.backward(loss if self.missing_scale is None else loss * self.missing_scale())
             total += loss.detach() / len(batches)
         return total
 
     def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
+        if self.context.graph:
+            return self._update_on_device()
         norm = None if self.problem.zero_stage else self._norm_without_zero()
+        if norm is not None and self.missing_scale is not None:
+            norm /= self.missing_scale()
         self.engine.step()
-        if norm is None:
+        if getattr(self.engine.optimizer, "overflow", False):
+            norm = torch.full((), torch.inf, device=self.context.device)  # the step was skipped
+        elif norm is None:
             norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.context.device)
+        return norm
+
+    @torch.no_grad()
+    def _update_on_device(self) -> Tensor:
+        """Clip and update as the engine does with ZeRO stage 0. The engine itself reads the norm on the host."""
+        norm = self._norm_without_zero()
+        clip(self.parameters, norm, self.problem.max_grad_norm)
+        self.engine.optimizer.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.engine.micro_steps += 1  # the engine's count of micro-batches tells it which one is the last of a step
         return norm
 
     def _norm_without_zero(self) -> Tensor:
@@ -81,7 +105,7 @@ class DeepSpeedTrainer:
 
         grads = [
             parameter.grad
-            for parameter in self.model.parameters()
+            for parameter in self.parameters
             if parameter.grad is not None and (is_model_parallel_parameter(parameter) or self.context.tp_rank == 0)
         ]
         squares = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +19,13 @@ from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.batches import Batch, replica_batches
 from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
 from tpbench.workloads.train_step.oracle import compute_reference
-from tpbench.workloads.train_step.phase_times import PhaseTimer, phase_columns
+from tpbench.workloads.train_step.phase_times import Mark, PhaseTimer, phase_columns
 from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 from tpbench.workloads.train_step.profiling import profile_step
 from tpbench.workloads.train_step.progress import ProgressLines
 from tpbench.workloads.train_step.reference import compare
+from tpbench.workloads.train_step.step_graph import StepGraph, on_stream
 from tpbench.workloads.train_step.throughput import throughput
 from tpbench.workloads.train_step.trainer import Trainer
 
@@ -45,33 +46,59 @@ class TrainStepSession:
         )
         context.say(f"making the model for {variant.name}")
         began = time.perf_counter()
-        self.trainer: Trainer = require(variant.prepare(problem, context), Trainer, variant, "the function")
-        if context.device.type == "cuda":
+        # A graph is captured on a stream of its own, where everything that refers to streams must have been made.
+        cuda = context.device.type == "cuda"
+        self.stream = torch.cuda.Stream(context.device) if context.graph and cuda else None
+        with on_stream(self.stream):
+            self.trainer: Trainer = require(variant.prepare(problem, context), Trainer, variant, "the function")
+        if cuda:
             torch.cuda.synchronize(context.device)
         self.init_s = time.perf_counter() - began
         self.batches: list[Batch] = []
         self.losses: list[torch.Tensor] = []
         self.norms: list[torch.Tensor] = []
         self.phases = PhaseTimer(context.device)
+        self.graph: StepGraph | None = None
+        self.graph_gib = 0.0
+        self.graph_marks: Sequence[Mark] = ()
         self.progress = ProgressLines(problem, context)
         self.costs = costs(problem, variant, context, self.gemm_tflops)
 
     def step(self) -> None:
         """Train one step, and time its phases if the problem asks for that."""
-        if self.problem.phase_steps:
+        if self.graph is not None:
+            self.train()
+            self.phases.end_replay(self.graph_marks)
+        elif self.problem.phase_steps:
             self.train(self.phases.mark)
             self.phases.end_step()
         else:
             self.train()
 
     def train(self, mark: MarkPhase = ignore_phase) -> None:
-        """Train one step and call `mark` at the beginning of each phase."""
-        self.losses.append(self.trainer.accumulate(self.batches, mark))
-        self.norms.append(self.trainer.update(mark))
+        """Train one step and call `mark` at the beginning of each phase, or replay the graph if there is one."""
+        if self.graph is not None:
+            loss, norm = self.graph.replay(self.batches)
+        else:
+            with on_stream(self.stream):
+                loss, norm = self.trainer.accumulate(self.batches, mark), self.trainer.update(mark)
+        self.losses.append(loss)
+        self.norms.append(norm)
+
+    def capture(self) -> float:
+        """Make all later steps replays of a CUDA graph, and return the GiB that the graph keeps. Collective."""
+        self.restore()
+        mark = self.phases.mark if self.problem.phase_steps else ignore_phase
+        with memory.extra_peak(self.context.device) as peak:
+            self.graph = StepGraph(self.trainer, self.batches, mark, self.stream)
+        self.graph_marks = self.phases.taken_marks()
+        self.graph_gib = peak.gib
+        return peak.gib
 
     def restore(self) -> None:
         """Make the next step's batches, and write a progress line if one is due."""
         step, context = len(self.losses), self.context
+        self.phases.read()
         self.progress.report(step, self.losses)
         self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
 
@@ -93,7 +120,9 @@ class TrainStepSession:
             "oracle": self.reference.source,
             "gemm_tflops": self.gemm_tflops,
             "init_s": _max_over_ranks(self.init_s),
-            "steady_gib": _max_over_ranks((memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30),
+            "steady_gib": _max_over_ranks(
+                (memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30 + self.graph_gib
+            ),
         }
         return Verdict(columns, errors.complaint(self.problem.dtype))
 

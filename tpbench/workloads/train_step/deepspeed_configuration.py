@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tpbench.measure.session import Context
+from tpbench.workloads.train_step.loss_scale import FIRST_FACTOR, PATIENCE
 from tpbench.workloads.train_step.problem import TrainStep
 
 
 def deepspeed_configuration(problem: TrainStep, context: Context) -> dict[str, Any]:
     """Return DeepSpeed's configuration. As in every variant, parameters, gradients and states have the problem's
-    dtype."""
+    dtype; for float16, DeepSpeed keeps the fp32 parameters in the optimizer and computes with a copy in float16."""
     zero: dict[str, Any] = {"stage": problem.zero_stage}
     if problem.zero_stage:
         zero |= {"overlap_comm": context.device.type == "cuda", "contiguous_gradients": True}
@@ -29,7 +31,17 @@ def deepspeed_configuration(problem: TrainStep, context: Context) -> dict[str, A
             "vocab_parallel_lm_head": problem.vocab_parallel,
             "tp_overlap_comm": problem.overlap,
         }
-    if problem.autocast:
+    if problem.dtype == "float16":
+        # As in `loss_scale.LossScale`: the factor is halved at each overflow and doubled after so many steps without.
+        configuration["fp16"] = {
+            "enabled": True,
+            "loss_scale": 0,
+            "initial_scale_power": int(math.log2(FIRST_FACTOR)),
+            "loss_scale_window": PATIENCE,
+            "hysteresis": 1,
+            "min_loss_scale": 1,
+        }
+    elif problem.autocast:
         configuration["torch_autocast"] = {"enabled": True, "dtype": problem.dtype}
     elif problem.dtype == "bfloat16":
         configuration["communication_data_type"] = "bf16"

@@ -53,12 +53,14 @@ def _groups_that_shard(grad: Tensor) -> tuple[Any, ...]:
 
 
 @torch.no_grad()
-def clip(parameters: Sequence[Tensor], norm: Tensor, max_norm: float | None, scale: float = 1.0) -> None:
-    """Divide gradients by `scale`, then scale them down to `max_norm` if their norm is larger.
+def clip(
+    parameters: Sequence[Tensor], norm: Tensor, max_norm: float | None, scale: Tensor | float | None = None
+) -> None:
+    """Divide gradients by `scale` (None: 1), then scale them down to `max_norm` if their norm is larger.
 
     `norm`, an fp32 scalar, is the norm of the divided gradients. The function does not wait for the device.
     """
-    if max_norm is None and scale == 1.0:
+    if max_norm is None and scale is None:
         return
     factor = torch.ones_like(norm) if max_norm is None else (max_norm / (norm + 1e-6)).clamp(max=1.0)
     by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
@@ -66,7 +68,7 @@ def clip(parameters: Sequence[Tensor], norm: Tensor, max_norm: float | None, sca
         if parameter.grad is not None:
             by_dtype[parameter.grad.dtype].append(local_shard(parameter.grad))
     for grads in by_dtype.values():
-        torch._foreach_mul_(grads, factor / scale)
+        torch._foreach_mul_(grads, factor if scale is None else factor / scale)
 
 
 def local_shard(value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tpbench.settings import nearest
-from tpbench.workloads.train_step import config_json, sliding_window
+from tpbench.workloads.train_step import attention, config_json, sliding_window
 from tpbench.workloads.train_step.problem import TrainStep
 
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -28,7 +28,7 @@ def model_configuration(problem: TrainStep) -> Any:
     Raises UnknownArchitecture.
     """
     _check_exists(problem.architecture)
-    common = {"use_cache": False, "attn_implementation": problem.attention}
+    common = {"use_cache": False, "attn_implementation": attention.implementation(problem.attention)}
     configuration = _from_folder(problem, common) if problem.model_dir else _from_sizes(problem, common)
     sliding_window.disable(configuration, problem.tokens)
     return configuration

@@ -59,7 +59,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
                 setattr(parent, name, FusedNorm(child))
     model.train()
     if problem.activation_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
+        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     return model
 
 

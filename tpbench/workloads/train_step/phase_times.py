@@ -23,12 +23,16 @@ class PhaseTimer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._marks: list[Mark] = []
-        self._steps: list[list[Mark]] = []
+        self._ended: list[Sequence[Mark]] = []
+        """Marks of the steps whose times are not read yet."""
+        self._times_ms: list[list[float]] = []
 
     def mark(self, phase: str) -> None:
         """Begin a phase and end the one before. A phase may have several parts, one for each micro-batch."""
         if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
+            # A graph records its external events again at each replay.
+            external = {"external": True} if torch.cuda.is_current_stream_capturing() else {}
+            event = torch.cuda.Event(enable_timing=True, **external)
             event.record()
             self._marks.append((phase, event))
         else:
@@ -37,15 +41,27 @@ class PhaseTimer:
     def end_step(self) -> None:
         """End the last phase and the step."""
         self.mark("end")
-        self._steps.append(self._marks)
-        self._marks = []
+        self._ended.append(self.taken_marks())
+
+    def taken_marks(self) -> Sequence[Mark]:
+        """Return the marks since the last step, and forget them. Those of a captured step belong to its graph."""
+        marks, self._marks = self._marks, []
+        return marks
+
+    def end_replay(self, marks: Sequence[Mark]) -> None:
+        """End a step that was the replay of a graph with these marks."""
+        self._ended.append(marks)
+
+    def read(self) -> None:
+        """Read the times of the last steps, before another replay records its events again. The device must be idle."""
+        self._times_ms += [[_sum_ms(marks, phase) for phase in PHASES] for marks in self._ended]
+        self._ended.clear()
 
     def times_ms(self, steps: int) -> list[list[float]]:
-        """Return the milliseconds of each of `PHASES` in each of the last steps, (steps, phases).
-
-        The device must be done with these steps.
-        """
-        return [[_sum_ms(marks, phase) for phase in PHASES] for marks in self._steps[-steps:]]
+        """Return the milliseconds of each of `PHASES` in each of the last steps, (steps, phases). The device must be
+        idle."""
+        self.read()
+        return self._times_ms[-steps:]
 
 
 def _sum_ms(marks: Sequence[Mark], phase: str) -> float:

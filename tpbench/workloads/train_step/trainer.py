@@ -61,9 +61,9 @@ class TorchTrainer:
             local_shard(parameter.detach()) if isinstance(parameter, DTensor) else parameter
             for parameter in self.parameters
         ]
-        self.optimizer = adamw(self.shards, problem, context.device)
+        self.optimizer = adamw(self.shards, problem, context.device, capturable=capturable(context))
         self.inputs = model_inputs(problem, context.device)
-        self.scale = LossScale() if problem.dtype == "float16" else None
+        self.scale = LossScale(device=context.device) if problem.dtype == "float16" else None
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.context.device)
@@ -84,21 +84,37 @@ class TorchTrainer:
         norm = total_norm(self.parameters, self.context.device)
         if self.scale is not None:
             norm = norm / self.scale.factor
-        if self.scale is None or self.scale.finite(norm):
-            clip(self.parameters, norm, self.problem.max_grad_norm, 1.0 if self.scale is None else self.scale.used)
-            for parameter, shard in zip(self.parameters, self.shards, strict=True):
-                shard.grad = None if parameter.grad is None else local_shard(parameter.grad)
-            self.optimizer.step()
+            # The fused kernel skips the update if this is 1.
+            self.optimizer.found_inf = (~self.scale.finite(norm)).float()  # type: ignore[attr-defined]
+        clip(self.parameters, norm, self.problem.max_grad_norm, None if self.scale is None else self.scale.used)
+        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+            shard.grad = None if parameter.grad is None else local_shard(parameter.grad)
+        self.optimizer.step()
         for tensor in (*self.parameters, *self.shards):
             tensor.grad = None
         return norm
 
 
-def adamw(parameters: Sequence[Tensor], problem: TrainStep, device: torch.device) -> torch.optim.AdamW:
-    """Return the optimizer of every variant. On GPUs it is one fused kernel."""
-    fused = device.type == "cuda"
+def capturable(context: Context) -> bool:
+    """Return whether a CUDA graph will hold the update, whose step counts must then be on the GPU."""
+    return context.graph and context.device.type == "cuda"
+
+
+def adamw(
+    parameters: Sequence[Tensor], problem: TrainStep, device: torch.device, *, capturable: bool = False
+) -> torch.optim.AdamW:
+    """Return the optimizer of every variant. On GPUs, and for a scaled loss, it is one fused kernel.
+
+    A CUDA graph can hold the update if the optimizer is `capturable`.
+    """
+    fused = device.type == "cuda" or problem.dtype == "float16"
     return torch.optim.AdamW(
-        parameters, lr=problem.learning_rate, weight_decay=problem.weight_decay, fused=fused, foreach=not fused
+        parameters,
+        lr=problem.learning_rate,
+        weight_decay=problem.weight_decay,
+        fused=fused,
+        foreach=not fused,
+        capturable=capturable,
     )
 
 

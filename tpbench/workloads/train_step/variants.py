@@ -47,18 +47,30 @@ def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
     return _unsupported_by_the_linear_loss(problem)
 
 
-def _unsupported_by_autotp(problem: TrainStep, tp_size: int) -> str | None:
+def _no_graph(problem: TrainStep) -> str:
+    """Return why a step cannot be captured in a CUDA graph, or nothing."""
+    if not problem.warmup_steps:
+        return "the optimizer makes its states in the first step: warmup_steps must be at least 1"
+    if problem.attention == "flash_attention_2":
+        return "transformers looks for packed sequences on the host before flash_attention_2"
+    return ""
+
+
+def _no_graph_of_autotp(problem: TrainStep) -> str:
+    if problem.zero_stage:
+        return f"ZeRO's update reads the gradient norm on the host: zero_stage must be 0, got {problem.zero_stage}"
     if problem.dtype == "float16":
-        return "DeepSpeed's scaled autocast does not train under ZeRO as one process does: it has no dtype=float16"
-    return _unsupported_by_one_rank(problem, tp_size)
+        return "DeepSpeed keeps the loss scale of dtype=float16 on the host"
+    return _no_graph(problem)
 
 
 @WORKLOAD.variant(
     "DeepSpeed AutoTP by the model's own plan, ZeRO 0 to 2 over replicas",
     options=ALL | TENSOR_PARALLEL | {"zero_stage", "overlap"},
     requires=("transformers", "deepspeed"),
+    no_graph_reason=_no_graph_of_autotp,
     uses_triton=_uses_triton,
-    unsupported_reason=_unsupported_by_autotp,
+    unsupported_reason=_unsupported_by_one_rank,
 )
 def autotp(problem: TrainStep, context: Any) -> Any:
     from tpbench.workloads.train_step.autotp import DeepSpeedTrainer
@@ -70,6 +82,7 @@ def autotp(problem: TrainStep, context: Any) -> Any:
     "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
     options=ALL | TENSOR_PARALLEL,
     requires=("transformers",),
+    no_graph_reason=_no_graph,
     uses_triton=_uses_triton,
     unsupported_reason=_unsupported_by_one_rank,
 )
@@ -96,6 +109,7 @@ def dtensor_tp(problem: TrainStep, context: Any) -> Any:
     "fsdp_dtensor through torch.compile with async-TP: products in pieces beside their collectives",
     options=ALL | TENSOR_PARALLEL,
     requires=("transformers",),
+    no_graph_reason=_no_graph,
     requires_cuda=True,
     uses_triton=_uses_triton,
     unsupported_reason=_unsupported_by_async_tp,
@@ -110,6 +124,7 @@ def fsdp_dtensor_async(problem: TrainStep, context: Any) -> Any:
     "no tensor parallelism: FSDP2, parameters sharded over replicas",
     options=ALL,
     requires=("transformers",),
+    no_graph_reason=_no_graph,
     uses_triton=_uses_triton,
     unsupported_reason=_unsupported_without_tensor_parallelism,
 )
@@ -123,6 +138,7 @@ def fsdp(problem: TrainStep, context: Any) -> Any:
     "no tensor parallelism: DistributedDataParallel, all of the model on every rank",
     options=ALL,
     requires=("transformers",),
+    no_graph_reason=_no_graph,
     uses_triton=_uses_triton,
     unsupported_reason=_unsupported_without_tensor_parallelism,
 )

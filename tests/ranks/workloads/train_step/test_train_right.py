@@ -121,13 +121,16 @@ def test_bfloat16_within_the_oracles_tolerance(name: str, fields: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "tp_size", "train_loss"),
-    [("fsdp_dtensor", 2, "torch"), ("ddp", 1, "torch"), ("fsdp_dtensor", 2, "tpbench_linear")],
-)
-def test_float16_with_a_scaled_loss(name: str, tp_size: int, train_loss: str) -> None:
+    ("name", "tp_size", "fields"),
+    [
+        ("fsdp_dtensor", 2, {}), ("fsdp_dtensor", 2, {"train_loss": "tpbench_linear"}), ("ddp", 1, {}),
+        ("autotp", 2, {}), ("autotp", 2, {"zero_stage": 0}), ("autotp", 1, {}),
+    ],
+)  # fmt: skip
+def test_float16_with_a_scaled_loss(name: str, tp_size: int, fields: dict[str, Any]) -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs, or none")
-    fields = {"dtype": "float16", "autocast": True, "accumulate": 2, "train_loss": train_loss}
+    fields = {"dtype": "float16", "autocast": True, "accumulate": 2, **fields}
     errors = run_on_ranks(2, compare, name, tp_size, fields)[0]
     assert errors["loss"] < 1e-3
     assert errors["norm"] < 1e-2

@@ -6,11 +6,13 @@ import json
 import math
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support.train_step import CPU, single_context, tiny_problem
 from tpbench.measure.timeline import intervals
+from tpbench.workloads.train_step import phase_times
 from tpbench.workloads.train_step.json_document import json_document
 from tpbench.workloads.train_step.phase_times import PhaseTimer
 from tpbench.workloads.train_step.profiling import exposed_share
@@ -53,6 +55,19 @@ def test_a_phase_timer_adds_up_phases_that_come_again(monkeypatch: pytest.Monkey
     first, second = [1e3 * (1 + 3), 1e3 * (2 + 4), 1e3 * 5], [1e3 * (7 + 9), 1e3 * (8 + 10), 1e3 * 11]
     assert timer.times_ms(2) == [first, second]
     assert timer.times_ms(1) == [second]  # without the warm-up
+
+
+def test_a_replay_gives_its_graphs_marks_new_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph records the same events at each replay, so their times are read between replays."""
+    recorded_ms = {}
+    monkeypatch.setattr(phase_times, "_between_ms", lambda begin, end: recorded_ms[end] - recorded_ms[begin])
+    marks: Any = [("forward", "event 0"), ("backward", "event 1"), ("optimizer", "event 2"), ("end", "event 3")]
+    timer = PhaseTimer(CPU)
+    for lengths in ((1, 2, 3), (4, 5, 6)):
+        recorded_ms.update({event: sum(lengths[:at]) for at, (_, event) in enumerate(marks)})
+        timer.end_replay(marks)
+        timer.read()
+    assert timer.times_ms(2) == [[1, 2, 3], [4, 5, 6]]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.support.train_step import CPU, tiny_problem
+from tests.support.train_step import CPU, single_context, tiny_problem
+from tpbench.workloads.train_step.batches import Batch
 from tpbench.workloads.train_step.gradients import clip, total_norm
-from tpbench.workloads.train_step.loss_scale import LossScale
-from tpbench.workloads.train_step.trainer import adamw
+from tpbench.workloads.train_step.loss_scale import FIRST_FACTOR, LossScale
+from tpbench.workloads.train_step.trainer import TorchTrainer, adamw
 
 
 def test_the_norm_and_clipping_of_plain_gradients() -> None:
@@ -40,3 +42,23 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_without() -> None:
     assert scale.finite(torch.tensor(1.0)) and scale.factor == 4.0
     assert scale.finite(torch.tensor(1.0)) and (scale.used, scale.factor) == (4.0, 8.0)
     assert not scale.finite(torch.tensor(float("nan"))) and scale.factor == 4.0
+
+
+def test_a_step_whose_gradients_overflow_is_skipped() -> None:
+    """The loss scale stays on the device, so the update itself is a kernel that does nothing."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.forward = lambda input_ids, **_: SimpleNamespace(logits=input_ids.float() @ model.weight.t())  # type: ignore
+    factors = iter([2.0**-4, 1e30, 2.0**-4])  # gradients are in fp16
+    problem = tiny_problem(dtype="float16", autocast=True, learning_rate=0.1, weight_decay=0.0)
+    trainer = TorchTrainer(
+        problem, model, single_context(), lambda logits, labels: logits.float().mean() * next(factors)
+    )
+    batch = Batch(torch.ones(3, 2), torch.zeros(3))
+    weights, norms = [], []
+    for _ in range(3):
+        trainer.accumulate([batch])
+        norms.append(float(trainer.update()))
+        weights.append(model.weight.detach().clone())
+    assert norms == [pytest.approx(math.sqrt(2) / 16), math.inf, pytest.approx(math.sqrt(2) / 16)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+    assert trainer.scale is not None and float(trainer.scale.factor) == FIRST_FACTOR / 2

@@ -1,0 +1,64 @@
+"""graph=true: a step as the replay of a CUDA graph trains as an eager step does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_problem
+from tpbench.measure.run import run as measure
+from tpbench.measure.settings import MeasureSettings
+from tpbench.workloads.train_step import WORKLOAD, step_graph
+from tpbench.workloads.train_step.bench import TrainStepSession
+
+pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+
+
+def run_again(
+    step: Callable[[], tuple[torch.Tensor, torch.Tensor]], stream: Any
+) -> tuple[tuple[torch.Tensor, torch.Tensor], Callable[[], None]]:
+    """Stand in for a capture where there is no GPU: like one, this trains nothing, and each replay runs the step on
+    the tensors of the capture and overwrites its results."""
+    results = torch.full((), torch.nan), torch.full((), torch.nan)
+
+    def replay() -> None:
+        for result, new in zip(results, step(), strict=True):
+            result.copy_(new)
+
+    return results, replay
+
+
+def trained(here: Rank, name: str, tp_size: int, fields: dict[str, Any], graph: bool) -> dict[str, Any]:
+    problem = tiny_problem(steps=4, warmup_steps=2, log_interval=0, phase_steps=0, **fields)
+    context = replace(mesh_context(here, tp_size), graph=graph)
+    reset_deepspeed_groups(here)
+    cuda = here.device.type == "cuda"
+    with contextlib.nullcontext() if cuda else mock.patch.object(step_graph, "capture", run_again):
+        session = TrainStepSession(problem, WORKLOAD.variants[name], context)
+        verdict, columns = measure(session, context, MeasureSettings(), 10.0, lambda what: None)
+    assert verdict.wrong is None
+    return columns | verdict.columns
+
+
+@pytest.mark.parametrize(
+    ("name", "tp_size", "fields"),
+    [
+        ("fsdp_dtensor", 2, {"accumulate": 2, "activation_checkpointing": True}),
+        ("ddp", 1, {}),
+        ("autotp", 2, {"zero_stage": 0, "accumulate": 2}),
+    ],
+)
+def test_replays_train_on_new_batches_as_eager_steps_do(name: str, tp_size: int, fields: dict[str, Any]) -> None:
+    eager = run_on_ranks(2, trained, name, tp_size, fields, False)[0]
+    replayed = run_on_ranks(2, trained, name, tp_size, fields, True)[0]
+    assert (eager["graph"], replayed["graph"]) == (False, True)
+    assert len(set(replayed["losses"])) == len(replayed["losses"]) == 6
+    assert replayed["losses"] == pytest.approx(eager["losses"], rel=1e-6)
+    assert replayed["grad_norms"] == pytest.approx(eager["grad_norms"], rel=1e-5)
