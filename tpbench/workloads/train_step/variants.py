@@ -56,6 +56,19 @@ def _no_graph(problem: TrainStep) -> str:
     return ""
 
 
+DDP_WARMUP_STEPS = 11
+"""Steps before DistributedDataParallel can be captured: it times its first ten by events (torch's notes on CUDA)."""
+
+
+def _no_graph_of_ddp(problem: TrainStep) -> str:
+    if problem.warmup_steps < DDP_WARMUP_STEPS:
+        return (
+            "DistributedDataParallel times its first ten steps on the host: "
+            f"warmup_steps must be at least {DDP_WARMUP_STEPS}, got {problem.warmup_steps}"
+        )
+    return _no_graph(problem)
+
+
 def _no_graph_of_autotp(problem: TrainStep) -> str:
     if problem.zero_stage:
         return f"ZeRO's update reads the gradient norm on the host: zero_stage must be 0, got {problem.zero_stage}"
@@ -138,7 +151,7 @@ def fsdp(problem: TrainStep, context: Any) -> Any:
     "no tensor parallelism: DistributedDataParallel, all of the model on every rank",
     options=ALL,
     requires=("transformers",),
-    no_graph_reason=_no_graph,
+    no_graph_reason=_no_graph_of_ddp,
     uses_triton=_uses_triton,
     unsupported_reason=_unsupported_without_tensor_parallelism,
 )
