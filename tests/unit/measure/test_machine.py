@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -79,3 +84,95 @@ def test_visible_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.gpu_count() == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert machine.gpu_count() == min(1, present)
+
+
+class FakeNvml:
+    """NVML with some GPUs, or without a driver."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, names: list[str | bytes] | None) -> None:
+        self.names, self.ended = names, 0
+
+    def nvmlInit(self) -> None:
+        if self.names is None:
+            raise self.NVMLError
+
+    def nvmlShutdown(self) -> None:
+        self.ended += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.names or ())
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str | bytes:
+        return (self.names or [])[handle]
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"580.1"
+
+
+@pytest.mark.parametrize(
+    ("names", "visible", "count", "facts"),
+    [
+        (None, None, 0, {"gpu_count": 0}),
+        ([], None, 0, {"gpu_count": 0}),
+        (["B", b"A", "B"], None, 3, {"gpu_count": 3, "gpu_name": "A + B", "driver_version": "580.1"}),
+        (["A", "A"], "0,1, ,2", 2, {"gpu_count": 2, "gpu_name": "A", "driver_version": "580.1"}),
+        (["A", "A"], "1", 1, {"gpu_count": 2, "gpu_name": "A", "driver_version": "580.1"}),
+    ],
+)
+def test_gpus_are_those_of_nvml(
+    names: list[str | bytes] | None, visible: str | None, count: int, facts: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml(names)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.gpu_count() == count
+    assert machine._gpus() == facts
+    assert nvml.ended == (0 if names is None else 2)
+    assert machine.facts()["gpu_count"] == facts["gpu_count"]  # type: ignore[index]
+
+
+def test_free_memory_is_within_the_limit_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * 2**30, total=2**40))
+    monkeypatch.setattr(machine, "Path", lambda path: tmp_path / path.rpartition("/")[2])
+    assert machine.available_memory_gib() == 8.0  # there are no such files
+    (tmp_path / "memory.current").write_text(f"{2**30}\n")
+    for limit, free in (("max", 8.0), (str(4 * 2**30), 3.0), (str(20 * 2**30), 8.0)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert machine.available_memory_gib() == free
+
+
+def test_the_model_of_the_cpu_is_the_first_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: One: fast\nmodel name\t: Two\n")
+    monkeypatch.setattr(machine, "Path", lambda path: tmp_path / path.rpartition("/")[2])
+    assert machine._cpu_model() == "One: fast"
+    (tmp_path / "cpuinfo").unlink()
+    assert machine._cpu_model() == (platform.processor() or platform.machine())
+
+
+def test_a_checkout_with_changes_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpbench, "__file__", str(tmp_path / "tpbench/__init__.py"))
+    assert machine._git() == {}
+    (tmp_path / ".git").mkdir()
+    assert machine._git() == {}  # no repository
+    (tmp_path / ".git").rmdir()
+    for line in ("git init -q", "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m a"):
+        subprocess.run(line.split(), cwd=tmp_path, check=True)
+    found = machine._git()
+    assert len(found["git_commit"]) == 40 and found["git_dirty"] is False
+    (tmp_path / "new").touch()
+    assert machine._git() == {**found, "git_dirty": True}
+
+
+def test_the_memory_and_the_system_of_this_machine() -> None:
+    found = machine.facts()
+    assert found["memory_gib"] == psutil.virtual_memory().total / 2**30
+    assert found["os"] == f"{platform.system()} {platform.release()}" and found["cpu_count"] == os.cpu_count()
+    assert len(machine.kernels_version()) == 12

@@ -44,3 +44,21 @@ def test_precision_is_a_share_of_the_median() -> None:
     assert precise_enough(samples, 0.02)
     assert not precise_enough(samples, 0.001)
     assert not precise_enough([1.0] * 5, 0.5)  # too few to know
+
+
+def test_a_summary_names_each_statistic() -> None:
+    found = summary([float(each) for each in range(101)], "device")
+    assert found == {
+        "device_ms": 50.0, "device_p5_ms": 5.0, "device_p95_ms": 95.0, "device_min_ms": 0.0, "device_ci_low_ms": 40.0,
+        "device_ci_high_ms": 60.0,
+    }  # fmt: skip
+    assert summary([1.0, 2.0], "time")["time_ci_low_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "precise"), [([9, 10, 10, 10, 10, 10, 10, 11], 0.1), ([8, 10, 10, 10, 10, 10, 11], 0.2)]
+)
+def test_the_farther_end_of_the_interval_decides(samples: list[float], precise: float) -> None:
+    low, high = median_interval(samples) or (0, 0)
+    assert precise_enough(samples, max(10 - low, high - 10) / 10)
+    assert not precise_enough(samples, max(10 - low, high - 10) / 10 - 1e-9)

@@ -1,0 +1,85 @@
+"""The mutants of a source file, made by cosmic-ray: one comparison, operator, constant or condition is changed."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmic_ray.ast import ast_nodes, get_ast_from_path
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+KINDS = re.compile(
+    r"core/(AddNot|NumberReplacer|ReplaceAndWithOr|ReplaceOrWithAnd|ReplaceTrueWithFalse|ReplaceFalseWithTrue"
+    r"|ReplaceBreakWithContinue|ReplaceContinueWithBreak|ReplaceUnaryOperator_Delete_.*|ReplaceBinaryOperator_.*"
+    r"|ReplaceComparisonOperator_(?!(Eq_Is|NotEq_IsNot|Is_Eq|IsNot_NotEq)$).*)"
+)
+"""Operators of cosmic-ray that are used. `is` in place of `==` is a change of style."""
+
+Position = tuple[int, int]
+"""A line and a column."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    package: str
+    path: str
+    lines: range
+    """Lines of the changed statement, or of the head of a changed block."""
+    operator: str
+    occurrence: int
+
+    def code(self) -> str:
+        """Return the changed source."""
+        changed = mutate_code(Path(self.path).read_text(), get_operator(self.operator)(), self.occurrence)
+        assert changed is not None
+        return changed
+
+    def difference(self) -> str:
+        """Return the changed lines."""
+        before, after = Path(self.path).read_text().splitlines(), self.code().splitlines()
+        return "\n".join(list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:])
+
+
+def all_mutants(package: str, source: Path) -> Iterator[Mutant]:
+    """Yield a mutant for each place that can be changed. Of the changes that fit a place one is drawn."""
+    for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+        tree, plain = get_ast_from_path(path), ast.parse(path.read_text())
+        ignored = list(_annotations(plain))
+        places: dict[tuple[Position, Position], list[tuple[str, int]]] = {}
+        for name in sorted(filter(KINDS.fullmatch, operator_names())):
+            operator = get_operator(name)()
+            positions = (position for node in ast_nodes(tree) for position in operator.mutation_positions(node))
+            for occurrence, (start, end) in enumerate(positions):
+                if not any(first <= start < last for first, last in ignored):
+                    places.setdefault((start, end), []).append((name, occurrence))
+        draw = random.Random(path.name)
+        for (start, _), changes in sorted(places.items()):
+            yield Mutant(package, str(path), _statement(plain, start[0]), *draw.choice(changes))
+
+
+def _annotations(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
+    """Yield the first and last position of each annotation. Annotations are not evaluated."""
+    for node in ast.walk(tree):
+        for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(part, ast.expr):
+                assert part.end_lineno is not None and part.end_col_offset is not None
+                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
+
+
+def _statement(tree: ast.Module, line: int) -> range:
+    """Return the lines of the smallest statement around a line. Only the head of a block counts."""
+    found = range(line, line + 1)
+    for node in ast.walk(tree):  # outer statements come first
+        if isinstance(node, ast.stmt):
+            assert node.end_lineno is not None
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if body else node.end_lineno
+            if node.lineno <= line <= last:
+                found = range(node.lineno, last + 1)
+    return found

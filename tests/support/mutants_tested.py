@@ -1,0 +1,86 @@
+"""Run the tests of a mutant in a forked process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import coverage
+import pytest
+
+from tests.support.mutants_made import Mutant
+
+PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", "-o", "addopts=--import-mode=importlib")
+SLEEP_FACTOR = 30
+"""Wall seconds for each CPU second of the limit. Only a process that sleeps takes so long."""
+
+Covering = dict[str, dict[int, list[str]]]
+"""For each source file and line, the test functions that run it. An empty name is an import or a fixture."""
+
+
+def covering_tests(source: str, tests: str) -> Covering:
+    """Run the tests, and return which of them run which line."""
+    data = Path("covered").resolve()
+    data.unlink(missing_ok=True)
+
+    def run() -> int:
+        measured = coverage.Coverage(data_file=str(data), include=[f"{source}*"])
+        measured.set_option("run:dynamic_context", "test_function")
+        with measured.collect():
+            code = pytest.main([*PYTEST, tests])
+        measured.save()
+        return code
+
+    if code := _forked(run, limit_s=600):
+        raise SystemExit(f"{tests} fails without a mutant: {code}")
+    measured = coverage.CoverageData(str(data))
+    measured.read()
+    return {os.path.relpath(path): measured.contexts_by_lineno(path) for path in measured.measured_files()}
+
+
+def outcome(mutant: Mutant, covering: Covering, tests: str, limit_s: int) -> str:
+    """Return "caught", "timeout" or "survived"."""
+    lines = covering.get(mutant.path, {})
+    names = {name for line in mutant.lines for name in lines.get(line, ())}
+    if not names:
+        return "survived"
+    chosen = [tests] if "" in names else sorted(map(_node_id, names))
+    source = Path(mutant.path)
+    before = source.read_text()
+    try:
+        source.write_text(mutant.code())
+        code = _forked(lambda: pytest.main([*PYTEST, *chosen]), limit_s)
+    finally:
+        source.write_text(before)
+    if code == -signal.SIGXCPU or code == -signal.SIGKILL:
+        return "timeout"
+    return "caught" if code else "survived"
+
+
+def _node_id(name: str) -> str:
+    """Return pytest's name of a test: `tests.unit.test_job.test_x` becomes `tests/unit/test_job.py::test_x`."""
+    module, function = name.rsplit(".", 1)
+    return f"{module.replace('.', '/')}.py::{function}"
+
+
+def _forked(run: Callable[[], int], limit_s: int) -> int:
+    """Call `run` in a forked process without output, and return its exit code, or minus its signal."""
+
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        os._exit(int(run()))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(limit_s * SLEEP_FACTOR)
+    process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode

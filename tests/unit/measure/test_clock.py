@@ -1,0 +1,129 @@
+"""The two clocks, with collectives and GPU events that are stand-ins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.lone_rank import lone_rank
+from tests.support.sessions import cpu_context
+from tests.support.simulated_time import SimulatedTime, simulated_time
+from tpbench.measure import clock, stopwatch
+from tpbench.measure.clock import ColdCache, DeviceClock, WallClock
+from tpbench.measure.stopwatch import Stopwatch
+
+CPU = torch.device("cpu")
+
+
+class LoggedCache:
+    """A cache that notes when it is flushed."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def flush(self) -> None:
+        self.log.append("flush")
+
+
+class FakeEvents:
+    """CUDA events in simulated time. An event records the time at once."""
+
+    def __init__(self, time: SimulatedTime, log: list[str]) -> None:
+        self.time, self.log = time, log
+
+    def __call__(self, enable_timing: bool = False) -> FakeEvents:
+        assert enable_timing
+        return FakeEvents(self.time, self.log)
+
+    def record(self) -> None:
+        self.log.append("record")
+        self.at_s = self.time.now_s
+
+    def elapsed_time(self, end: FakeEvents) -> float:
+        return (end.at_s - self.at_s) * 1e3
+
+
+def test_caches_are_evicted_by_a_buffer_of_all_ranks_together() -> None:
+    buffer = ColdCache(CPU, 4).buffer
+    assert buffer.nbytes == 16 * 2**20
+    buffer.fill_(3)
+    cache = ColdCache(CPU, 2**20)
+    cache.buffer.fill_(3)
+    cache.flush()
+    assert cache.buffer.tolist() == [0] * 64
+
+
+def test_wall_time_begins_when_the_ranks_are_lined_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    lone_rank(monkeypatch, log=log)
+    with simulated_time() as time:
+
+        def step(name: str, seconds: float) -> None:
+            log.append(name)
+            time.sleep(seconds)
+
+        def restore() -> None:
+            log.append("restore")
+            time.sleep(5.0)
+
+        cache: Any = LoggedCache(log)
+        samples = WallClock(CPU, cache).interleaved(
+            [(lambda: step("a", 0.001), restore), (lambda: step("b", 0.02), restore)], 3
+        )
+    assert samples == [pytest.approx([1.0] * 3), pytest.approx([20.0] * 3)]
+    before = ["restore", "flush", "all_reduce"]
+    assert log == [word for name in "abbaab" for word in (*before, name)]
+
+
+def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    cycles: list[int] = []
+    lone_rank(monkeypatch, log=log)
+    with simulated_time() as time:
+        monkeypatch.setattr(torch.cuda, "Event", FakeEvents(time, log))
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda number: (log.append("sleep"), cycles.append(number)))
+
+        def step() -> None:
+            log.append("step")
+            time.sleep(0.002)
+
+        def restore() -> None:
+            log.append("restore")
+            time.sleep(5.0)
+
+        cache: Any = LoggedCache(log)
+        samples = DeviceClock(CPU, cache).samples(step, restore, 2)
+    assert samples == pytest.approx([2.0] * 2)
+    once = ["restore", "sleep", "flush", "all_reduce", "record", "step", "record"]
+    assert log == ["restore", "step", "all_reduce", *once, *once]
+    # The slowest rank queues for 4 ms; 50 us are added to one and a half times that.
+    assert cycles == [pytest.approx((1.5 * 0.004 + 50e-6) * 2.0e9, rel=1e-6)] * 2
+
+
+def test_a_stopwatch_warms_up_and_takes_the_slowest_ranks_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = lone_rank(monkeypatch)
+    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
+    calls: list[str] = []
+    lengths = iter([100.0, 100.0, 0.001, 0.005, 0.003, 0.004, 0.002, 7.0, 7.0, 0.001, 0.002, 0.003])
+    with simulated_time() as time:
+        watch = Stopwatch(cpu_context(here))
+
+        def step() -> None:
+            calls.append("step")
+            time.sleep(next(lengths))
+
+        assert watch.ms(step, lambda: calls.append("restore")) == pytest.approx(6.0)
+        assert calls == ["restore", "step"] * 7
+        assert watch.interleaved_ms((step, stopwatch.do_nothing), iterations=3) == [pytest.approx([2.0, 4.0, 6.0])]
+
+
+def test_times_are_device_times_on_a_gpu_unless_the_hosts_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    lone_rank(monkeypatch)
+    watch = object.__new__(Stopwatch)
+    cache: Any = LoggedCache([])
+    for device, on_host, kind in (("cpu", False, WallClock), ("cpu", True, WallClock), ("meta", True, WallClock),
+                                  ("meta", False, DeviceClock)):  # fmt: skip
+        watch.device, watch.cache = torch.device(device), cache
+        assert type(watch._clock(on_host)) is kind

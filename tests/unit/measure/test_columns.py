@@ -1,0 +1,147 @@
+"""The columns of a measurement, from times, memory and costs that are known."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.lone_rank import lone_rank
+from tests.support.sessions import cpu_context
+from tpbench.measure import bandwidth, columns, gemm, memory
+from tpbench.measure.ranks import gather_number, gather_numbers
+from tpbench.measure.session import Context, Costs
+
+CPU = torch.device("cpu")
+WALL = [np.array([1.0, 4.0]), np.array([6.0, 2.0]), np.array([5.0, 5.0])]
+SO_FAR = {"floor_ms": 0.5, "bytes_moved": 10**7}
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Context:
+    return cpu_context(lone_rank(monkeypatch, 3))
+
+
+def test_numbers_of_all_ranks_are_gathered_in_rank_order(context: Context) -> None:
+    assert gather_number(2.5, context) == [2.5, 5.0, 7.5]
+    assert [each.tolist() for each in gather_numbers([1.0, 10.0], context)] == [[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]
+
+
+@pytest.mark.parametrize(
+    ("consecutive", "compute_ms", "floor_ms"), [(False, 1.0, 2.5), (False, 9.0, 9.0), (True, 1.0, 3.5)]
+)
+def test_the_floor_is_the_longer_of_traffic_and_products_or_their_sum(
+    consecutive: bool, compute_ms: float, floor_ms: float
+) -> None:
+    costs = Costs(4 * 10**6, 77, flops=5, compute_ms=compute_ms, wire_ms=0.5, consecutive=consecutive)
+    assert columns.cost_columns(costs, 2.0) == {
+        "bytes_moved": 4 * 10**6, "bytes_communicated": 77, "flops": 5, "copy_gb_per_s": 2.0, "floor_ms": floor_ms,
+    }  # fmt: skip
+
+
+def test_a_cost_that_is_not_stated_is_zero() -> None:
+    found = columns.cost_columns(Costs(2 * 10**6, 0), 2.0)
+    assert (found["flops"], found["floor_ms"]) == (0, 1.0)
+
+
+def test_times_are_medians_of_the_slowest_rank(context: Context) -> None:
+    found = columns.time_columns(object(), context, WALL, None, dict(SO_FAR), lambda _: pytest.fail("no details"))
+    assert found["samples_ms"] == [4.0, 6.0, 5.0] and found["iterations"] == 3
+    assert (found["time_ms"], found["time_min_ms"], found["skew_ms"]) == (5.0, 4.0, 3.0)
+    assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.1, 2.0)
+    assert "device_ms" not in found
+
+
+def test_rates_are_of_the_device_time_where_there_is_one(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_clocks_mhz", lambda device: {"sm_clock_mhz": 1980})
+
+    class Detailed:
+        def details(self, so_far: Any) -> dict[str, Any]:
+            return {"twice_ms": 2 * so_far["device_ms"]}
+
+    said: list[str] = []
+    device = [each / 2 for each in WALL]
+    found = columns.time_columns(Detailed(), context, WALL, device, dict(SO_FAR), said.append)
+    assert (found["time_ms"], found["device_ms"], found["device_samples_ms"]) == (5.0, 2.5, [2.0, 3.0, 2.5])
+    assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.2, 4.0)
+    assert (found["sm_clock_mhz"], found["twice_ms"], said) == (1980, 5.0, ["timing details"])
+
+
+def test_clocks_of_a_gpu_are_those_of_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failure(Exception):
+        pass
+
+    def info(handle: str, clock: str) -> int:
+        if handle != "GPU-abc":
+            raise Failure
+        return {"sm": 1980, "memory": 3201}[clock]
+
+    nvml = SimpleNamespace(
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid, nvmlDeviceGetClockInfo=info, NVML_CLOCK_SM="sm",
+        NVML_CLOCK_MEM="memory", NVMLError=Failure, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
+    )  # fmt: skip
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
+    uuids = iter(["abc", "unknown"])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=next(uuids)))
+    assert columns._clocks_mhz(CPU) == {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201}
+    assert columns._clocks_mhz(CPU) == {}
+
+
+def test_memory_is_that_of_every_rank_and_of_the_largest(context: Context) -> None:
+    assert columns.memory_columns(0.5, context) == {"rank_peak_gib": [0.5, 1.0, 1.5], "peak_gib": 1.5}
+    usage = memory.IterationMemory(CPU, 0)
+    usage.held_gib, usage.peak_gib = [1.0, 2.0], [3.0, 4.0]
+    assert columns.iteration_memory_columns(usage, context) == {
+        "iteration_held_gib": [3.0, 6.0], "iteration_peak_gib": [9.0, 12.0],
+    }  # fmt: skip
+
+
+def test_the_copy_bandwidth_counts_bytes_read_and_written_of_the_slowest_rank(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [9.0, 1.0, 2.0, 3.0, 2.0, 1.0, 2.0, 9.0, 2.0, 1.0]  # the first copy does not count
+    assert len(lengths) == bandwidth.COPIES + 1
+    times = itertools.accumulate(lengths, initial=100.0)
+    monkeypatch.setattr(bandwidth, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr(bandwidth, "BYTES", {"cpu": 4 * 10**6})
+    assert bandwidth.copy_gb_per_s(CPU) == pytest.approx(4e6 / 2.0 / 1e9)
+
+
+def test_a_copy_really_copies() -> None:
+    target, source = torch.zeros(8), torch.arange(8.0)
+    assert len(bandwidth._host_seconds(target, source)) == bandwidth.COPIES + 1
+    assert torch.equal(target, source)
+
+
+def test_device_times_of_copies_are_between_neighbouring_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = itertools.accumulate(range(1, 100))
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = next(marks)
+
+        def elapsed_time(self, end: Any) -> float:
+            return float(end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    seconds = bandwidth._device_seconds(torch.zeros(1), torch.ones(1))
+    assert seconds == [each / 1e3 for each in range(2, bandwidth.COPIES + 3)]
+
+
+def test_the_rate_of_products_counts_two_operations_for_each_term() -> None:
+    class Watch:
+        def ms(self, multiply: Any) -> float:
+            multiply()
+            return 4.0
+
+    watch: Any = Watch()
+    assert gemm.gemm_tflops(torch.float32, CPU, watch) == pytest.approx(2 * 512**3 / 4e-3 / 1e12)
+    assert gemm.compute_ms(3 * 10**9, 1.5) == 2.0

@@ -1,0 +1,114 @@
+"""The rounds of an interleaved cell: their lengths, and the requests after each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.lone_rank import lone_rank
+from tests.support.sessions import Sleeper, cpu_context
+from tests.support.simulated_time import simulated_time
+from tpbench.measure import clock
+from tpbench.measure.interleaving import InterleavedRank, InterleavingQueue, RoundRequest
+from tpbench.measure.rounds import MIN_ROUNDS, ROUNDS, ClockRounds, run_rounds
+from tpbench.measure.settings import MeasureSettings
+
+SETTINGS: dict[str, Any] = {"time_budget_s": 2.4, "min_iterations": 1, "max_iterations": 10**6, "precision": 0.0}
+
+
+def rounds_of(lengths: list[int], spent_s: float, milliseconds: float = 1.0, **settings: Any) -> ClockRounds:
+    """Return rounds of so many iterations, which took `spent_s` together."""
+    nothing: Any = None
+    found = ClockRounds(nothing, nothing, nothing, nothing, MeasureSettings(**{**SETTINGS, **settings}))
+    found.rounds = [[np.array([milliseconds / 2, milliseconds])] * length for length in lengths]
+    found.spent_s = spent_s
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "iterations"),
+    [
+        (rounds_of([], 0.0), 2),
+        (rounds_of([], 0.0, max_iterations=24), 1),
+        # A round has 0.1 s. Three iterations, one of them to warm up again, took 0.03 s: ten fit.
+        (rounds_of([2], 0.0299), 9),
+        (rounds_of([2, 9], 0.1299), 9),
+        (rounds_of([2], 0.0299, max_iterations=24 * 5), 5),
+        (rounds_of([2], 3.0), 1),  # at least one
+    ],
+)
+def test_the_iterations_of_the_next_round(found: ClockRounds, iterations: int) -> None:
+    assert found.next_iterations == iterations
+
+
+@pytest.mark.parametrize(
+    ("found", "request_"),
+    [
+        (rounds_of([], 0.0), RoundRequest.MORE),
+        (rounds_of([2] * MIN_ROUNDS, 1.0), RoundRequest.ENOUGH),
+        (rounds_of([2] * (MIN_ROUNDS - 1), 1.0), RoundRequest.MORE),
+        (rounds_of([2] * MIN_ROUNDS, 1.0, min_iterations=2 * MIN_ROUNDS), RoundRequest.ENOUGH),
+        (rounds_of([2] * MIN_ROUNDS, 1.0, min_iterations=2 * MIN_ROUNDS + 1), RoundRequest.MORE),
+        (rounds_of([2] * MIN_ROUNDS, 2.3999), RoundRequest.ENOUGH),
+        (rounds_of([2] * MIN_ROUNDS, 2.4), RoundRequest.NO_MORE),
+        # Twelve rounds have 24 iterations, and the next one has one more.
+        (rounds_of([2] * MIN_ROUNDS, 1.0, max_iterations=25), RoundRequest.ENOUGH),
+        (rounds_of([2] * MIN_ROUNDS, 1.0, max_iterations=24), RoundRequest.NO_MORE),
+    ],
+)
+def test_the_request_after_a_round(found: ClockRounds, request_: RoundRequest) -> None:
+    assert found.request() == request_
+
+
+def test_a_median_that_varies_needs_more_rounds() -> None:
+    found = rounds_of([2] * MIN_ROUNDS, 1.0)
+    found.rounds[::2] = [[np.array([3.0, 2.0])] * 2 for _ in found.rounds[::2]]
+    assert found.request() == RoundRequest.MORE
+    assert found.medians_ms == [3.0, 1.0] * (MIN_ROUNDS // 2)
+    assert len(found.samples) == 2 * MIN_ROUNDS
+
+
+class Queue(InterleavedRank):
+    """A rank whose requests are granted at once, up to a number."""
+
+    def __init__(self, grants: int) -> None:
+        self.left, self.requests = grants, []  # type: ignore[var-annotated]
+
+    def request_round(self, request: RoundRequest) -> bool:
+        self.requests.append(request)
+        self.left -= 1
+        return self.left >= 0
+
+
+def test_rounds_of_two_clocks_end_with_the_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = lone_rank(monkeypatch)
+    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
+    queue = Queue(3)
+    with simulated_time() as time:
+        session = Sleeper(here, time, 0.001)
+        wall, context = clock.WallClock(here.device, clock.ColdCache(here.device, 2)), cpu_context(here)
+        settings = [MeasureSettings(**{**SETTINGS, "time_budget_s": budget}) for budget in (2.41, 0.001)]
+        clocks = [ClockRounds(wall, session.step, session, context, each) for each in settings]
+        run_rounds(queue, clocks, session, context)
+    assert queue.requests == [RoundRequest.MORE, *[RoundRequest.NO_MORE] * 3]  # the request of the shorter budget
+    assert [len(each) for each in clocks[0].rounds] == [2, 99, 99]  # 0.1 s each, after one iteration of warm-up
+    assert [len(each) for each in clocks[1].rounds] == [2, 1, 1]
+    assert clocks[0].spent_s == pytest.approx((3 + 100 + 100) * 0.001)
+    assert clocks[0].medians_ms == pytest.approx([2.0] * 3)  # the slowest rank's
+    assert ROUNDS == 24
+
+
+def test_a_request_waits_in_a_file_for_its_grant(tmp_path: Any) -> None:
+    queue = InterleavingQueue(tmp_path / "interleaving")
+    rank = InterleavedRank(queue.folder)
+    assert queue.pending_request() is None
+    for number, (request_, last) in enumerate([(RoundRequest.MORE, False), (RoundRequest.NO_MORE, True)]):
+        (queue.folder / f"{number}.grant").write_text("finish" if last else "measure")  # it does not have to wait
+        assert rank.request_round(request_) is not last
+        assert queue.pending_request() == request_
+        queue.grant(last)
+        assert queue.pending_request() is None
+    assert sorted(each.name for each in queue.folder.iterdir()) == ["0.grant", "0.request", "1.grant", "1.request"]
+    assert [(queue.folder / f"{number}.grant").read_text() for number in (0, 1)] == ["measure", "finish"]
