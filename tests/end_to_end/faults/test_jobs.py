@@ -39,32 +39,42 @@ def test_killed_rank(tmp_path: Path) -> None:
 
 
 SPIN = """
-import os, signal
+import os, signal, time
+monotonic, jump_s = time.monotonic, 0
 def spin(*_):
     os.nice(19)  # other tests run beside this one
     while True:
         pass
-signal.signal(signal.SIGUSR2, spin)
+def jump(*_):
+    global jump_s
+    jump_s = {limit}
+if "RANK" in os.environ:
+    signal.signal(signal.SIGUSR2, spin)
+else:
+    time.monotonic = lambda: monotonic() + jump_s
+    signal.signal(signal.SIGUSR2, jump)
 """
+"""At SIGUSR2 a rank spins, and the launcher's clock jumps to the job's time limit."""
+TIME_LIMIT_S = 9000
 
 
 @pytest.mark.fault("a rank that is stopped", "a rank that spins")
 def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
-    """Run both sweeps at once: each waits for its timeout, which is long because a busy machine starts ranks slowly."""
-    (tmp_path / "sitecustomize.py").write_text(SPIN)
+    (tmp_path / "sitecustomize.py").write_text(SPIN.replace("{limit}", str(TIME_LIMIT_S)))
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     stopped, spinning = tmp_path / "stopped", tmp_path / "spinning"
-    begun = []
     for folder, number, rank in ((stopped, signal.SIGSTOP, 0), (spinning, signal.SIGUSR2, 1)):
         folder.mkdir()
-        running = Running(*ENDLESS, "timeout_s=60", cwd=folder, env=env)
-        running.wait_for("first pass", rank=rank).send_signal(number)
-        begun.append((folder, running, running.family()))
-    for folder, running, family in begun:
+        running = Running(*ENDLESS, f"timeout_s={TIME_LIMIT_S}", cwd=folder, env=env)
+        victim = running.wait_for("first pass", rank=rank)
+        family = running.family()
+        victim.send_signal(number)
+        running.until(lambda: victim.status() == psutil.STATUS_STOPPED or victim.nice() == 19, "the fault")  # noqa: B023
+        running.process.send_signal(signal.SIGUSR2)
         code, output = running.end()
         row = only_row(folder)
         assert (row["status"], code) == ("timeout", 1), output
-        assert "still running after 60 s" in str(row["reason"])
+        assert f"still running after {TIME_LIMIT_S} s" in str(row["reason"])
         assert row["time_ms"] != row["time_ms"]
         assert gone(family)
     assert "rank 0: first pass" in str(only_row(stopped)["reason"])
