@@ -27,7 +27,10 @@ PACKAGES = {
     **{name: (f"tpbench/{name}", f"tests/unit/{name}") for name in ("measure", "results", "report", "predict")},
     "job": ("tpbench/job.py", "tests/unit/test_job.py"),
     "settings": ("tpbench/settings.py", "tests/unit/test_settings.py"),
-    **{f"oracle of {name}": (f"tpbench/workloads/{name}/oracle.py", f"tests/unit/workloads/{name}") for name in WORKLOADS},
+    **{
+        f"oracle of {name}": (f"tpbench/workloads/{name}/oracle.py", f"tests/unit/workloads/{name}")
+        for name in WORKLOADS
+    },
 }
 """Sources that are changed, and the folder or file of their tests."""
 
@@ -87,7 +90,9 @@ def test_all(mutants: list[Mutant], limit_s: int) -> list[tuple[str, str]]:
         found = outcome(mutant, tests[mutant.package], folder, limit_s)
         ended.append((mutant.package, found))
         if found != "caught":
-            print(f"\n{number}/{len(mutants)} {found}: {mutant.path}:{mutant.lines[0]}\n{mutant.difference()}", flush=True)
+            print(
+                f"\n{number}/{len(mutants)} {found}: {mutant.path}:{mutant.lines[0]}\n{mutant.difference()}", flush=True
+            )
     return ended
 
 
@@ -95,7 +100,9 @@ def print_table(names: list[str], ended: Counter[tuple[str, str]]) -> None:
     columns = ("caught", "timeout", "survived")
     print(f"\n| package | {' | '.join(columns)} | share noticed |\n|---|---:|---:|---:|---:|")
     for name in [*names, "all"]:
-        counts = [sum(n for (of, found), n in ended.items() if name in (of, "all") and found == each) for each in columns]
+        counts = [
+            sum(n for (of, found), n in ended.items() if name in (of, "all") and found == each) for each in columns
+        ]
         if total := sum(counts):
             print(f"| {name} | {' | '.join(map(str, counts))} | {(total - counts[2]) / total:.0%} |")
 

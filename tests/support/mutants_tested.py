@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import coverage
@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.mutants_made import Mutant
 
-PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", "-o", "addopts=--import-mode=importlib")
+PYTEST = ("-qx", "-pno:cacheprovider", "-pno:xdist", "-pno:timeout", "-oaddopts=--import-mode=importlib")
 SLEEP_FACTOR = 30
 """Wall seconds for each CPU second of the limit. Only a process that sleeps takes so long."""
 
@@ -28,7 +28,7 @@ def covering_tests(source: str, tests: str) -> Covering:
     data.unlink(missing_ok=True)
 
     def run() -> int:
-        measured = coverage.Coverage(data_file=str(data), include=[f"{source}*"])
+        measured = coverage.Coverage(data_file=str(data), include=[source, f"{source}/**"])
         measured.set_option("run:dynamic_context", "test_function")
         with measured.collect():
             code = pytest.main([*PYTEST, tests])
@@ -39,7 +39,9 @@ def covering_tests(source: str, tests: str) -> Covering:
         raise SystemExit(f"{tests} fails without a mutant: {code}")
     measured = coverage.CoverageData(str(data))
     measured.read()
-    return {os.path.relpath(path): measured.contexts_by_lineno(path) for path in measured.measured_files()}
+    covering = {os.path.relpath(path): measured.contexts_by_lineno(path) for path in measured.measured_files()}
+    assert covering, "no test runs a line of the source"
+    return covering
 
 
 def outcome(mutant: Mutant, covering: Covering, tests: str, limit_s: int) -> str:
@@ -72,7 +74,7 @@ def _forked(run: Callable[[], int], limit_s: int) -> int:
 
     def child() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))
-        with open(os.devnull, "w") as nowhere:
+        with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         os._exit(int(run()))
