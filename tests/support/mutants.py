@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.support.mutants_made import Mutant, all_mutants
-from tests.support.mutants_tested import covering_tests, outcome
+from tests.support.mutants_tested import Covering, covering_tests, outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ("embedding_grad", "entropy_loss", "linear_loss", "tp_block", "train_step")
@@ -46,7 +46,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"default: {', '.join(PACKAGES)}")
     parser.add_argument("--sample", type=int, default=300, help="number of random mutants (default: 300)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
-    parser.add_argument("--limit", type=int, default=30, help="CPU seconds for the tests of a mutant (default: 30)")
+    parser.add_argument(
+        "--limit", type=int, help="CPU seconds for a mutant (default: twice those of its tests, and 10)"
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.packages) - set(PACKAGES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
@@ -80,14 +82,16 @@ def copy_checkout(folder: Path) -> None:
     subprocess.run(compiling, check=True)
 
 
-def test_all(mutants: list[Mutant], limit_s: int) -> list[tuple[str, str]]:
+def test_all(mutants: list[Mutant], limit_s: int | None) -> list[tuple[str, str]]:
     """Test each mutant, print the survivors, and return a package and an outcome for each."""
-    ended, tests = [], {}
+    ended: list[tuple[str, str]] = []
+    tests: dict[str, tuple[Covering, float]] = {}
     for number, mutant in enumerate(mutants, start=1):
         source, folder = PACKAGES[mutant.package]
         if mutant.package not in tests:
             tests[mutant.package] = covering_tests(source, folder)
-        found = outcome(mutant, tests[mutant.package], folder, limit_s)
+        covering, needed_s = tests[mutant.package]
+        found = outcome(mutant, covering, folder, limit_s or 2 * needed_s + 10)
         ended.append((mutant.package, found))
         if found != "caught":
             print(

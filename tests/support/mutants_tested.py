@@ -22,8 +22,8 @@ Covering = dict[str, dict[int, list[str]]]
 """For each source file and line, the test functions that run it. An empty name is an import or a fixture."""
 
 
-def covering_tests(source: str, tests: str) -> Covering:
-    """Run the tests, and return which of them run which line."""
+def covering_tests(source: str, tests: str) -> tuple[Covering, float]:
+    """Run the tests. Return which of them run which line, and their CPU seconds."""
     data = Path("covered").resolve()
     data.unlink(missing_ok=True)
 
@@ -35,23 +35,27 @@ def covering_tests(source: str, tests: str) -> Covering:
         measured.save()
         return code
 
+    before = _children_s()
     if code := _forked(run, limit_s=600):
         raise SystemExit(f"{tests} fails without a mutant: {code}")
     measured = coverage.CoverageData(str(data))
     measured.read()
     covering = {os.path.relpath(path): measured.contexts_by_lineno(path) for path in measured.measured_files()}
     assert covering, "no test runs a line of the source"
-    return covering
+    return covering, _children_s() - before
 
 
-def outcome(mutant: Mutant, covering: Covering, tests: str, limit_s: int) -> str:
+def outcome(mutant: Mutant, covering: Covering, tests: str, limit_s: float) -> str:
     """Return "caught", "timeout" or "survived"."""
     lines = covering.get(mutant.path, {})
     names = {name for line in mutant.lines for name in lines.get(line, ())}
     if not names:
         return "survived"
-    chosen = [tests] if "" in names else sorted(map(_node_id, names))
+    if "" in names:  # the line is run by an import: every test that runs a line of the file may notice
+        names = {name for each in lines.values() for name in each if name}
     source = Path(mutant.path)
+    # The tests that are named after the file come first.
+    chosen = sorted(map(_node_id, names), key=lambda test: (source.stem not in test, test)) or [tests]
     before = source.read_text()
     try:
         source.write_text(mutant.code())
@@ -63,17 +67,22 @@ def outcome(mutant: Mutant, covering: Covering, tests: str, limit_s: int) -> str
     return "caught" if code else "survived"
 
 
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _node_id(name: str) -> str:
     """Return pytest's name of a test: `tests.unit.test_job.test_x` becomes `tests/unit/test_job.py::test_x`."""
     module, function = name.rsplit(".", 1)
     return f"{module.replace('.', '/')}.py::{function}"
 
 
-def _forked(run: Callable[[], int], limit_s: int) -> int:
+def _forked(run: Callable[[], int], limit_s: float) -> int:
     """Call `run` in a forked process without output, and return its exit code, or minus its signal."""
 
     def child() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s) + 1))
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)

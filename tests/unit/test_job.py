@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.planned import MODEL
 from tpbench.job import Job, field_names, parse_job, stored_job, unsupported_reason
 from tpbench.launcher.options import SweepOptions
 from tpbench.results.read import load
@@ -190,3 +192,88 @@ def test_a_field_that_was_added_leaves_the_keys_of_older_rows_as_they_were() -> 
     older = {name: value for name, value in job.flat().items() if name != "rotary"}
     assert stored_job(older).key == job.key == "4ff0316fd8d0bcac"
     assert parse_job({**block, "tp_size": 2, "rotary": True}).key != job.key
+
+
+def test_a_job_says_its_sizes_and_what_is_not_the_default() -> None:
+    assert str(parse_job(TINY)) == "triton_tp loss=cross_entropy tokens=64 vocab=1000 tp_size=2"
+    more = parse_job({**TINY, "dp_size": 3, "block_cap": 4096})
+    assert str(more) == "triton_tp loss=cross_entropy tokens=64 vocab=1000 tp_size=2 dp_size=3 block_cap=4096"
+    assert (more.world_size, more.chosen_options()) == (6, {"block_cap": 4096})
+    assert parse_job(TINY).chosen_options() == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "triton", "interpreted", "cuda"),
+    [
+        ({"variant": "triton_tp", "device": "cpu"}, True, True, False),
+        ({"variant": "triton_tp", "device": "cuda"}, True, False, False),
+        ({"variant": "pytorch_gather", "device": "cpu"}, False, False, False),
+    ],
+)
+def test_kernels_are_interpreted_on_a_cpu_only(
+    values: dict[str, str], triton: bool, interpreted: bool, cuda: bool
+) -> None:
+    job = parse_job({**TINY, **values})
+    assert (job.uses_triton, job.interpreted, job.requires_cuda) == (triton, interpreted, cuda)
+
+
+def test_defaults_and_limits_of_a_job() -> None:
+    job = parse_job(TINY)
+    assert (job.dp_size, job.device, job.memory_limit_gib, job.timeout_s) == (1, "auto", None, 600.0)
+    assert parse_job({**TINY, "memory_limit_gib": 0.001, "timeout_s": 1, "tp_size": 1, "dp_size": 1}).timeout_s == 1.0
+    for wrong in ({"memory_limit_gib": 0.0009}, {"timeout_s": 0.9}, {"dp_size": 0}, {"tp_size": 0}):
+        with pytest.raises(JobError, match="must be at least"):
+            parse_job({**TINY, **wrong})
+
+
+def test_a_job_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        parse_job(TINY).tp_size = 4  # type: ignore[misc]
+
+
+def test_fields_of_a_measurement_are_no_fields_of_scheduled_iterations() -> None:
+    scheduled = workloads()["train_step"]
+    assert "world_size" in field_names() & field_names(scheduled) and "problem" not in field_names()
+    assert "precision" in field_names() - field_names(scheduled)
+    assert "precision" in field_names(workloads()["entropy_loss"])
+    with pytest.raises(JobError) as caught:
+        parse_job({**MODEL, "variant": "fsdp", "model": "x", "tp_size": 1, "dp_size": 2}, chosen=["precision"])
+    assert str(caught.value) == (
+        "no field of train_step is called precision: its problem fixes the iterations, so leave out precision "
+        "(steps=2 makes it short)"
+    )
+
+
+def test_a_field_that_does_not_exist_says_where_it_does() -> None:
+    with pytest.raises(
+        JobError, match=r"no field of entropy_loss is called steps: leave it out .it is a field of train_step.$"
+    ):
+        parse_job(TINY, chosen=["steps"])
+    with pytest.raises(JobError, match="no field of entropy_loss is called tokns, did you mean tokens"):
+        parse_job(TINY, chosen=["tokns"])
+    assert parse_job(TINY, chosen=["order"], also_valid=["order"]) == parse_job(TINY)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {"tp_size": "auto", "world_size": 8, "dp_size": 0},
+        {"tp_size": 2, "world_size": 4, "dp_size": "x"},
+        {"tp_size": None, "world_size": 4},
+    ],
+)
+def test_ranks_that_are_no_numbers(ranks: dict[str, object]) -> None:
+    with pytest.raises(JobError, match="must be numbers above 0"):
+        parse_job({**TINY, **ranks})
+
+
+def test_a_shape_of_another_workload_without_one_that_fits() -> None:
+    with pytest.raises(JobError, match=r"the shape is of train_step \(shapes that fit: none\)"):
+        parse_job({**TINY, "shape_workload": "train_step"})
+    assert parse_job({**TINY, "shape_workload": "entropy_loss"}) == parse_job(TINY)
+
+
+def test_an_option_at_its_default_is_supported_by_all() -> None:
+    assert unsupported_reason(parse_job({**TINY, "variant": "triton_tp"})) is None
+    reason = unsupported_reason(parse_job({**TINY, "compile": True}))
+    assert reason == "triton_tp does not take compile=True (taken by: pytorch_tp_manual, pytorch_gather)"

@@ -1,8 +1,13 @@
 """Suggestions for names that do not exist."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
 import pytest
 
-from tpbench.settings import nearest, unknown
+from tpbench.settings import JobError, former_names, former_spelling, nearest, parse, setting, unknown
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,99 @@ def test_a_long_list_is_named_and_three_names_are_suggested():
         "no column is called time_mss, did you mean time_ms, time_p5_ms or time_min_ms? (all 190: outputs/SCHEMA.md)"
     )
     assert unknown("column", "x", columns, "outputs/SCHEMA.md") == "no column is called x (all 190: outputs/SCHEMA.md)"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One field of each kind."""
+
+    name: str = setting(help="a name")
+    count: int = setting(3, help="a number of things", low=1)
+    share: float = setting(0.5, help="a share", low=0.0, high=1.0)
+    most: float | None = setting(None, help="a limit", high=10.0)
+    flag: bool = setting(False, help="a flag")
+    way: Literal["first", "second", 2] = setting(
+        "first", help="a way", former_name="method", former_values={"old": "second"}
+    )
+
+
+def parsed(**values: object) -> Settings:
+    made: Settings = parse(Settings, {"name": "x", **values})
+    return made
+
+
+def test_defaults_are_kept_and_texts_are_converted():
+    assert parsed() == Settings("x")
+    assert parsed(name=7, count="4", share="1", most="2.5", flag="TRUE", way="2") == Settings("7", 4, 1.0, 2.5, True, 2)
+    assert type(parsed(share="1").share) is float and type(parsed(count=4.0).count) is int
+    assert parsed(flag=False) == parsed(flag="False") == Settings("x")
+
+
+@pytest.mark.parametrize("none", [None, "null", "none", "None"])
+def test_only_an_optional_field_can_be_null(none):
+    assert parsed(most=none).most is None
+    with pytest.raises(JobError, match=r"count=(None|null|none) must be a whole number \(a number of things\)"):
+        parsed(count=none)
+    assert parsed(name=none).name == str(none)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"count": 0}, "count=0 must be at least 1 (a number of things)"),
+        ({"count": 1.5}, "count=1.5 must be a whole number (a number of things)"),
+        ({"count": True}, "count=True must be a whole number (a number of things)"),
+        ({"count": "many"}, "count=many must be a whole number (a number of things)"),
+        ({"share": -0.1}, "share=-0.1 must be between 0.0 and 1.0 (a share)"),
+        ({"share": 1.1}, "share=1.1 must be between 0.0 and 1.0 (a share)"),
+        ({"share": "nan"}, "share=nan must be a number (a share)"),
+        ({"most": 11}, "most=11 must be at most 10.0 (a limit)"),
+        ({"most": "-inf"}, "most=-inf must be a number (a limit)"),
+        ({"flag": "yes"}, "flag=yes must be true or false"),
+        ({"flag": 1}, "flag=1 must be true or false"),
+        ({"way": "secnd"}, "way=secnd does not exist, did you mean second? (valid: first, second, 2)"),
+        ({"way": "old", "method": "second"}, "method is the former name of way: set one of them"),
+    ],
+)
+def test_a_wrong_value_gets_one_line(values, said):
+    with pytest.raises(JobError) as caught:
+        parsed(**values)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("values", [{"count": 1}, {"share": 0}, {"share": 1}, {"most": 10}, {"most": -1e9}])
+def test_a_limit_is_a_valid_value(values):
+    (name,) = values
+    assert getattr(parsed(**values), name) == values[name]
+
+
+def test_a_missing_field_is_described_and_all_mistakes_are_told():
+    with pytest.raises(JobError) as caught:
+        parse(Settings, {"count": 0, "flag": 2})
+    assert str(caught.value).splitlines() == [
+        "name is missing (a name)", "count=0 must be at least 1 (a number of things)", "flag=2 must be true or false",
+    ]  # fmt: skip
+
+
+def test_a_former_name_counts_unless_both_are_set():
+    assert parsed(method="old").way == parsed(way="old").way == parsed(method="second").way == "second"
+    assert parsed(method="second", way="first").way == "second"  # a default beside it was not set by anyone
+    assert former_names(Settings) == {"method": "way"}
+    assert former_spelling(Settings, {"way": "second", "count": 1}) == {"method": "old", "count": 1}
+    assert former_spelling(Settings, {"way": "first"}) == {"method": "first"}
+
+
+def test_three_near_names_are_a_list_and_two_are_a_choice():
+    assert nearest("abcd", ("abce", "abcf", "abcg"), most=3).count(",") == 2
+    assert nearest("abcd", ("abce", "xyzw"), most=2) == ", did you mean abce?"
+    assert nearest("abcd", ("abce", "abcf"), most=2) in (
+        ", did you mean abce or abcf?", ", did you mean abcf or abce?",
+    )  # fmt: skip
+    assert nearest("abc", ("abc_x",)) == ", did you mean abc_x?"  # similar enough
+    assert nearest("gpus", ("number_gpus_of_all_the_hosts",)) == ", did you mean number_gpus_of_all_the_hosts?"
+    assert nearest("gpu", ("number_gpu_of_all_the_hosts",)) == ""  # too short to be a word of a name
+
+
+def test_numbers_among_valid_names_are_sorted_by_value_and_come_first():
+    assert unknown("size", 7, ("auto", "16", "9", "4096", "32")) == "no size is called 7 (valid: 9, 16, 32, 4096, auto)"
+    assert unknown("size", 7, ("auto", "16"), "the page") == "no size is called 7 (all 2: the page)"

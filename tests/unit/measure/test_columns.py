@@ -56,9 +56,7 @@ def test_times_are_medians_of_the_slowest_rank(context: Context) -> None:
     assert "device_ms" not in found
 
 
-def test_rates_are_of_the_device_time_where_there_is_one(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_clocks_mhz", lambda device: {"sm_clock_mhz": 1980})
-
+def test_rates_are_of_the_device_time_where_there_is_one(context: Context) -> None:
     class Detailed:
         def details(self, so_far: Any) -> dict[str, Any]:
             return {"twice_ms": 2 * so_far["device_ms"]}
@@ -68,27 +66,7 @@ def test_rates_are_of_the_device_time_where_there_is_one(context: Context, monke
     found = columns.time_columns(Detailed(), context, WALL, device, dict(SO_FAR), said.append)
     assert (found["time_ms"], found["device_ms"], found["device_samples_ms"]) == (5.0, 2.5, [2.0, 3.0, 2.5])
     assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.2, 4.0)
-    assert (found["sm_clock_mhz"], found["twice_ms"], said) == (1980, 5.0, ["timing details"])
-
-
-def test_clocks_of_a_gpu_are_those_of_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failure(Exception):
-        pass
-
-    def info(handle: str, clock: str) -> int:
-        if handle != "GPU-abc":
-            raise Failure
-        return {"sm": 1980, "memory": 3201}[clock]
-
-    nvml = SimpleNamespace(
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid, nvmlDeviceGetClockInfo=info, NVML_CLOCK_SM="sm",
-        NVML_CLOCK_MEM="memory", NVMLError=Failure, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
-    )  # fmt: skip
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
-    uuids = iter(["abc", "unknown"])
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=next(uuids)))
-    assert columns._clocks_mhz(CPU) == {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201}
-    assert columns._clocks_mhz(CPU) == {}
+    assert (found["twice_ms"], said) == (5.0, ["timing details"])
 
 
 def test_memory_is_that_of_every_rank_and_of_the_largest(context: Context) -> None:

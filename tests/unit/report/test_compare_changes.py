@@ -1,0 +1,367 @@
+"""Verdicts, uncertainties and conditions of a comparison, from small records without files."""
+
+import dataclasses
+import datetime
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tpbench.report.compare import changes, conditions, method, uncertainty
+from tpbench.report.compare.changes import CellChange, Comparison, compare_cells, verdicts
+from tpbench.report.compare.pairs import CellPair
+from tpbench.report.compare.uncertainty import Difference, Observation, Scatter
+from tpbench.report.compare.unpaired import explain_unpaired
+from tpbench.report.metric import metric
+from tpbench.report.ratio import FEWEST, Ratio, clean, ratio
+
+STEADY = [1.0 + 0.0001 * step for step in range(21)]
+
+
+def record(**fields):
+    """Return a row of a right cell: 21 samples of about 1 ms."""
+    usual = {
+        "workload": "entropy_loss", "variant": "triton_tp", "hardware": "GPU", "device": "cuda", "status": "ok",
+        "reason": None, "interpreted": False, "warmed_up": True, "time_ms": 1.0, "samples_ms": STEADY,
+        "peak_gib": 2.0, "started_at": None,
+    }  # fmt: skip
+    return {**usual, **fields}
+
+
+def slower(factor, **fields):
+    return record(**{"time_ms": factor, "samples_ms": [factor * each for each in STEADY], **fields})
+
+
+def pair(before, after, name="cell"):
+    sides = (tuple(side) if isinstance(side, list) else (side,) if side else () for side in (before, after))
+    return CellPair(name, (), *sides)
+
+
+def change(before, after, metric_name="time_ms", threshold=0.03, **options):
+    (found,) = compare_cells([pair(before, after)], metric_name, threshold, **options).changes
+    return found
+
+
+INTERPRETED, ONE_PASS = "interpreted: right, but no measurement", "one pass served as warm-up, check and time"
+
+
+@pytest.mark.parametrize("at", ["before", "after", "both"])
+@pytest.mark.parametrize(("mark", "said"), [({"interpreted": True}, INTERPRETED), ({"warmed_up": False}, ONE_PASS)])
+def test_a_value_that_is_no_measurement_is_not_compared_on_either_side(at, mark, said):
+    before, after = (record(**(mark if at in (side, "both") else {})) for side in ("before", "after"))
+    found = change(before, after, allowed=("interpreted", "warmed_up"))
+    assert found.verdict == "not comparable" and found.note.startswith(said) and found.ratio is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "fails"),
+    [
+        ("ok", "ok", "same", False),
+        *(("ok", failed, "fails now", True) for failed in ("oom", "wrong", "timeout", "error")),
+        *((failed, "ok", "works now", False) for failed in ("oom", "wrong", "timeout", "error")),
+        ("ok", "skipped", "not comparable", False),
+        ("skipped", "ok", "not comparable", False),
+        ("oom", "oom", "same", False),
+        ("oom", "error", "not comparable", False),
+    ],
+)
+def test_statuses(before, after, verdict, fails):
+    found = change(record(status=before), record(status=after, reason="it broke" if after == "error" else None))
+    assert (found.verdict, found.fails()) == (verdict, fails)
+    if (before, after) != ("ok", "ok"):
+        reason = ": it broke" if (before, after) == ("ok", "error") else ""
+        assert found.note == f"{before}, then {after}{reason}" and found.p is None
+    assert found.before == (1.0 if before == "ok" else None) and found.after == (1.0 if after == "ok" else None)
+
+
+def test_a_cell_on_one_side_only():
+    gone, added = change(record(), None), change(None, record(status="oom"))
+    assert (gone.verdict, gone.note) == ("only before", "GPU: ok")
+    assert (added.verdict, added.note) == ("only after", "GPU: oom")
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.5, "slower"), (0.5, "faster"), (1.02, "same"), (1 / 1.02, "same"), (1.031, "not clear")]
+)
+def test_a_difference_counts_above_the_threshold_if_it_is_significant(factor, verdict):
+    found = change(record(), slower(factor))
+    assert found.verdict == ("unclear" if verdict == "not clear" else verdict)
+    assert found.ratio.value == pytest.approx(factor) and found.ratio.low < factor < found.ratio.high
+    assert found.rows == (1, 1) and (found.before, found.after) == (1.0, factor)
+    assert found.fails() == (verdict == "slower")
+
+
+def test_a_difference_of_exactly_the_threshold_is_the_same():
+    assert change(record(), slower(1.25), threshold=0.25).verdict == "same"
+    assert change(record(), slower(1.25), threshold=0.2499).verdict == "slower"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("time_ms", ("slower", "faster", "slower", "faster")),
+        ("peak_gib", ("worse", "better", "worse", "better")),
+        ("gb_per_s", ("better", "worse", "worse", "better")),
+        ("flops", ("higher", "lower", "", "")),
+    ],
+)
+def test_words_for_a_ratio_above_and_below_one(name, words):
+    assert verdicts(metric(name)) == words
+
+
+def test_memory_counts_from_a_mebibyte_on():
+    small = record(peak_gib=0.001)
+    assert change(small, record(peak_gib=0.001 + 2**-10 - 1e-9), "peak_gib").verdict == "same"
+    assert change(small, record(peak_gib=0.001 + 2**-10), "peak_gib").verdict == "worse"
+    assert change(record(peak_gib=0.002), small, "peak_gib").verdict == "better"
+    assert change(record(), slower(1.5, time_ms=1.0 + 2**-11), "time_ms", 0.0).verdict != "worse"
+
+
+def test_without_enough_samples_only_several_rows_tell():
+    few = [1.0, 1.1, 0.9]
+    one = change(record(samples_ms=few), slower(2.0, samples_ms=few))
+    assert (one.verdict, one.note, one.p) == ("not comparable", "too few samples to tell", None)
+    assert (one.ratio.value, one.ratio.low) == (pytest.approx(2.0), None)
+    assert change(record(samples_ms=few), record(samples_ms=few, time_ms=1.02)).verdict == "same"
+    rows = [[record(samples_ms=few, time_ms=value * (1 + 0.001 * at)) for at in range(3)] for value in (1.0, 2.0)]
+    three = change(*rows)
+    assert (three.verdict, three.rows) == ("slower", (3, 3)) and three.p < 0.05
+    assert change(rows[0][:2], rows[1]).verdict == "not comparable"  # two rows on one side
+    assert change(record(), slower(2.0, samples_ms=few)).verdict == "not comparable"  # one side knows its spread
+
+
+def test_repeated_rows_are_shown_by_their_geometric_mean():
+    found = change([record(time_ms=1.0), record(time_ms=4.0)], record(time_ms=3.0))
+    assert (found.before, found.after) == (pytest.approx(2.0), 3.0)
+
+
+def test_a_value_that_is_not_positive_cannot_be_compared():
+    for value in (0.0, -1.0, math.nan, math.inf, None):
+        found = change(record(), record(time_ms=value))
+        assert (found.verdict, found.note) == ("not comparable", "no time_ms above 0 after")
+    assert change(record(time_ms=0.0), record(time_ms=0.0)).note == "no time_ms above 0 before and after"
+
+
+def test_what_was_tested_and_decided():
+    pairs = [
+        pair(record(), slower(1.5)), pair(record(), slower(1.001)), pair(record(status="oom"), record(status="oom")),
+        pair(record(), None), pair(record(), record(status="oom")), pair(record(), record(samples_ms=[1.0] * 3)),
+    ]  # fmt: skip
+    comparison = compare_cells(pairs, "time_ms", 0.03)
+    assert comparison.tested == 2
+    assert [each.verdict for each in comparison.decided] == ["slower", "same", "fails now", "same"]
+    tested = [each.difference for each in comparison.changes if each.p is not None]
+    assert comparison.least_visible == pytest.approx(uncertainty.least_visible(tested, 0.05))
+    assert Comparison(metric("time_ms"), 0.03).least_visible is None
+    (alone,) = compare_cells(pairs[:1], "time_ms", 0.03).changes
+    assert comparison.changes[0].p == pytest.approx(2 * alone.p)  # Holm's correction for two tests
+
+
+def test_a_p_value_of_the_level_is_unclear():
+    difference = Difference(Ratio(2.0, 1.0, 3.0), 0.05, 0.1, 3.0)
+    tested = CellChange("cell", "same", 1.0, 2.0, difference, p=0.05)
+    assert changes._conclude(tested, 0.05, metric("time_ms"), 0.03).verdict == "unclear"
+    assert changes._conclude(tested, 0.0499, metric("time_ms"), 0.03).verdict == "slower"
+    even = dataclasses.replace(tested, difference=dataclasses.replace(difference, ratio=Ratio(0.5)))
+    assert changes._conclude(even, 0.01, metric("time_ms"), 0.5).verdict == "same"
+    assert changes._conclude(even, 0.01, metric("time_ms"), 0.4999).verdict == "faster"
+
+
+# Uncertainty
+
+
+def test_an_observation_has_the_spread_of_its_samples():
+    when = datetime.datetime(2026, 11, 20, tzinfo=datetime.UTC)
+    samples = np.exp(np.linspace(-1, 1, 201))
+    found = uncertainty.observe(record(time_ms=2.0, samples_ms=samples, started_at=when), metric("time_ms"))
+    spread = 1.8 / (2 * stats.norm.ppf(0.95))  # percentiles 5 and 95 are 1.8 apart
+    assert found == Observation(math.log(2.0), pytest.approx(1e-4 + spread**2), True, when.timestamp())
+    few = uncertainty.observe(record(samples_ms=[1.0] * (FEWEST - 1)), metric("time_ms"))
+    assert few == Observation(0.0, 1e-4, False, 0.0)
+    assert uncertainty.observe(record(samples_ms=[1.0] * FEWEST), metric("time_ms")).known
+    assert not uncertainty.observe(record(samples_ms=[0.0, *STEADY]), metric("time_ms")).known
+    on_device = record(device_ms=2.0, device_samples_ms=[2.0] * 10, samples_ms=None)
+    assert uncertainty.observe(on_device, metric("device_ms")).known
+    assert not uncertainty.observe(
+        on_device | {"device_samples_ms": None, "samples_ms": STEADY}, metric("device_ms")
+    ).known
+    counted = uncertainty.observe(record(samples_ms=None), metric("peak_gib"))
+    assert counted == Observation(math.log(2.0), 1e-4, True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [("flops", True), ("bytes_moved", True), ("peak_gib", True), ("time_ms", False), ("gb_per_s", False)],
+)
+def test_counts_are_known_better_than_times(name, counted):
+    assert uncertainty.is_counted(metric(name)) == counted
+    assert uncertainty.scatter(metric(name), []) == Scatter(10 if counted else 4, 1.0, 0)
+
+
+def of(*values, variance=1e-4, times=None):
+    return [
+        Observation(math.log(value), variance, True, started)
+        for value, started in zip(values, times or values, strict=True)
+    ]
+
+
+def test_scatter_is_that_of_repeated_rows_beside_the_assumption():
+    assert uncertainty.scatter(metric("device_ms"), []).prior == 10
+    groups = [of(1.0, 1.1), of(5.0), of(1.0, 1.0, 1.3)]
+    squares = sum(float(np.var([each.log for each in group]) * len(group)) for group in groups)
+    found = uncertainty.scatter(metric("time_ms"), groups)
+    assert found == Scatter(4, pytest.approx((4 + squares / 1e-4) / (4 + 3)), 3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [([1, 3], [2, 4], (2, 2)), ([1, 2], [3, 4], (1, 1)), ([1, 4], [2, 3], (2, 1)), ([1], [2], (1, 1))],
+)
+def test_turns(before, after, expected):
+    assert uncertainty.turns(of(*before), of(*after)) == expected
+
+
+def test_a_difference_is_a_t_test_of_logarithms():
+    found = uncertainty.difference(of(1.0), of(1.2), Scatter())
+    error = math.sqrt(2e-4)
+    reach = stats.t.ppf(0.975, 4) * error
+    assert (found.freedom, found.error) == (4, pytest.approx(error))
+    assert dataclasses.astuple(found.ratio) == pytest.approx((1.2, 1.2 * math.exp(-reach), 1.2 * math.exp(reach)))
+    assert found.p == pytest.approx(2 * stats.t.sf(math.log(1.2) / error, 4))
+    assert uncertainty.difference(of(1.2), of(1.0), Scatter()).p == pytest.approx(found.p)
+
+
+def test_rows_in_turns_count_each_and_a_block_of_rows_counts_once():
+    wide, narrow = {"variance": 4e-4}, {"variance": 1e-4}
+    before, after = of(1.0, 1.0, times=[1, 3], **wide), of(1.2, 1.2, times=[2, 4], **narrow)
+    in_turns = uncertainty.difference(before, after, Scatter(4, 0.5, 0))
+    variance = 4 * 0.5 * 2.5e-4 / (4 + 2)  # no row differs from the one that it repeats
+    assert in_turns.freedom == 4 + 4 - 2 and in_turns.error == pytest.approx(math.sqrt(variance * (1 / 2 + 1 / 2)))
+    after = of(1.2, 1.2, times=[4, 5], **narrow)
+    block = uncertainty.difference(before, after, Scatter(4, 0.5, 0))
+    assert block.freedom == 4 and block.error == pytest.approx(math.sqrt(2 * 2.5e-4))  # at least what is assumed
+    apart = uncertainty.difference(of(1.0, 1.5, times=[1, 2]), of(1.2, times=[3]), Scatter())
+    squares = math.log(1.5) ** 2 / 2
+    assert apart.error == pytest.approx(math.sqrt(2 * (4e-4 + squares) / (4 + 1)))
+
+
+def test_the_least_visible_change_is_that_of_the_median_cell():
+    made = [Difference(Ratio(1.0), 1.0, error, 4.0) for error in (0.01, 0.02, 0.1)]
+    assert uncertainty.least_visible(made, 0.05) == pytest.approx(math.expm1(0.02 * stats.t.ppf(1 - 0.05 / 2 / 3, 4)))
+
+
+def test_the_method_says_what_repeated_rows_and_large_errors_mean():
+    plain = compare_cells([pair(record(), slower(1.5))], "time_ms", 0.2)
+    assert len(method.method(plain)) == 2 and "differs by more than 20%" in method.method(plain)[0]
+    assert "Repeated rows" not in " ".join(method.method(plain))
+    fine = dataclasses.replace(plain, threshold=0.01)
+    assert fine.least_visible > 0.01 and "These rows can show changes of about" in method.method(fine)[2]
+    assert len(method.method(dataclasses.replace(plain, threshold=fine.least_visible))) == 2
+    repeated = dataclasses.replace(plain, scatter=Scatter(4, 4.0, 3))
+    assert "(3 more than one a side) scatter 2 times as much" in method.method(repeated)[1]
+    counted = compare_cells([pair(record(), record())], "peak_gib", 0.03)
+    assert method.COUNTED_ASSUMPTION in method.method(counted)[1] and method.ASSUMPTION in method.method(plain)[1]
+
+
+# Ratio of medians
+
+
+def test_a_ratio_needs_a_positive_median_on_both_sides():
+    six, five, zeros, negative = [2.0] * 6, [2.0] * 5, [0.0] * 6, [-1.0] * 6
+    assert ratio(six, [1.0] * 6) == Ratio(2.0, 2.0, 2.0)
+    assert ratio(six, [1.0] * 5) == ratio(five, [1.0] * 6) == Ratio(2.0)
+    for side in (None, [], zeros, negative, [math.nan, math.inf]):
+        assert ratio(side, six) is None and ratio(six, side) is None
+    assert clean([1.0, math.nan, 2.0, math.inf]).tolist() == [1.0, 2.0]
+
+
+def test_an_interval_lies_around_the_ratio():
+    above, below = np.arange(1.0, 102.0), np.full(50, 2.0)
+    found = ratio(above, below)
+    assert found.value == 25.5
+    # The median of 101 values lies between the 41st and the 61st of them in about 95% of all draws.
+    assert found.low == pytest.approx(41 / 2, abs=1.0) and found.high == pytest.approx(61 / 2, abs=1.0)
+    assert ratio(above, below) == found  # the same rows make the same report
+
+
+# Conditions
+
+
+@pytest.mark.parametrize(
+    ("fields", "cpu", "said"),
+    [
+        ({"cpu_model": ("A", "B")}, False, []),
+        ({"cpu_model": ("A", "B")}, True, ["cpu_model A and B"]),
+        ({"memory_limit_gib": (1.0, 2.0)}, False, ["memory_limit_gib 1 and 2"]),
+        ({"memory_limit_gib": (1.0, 2.0)}, True, []),
+        ({"gpu_name": (None, "B")}, False, []),
+        ({"gpu_name": ("A", None)}, False, []),
+        ({"gpu_name": ("A", "B"), "backend": ("nccl", "gloo")}, False, ["gpu_name A and B", "backend nccl and gloo"]),
+        ({"beside": ("x", None)}, False, ["other jobs ran beside it before"]),
+        ({"beside": ("x", "y")}, False, ["other jobs ran beside it before and after"]),
+    ],
+)
+def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
+    before, after = (
+        record(device="cpu" if cpu else "cuda", **{name: pair[at] for name, pair in fields.items()}) for at in (0, 1)
+    )
+    assert conditions.differences(before, after) == said
+    assert conditions.differences(before, after, allowed=tuple(fields)) == []
+    told = [each for each in conditions.remarks([before], [after], allowed=tuple(fields)) if "model A" not in each]
+    assert [each for each in said if "cpu_model" not in each and "memory" not in each] == [
+        each for each in told if "memory" not in each
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({"host": "a"}, {"host": "b"}, ["host a and b"]),
+        ({"git_commit": "0123456789abcdef"}, {"git_commit": "f" * 40}, ["git_commit 0123456789ab and ffffffffffff"]),
+        ({"git_dirty": True}, {"git_dirty": False}, ["uncommitted changes before"]),
+        ({"git_dirty": False}, {"git_dirty": True}, ["uncommitted changes after"]),
+        ({"warm": True}, {"warm": False}, ["warm processes before, cold processes after"]),
+        ({"jobs_before": 2}, {"warm": True}, []),
+        ({"copy_gb_per_s": 100.0}, {"copy_gb_per_s": 102.9}, []),
+        ({"copy_gb_per_s": 100.0}, {"copy_gb_per_s": 104.0}, ["copy bandwidth of the machine +4%"]),
+        ({"sm_clock_mhz": 100.0}, {"sm_clock_mhz": 90.0}, ["clock of the GPU -10%"]),
+        ({"sm_clock_mhz": None}, {"sm_clock_mhz": 90.0}, []),
+        ({"sm_clock_mhz": 90.0}, {"sm_clock_mhz": 0.0}, []),
+    ],
+)
+def test_remarks_about_runs_that_can_be_compared(before, after, said):
+    assert conditions.remarks([record(**before)], [record(**after)]) == said
+
+
+def test_processes_of_repeated_rows_may_be_mixed():
+    mixed = [record(warm=True), record(warm=False)]
+    assert conditions.remarks(mixed, [record(warm=True)]) == ["cold and warm processes before, warm processes after"]
+
+
+def test_rows_repeat_each_other_under_the_same_conditions():
+    newest = record(host="a", git_commit="x", memory_limit_gib=1.0)
+    assert conditions.repeats(newest, newest)
+    assert conditions.repeats(dict(newest), newest)
+    assert conditions.repeats(newest | {"memory_limit_gib": 2.0}, newest)
+    for other in ({"host": "b"}, {"git_commit": "y"}, {"beside": "z"}, {"status": "oom"}, {"interpreted": True}):
+        assert not conditions.repeats(newest | other, newest)
+        assert not conditions.repeats(newest, newest | other)
+    failed = record(status="oom")
+    assert conditions.repeats(failed, failed)
+
+
+# Cells that are on one side only
+
+
+def test_sides_without_a_common_cell_are_described():
+    before = [CellPair(f"b{at}", (("variant", "v"), ("tokens", at), ("vocab", 1)), (record(),), ()) for at in range(2)]
+    variants = ["a", "a", "b", "c", "d", "e"]
+    after = [
+        CellPair("a", (("variant", "v"), ("tokens", 1), ("vocab", 2)), (), (record(variant=each),)) for each in variants
+    ]
+    lines = explain_unpaired(before + after).splitlines()
+    assert lines[1] == "  before: 2 cells; 2 entropy_loss; 2 triton_tp; 2 GPU; 2 ok"
+    assert lines[2] == "  after: 6 cells; 6 entropy_loss; 2 a, 1 b, 1 c, 1 d, 1 more; 6 GPU; 6 ok"
+    assert lines[3] == "  the two most similar cells (v) differ in vocab (1, 2)"
+    assert len(explain_unpaired(before).splitlines()) == 3
