@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
 import pytest
 
 import tpbench as package
-from tests.support.command import Running
+from tests.support.command import Running, gone
 from tests.support.fault_catalogue import SMALL
 from tests.support.held import Held, wait_for_claims
 from tpbench.results.cells import MEASURED
 
 
 @pytest.mark.fault("two launchers")
-def test_two_sweeps_at_once(tmp_path: Path) -> None:
-    both = [Running("-m", f"seed={seed}", *SMALL, cwd=tmp_path) for seed in (1, 2)]
+def test_two_sweeps_at_once_share_a_cell(tmp_path: Path) -> None:
+    both = [Running("-m", f"seed={seeds}", *SMALL, "resume=true", cwd=tmp_path) for seeds in ("1,2", "3,2")]
     ends = [each.end() for each in both]
     assert [code for code, _ in ends] == [0, 0], ends
     rows = package.load(tmp_path / "outputs")
-    assert sorted(json.loads(job)["seed"] for job in rows["job"]) == [1, 2]
+    assert sorted(rows["seed"]) == [1, 2, 3]
     assert set(rows["status"]) == {"ok"}
     assert rows["sweep_id"].nunique() == 2
 
 
 @pytest.mark.fault("two launchers, one killed")
-def test_two_launchers_in_one_folder_of_which_one_dies(tmp_path: Path) -> None:
+def test_cells_of_a_killed_sweep_are_run_by_another(tmp_path: Path) -> None:
     sweep = ("-m", *SMALL, "seed=1,2", "resume=true")
     first = Running(*sweep, cwd=tmp_path, env=Held(tmp_path).env)
-    first.wait_for_workers()  # it has the cells
+    family = first.wait_for("importing torch", rank=0) and first.family()  # it has the cells
     second = Running(*sweep, cwd=tmp_path)
     wait_for_claims(second)
     first.process.kill()
     ends = [each.end() for each in (first, second)]
     assert [code for code, _ in ends] == [-signal.SIGKILL, 0], ends
     rows = package.load(tmp_path / "outputs", status=list(MEASURED))
-    assert sorted(json.loads(job)["seed"] for job in rows["job"]) == [1, 2]
+    assert sorted(rows["seed"]) == [1, 2]
+    assert gone(family)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import tpbench as package
-from tests.support.command import ROOT, Running, environment, gone, tpbench
-from tests.support.held import Held, wait_for_claims
+from tests.support.command import ROOT, Running, environment, tpbench
+from tests.support.held import Held
 from tests.support.launcher_rows import cell
 from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.slurm import collect
@@ -98,23 +98,3 @@ def test_a_failed_cell_is_tried_again_and_has_one_row(tmp_path: Path) -> None:
     assert (row["status"], row["tries"], code) == ("ok", 3, 0)
     assert output.count("again pytorch_tp_manual") == 2
     assert "SIGKILL" in output
-
-
-def test_two_resumed_sweeps_of_one_folder_share_the_cells(tmp_path: Path) -> None:
-    both = [Running(*CELLS[:2], "seed=1,2", *CELLS[3:], "resume=true", cwd=tmp_path) for _ in range(2)]
-    ends = [each.end() for each in both]
-    assert [code for code, _ in ends] == [0, 0], ends
-    assert sorted(package.load(tmp_path / "outputs")["seed"]) == [1, 2]
-
-
-def test_cells_of_a_killed_sweep_are_run_by_another(tmp_path: Path) -> None:
-    first = Running(*CELLS[:2], "seed=1,2", *CELLS[3:], "resume=true", cwd=tmp_path, env=Held(tmp_path).env)
-    family = first.wait_for("importing torch", rank=0) and first.family()
-    second = Running(*CELLS[:2], "seed=1,2", *CELLS[3:], "resume=true", cwd=tmp_path)
-    wait_for_claims(second)
-    first.process.kill()
-    first.end()
-    code, output = second.end()
-    assert code == 0, output
-    assert sorted(package.load(tmp_path / "outputs")["seed"]) == [1, 2]
-    assert gone(family)

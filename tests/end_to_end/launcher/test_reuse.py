@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import tpbench as package
@@ -19,40 +20,42 @@ SAME = ["loss_value", "loss_error", "grad_error", "loss_identical", "iterations"
         "bytes_communicated", "memory_limit_gib", "environment", "key", "job", "status"]  # fmt: skip
 
 
-def test_the_twentieth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Path) -> None:
-    (tmp_path / "cold").mkdir()
-    cold = tpbench("variant=pytorch_gather", "seed=5", *SMALL, "memory_limit_gib=2", cwd=tmp_path / "cold")
-    (tmp_path / "warm").mkdir()
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> pd.Series:
+    """Return the row of a job that had its processes alone."""
+    folder = tmp_path_factory.mktemp("fresh")
+    done = tpbench("-m", "variant=pytorch_gather", "seed=5", *SMALL, "memory_limit_gib=2", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (row,) = (row for _, row in package.load(folder / "outputs").iterrows())
+    assert row["jobs_before"] == 0
+    return row
+
+
+def test_the_twelfth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Path, fresh: pd.Series) -> None:
     # Before the last one: other seeds, another variant, a limit on memory that must not stay.
-    warm = tpbench("-m", "memory_limit_gib=0.5,2", "seed=1,2,3,4,5", "variant=pytorch_tp_manual,pytorch_gather", *SMALL,
-                   "reuse=true", cwd=tmp_path / "warm")  # fmt: skip
-    assert (cold.returncode, warm.returncode) == (0, 0), warm.stderr
-    rows = package.load(tmp_path / "warm/outputs").sort_values("cell")
-    assert len(rows) == 20
-    assert list(rows["warm"]) == [False] + [True] * 19
-    fresh = package.load(tmp_path / "cold/outputs").iloc[0]
+    warm = tpbench("-m", "memory_limit_gib=0.5,2", "seed=3,4,5", "variant=pytorch_tp_manual,pytorch_gather", *SMALL,
+                   "reuse=true", cwd=tmp_path)  # fmt: skip
+    assert warm.returncode == 0, warm.stderr
+    rows = package.load(tmp_path / "outputs").sort_values("cell")
+    assert list(rows["warm"]) == [False] + [True] * 11
     last = rows.iloc[-1]
     assert (last["variant"], last["seed"]) == ("pytorch_gather", 5)
     assert last[SAME].to_dict() == fresh[SAME].to_dict()
     assert last["peak_gib"] == pytest.approx(fresh["peak_gib"], abs=8 / 1024)
-    assert len(list((tmp_path / "warm/outputs/sweeps").glob("*/group-*"))) == 1
+    assert len(list((tmp_path / "outputs/sweeps").glob("*/group-*"))) == 1
 
 
 STAYING = "import tpbench.launcher.warm as w; w.reusable = lambda job: True; from tpbench.__main__ import main; main()"
 """As on GPUs: the processes themselves stay, where they are left clean."""
 
 
-def test_processes_that_stay_make_the_rows_of_fresh_ones(tmp_path: Path) -> None:
-    sweep = ("variant=pytorch_tp_manual,pytorch_gather", "seed=4,5", "reuse=true")
-    rows = {}
-    for name, line in (("fresh", ("variant=pytorch_gather", "seed=5")), ("stay", sweep)):
-        (tmp_path / name).mkdir()
-        done = tpbench("-m", *line, *SMALL, "memory_limit_gib=2", cwd=tmp_path / name, program=("-c", STAYING))
-        assert done.returncode == 0, done.stderr
-        rows[name] = package.load(tmp_path / name / "outputs").sort_values("cell")
-    assert list(rows["fresh"]["jobs_before"]) == [0]
-    assert list(rows["stay"]["jobs_before"]) == [0, 1, 2, 3]
-    assert rows["stay"].iloc[-1][SAME].to_dict() == rows["fresh"].iloc[0][SAME].to_dict()
+def test_processes_that_stay_make_the_rows_of_fresh_ones(tmp_path: Path, fresh: pd.Series) -> None:
+    sweep = ("-m", "variant=pytorch_tp_manual,pytorch_gather", "seed=4,5", *SMALL, "memory_limit_gib=2", "reuse=true")
+    done = tpbench(*sweep, cwd=tmp_path, program=("-c", STAYING))
+    assert done.returncode == 0, done.stderr
+    rows = package.load(tmp_path / "outputs").sort_values("cell")
+    assert list(rows["jobs_before"]) == [0, 1, 2, 3]
+    assert rows.iloc[-1][SAME].to_dict() == fresh[SAME].to_dict()
 
 
 def test_who_stays_makes_room_for_other_groups(tmp_path: Path) -> None:
@@ -67,32 +70,34 @@ def test_who_stays_makes_room_for_other_groups(tmp_path: Path) -> None:
     assert list(rows.loc[rows["tp_size"] == 2, "jobs_before"]) == [0, 1]
 
 
-def test_who_has_compiled_does_not_stay(tmp_path: Path) -> None:
-    sweep = ("-m", "variant=pytorch_tp_manual", "compile=true", *SMALL, "tp_size=1", "reuse=true", "seed=1,2")
-    done = tpbench(*sweep, cwd=tmp_path, program=("-c", STAYING))
-    assert done.returncode == 0, done.stderr
-    assert list(package.load(tmp_path / "outputs")["jobs_before"]) == [0, 0]
-
-
-SWITCHING = """
+CHANGING = """
 import sys
 def hook(event, arguments):
-    if event == "os.rename" and str(arguments[1]).endswith("/result.json"):
-        sys.modules["torch"].backends.cudnn.benchmark = True
+    torch = sys.modules.get("torch")
+    if event == "import" and arguments[0] == "tpbench.workloads.entropy_loss.manual":
+        compile = torch.compile
+        torch.compile = lambda function, **options: compile(function, backend="eager", **options)
+    if event == "os.rename" and str(arguments[1]).endswith("/result.json") and "/2/" in str(arguments[1]):
+        torch.backends.cudnn.benchmark = True
 sys.addaudithook(hook)
 """
-"""A rank that saves its result changes a setting of torch."""
+"""A rank that saves the result of cell 2 changes a setting of torch. torch.compile needs no compiler of C++."""
 
 
-def test_a_process_with_a_changed_setting_is_not_reused_and_says_which(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SWITCHING)
-    line = [sys.executable, "-c", STAYING, "-m", "variant=pytorch_gather", *SMALL, "reuse=true", "seed=1,2"]
+def test_a_process_that_has_compiled_or_changed_a_setting_is_not_reused_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CHANGING)
+    sweep = ("-m", "variant=pytorch_tp_manual", "compile=true,false", *SMALL, "tp_size=1", "reuse=true", "seed=1,2")
     env = {**environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    line = [sys.executable, "-c", STAYING, *sweep]
     done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert list(package.load(tmp_path / "outputs")["jobs_before"]) == [0, 0]
-    (log,) = tmp_path.glob("outputs/sweeps/*/0/warm/attempt_0/0/stderr.log")
-    assert "this process ends: the job changed torch.backends.cudnn.benchmark\n" in log.read_text()
+    assert list(package.load(tmp_path / "outputs").sort_values("cell")["jobs_before"]) == [0, 0, 0, 0]
+    logs = [
+        "".join(log.read_text() for log in tmp_path.glob(f"outputs/sweeps/*/{cell}/warm/attempt_0/0/stderr.log"))
+        for cell in range(3)
+    ]
+    assert all("this process ends: " in log for log in logs)
+    assert "this process ends: the job changed torch.backends.cudnn.benchmark\n" in logs[2]
 
 
 def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) -> None:
