@@ -16,6 +16,8 @@ import tpbench as package
 from tests.support.command import DEFAULT, ROOT, refused, tpbench
 from tests.support.documented import documented
 
+QUICK = ("measure=quick", "device=cpu")
+
 REFUSED: list[tuple[list[str], list[str]]] = [
     (
         ["-m", "variant=triton_tp,pytorch_gater"],
@@ -144,14 +146,16 @@ def test_one_job_without_a_sweep_and_more_ranks_than_columns_divide(tmp_path: Pa
     assert not (tmp_path / "outputs").exists()
 
 
-def test_replicas_have_tokens_of_their_own(tmp_path: Path) -> None:
-    done = tpbench("-m", "variant=triton_tp", "dp_size=1,2", "tokens=16", "vocab=64", "measure=quick", "device=cpu",
-                   cwd=tmp_path)  # fmt: skip
+def test_replicas_have_tokens_of_their_own(
+    sweep: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = tpbench("variant=triton_tp", "shape=tiny_tp2", "dp_size=2", "vocab=1001", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = package.load(tmp_path / "outputs")
-    assert list(rows["world_size"]) == [2, 4]
-    assert set(rows["status"]) == {"ok"}
-    assert rows["loss_value"].nunique() == 2
+    (row,) = package.load(tmp_path / "outputs").to_dict("records")
+    assert (row["status"], row["world_size"]) == ("ok", 4)
+    one = package.load(sweep[0] / "outputs", variant="triton_tp").iloc[0]
+    assert (one["world_size"], one["tokens"]) == (2, row["tokens"])
+    assert row["loss_value"] != one["loss_value"]
 
 
 def test_what_the_oracle_refuses_is_wrong_and_has_no_time(tmp_path: Path) -> None:

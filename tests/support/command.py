@@ -43,10 +43,12 @@ def tpbench(
 
 
 FORKED_COMMANDS = """
-import json, os, sys
+import importlib, json, os, sys
 import tpbench.__main__, tpbench.console.plan
 from tpbench.workloads import workloads
 workloads()
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 for folder, arguments in json.load(sys.stdin):
     if child := os.fork():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -58,31 +60,32 @@ for folder, arguments in json.load(sys.stdin):
     tpbench.__main__.main()
     sys.exit(0)
 """
-"""A program that imports tpbench once and forks a process for each command line. Most of a short command is imports."""
+"""A program that imports tpbench once and forks a process for each command line. Most of a short command is imports.
+
+Its arguments are further modules that all commands import."""
 
 
-def forked(commands: Sequence[Sequence[str]], folder: Path) -> list[tuple[int, Path]]:
+def forked(commands: Sequence[Sequence[str]], folder: Path, imports: Sequence[str] = ()) -> list[tuple[int, Path]]:
     """Run `python -m tpbench ARGUMENTS` for each command line, one after the other.
 
-    Return for each its exit code, and its working folder with the files `stdout` and `stderr`.
+    Return for each its exit code, and its working folder with the files `stdout` and `stderr`. `imports`: modules that
+    most of these commands import, and that are slow to import.
     """
     folders = [folder / str(index) for index in range(len(commands))]
     for each in folders:
         each.mkdir()
     lines = json.dumps([(str(each), list(arguments)) for each, arguments in zip(folders, commands, strict=True)])
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED_COMMANDS], input=lines, env=environment(), capture_output=True, text=True,
-        timeout=240, check=True,
-    )  # fmt: skip
+    line = [sys.executable, "-c", FORKED_COMMANDS, *imports]
+    done = subprocess.run(line, input=lines, env=environment(), capture_output=True, text=True, timeout=240, check=True)
     return list(zip(map(int, done.stdout.split()), folders, strict=True))
 
 
-def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) -> None:
+def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path, imports: Sequence[str] = ()) -> None:
     """Check that each command line fails with its messages, without a traceback, and launches nothing.
 
     Each case has arguments and the messages that stderr must contain.
     """
-    ended = forked([arguments for arguments, _ in cases], folder)
+    ended = forked([arguments for arguments, _ in cases], folder, imports)
     for (code, each), (arguments, messages) in zip(ended, cases, strict=True):
         errors = (each / "stderr").read_text()
         assert code == 1, arguments

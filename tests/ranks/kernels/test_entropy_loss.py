@@ -269,8 +269,9 @@ def test_many_rows(device: torch.device) -> None:
     logits, target = make("cross_entropy", rows=5000, vocab=700, dtype=torch.bfloat16, device=device)
     target[::3] = -100
     check(logits, target)
-    first, second = entropy_loss(logits, target), entropy_loss(logits, target)
-    assert torch.equal(first.loss, second.loss)
+    if device.type == "cuda":  # the interpreter runs programs one after another
+        first, second = entropy_loss(logits, target), entropy_loss(logits, target)
+        assert torch.equal(first.loss, second.loss)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
