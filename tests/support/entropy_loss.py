@@ -11,6 +11,8 @@ from tpbench.kernels.losses import LOSSES as LOSSES
 from tpbench.measure.session import Context
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import Shard, make_shard
+from tpbench.workloads.entropy_loss.oracle import Oracle
+from tpbench.workloads.entropy_loss.output import Output
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -38,3 +40,9 @@ def problem(**fields: Any) -> EntropyLoss:
 def alone(cell: EntropyLoss) -> Shard:
     """Return the whole problem on one rank."""
     return make_shard(cell, context())
+
+
+def right(oracle: Oracle) -> Output:
+    """Return a perfect variant's output: the oracle's, rounded."""
+    grad = oracle.gradient(slice(None)).to(oracle.shard.logits.dtype)
+    return Output(torch.tensor(oracle.loss, device=grad.device).float(), oracle.row_loss.float(), grad)

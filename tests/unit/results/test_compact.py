@@ -73,3 +73,36 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, 2)
     with _alone(tmp_path / "rows"), pytest.raises(Busy):
         compact(tmp_path)
+
+
+def test_a_single_file_stays_as_it_is(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    (single,) = (tmp_path / "rows").glob("*.parquet")
+    assert compact(tmp_path).files_after == 1 and single.exists()
+    fill(tmp_path, 1, seed=5)
+    assert compact(tmp_path).files_after == 1 and not single.exists()
+    (merged,) = (tmp_path / "rows").glob("*.parquet")
+    report = compact(tmp_path)
+    assert (report.rows, report.files_before, report.files_after) == (2, 1, 1) and merged.exists()
+
+
+def test_files_that_were_merged_before_may_stay(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    compact(tmp_path)
+    (merged,) = (tmp_path / "rows").glob("*.parquet")
+    fill(tmp_path, 3, seed=10)
+    report = compact(tmp_path, single_rows_only=True)
+    assert (report.rows, report.files_before, report.files_after) == (3, 3, 1) and merged.exists()
+    assert len(list((tmp_path / "rows").glob("*.parquet"))) == 2 and seeds(tmp_path) == [0, 1, 10, 11, 12]
+
+
+def test_a_renamed_file_and_files_of_other_folders_stay(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    first, *_ = sorted((tmp_path / "rows").glob("*.parquet"))
+    first.rename(first.with_name("kept.parquet"))
+    (tmp_path / "rows/inner").mkdir()
+    second = sorted((tmp_path / "rows").glob("2*.parquet"))[0]
+    (tmp_path / "rows/inner" / second.name).write_bytes(second.read_bytes())
+    report = compact(tmp_path)
+    assert (report.rows, report.files_before, report.files_after) == (3, 3, 2)
+    assert (tmp_path / "rows/kept.parquet").exists() and (tmp_path / "rows/inner" / second.name).exists()

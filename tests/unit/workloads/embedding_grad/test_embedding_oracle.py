@@ -1,0 +1,122 @@
+"""The oracle on one process that has the tokens of two ranks, and formulas of the bytes sent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.embedding_grad import context, problem
+from tests.support.lone_rank import lone_rank
+from tpbench.workloads.embedding_grad import oracle, traffic
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.oracle import EmbeddingGradErrors, LostRows, compare, lost_rows, mean_gradient
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    lone_rank(monkeypatch, 1)
+
+
+def inputs_of(rank: int = 0, **fields: Any) -> EmbeddingGradInputs:
+    return EmbeddingGradInputs(problem(dtype="float32", **fields), context(rank=rank))
+
+
+def whole_mean(**fields: Any) -> Tensor:
+    """Return the mean of both ranks' gradients, in float64."""
+    return (inputs_of(0, **fields).grad.double() + inputs_of(1, **fields).grad.double()) / 2
+
+
+def right(inputs: EmbeddingGradInputs) -> Tensor:
+    return inputs.slice_of(whole_mean()).float()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 2**-6), ("float16", 2**-9), ("float32", 2**-20)])
+def test_an_error_of_exactly_the_tolerance_is_right(dtype: str, tolerance: float) -> None:
+    assert EmbeddingGradErrors(tolerance, 1.0).complaint(dtype) is None
+    above = tolerance * (1 + 2**-20)
+    assert EmbeddingGradErrors(above, 1.0).complaint(dtype) == (
+        f"grad_error {above:.3g} is above {tolerance:.3g} ({dtype})"
+    )
+    assert EmbeddingGradErrors(math.nan, 1.0).complaint(dtype) is not None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_mean_is_that_of_both_ranks(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, mean = inputs_of(rank), whole_mean()
+    rows = len(mean)
+    assert torch.equal(mean_gradient(inputs, 0, rows), mean)
+    assert torch.equal(mean_gradient(inputs, 3, 40), mean[3:40])
+    found = compare(inputs, right(inputs))
+    assert found.grad_error < 2**-23
+    assert found.grad_norm == pytest.approx(float(inputs.slice_of(mean).norm()))
+    for elements in (1, 12, 12 * 5, 10**6):
+        monkeypatch.setattr(oracle, "CHUNK", {"cpu": elements})
+        assert compare(inputs, right(inputs)) == found
+
+
+def test_the_error_is_that_of_the_worst_row() -> None:
+    inputs = inputs_of(1)
+    result = right(inputs)
+    first, second = (result.norm(dim=1) > 0).nonzero()[:2, 0].tolist()
+    result[first] *= 1.25
+    result[second] *= 1.5
+    assert compare(inputs, result).grad_error == pytest.approx(0.5, rel=1e-5)
+
+
+def test_planted_errors_are_infinite() -> None:
+    inputs = inputs_of()
+    clean = right(inputs)
+    untouched = int((clean == 0).all(dim=1).nonzero()[0])
+    touched = int((clean != 0).any(dim=1).nonzero()[0])
+    for row, value in ((untouched, 1e-30), (untouched, math.nan), (touched, math.nan), (touched, math.inf)):
+        spoiled = clean.clone()
+        spoiled[row, 2] = value
+        assert compare(inputs, spoiled).grad_error > 1e300
+    assert compare(inputs, clean.double()).grad_error == math.inf
+    assert compare(inputs, clean[:-1]).grad_error == math.inf
+
+
+def test_rows_that_an_exchange_does_not_know_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    grad = torch.zeros(9, 4)
+    grad[2, 3], grad[5, 0], grad[8, 1] = 1.0, -1e-30, math.nan
+    for elements in (1, 8, 100):
+        monkeypatch.setattr(oracle, "CHUNK", {"cpu": elements})
+        assert lost_rows(grad, torch.tensor([5], dtype=torch.int32)).tolist() == [2, 8]
+        assert lost_rows(grad, torch.tensor([2, 5, 8])).tolist() == []
+
+
+def test_every_rank_hears_of_the_first_lost_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = inputs_of()
+    told: list[tuple[int, int]] = []
+
+    def gather(value: tuple[int, int], group: Any) -> list[tuple[int, int]]:
+        told.append(value)
+        return [(0, -1), value]
+
+    monkeypatch.setattr(oracle, "gather_objects", gather)
+    oracle.require_no_lost_rows(inputs, None)
+    oracle.require_no_lost_rows(inputs, inputs.touched[0])
+    missing = inputs.touched[0][2:]
+    with pytest.raises(
+        LostRows, match=f"rank 1 has 2 touched rows outside the mask, the first is row {inputs.touched[0][0]}$"
+    ):
+        oracle.require_no_lost_rows(inputs, missing)
+    assert told == [(0, -1), (0, -1), (2, int(inputs.touched[0][0]))]
+
+
+COUNTS = [[5, 2, 1], [0, 4, 3], [6, 0, 7]]
+"""Touched rows by the rank that touched them, then by the rank that owns them."""
+
+
+def test_bytes_that_each_exchange_sends() -> None:
+    assert traffic.leaving(COUNTS) == [3, 3, 6] and traffic.arriving(COUNTS) == [6, 2, 4]
+    assert traffic.busiest(COUNTS) == 6 and traffic.busiest([[1, 2], [7, 1]]) == 7
+    assert traffic.sparse_all_to_all(COUNTS, 100) == [3 * 104 + 16, 3 * 104 + 16, 6 * 104 + 16]
+    assert traffic.sparse_push(COUNTS, 100) == [3 * 104, 3 * 104, 6 * 104]
+    assert traffic.sparse_all_gather(COUNTS, 100) == [2 * (13 * 108 + 8 * 3)] * 3
+    assert traffic.sparse_all_reduce(COUNTS, 100) == [2 * 8 * 108, 2 * 7 * 108, 2 * 13 * 108]
+    assert traffic.dense_reduce_scatter(12, 100, 3) == 800 and traffic.dense_all_reduce(12, 100, 3) == 1600

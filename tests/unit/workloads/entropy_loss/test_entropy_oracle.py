@@ -1,0 +1,239 @@
+"""The oracle against torch's own losses on whole logits, and against planted errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
+from tpbench.workloads.entropy_loss import EntropyLoss
+from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
+from tpbench.workloads.entropy_loss.oracle import Errors, Oracle, _relative_error
+from tpbench.workloads.entropy_loss.output import Output
+
+INF = float("inf")
+
+
+def torch_loss(cell: EntropyLoss, shard: Shard) -> tuple[Tensor, Tensor]:
+    """Torch's own mean loss in float64 and its gradient by autograd."""
+    leaf = shard.logits.double().requires_grad_()
+    x = leaf * cell.logits_scale
+    if cell.from_labels:
+        loss = F.cross_entropy(x, shard.target, ignore_index=IGNORED)
+    else:
+        t = shard.target.double() * cell.logits_scale / cell.temperature
+        log_p, log_q = x.log_softmax(-1), t.log_softmax(-1)
+        if cell.loss == "soft_cross_entropy":
+            loss = F.cross_entropy(x, log_q.exp())
+        elif cell.loss == "forward_kl":
+            loss = F.kl_div(log_p, log_q, log_target=True, reduction="batchmean")
+        else:
+            loss = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
+    return loss.detach(), torch.autograd.grad(loss, leaf)[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(1, 12),
+    vocab=st.integers(1, 70),
+    seed=st.integers(0, 2**31 - 1),
+    loss=st.sampled_from(LOSSES),
+    dtype=st.sampled_from(DTYPES),
+    logits_scale=st.sampled_from([0.1, 1.0, 7.0]),
+    temperature=st.sampled_from([0.5, 1.0, 3.0]),
+    ignored=st.sampled_from([0.0, 0.3]),
+)
+def test_the_oracle_agrees_with_torch(loss: str, temperature: float, ignored: float, **fields: Any) -> None:
+    labels = loss == "cross_entropy"
+    fields |= {"ignored": ignored} if labels else {"temperature": temperature}
+    cell = EntropyLoss(loss=loss, **fields)  # type: ignore[arg-type]
+    shard = alone(cell)
+    oracle = Oracle(cell, shard)
+    if labels and (shard.target == IGNORED).all():
+        assert oracle.loss == 0 and not oracle.gradient(slice(None)).any()
+        return
+    loss_value, grad = torch_loss(cell, shard)
+    assert oracle.loss == pytest.approx(loss_value.item(), rel=1e-11, abs=1e-12)
+    # Differences of logarithms near 100 cancel: some 2^-52 * 100 of each is left, and the scale multiplies it.
+    torch.testing.assert_close(oracle.gradient(slice(None)), grad, rtol=1e-9, atol=1e-12 * max(1.0, cell.logits_scale))
+    errors = oracle.compare(right(oracle))
+    assert errors.complaint(cell) is None and errors.loss_identical
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_results_do_not_depend_on_chunks(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = problem(loss=loss)
+    whole = Oracle(cell, alone(cell))
+    output = right(whole)
+    monkeypatch.setattr("tpbench.workloads.entropy_loss.oracle._CHUNK", {"cpu": 300, "cuda": 300})
+    assert Oracle(cell, alone(cell)).compare(output) == whole.compare(output)
+
+
+def _negligent(output: Output, cell: EntropyLoss) -> dict[str, Output]:
+    """One error each."""
+    grad, rows = output.grad, output.row_loss
+    assert rows is not None
+
+    def changed(**fields: Any) -> Output:
+        return dataclasses.replace(output, **fields)
+
+    def at(value: Tensor, place: Any, new: Any) -> Tensor:
+        value = value.clone()
+        value[place] = new
+        return value
+
+    errors = {
+        "a row's loss": changed(row_loss=at(rows, 3, rows[3] * 1.001)),
+        "the mean over one row fewer": changed(loss=output.loss * cell.tokens / (cell.tokens - 1)),
+        "a mean loss alone": changed(loss=output.loss * 1.0001, row_loss=None),
+        "NaN loss": changed(loss=output.loss * torch.nan),
+        "NaN row": changed(row_loss=at(rows, 5, torch.nan)),
+        "infinite row": changed(row_loss=at(rows, 5, INF)),
+        "missing 1 / count": changed(grad=grad * cell.tokens),
+        "missing scale": changed(grad=grad / 1.3),
+        "one wrong row": changed(grad=at(grad, 4, grad[5])),
+        "sign": changed(grad=-grad),
+        "zeros": changed(grad=torch.zeros_like(grad)),
+        "NaN gradient": changed(grad=at(grad, (2, 2), torch.nan)),
+        "infinite gradient": changed(grad=at(grad, (2, 2), INF)),
+        "another dtype": changed(grad=grad.double()),
+        "another shape": changed(grad=grad[:, 1:]),
+    }
+    if cell.from_labels:
+        label = torch.where(grad == grad.amin(1, keepdim=True), 0.0, grad.float())
+        errors["no one-hot"] = changed(grad=label.to(grad.dtype))
+        errors["an ignored row's gradient"] = changed(grad=at(grad, (0, 0), 1e-7))
+        errors["an ignored row's loss"] = changed(row_loss=at(rows, 0, 1.0))
+    return errors
+
+
+def test_a_gradient_may_come_with_a_separate_factor() -> None:
+    cell = problem(dtype="float32")
+    oracle = Oracle(cell, alone(cell))
+    whole = right(oracle)
+    apart = dataclasses.replace(whole, grad=whole.grad * cell.tokens, grad_factor=torch.tensor(1 / cell.tokens))
+    assert oracle.compare(apart).complaint(cell) is None
+    assert oracle.compare(dataclasses.replace(apart, grad_factor=1.0)).complaint(cell) is not None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_planted_errors_are_detected(loss: str, dtype: str) -> None:
+    cell = problem(loss=loss, dtype=dtype, logits_scale=1.3)
+    shard = alone(cell)
+    if cell.from_labels:
+        shard.target[0] = IGNORED
+    oracle = Oracle(cell, shard)
+    assert oracle.compare(right(oracle)).complaint(cell) is None
+    for name, output in _negligent(right(oracle), cell).items():
+        assert oracle.compare(output).complaint(cell) is not None, name
+
+
+def test_underflow_is_no_error() -> None:
+    """A right gradient of 1e-9 is 0 in float16."""
+    cell = problem(dtype="float16", tokens=2000, vocab=1000, loss="soft_cross_entropy", logits_scale=1e-4)
+    oracle = Oracle(cell, alone(cell))
+    output = right(oracle)
+    assert not output.grad.any()
+    assert oracle.compare(output).complaint(cell) is None
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_infinite_losses(loss: str) -> None:
+    """A column that neither side has, and (for labels) a label of no probability, whose loss is rightly infinite."""
+    cell = problem(loss=loss, dtype="float32")
+    shard = alone(cell)
+    shard.logits[:, 40:60] = -INF
+    if cell.from_labels:
+        shard.target.clamp_(max=39)
+        shard.target[3] = 50
+    else:
+        shard.target[:, 40:60] = -INF
+    oracle = Oracle(cell, shard)
+    assert oracle.row_loss.isinf().tolist() == [cell.from_labels and row == 3 for row in range(13)]
+    assert oracle.gradient(slice(None)).isfinite().all()
+    assert oracle.compare(right(oracle)).complaint(cell) is None
+    if cell.from_labels:
+        output = right(oracle)
+        assert output.row_loss is not None
+        output.row_loss[3] = 0.0
+        assert oracle.compare(output).loss_error == INF
+
+
+def _errors(**fields: Any) -> Errors:
+    return Errors(**{"loss_value": 1.0, "loss_error": 0.0, "grad_error": 0.0, "loss_identical": True, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "loss", "grad"),
+    [
+        ({"dtype": "bfloat16"}, 2**-16, 2**-6),
+        ({"dtype": "float16"}, 2**-16, 2**-9),
+        ({"dtype": "float32"}, 2**-16, 2**-15),
+        ({"dtype": "bfloat16", "compute_dtype": "logits"}, 2**-5, 2**-4),
+        ({"dtype": "float16", "compute_dtype": "logits"}, 2**-8, 2**-6),
+        ({"dtype": "float32", "compute_dtype": "logits"}, 2**-16, 2**-15),
+    ],
+)
+def test_an_error_of_exactly_the_tolerance_is_right(fields: dict[str, str], loss: float, grad: float) -> None:
+    """The docstrings of the tolerances derive these numbers."""
+    cell = problem(**fields)
+    assert _errors(loss_error=loss, grad_error=grad).complaint(cell) is None
+    above = 1 + 2**-20
+    for name, limit in (("loss_error", loss), ("grad_error", grad)):
+        said = _errors(**{name: limit * above}).complaint(cell)
+        assert said == f"{name} {limit * above:.3g} is above {limit:.3g} ({cell.dtype})"
+    both = _errors(loss_error=INF, grad_error=INF).complaint(cell)
+    assert both is not None and both.count(" and ") == 1
+
+
+def test_errors_are_relative_to_the_larger_of_one_and_the_value() -> None:
+    cell = problem(dtype="float32")
+    oracle = Oracle(cell, alone(cell))
+    output = right(oracle)
+    assert output.row_loss is not None
+    large = int(oracle.row_loss.argmax())
+    assert oracle.row_loss[large] > 2
+    output.row_loss[large] = float(oracle.row_loss[large]) * 1.25
+    assert oracle.compare(output).loss_error == pytest.approx(0.25, rel=1e-6)
+    small = torch.tensor([0.5, 0.25]), torch.tensor([0.25, 0.25], dtype=torch.float64)
+    assert _relative_error(*small).tolist() == [0.25, 0.0]
+
+
+def test_the_gradients_error_is_that_of_the_worst_row_by_norm() -> None:
+    cell = problem(dtype="float32", loss="reverse_kl")
+    oracle = Oracle(cell, alone(cell))
+    output = right(oracle)
+    output.grad[4] *= 1.5
+    output.grad[7] *= 1.25
+    assert oracle.compare(output).grad_error == pytest.approx(0.5, rel=1e-4)
+
+
+def test_the_count_is_that_of_rows_with_a_label_of_the_vocabulary() -> None:
+    cell = problem(dtype="float32")
+    shard = alone(cell)
+    shard.target[:4] = torch.tensor([IGNORED, -1, cell.vocab, cell.vocab - 1])
+    shard.target[4] = 0
+    oracle = Oracle(cell, shard)
+    assert oracle.counts.tolist() == [False] * 3 + [True] * (cell.tokens - 3)
+    assert oracle.inverse_count == 1 / (cell.tokens - 3)
+    assert oracle.loss == pytest.approx(float(oracle.row_loss[3:].mean()))
+    shard.target[:] = IGNORED
+    assert Oracle(cell, shard).inverse_count == 1.0 and Oracle(cell, shard).loss == 0.0
+
+
+def test_chunks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = problem(tokens=13, vocab=100)
+    oracle = Oracle(cell, alone(cell))
+    for elements, lengths in ((300, [3, 3, 3, 3, 1]), (99, [1] * 13), (1300, [13]), (1299, [12, 1])):
+        monkeypatch.setattr("tpbench.workloads.entropy_loss.oracle._CHUNK", {"cpu": elements, "cuda": elements})
+        found = list(oracle._chunks())
+        assert [each.stop - each.start for each in found] == lengths
+        assert [each.start for each in found[1:]] == [each.stop for each in found[:-1]] and found[-1].stop == 13

@@ -1,0 +1,191 @@
+"""The oracle of the linear loss on one process: against torch's losses and autograd, and against planted errors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.support.linear_loss import context, problem
+from tpbench.kernels.losses import LOSSES
+from tpbench.workloads.linear_loss import LinearLoss, oracle
+from tpbench.workloads.linear_loss.inputs import IGNORED, Shard, make_shard
+from tpbench.workloads.linear_loss.oracle import Errors, Oracle
+from tpbench.workloads.linear_loss.output import Output
+
+INF = math.inf
+
+
+def exact(cell: LinearLoss, shard: Shard) -> Output:
+    """Return torch's loss, entropy and gradients in float64."""
+    hidden, weight = (each.double().requires_grad_() for each in (shard.hidden, shard.weight))
+    log_p = (hidden @ weight.T).log_softmax(-1)
+    if shard.labels is not None:
+        rows = F.nll_loss(log_p, shard.labels.clamp(min=0), reduction="none") * (shard.labels >= 0)
+        count = max(1, int((shard.labels >= 0).sum()))
+    else:
+        assert shard.teacher is not None
+        teacher_hidden, teacher_weight = (each.double() for each in shard.teacher)
+        log_q = (teacher_hidden @ teacher_weight.T / cell.temperature).log_softmax(-1)
+        terms = {
+            "soft_cross_entropy": -log_q.exp() * log_p, "forward_kl": log_q.exp() * (log_q - log_p),
+            "reverse_kl": log_p.exp() * (log_p - log_q),
+        }  # fmt: skip
+        rows, count = terms[cell.loss].sum(-1), cell.tokens
+    loss = rows.sum() / count
+    grad_hidden, grad_weight = torch.autograd.grad(loss, (hidden, weight))
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    if shard.labels is not None:
+        entropy = entropy * (shard.labels >= 0)
+    return Output(loss.detach(), rows.detach(), entropy.detach(), grad_hidden, grad_weight)
+
+
+def rounded(output: Output) -> Output:
+    """Return the output in fp32, as a perfect variant has it."""
+    return Output(*(None if each is None else each.float() for each in vars(output).values()))
+
+
+def made(**fields: Any) -> tuple[LinearLoss, Oracle, Output]:
+    cell = problem(**{"dtype": "float32", "entropy": True, **fields})
+    shard = make_shard(cell, context())
+    return cell, Oracle(cell, shard), rounded(exact(cell, shard))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("elements", [1, 101 * 5, 2**20])
+def test_the_oracle_agrees_with_torch(loss: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "_CHUNK", {"cpu": elements})
+    more: dict[str, Any] = {"ignored": 0.3} if loss == "cross_entropy" else {"temperature": 1.7}
+    _, found, output = made(loss=loss, **more)
+    errors = found.compare(output)
+    assert errors.loss_value == pytest.approx(float(exact(found.problem, found.shard).loss), rel=1e-12)
+    assert errors.loss_error < 2**-22 and errors.entropy_error < 2**-22 and errors.grad_error < 2**-20
+    assert errors.complaint("float32") is None and errors.loss_identical
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", ["loss_error", "entropy_error", "hidden_grad_error", "weight_grad_error"])
+def test_an_error_of_exactly_the_tolerance_is_right(name: str, dtype: str) -> None:
+    powers = {
+        "loss_error": {"bfloat16": 5, "float16": 8, "float32": 14},
+        "entropy_error": {"bfloat16": 3, "float16": 6, "float32": 12},
+        "hidden_grad_error": {"bfloat16": 4, "float16": 7, "float32": 12},
+        "weight_grad_error": {"bfloat16": 4, "float16": 7, "float32": 12},
+    }
+    limit = 2.0 ** -powers[name][dtype]
+    none = Errors(1.0, 0.0, 0.0, 0.0, 0.0, True)
+    assert replace(none, **{name: limit}).complaint(dtype) is None
+    above = limit * (1 + 2**-20)
+    assert replace(none, **{name: above}).complaint(dtype) == f"{name} {above:.3g} is above {limit:.3g} ({dtype})"
+    assert replace(none, **{name: math.nan}).complaint(dtype) is not None
+
+
+def test_the_gradients_error_is_the_larger_one() -> None:
+    assert Errors(1.0, 0.0, 0.0, 2.0, 3.0, True).grad_error == Errors(1.0, 0.0, 0.0, 3.0, 2.0, True).grad_error == 3.0
+
+
+def scaled_row(values: Tensor | None, row: int, factor: float) -> Tensor:
+    assert values is not None
+    values = values.clone()
+    values[row] *= factor
+    return values
+
+
+def test_errors_are_those_of_the_worst_row() -> None:
+    _, found, output = made(loss="reverse_kl")
+    assert output.row_loss is not None and output.entropy is not None and output.grad_weight is not None
+    row = int(output.row_loss.argmax())
+    assert output.row_loss[row] > 1 and output.entropy[row] > 1
+    spoiled = replace(
+        output,
+        row_loss=scaled_row(output.row_loss, row, 1.25),
+        entropy=scaled_row(output.entropy, row, 0.5),
+        grad_hidden=scaled_row(output.grad_hidden, 3, 1.125),
+    )
+    errors = found.compare(spoiled)
+    assert errors.loss_error == pytest.approx(0.25, rel=1e-5)
+    assert errors.entropy_error == pytest.approx(0.5, rel=1e-5)
+    assert errors.hidden_grad_error == pytest.approx(0.125, rel=1e-4)
+    norms = output.grad_weight.norm(dim=-1)
+    largest = int(norms.argmax())
+    assert norms[largest] > norms.square().mean().sqrt()
+    errors = found.compare(replace(output, grad_weight=scaled_row(output.grad_weight, largest, 1.5)))
+    assert errors.weight_grad_error == pytest.approx(0.5, rel=1e-4)
+    smallest = int(norms.argmin())  # the error of a small row is relative to the root mean square of all rows
+    errors = found.compare(replace(output, grad_weight=scaled_row(output.grad_weight, smallest, 2.0)))
+    usual = float(norms.square().mean().sqrt())
+    assert errors.weight_grad_error == pytest.approx(float(norms[smallest]) / usual, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["loss", "row_loss", "entropy", "grad_hidden", "grad_weight"])
+@pytest.mark.parametrize("how", ["nan", "infinite", "another shape"])
+def test_planted_errors_are_infinite(name: str, how: str) -> None:
+    cell, found, output = made()
+    value = getattr(output, name).clone()
+    if how == "another shape":
+        value = value[..., :-1] if value.ndim else value.reshape(1, 1)
+    else:
+        value.view(-1)[-1] = math.nan if how == "nan" else INF
+    errors = found.compare(replace(output, **{name: value}))
+    kinds = {"loss": "loss_error", "row_loss": "loss_error", "entropy": "entropy_error"}
+    assert getattr(errors, kinds.get(name, f"{name.removeprefix('grad_')}_grad_error")) == INF
+    assert errors.complaint(cell.dtype) is not None
+
+
+@pytest.mark.parametrize("name", ["entropy", "grad_hidden", "grad_weight"])
+def test_a_missing_result_is_an_error(name: str) -> None:
+    cell, found, output = made()
+    assert "inf is above" in str(found.compare(replace(output, **{name: None})).complaint(cell.dtype))
+
+
+def test_what_a_problem_does_not_ask_for_is_not_compared() -> None:
+    _, found, output = made(entropy=False)
+    errors = found.compare(replace(output, entropy=None, row_loss=None))
+    assert errors.entropy_error == 0.0 and errors.complaint("float32") is None
+    assert found.compare(replace(output, row_loss=None, loss=output.loss * 1.5)).loss_error > 0.3
+
+
+def test_a_row_that_does_not_count_has_no_loss_and_no_gradient() -> None:
+    cell = problem(dtype="float32", entropy=True)
+    shard = make_shard(cell, context())
+    assert shard.labels is not None
+    shard.labels[:2] = torch.tensor([IGNORED, IGNORED])
+    shard.labels[2:4] = torch.tensor([0, cell.vocab - 1])
+    found, output = Oracle(cell, shard), rounded(exact(cell, shard))
+    assert found.counts.tolist() == [False, False] + [True] * (cell.tokens - 2)
+    assert found.inverse_count == 1 / (cell.tokens - 2)
+    assert found.compare(output).complaint("float32") is None
+    assert output.grad_hidden is not None
+    spoiled = output.grad_hidden.clone()
+    spoiled[0, 0] = 1e-7
+    assert found.compare(replace(output, grad_hidden=spoiled)).hidden_grad_error == INF
+    shard.labels[4] = cell.vocab
+    assert not Oracle(cell, shard).counts[4]
+    shard.labels[:] = IGNORED
+    assert Oracle(cell, shard).inverse_count == 1.0
+    zeros = Output(*(torch.zeros_like(each) for each in vars(output).values()))
+    assert Oracle(cell, shard).compare(zeros).complaint("float32") is None
+    touched = replace(zeros, grad_weight=torch.full_like(zeros.grad_weight, 1e-9))
+    assert Oracle(cell, shard).compare(touched).weight_grad_error == INF
+
+
+def test_an_error_below_the_smallest_normal_number_does_not_count() -> None:
+    right = torch.full((2, 4), 1e-9, dtype=torch.float64)
+    smallest = 2.0**-14  # of float16
+    assert oracle._row_errors(torch.zeros(2, 4, dtype=torch.float16), right, slice(0, 2)).tolist() == [0.0, 0.0]
+    near = torch.full((2, 4), 2 * smallest, dtype=torch.float16)
+    assert oracle._row_errors(near, right, slice(0, 2)).tolist() == pytest.approx([smallest / 1e-9] * 2, rel=1e-3)
+    assert float(oracle._weight_error(torch.zeros(2, 4, dtype=torch.float16), right)) == 0.0
+    assert float(oracle._weight_error(near, right)) == pytest.approx(smallest / 1e-9, rel=1e-3)
+
+
+def test_blocks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found, _ = made(tokens=12)
+    for elements, lengths in ((101 * 5, [5, 5, 2]), (101 * 5 - 1, [4, 4, 4]), (1, [1] * 12), (2**20, [12])):
+        monkeypatch.setattr(oracle, "_CHUNK", {"cpu": elements})
+        assert [each.stop - each.start for each in found._blocks()] == lengths
