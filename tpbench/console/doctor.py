@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tpbench import packages
 from tpbench.console import checks
 from tpbench.console.checks import Finding
+from tpbench.handover.rendezvous import STORE_FILE
 from tpbench.launcher.cores import available_cores
 from tpbench.measure import machine
 
@@ -62,8 +65,7 @@ def examine(output_dir: str) -> Iterator[Finding]:
         return
     yield from torch_findings(probed, machine.gpu_count())
     if (gpus := probed["gpus"]) > 1:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-        yield from rank_findings(_probe([*torchrun, "-m", _PROBE, "--ranks"]), gpus)
+        yield from rank_findings(probe_ranks(gpus), gpus)
 
 
 def torch_findings(probed: Mapping[str, Any], present: int) -> Iterator[Finding]:
@@ -109,10 +111,25 @@ def rank_findings(probed: Mapping[str, Any] | str, gpus: int) -> Iterator[Findin
         yield Finding("symmetric memory", "note", message, fix)
 
 
-def _probe(command: Sequence[str]) -> dict[str, Any] | str:
+def probe_ranks(ranks: int) -> dict[str, Any] | str:
+    """Test the communication of all ranks of this host. They meet as those of jobs do: no port is open beyond loopback.
+
+    Return the results of rank 0, or a message why there are none.
+    """
+    with tempfile.TemporaryDirectory(prefix="tpbench-doctor-") as folder:  # of mode 0700
+        store = f"{folder}/store"
+        torchrun = [
+            sys.executable, "-m", "tpbench.worker.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
+            "--rdzv-backend=tpbench", "--rdzv-id=doctor", "--local-addr=127.0.0.1", f"--log-dir={folder}",
+        ]  # fmt: skip
+        interface = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
+        return _probe([*torchrun, "-m", _PROBE, "--ranks"], {**os.environ, **interface, STORE_FILE: store})
+
+
+def _probe(command: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, Any] | str:
     """Return the last JSON object that a command prints, or a message why there is none."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     except subprocess.TimeoutExpired:
         return f"no answer within {TIMEOUT_S} s"
     except OSError as error:

@@ -1,7 +1,8 @@
 """Facts of this machine that only torch knows, printed as JSON on stdout. `doctor` runs this module as a process.
 
-`python -m tpbench.console.torch_probe` prints the view of one process. Under torchrun, with `--ranks`, all ranks
-together test NCCL and symmetric memory: nothing but such a test shows that they work.
+`python -m tpbench.console.torch_probe` prints the view of one process. Under `tpbench.worker.torchrun`, with `--ranks`,
+all ranks together test NCCL and symmetric memory: nothing but such a test shows that they work. Without GPUs they use
+gloo.
 """
 
 from __future__ import annotations
@@ -45,12 +46,19 @@ def probe_ranks() -> dict[str, Any]:
     """Test an all-reduce and a read of a neighbour's symmetric memory, on all ranks. Return this rank's results."""
     import torch
     import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    dist.init_process_group("nccl", device_id=device)
-    ranks = dist.get_world_size()
+    from tpbench.worker.rendezvous import store_of_agents
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    store = PrefixStore("doctor", store_of_agents())
+    if cuda:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, device_id=device if cuda else None
+    )
     ones = torch.ones(1024, device=device)
     dist.all_reduce(ones)
     results: dict[str, Any] = {"nccl": bool((ones == ranks).all())}
@@ -68,7 +76,8 @@ def probe_ranks() -> dict[str, Any]:
         handle.barrier()
     except (RuntimeError, AttributeError, ImportError) as error:
         results["symmetric"] = str(error).splitlines()[0] if str(error) else type(error).__name__
-    torch.cuda.synchronize()
+    if cuda:
+        torch.cuda.synchronize()
     return results
 
 

@@ -1,9 +1,10 @@
-"""No socket of a sweep on one host listens beyond loopback: seen from a network namespace of its own."""
+"""No socket of a sweep or of the doctor listens beyond loopback on one host, as a network namespace shows."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,6 +22,8 @@ SWEEPS = {
 ISOLATED = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), "--net", "--"]
 LISTENING = "0A"
 """Linux's number of the state of a TCP socket that listens."""
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+"""127.0.0.1 and ::1."""
 
 
 def require_namespaces() -> None:
@@ -48,16 +51,16 @@ def listeners(pid: int) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", SWEEPS)
-def test_no_socket_of_a_sweep_listens_beyond_loopback(kind: str, tmp_path: Path) -> None:
+def listeners_of(command: list[str], folder: Path) -> set[str]:
+    """Run a command in a network namespace of its own. Return the addresses at which its processes listened."""
     require_namespaces()
     # A second address, which the host name leads to and which other hosts could reach.
     setup = (
         "ip link set lo up && ip link add d0 type dummy && ip address add 198.51.100.7/24 dev d0 && ip link set d0 up"
     )
-    line = [*ISOLATED, "sh", "-c", f'{setup}; exec "$@"', "sh", *COMMAND, "-m", *SWEEPS[kind], *SMALL]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(line, cwd=tmp_path, env=environment(), stdout=log, stderr=subprocess.STDOUT)
+    line = [*ISOLATED, "sh", "-c", f'{setup}; exec "$@"', "sh", *command]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(line, cwd=folder, env=environment(), stdout=log, stderr=subprocess.STDOUT)
         seen: set[str] = set()
         while process.poll() is None:
             try:
@@ -65,8 +68,19 @@ def test_no_socket_of_a_sweep_listens_beyond_loopback(kind: str, tmp_path: Path)
             except OSError:  # it has just ended
                 break
             time.sleep(0.02)
-    assert process.wait() == 0, (tmp_path / "log").read_text()
-    assert set(package.load(tmp_path / "outputs")["status"]) == {"ok"}
-    loopback = {"0100007F", "00000000000000000000000001000000"}
+    assert process.wait() == 0, (folder / "log").read_text()
     assert seen, "gloo's sockets were not seen"
-    assert seen <= loopback
+    return seen
+
+
+@pytest.mark.parametrize("kind", SWEEPS)
+def test_no_socket_of_a_sweep_listens_beyond_loopback(kind: str, tmp_path: Path) -> None:
+    assert listeners_of([*COMMAND, "-m", *SWEEPS[kind], *SMALL], tmp_path) <= LOOPBACK
+    assert set(package.load(tmp_path / "outputs")["status"]) == {"ok"}
+
+
+def test_no_socket_of_the_doctors_ranks_listens_beyond_loopback(tmp_path: Path) -> None:
+    """The same code runs over NCCL if there are GPUs."""
+    probe = "from tpbench.console.doctor import probe_ranks; print(probe_ranks(2))"
+    assert listeners_of([sys.executable, "-c", probe], tmp_path) <= LOOPBACK
+    assert "{'nccl': True, 'symmetric': " in (tmp_path / "log").read_text()
