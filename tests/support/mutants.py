@@ -32,7 +32,9 @@ PACKAGES = {
         for name in WORKLOADS
     },
 }
-"""Sources that are changed, and the folder or file of their tests."""
+"""Sources that are changed, and the folder or file of their tests. The tests of `ALSO` are tests of them, too."""
+ALSO = {"report": ("tests/unit/console/test_pictures.py",)}
+"""The committed pictures of pages are drawn by reports."""
 
 PRELOADED = (
     "hypothesis", "hydra", "jinja2", "matplotlib.pyplot", "numpy", "omegaconf", "pandas", "pyarrow.parquet", "pytest",
@@ -89,7 +91,7 @@ def test_all(mutants: list[Mutant], limit_s: int | None) -> list[tuple[str, str]
     for number, mutant in enumerate(mutants, start=1):
         source, folder = PACKAGES[mutant.package]
         if mutant.package not in tests:
-            tests[mutant.package] = covering_tests(source, folder)
+            tests[mutant.package] = covering_tests(source, [folder, *ALSO.get(mutant.package, ())])
         covering, needed_s = tests[mutant.package]
         found = outcome(mutant, covering, folder, limit_s or 2 * needed_s + 10)
         ended.append((mutant.package, found))

@@ -50,7 +50,7 @@ def all_mutants(package: str, source: Path) -> Iterator[Mutant]:
     """Yield a mutant for each place that can be changed. Of the changes that fit a place one is drawn."""
     for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
         tree, plain = get_ast_from_path(path), ast.parse(path.read_text())
-        ignored = list(_annotations(plain))
+        ignored = [*_annotations(plain), *_large_numbers(plain)]
         places: dict[tuple[Position, Position], list[tuple[str, int]]] = {}
         for name in sorted(filter(KINDS.fullmatch, operator_names())):
             operator = get_operator(name)()
@@ -70,6 +70,14 @@ def _annotations(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
             if isinstance(part, ast.expr):
                 assert part.end_lineno is not None and part.end_col_offset is not None
                 yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
+
+
+def _large_numbers(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
+    """Yield the first and last position of each number above a million. cosmic-ray adds 1, which changes nothing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and node.value > 10**6:
+            assert node.end_lineno is not None and node.end_col_offset is not None
+            yield (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 def _statement(tree: ast.Module, line: int) -> range:

@@ -22,7 +22,7 @@ Covering = dict[str, dict[int, list[str]]]
 """For each source file and line, the test functions that run it. An empty name is an import or a fixture."""
 
 
-def covering_tests(source: str, tests: str) -> tuple[Covering, float]:
+def covering_tests(source: str, tests: list[str]) -> tuple[Covering, float]:
     """Run the tests. Return which of them run which line, and their CPU seconds."""
     data = Path("covered").resolve()
     data.unlink(missing_ok=True)
@@ -31,13 +31,13 @@ def covering_tests(source: str, tests: str) -> tuple[Covering, float]:
         measured = coverage.Coverage(data_file=str(data), include=[source, f"{source}/**"])
         measured.set_option("run:dynamic_context", "test_function")
         with measured.collect():
-            code = pytest.main([*PYTEST, tests])
+            code = pytest.main([*PYTEST, *tests])
         measured.save()
         return code
 
     before = _children_s()
     if code := _forked(run, limit_s=600):
-        raise SystemExit(f"{tests} fails without a mutant: {code}")
+        raise SystemExit(f"{' '.join(tests)} fails without a mutant: {code}")
     measured = coverage.CoverageData(str(data))
     measured.read()
     covering = {os.path.relpath(path): measured.contexts_by_lineno(path) for path in measured.measured_files()}

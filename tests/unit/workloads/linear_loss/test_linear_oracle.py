@@ -189,3 +189,14 @@ def test_blocks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for elements, lengths in ((101 * 5, [5, 5, 2]), (101 * 5 - 1, [4, 4, 4]), (1, [1] * 12), (2**20, [12])):
         monkeypatch.setattr(oracle, "_CHUNK", {"cpu": elements})
         assert [each.stop - each.start for each in found._blocks()] == lengths
+
+
+def test_zero_times_the_logarithm_of_zero_is_zero() -> None:
+    weighted = oracle._weighted(torch.tensor([0.0, 0.5]), torch.tensor([-INF, 2.0]))
+    assert weighted.tolist() == [0.0, 1.0]
+
+
+def test_on_one_rank_all_rows_are_its_own() -> None:
+    cell, found, output = made(sequence_parallel=True)
+    assert found.shard.group is None and found.hidden is found.shard.hidden
+    assert found.compare(output).complaint(cell.dtype) is None
