@@ -9,26 +9,21 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 
 from tpbench.report import plots, render, writer
 from tpbench.report.agreement import frame_warnings
 from tpbench.report.available import require_values
 from tpbench.report.columns import column_tables, parse_columns
-from tpbench.report.conditions import parse_conditions, values_of
 from tpbench.report.documents import write_documents
 from tpbench.report.grids import arrange_rows
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.output_format import format_of
 from tpbench.report.pivot import pivot
 from tpbench.report.pivot_report import PivotReport
-from tpbench.report.records import value_text
 from tpbench.report.repeat import repeat
-from tpbench.report.rows import read_rows
+from tpbench.report.selection import add_filters, selected_rows
 from tpbench.report.study import check_study, studies, study_csv, study_document, study_picture, study_tables
-from tpbench.results.schema import COLUMN_LIST, all_columns
-from tpbench.results.upgrade import present_name, present_value
 from tpbench.settings import JobError, unknown
 from tpbench.workloads.study_data import StudyTable
 
@@ -44,9 +39,9 @@ TABLES: dict[str, Callable[[PivotReport], str]] = {
 }
 PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES, "json")
-FILTERS = ("workload", "variant", "label", "loss", "dtype", "device", "gpu_name")
 EPILOG = (
-    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows: see `report.py compare --help`."
+    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows, and `report.py history` says at "
+    "which commit or package a metric changed. Each has a --help of its own."
 )
 
 
@@ -54,19 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. The exit code is 0, or 2 for a wrong request. `compare` and `--run` add 1 for a slower cell."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["compare"]:
-        from tpbench.report.compare import command
+        from tpbench.report.compare import command as compare
 
-        return command.main(arguments[1:])
+        return compare.main(arguments[1:])
+    if arguments[:1] == ["history"]:
+        from tpbench.report.history import command as history
+
+        return history.main(arguments[1:])
     asked = _parser().parse_args(arguments)
     try:
         metric(asked.metric or "time_ms")  # an unknown metric is reported before rows are read
         if asked.repeat is not None:
-            return repeat(_rows(asked), asked.repeat, run=asked.run, metric=asked.metric or "time_ms")
+            return repeat(selected_rows(asked), asked.repeat, run=asked.run, metric=asked.metric or "time_ms")
         if asked.run:
             raise JobError("--run needs --repeat ROW_ID")
         asked.format = asked.format or format_of(asked.output)
         if asked.format == "json":
-            write_documents(_rows(asked), asked.output or Path(), all_rows=asked.all)
+            write_documents(selected_rows(asked), asked.output or Path(), all_rows=asked.all)
         else:
             _write(_content(asked), asked)
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
@@ -81,17 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="report.py", description="Measured rows as tables of variants side by side.", epilog=EPILOG
     )
-    parser.add_argument("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
+    add_filters(parser)
     parser.add_argument(
         "--metric",
         metavar="NAME",
         help=f"one of: {', '.join(METRICS)} (time_ms; in a page device_ms of rows that have it)",
-    )
-    for name in FILTERS:
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, metavar="A,B", help=f"only rows of these, separated by commas: {name}")
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME=A,B", help="only rows with one of these in a column"
     )
     parser.add_argument("--format", choices=FORMATS, help="(that of the suffix of -o, else text)")
     parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(plots.PLOTS)}")
@@ -136,7 +129,7 @@ def _content(asked: argparse.Namespace) -> str | bytes:
         raise JobError(unknown("plot", asked.plot, plots.PLOTS))
     if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
         raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
-    frame = _rows(asked)
+    frame = selected_rows(asked)
     if asked.study is not None and is_picture:
         return plots.study_picture(study_picture(frame, asked.study), asked.study, asked.format)
     if columns or asked.study is not None:
@@ -173,32 +166,6 @@ def _warn(warnings: Sequence[str], asked: argparse.Namespace) -> None:
         return
     for warning in warnings:
         print(f"report: warning: {warning}", file=sys.stderr)
-
-
-def _rows(asked: argparse.Namespace) -> pd.DataFrame:
-    """Return the rows that the filters select."""
-    frame = read_rows(asked.where)
-    for name in FILTERS:
-        wanted = getattr(asked, name)
-        if wanted is not None:
-            frame = _only(frame, name, wanted.split(","))
-    for name, value in parse_conditions(asked.only):
-        if present_name(name) not in frame:
-            if present_name(name) in all_columns():
-                raise JobError(f"none of these rows has the column {name}, which is of another workload")
-            raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
-        texts = set(frame[present_name(name)].map(value_text))
-        values = values_of(str(present_value(name, value)), texts)
-        frame = _only(frame, present_name(name), [str(present_value(name, each)) for each in values])
-    return frame
-
-
-def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:
-    texts = frame[name].map(value_text)
-    for value in wanted:
-        if value not in set(texts):
-            raise JobError(f"in these rows, {unknown(name, value, set(texts[frame[name].notna()]))}")
-    return frame[texts.isin(wanted)]
 
 
 def _write(content: str | bytes, asked: argparse.Namespace) -> None:

@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)"
     )
     parser.add_argument(
-        "--threshold", type=_share, default=0.03, metavar="SHARE", help="smallest change that counts (0.03)"
+        "--threshold", type=share, default=0.03, metavar="SHARE", help="smallest change that counts (0.03)"
     )
     parser.add_argument(
         "--metric", default="time_ms", metavar="NAME", help=f"any metric of a report: {', '.join(METRICS)} (time_ms)"
@@ -106,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
+    """Return a share given on a command line, from 0 to 1."""
     value = float(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be a share from 0 to 1, say 0.03")

@@ -45,7 +45,7 @@ class CellPair:
 def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
     """Pair the rows of each cell with those of the other set, on the same hardware if possible."""
     old, new = _by_identity(before), _by_identity(after)
-    names = _names([*old, *new])
+    names = cell_names([*old, *new])
     pairs = []
     for cell in dict.fromkeys([*new, *old]):
         left, right = dict(old.get(cell, {})), dict(new.get(cell, {}))
@@ -58,20 +58,22 @@ def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
 
 
 def _by_identity(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, tuple[Record, ...]]]:
-    """Return the newest row by cell and hardware, after the rows that it repeats.
+    """Return the newest row by cell and hardware, after the rows that it repeats."""
+    return {
+        cell: {machine: tuple(row for row in rows if repeats(row, rows[-1])) for machine, rows in machines.items()}
+        for cell, machines in rows_by_cell(frame).items()
+    }
 
-    Failures beside a measurement are left out (`results.cells`).
-    """
+
+def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
+    """Return the rows of each cell by hardware, oldest first. Failures beside a measurement are left out."""
     frame = frame.drop(yielding(frame))
     frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
     frame = frame.sort_values("when", kind="stable", na_position="first")
     cells: dict[CellIdentity, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in plain_rows(frame):
         cells[_identity(record)][record["hardware"]].append(record)
-    return {
-        cell: {machine: tuple(row for row in rows if repeats(row, rows[-1])) for machine, rows in machines.items()}
-        for cell, machines in cells.items()
-    }
+    return cells
 
 
 def _identity(record: Record) -> CellIdentity:
@@ -92,7 +94,7 @@ def _hashable(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else json.dumps(value, default=str)
 
 
-def _names(cells: Iterable[CellIdentity]) -> dict[CellIdentity, str]:
+def cell_names(cells: Iterable[CellIdentity]) -> dict[CellIdentity, str]:
     """Return the name of each cell: its variant, and the fields in which cells differ."""
     cells = list(cells)
     seen: dict[str, set[Any]] = defaultdict(set)

@@ -1,0 +1,53 @@
+"""Selection of rows by the options that all report commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+import pandas as pd
+
+from tpbench.report.conditions import parse_conditions, values_of
+from tpbench.report.records import value_text
+from tpbench.report.rows import read_rows
+from tpbench.results.schema import COLUMN_LIST, all_columns
+from tpbench.results.upgrade import present_name, present_value
+from tpbench.settings import JobError, unknown
+
+FILTERS = ("workload", "variant", "label", "loss", "dtype", "device", "gpu_name")
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """Add the places of the rows and the filters to a command."""
+    parser.add_argument("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
+    for name in FILTERS:
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, metavar="A,B", help=f"only rows of these, separated by commas: {name}")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME=A,B", help="only rows with one of these in a column"
+    )
+
+
+def selected_rows(asked: argparse.Namespace) -> pd.DataFrame:
+    """Return the rows that the filters select. Raises JobError for a filter that no row passes."""
+    frame = read_rows(asked.where)
+    for name in FILTERS:
+        wanted = getattr(asked, name)
+        if wanted is not None:
+            frame = _only(frame, name, wanted.split(","))
+    for name, value in parse_conditions(asked.only):
+        if present_name(name) not in frame:
+            if present_name(name) in all_columns():
+                raise JobError(f"none of these rows has the column {name}, which is of another workload")
+            raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
+        texts = set(frame[present_name(name)].map(value_text))
+        values = values_of(str(present_value(name, value)), texts)
+        frame = _only(frame, present_name(name), [str(present_value(name, each)) for each in values])
+    return frame
+
+
+def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:
+    texts = frame[name].map(value_text)
+    for value in wanted:
+        if value not in set(texts):
+            raise JobError(f"in these rows, {unknown(name, value, set(texts[frame[name].notna()]))}")
+    return frame[texts.isin(wanted)]
