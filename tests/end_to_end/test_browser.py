@@ -100,6 +100,22 @@ def test_a_verdict_leads_to_its_section(chromium, report):
     assert chromium.execute_script("return document.getElementById('s1').open && !document.getElementById('s0').open")
 
 
+def test_the_gallery_answers_on_its_first_screen(chromium, tmp_path):
+    folders = [write_rows(tmp_path / name, name) for name in ("one", "two")]
+    for folder in folders:
+        (folder / "gallery.yaml").write_text(f"title: Host {folder.name}\nby: <b>a person</b>\nkernels_version: k\n")
+    assert main(["gallery", *map(str, folders), "-o", str(tmp_path / "site")]) == 0
+    for width in (1280, 360):
+        browser.look(chromium, tmp_path / "site/index.html", width)
+        assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
+    browser.look(chromium, tmp_path / "site/index.html", 1280)
+    assert chromium.get_log("browser") == [] and not chromium.execute_script("return window.owned")
+    cells = chromium.find_elements("css selector", ".sheet[data-name=fastest] td")
+    assert cells[2].text.startswith("triton_tp ") and cells[2].rect["y"] < 450
+    chromium.find_element("link text", "Host two").click()
+    assert chromium.title == "tpbench report"
+
+
 def test_a_button_copies_the_command_that_measures_a_row_again(chromium, report):
     browser.look(chromium, report, 1280)
     unfold(chromium, "#s0")

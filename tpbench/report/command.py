@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import sys
@@ -39,23 +40,21 @@ TABLES: dict[str, Callable[[PivotReport], str]] = {
 }
 PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES, "json")
+COMMANDS = ("compare", "history", "gallery")
+"""Commands with options of their own. Each is a folder beside this module."""
 EPILOG = (
-    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows, and `report.py history` says at "
-    "which commit or package a metric changed. Each has a --help of its own."
+    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows. `report.py history` says at which "
+    "commit or package a metric changed. `report.py gallery` makes a site of several machines. Each has a --help."
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. The exit code is 0, or 2 for a wrong request. `compare` and `--run` add 1 for a slower cell."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments[:1] == ["compare"]:
-        from tpbench.report.compare import command as compare
-
-        return compare.main(arguments[1:])
-    if arguments[:1] == ["history"]:
-        from tpbench.report.history import command as history
-
-        return history.main(arguments[1:])
+    if arguments and arguments[0] in COMMANDS:
+        command: Callable[[Sequence[str]], int]
+        command = importlib.import_module(f"tpbench.report.{arguments[0]}.command").main
+        return command(arguments[1:])
     asked = _parser().parse_args(arguments)
     try:
         metric(asked.metric or "time_ms")  # an unknown metric is reported before rows are read

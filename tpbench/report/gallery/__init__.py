@@ -1,0 +1,1 @@
+"""`scripts/report.py gallery`: a static site that compares the rows of several machines."""

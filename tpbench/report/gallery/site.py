@@ -1,0 +1,101 @@
+"""The files of the gallery's site: one page that compares the machines, and a report for each entry."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpbench.report.gallery.entry import Entry
+from tpbench.report.gallery.winners import Machine, Problem, headlines, measured_problems
+from tpbench.report.metric import ratio_text
+from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, quantity, words
+from tpbench.report.page.document import page
+from tpbench.report.page.template import render_page
+from tpbench.report.records import value_text
+from tpbench.report.verdicts import CLOCKS, Verdict
+from tpbench.settings import JobError
+
+INDEX = "index.html"
+
+
+@dataclass(frozen=True)
+class EntryPart:
+    """What the site's first page says about one entry."""
+
+    entry: Entry
+    rows: str
+    refused: PageTable
+
+
+def write_site(entries: Sequence[Entry], folder: Path) -> list[Path]:
+    """Write the site into a folder, and return its files. Raises JobError for two entries of one title."""
+    pages = Counter(each.page for each in entries)
+    if twice := [each.title for each in entries if pages[each.page] > 1]:
+        raise JobError(f"two entries have the title {twice[0]} or one like it: change the title in one gallery.yaml")
+    if "index.html" in pages:
+        raise JobError("no entry can have the title index")
+    written: Mapping[str, str] = {INDEX: index(entries)} | {each.page: page(each.frame) for each in entries}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in written.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in written]
+
+
+def index(entries: Sequence[Entry]) -> str:
+    """Return the first page: the fastest variant of each problem on each machine."""
+    machines, problems = measured_problems(entries)
+    chosen = headlines(problems)
+    everywhere = [
+        (workload, _table(f"problems of {workload}", machines, list(group)))
+        for workload, group in itertools.groupby(problems, key=lambda each: each.workload)
+    ]
+    rows = sum(len(each.frame) for each in entries)
+    return render_page(
+        "gallery.html.j2",
+        title="tpbench gallery",
+        summary=f"{_counted(len(machines), 'machine')}, {_counted(len(problems), 'problem')}, {_counted(rows, 'row')}",
+        first=_table("fastest", machines, chosen, with_workload=True),
+        everywhere=everywhere,
+        parts=[_part(each) for each in entries],
+    )
+
+
+def _table(
+    name: str, machines: Sequence[Machine], problems: Sequence[Problem], with_workload: bool = False
+) -> PageTable:
+    rows = []
+    for each in problems:
+        cells = [_cell(each.by_machine.get(at)) for at in range(len(machines))]
+        rows.append([*([words(each.workload)] if with_workload else []), words(each.name, 300), *cells])
+    heads = [*(["workload"] if with_workload else []), "problem"]
+    return PageTable(name, [*heads, *(each.name for each in machines)], rows, keys=len(heads), digits="none")
+
+
+def _cell(verdict: Verdict | None) -> PageCell:
+    """Return the fastest variant with its time, and its distance to the next variant."""
+    if verdict is None or verdict.fastest is None:
+        return MISSING_CELL
+    second = verdict.runner_up
+    behind = f", {ratio_text(verdict.ratio.value)} {second.column}" if second and verdict.ratio else ""
+    time = quantity(verdict.time_ms, "ms").text
+    clock = "" if verdict.clock == "device_ms" else f" {CLOCKS[verdict.clock]}"
+    return PageCell(f"{verdict.fastest.column} {time}{clock}{behind}", verdict.time_ms)
+
+
+def _part(entry: Entry) -> EntryPart:
+    times = sorted(entry.frame["finished_at"].dropna())
+    when = f", measured {times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}" if times else ""
+    refused = [[words(each.row_id), words(each.variant), words(each.reason, 400)] for each in entry.refused]
+    hardware = sorted({value_text(name) for name in entry.frame["gpu_name"].dropna()})
+    return EntryPart(
+        entry,
+        f"{_counted(len(entry.frame), 'row')}{when}{', ' + ', '.join(hardware) if hardware else ''}",
+        PageTable("refused rows", ["row", "variant", "reason"], refused, keys=3, digits="none"),
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
