@@ -19,7 +19,7 @@ COMMAND = "scripts/report.py outputs/reference --metric device_ms --variant quac
 @pytest.fixture(autouse=True)
 def rows_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share the committed rows between commands: reading takes most of their time."""
-    monkeypatch.setattr("tpbench.report.command.read_rows", lambda places: READ_ONCE(tuple(places)).copy())
+    monkeypatch.setattr("tpbench.report.selection.read_rows", lambda places: READ_ONCE(tuple(places)).copy())
 
 
 def page(text: str) -> str:
