@@ -41,6 +41,8 @@ NEWER_PYTHON = {"megatron": (3, 12), "quack": (3, 12)}
 """The module of each optional package that does not support all versions of Python, with the lowest version."""
 
 NO_EXTRA = {
+    "torchtitan": "torchtitan",
+    "transformer_engine": "'transformer-engine[pytorch]' --no-build-isolation",
     "flash_attn": "flash-attn --no-build-isolation",
     "cut_cross_entropy": "cut-cross-entropy",
     "verl": "verl",

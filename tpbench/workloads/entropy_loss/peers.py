@@ -10,12 +10,22 @@ from typing import Any
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 
 
+def _no_other_loss(problem: EntropyLoss) -> str | None:
+    return f"it has no {problem.loss}, only cross_entropy" if problem.loss != "cross_entropy" else None
+
+
 def _labels_only(problem: EntropyLoss, tp_size: int) -> str | None:
-    if problem.loss != "cross_entropy":
-        return f"it has no {problem.loss}, only cross_entropy"
+    if reason := _no_other_loss(problem):
+        return reason
     if problem.ignored == 1.0:
         return "it divides by zero where every row is ignored"
     return "it has no logits_scale" if problem.logits_scale != 1.0 else None
+
+
+def _uneven(problem: EntropyLoss, tp_size: int) -> str | None:
+    return (
+        f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}" if problem.vocab % tp_size else None
+    )
 
 
 def _sharded_evenly(problem: EntropyLoss, tp_size: int) -> str | None:
@@ -23,9 +33,17 @@ def _sharded_evenly(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _even_shards(problem: EntropyLoss, tp_size: int) -> str | None:
-    if problem.vocab % tp_size:
-        return f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}"
-    return _labels_only(problem, tp_size)
+    return _uneven(problem, tp_size) or _labels_only(problem, tp_size)
+
+
+def _transformer_engine(problem: EntropyLoss, tp_size: int) -> str | None:
+    if problem.dtype == "float16":
+        return "it takes bfloat16 and float32 only"
+    return _even_shards(problem, tp_size)
+
+
+def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
+    return "unsharded it is F.cross_entropy" if tp_size == 1 else _labels_only(problem, tp_size)
 
 
 @WORKLOAD.variant(
@@ -75,3 +93,38 @@ def liger(problem: EntropyLoss, shard: Any) -> Any:
     from tpbench.workloads.entropy_loss import adapters
 
     return adapters.liger(problem, shard)
+
+
+@WORKLOAD.variant(
+    "flash-attention's Triton kernel, which shards the vocabulary",
+    requires=("flash_attn",),
+    requires_cuda=True,
+    unsupported_reason=lambda problem, tp_size: _uneven(problem, tp_size) or _no_other_loss(problem),
+)
+def flash_attn(problem: EntropyLoss, shard: Any) -> Any:
+    from tpbench.workloads.entropy_loss import framework_losses
+
+    return framework_losses.flash_attn(problem, shard)
+
+
+@WORKLOAD.variant(
+    "Transformer Engine's Triton kernel, which shards the vocabulary",
+    requires=("transformer_engine",),
+    requires_cuda=True,
+    unsupported_reason=_transformer_engine,
+)
+def transformer_engine(problem: EntropyLoss, shard: Any) -> Any:
+    from tpbench.workloads.entropy_loss import framework_losses
+
+    return framework_losses.transformer_engine(problem, shard)
+
+
+@WORKLOAD.variant(
+    "torchtitan's hand-written loss of a sharded vocabulary, in torch operations and fp32",
+    requires=("torchtitan",),
+    unsupported_reason=_torchtitan,
+)
+def torchtitan(problem: EntropyLoss, shard: Any) -> Any:
+    from tpbench.workloads.entropy_loss import framework_losses
+
+    return framework_losses.torchtitan(problem, shard)

@@ -1,0 +1,93 @@
+"""Adapters of training frameworks, called with functions that have the real signatures and compute with torch.
+
+Signatures are of flash-attention (commit 058ad35) and Transformer Engine 2.20.2. torchtitan 0.3.0 needs many packages,
+so it is not installed for tests. Its own function passed the oracle on two ranks, on CPUs with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.support.entropy_loss import alone, context, problem
+from tpbench.workloads.entropy_loss import WORKLOAD, framework_losses
+from tpbench.workloads.entropy_loss.bench import setup
+
+
+def flash_attn_loss(
+    logits: Tensor, labels: Tensor, precomputed_lse: Tensor | None = None, label_smoothing: float = 0.0,
+    logit_scale: float = 1.0, lse_square_scale: float = 0.0, ignore_index: int = -100,
+    inplace_backward: bool = False, process_group: Any = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    assert logits.ndim == 2 and not inplace_backward and process_group is None
+    losses = F.cross_entropy(logits.float() * logit_scale, labels, ignore_index=ignore_index, reduction="none")
+    return losses, torch.zeros_like(losses)
+
+
+def transformer_engine_loss(
+    inp: Tensor, target: Tensor, label_smoothing: float = 0.0, reduce_loss: bool = False,
+    dist_process_group: Any = None, ignore_idx: int = -100, is_cg_capturable: bool = False, *,
+    overwrite_input: bool = False, _input: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    assert inp.ndim == 3 and target.shape == inp.shape[:2] and dist_process_group is None and not overwrite_input
+    rows = F.cross_entropy(inp.flatten(0, 1).float(), target.flatten(), ignore_index=ignore_idx, reduction="none")
+    return rows.view(target.shape)
+
+
+MODULES: dict[str, dict[str, Any]] = {
+    "flash_attn": {},
+    "flash_attn.ops": {},
+    "flash_attn.ops.triton": {},
+    "flash_attn.ops.triton.cross_entropy": {"cross_entropy_loss": flash_attn_loss},
+    "transformer_engine": {},
+    "transformer_engine.pytorch": {},
+    "transformer_engine.pytorch.cross_entropy": {"parallel_cross_entropy": transformer_engine_loss},
+}
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, members in MODULES.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize("ignored", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["flash_attn", "transformer_engine"])
+def test_an_adapter_passes_the_oracle(name: str, ignored: float) -> None:
+    cell = problem(loss="cross_entropy", dtype="bfloat16", ignored=ignored)
+    session = setup(cell, WORKLOAD.variants[name], context())
+    session.step()
+    assert session.check().wrong is None
+
+
+def test_flash_attention_scales_the_logits() -> None:
+    cell = problem(loss="cross_entropy", dtype="float32", logits_scale=0.5)
+    assert WORKLOAD.variants["flash_attn"].unsupported_reason(cell, 1) is None
+    shard = alone(cell)
+    wanted = F.cross_entropy(shard.logits * 0.5, shard.target)
+    assert framework_losses.flash_attn(cell, shard).run().loss == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, fields, tp_size, said",
+    [
+        ("flash_attn", {"loss": "reverse_kl"}, 1, "it has no reverse_kl"),
+        ("flash_attn", {"vocab": 101}, 2, "a vocab that tp_size divides"),
+        ("transformer_engine", {"dtype": "float16"}, 1, "bfloat16 and float32 only"),
+        ("transformer_engine", {"logits_scale": 2.0}, 1, "it has no logits_scale"),
+        ("torchtitan", {}, 1, "unsharded it is F.cross_entropy"),
+    ],
+)
+def test_a_variant_refuses_what_its_function_cannot_do(
+    name: str, fields: dict[str, Any], tp_size: int, said: str
+) -> None:
+    cell = problem(**{"loss": "cross_entropy", "dtype": "bfloat16"} | fields)
+    assert said in (WORKLOAD.variants[name].unsupported_reason(cell, tp_size) or "")
