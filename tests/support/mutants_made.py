@@ -50,7 +50,7 @@ def all_mutants(package: str, source: Path) -> Iterator[Mutant]:
     """Yield a mutant for each place that can be changed. Of the changes that fit a place one is drawn."""
     for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
         tree, plain = get_ast_from_path(path), ast.parse(path.read_text())
-        ignored = [*_annotations(plain), *_large_numbers(plain)]
+        ignored = list(_equivalent(plain))
         places: dict[tuple[Position, Position], list[tuple[str, int]]] = {}
         for name in sorted(filter(KINDS.fullmatch, operator_names())):
             operator = get_operator(name)()
@@ -63,21 +63,19 @@ def all_mutants(package: str, source: Path) -> Iterator[Mutant]:
             yield Mutant(package, str(path), _statement(plain, start[0]), *draw.choice(changes))
 
 
-def _annotations(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
-    """Yield the first and last position of each annotation. Annotations are not evaluated."""
+def _equivalent(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
+    """Yield the first and last position of each part whose mutants do the same as the code.
+
+    Annotations are not evaluated. `frozen=True` and `strict=True` guard against mistakes that right code does not make.
+    cosmic-ray adds 1 to a number or subtracts 1, which changes nothing if the number is above a million.
+    """
     for node in ast.walk(tree):
-        for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            if isinstance(part, ast.expr):
+        guards = [each.value for each in getattr(node, "keywords", ()) if each.arg in ("frozen", "strict")]
+        for part in (getattr(node, "annotation", None), getattr(node, "returns", None), *guards, node):
+            large = isinstance(part, ast.Constant) and isinstance(part.value, (int, float)) and part.value > 10**6
+            if isinstance(part, ast.expr) and (part is not node or large):
                 assert part.end_lineno is not None and part.end_col_offset is not None
                 yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
-
-
-def _large_numbers(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
-    """Yield the first and last position of each number above a million. cosmic-ray adds 1, which changes nothing."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and node.value > 10**6:
-            assert node.end_lineno is not None and node.end_col_offset is not None
-            yield (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 def _statement(tree: ast.Module, line: int) -> range:

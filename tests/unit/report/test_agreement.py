@@ -1,0 +1,82 @@
+"""Warnings about equal problems with different losses."""
+
+import pytest
+
+from tpbench.report.agreement import disagreeing_rows, disagreements, equal_problems, frame_warnings
+from tpbench.report.grids import arrange_rows
+from tpbench.report.records import problem_identity
+from tpbench.workloads import workloads
+
+TRAIN = workloads()["train_step"]
+NAME = "grad_norms"
+GROWTH = TRAIN.pivot.trajectories[NAME]
+
+
+def records(frame, *columns):
+    return list(arrange_rows(frame, columns).records)
+
+
+def test_old_rows_count_only_if_all_rows_are_shown(add, frame):
+    add("triton_tp", 1.0, loss_value=99.0)
+    add("triton_tp", 1.0, loss_value=10.5)
+    add("pytorch_gather", 1.0, loss_value=10.5)
+    assert frame_warnings(frame()) == ()
+    (sentence,) = frame_warnings(frame(), all_rows=True)
+    assert sentence.startswith("equal problems show different losses (entropy_loss tokens=4096 vocab=32768)")
+    assert sentence.endswith("Measure both again, and use neither until they agree")
+
+
+def test_only_right_rows_of_known_workloads_are_compared(add, frame):
+    add("triton_tp", 1.0)
+    add("pytorch_gather", 1.0, loss_value=99.0, status="wrong")
+    add("quack", 1.0, loss_value=None)
+    add("liger", 1.0, loss_value=77.0, seed=1)
+    rows = records(frame())
+    assert disagreements(rows, workloads()) == [] and disagreeing_rows(rows, workloads()) == frozenset()
+    assert sorted(len(each) for each in equal_problems(rows, workloads()).values()) == [1, 1]
+    assert equal_problems(rows, {}) == {}
+
+
+def test_all_rows_of_a_problem_are_in_dispute(add, frame):
+    for variant, loss in (("triton_tp", 10.5), ("quack", 10.5), ("liger", 12.0)):
+        add(variant, 1.0, loss_value=loss)
+    add("triton_tp", 1.0, vocab=1000)
+    assert disagreeing_rows(records(frame()), workloads()) == {"r0", "r1", "r2"}
+
+
+def trained(variant, values, loss=5.0):
+    """Return a row of a training, as grids have it."""
+    row = dict.fromkeys([*problem_identity(TRAIN), "tokens", "tp_size"], 1) | {
+        "workload": "train_step", "variant": variant, "status": "ok", "dtype": "float32", "row_id": variant,
+        "loss_value": loss, NAME: values,
+    }  # fmt: skip
+    return {**dict.fromkeys(option.name for option in TRAIN.options), **row}
+
+
+def said(*rows):
+    return disagreements([dict(each) for each in rows], {"train_step": TRAIN})
+
+
+def test_a_shorter_training_is_compared_as_far_as_it_goes():
+    whole, short = trained("fsdp", [5.0, 4.0, 3.0]), trained("ddp", [5.0, 4.0])
+    assert (
+        said(whole, short) == [] and said(whole, trained("ddp", [])) == [] and said(whole, trained("ddp", None)) == []
+    )
+    (sentence,) = said(whole, trained("ddp", [5.0, 3.0]))
+    assert f"{NAME} part at step 2: fsdp" in sentence and "diverge" in sentence
+    (sentence,) = said(whole, trained("ddp", [4.0, 1.0]))
+    assert sentence.count("part at step") == 1 and "part at step 1:" in sentence
+
+
+@pytest.mark.parametrize("excess", [0.9, 1.1])
+def test_the_tolerance_grows_from_step_to_step(excess):
+    tolerance = TRAIN.pivot.loss_tolerance.get("float32", 1e-4)
+    for step in range(4):
+        other = [5.0] * 4
+        other[step] = 5.0 / (1 - excess * tolerance * GROWTH**step)
+        assert bool(said(trained("fsdp", [5.0] * 4), trained("ddp", other))) == (excess > 1)
+
+
+def test_the_loss_counts_where_trajectories_agree():
+    (sentence,) = said(trained("fsdp", [5.0]), trained("ddp", [5.0], loss=6.0))
+    assert "show different losses" in sentence and "part at step" not in sentence
