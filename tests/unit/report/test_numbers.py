@@ -157,3 +157,16 @@ def test_a_missing_value_is_no_other_host():
 )
 def test_times(factor, text):
     assert verdicts._times(factor) == text
+
+
+def test_the_farthest_outliers_are_drawn_and_long_names_are_cut():
+    pytest.importorskip("matplotlib")
+    from tpbench.report.plots import samples, style
+
+    values = np.concatenate([np.zeros(1000), np.linspace(-50, -5, 200), np.linspace(5, 49, 200)])
+    drawn = samples._farthest(values)
+    assert len(drawn) == samples.DOTS < 400 and drawn[0] == -50 and abs(drawn).min() > 5
+    assert samples._deviations(np.array([1.0, 2.0, 3.0])).tolist() == [-50.0, 0.0, 50.0]
+    assert samples._deviations(np.array([0.0, 0.0, 3.0])).tolist() == [0.0, 0.0, 0.0]
+    assert [style.marker(at) for at in (0, len(style.MARKERS))] == [style.MARKERS[0]] * 2
+    assert style.short("x" * 30, 30) == "x" * 30 and style.short("x" * 31, 30) == "x" * 27 + "..."
