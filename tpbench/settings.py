@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
@@ -109,6 +110,7 @@ def parse(cls: type, values: Mapping[str, Any]) -> Any:
     """Build the settings dataclass `cls` from plain values, each checked against its field's type and limits.
 
     Values may be strings, as a command line has them ("64", "true", "null"), and names and values may be former ones.
+    A mapping for a field of type str becomes JSON.
 
     Raises:
         JobError: it names every invalid value and what would be valid.
@@ -153,7 +155,7 @@ def _coerce(each: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
             raise JobError(f"{each.name}={value} must be true or false")
         return answer
     if kind is str:
-        return str(value)
+        return json.dumps(value) if isinstance(value, Mapping) else str(value)
     return _number(each, kind, value)
 
 

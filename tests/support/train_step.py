@@ -31,6 +31,14 @@ SHARDED = sorted(
     name for name, each in WORKLOAD.variants.items() if "vocab_parallel" in each.options and not each.requires_cuda
 )
 """The variants with tensor parallelism that run on any machine."""
+ARCHITECTURES: list[dict[str, Any]] = [
+    {"architecture": "qwen2"}, {"architecture": "mistral"}, {"architecture": "olmo2"}, {"architecture": "phi3"},
+    {"architecture": "gemma2", "tied": True, "attention": "eager"}, {"architecture": "gemma3_text", "tied": True},
+    {"architecture": "cohere", "tied": True},
+]  # fmt: skip
+"""Fields of tiny models beside Llama and Qwen3."""
+CANNOT_SHARD = {("autotp", "olmo2"), ("autotp", "phi3"), ("autotp", "gemma2"), ("fsdp_dtensor", "cohere")}
+"""The variants that refuse one of these models."""
 CPU = torch.device("cpu")
 
 _deepspeed_groups: dict[str, Any] = {}

@@ -17,6 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 
 from tpbench.job import former_field_names
+from tpbench.launcher.model_ids import file_of
 from tpbench.launcher.options import command_line_names
 from tpbench.launcher.override_grammar import parse_overrides
 from tpbench.launcher.override_limits import require_printable, require_safe
@@ -44,6 +45,8 @@ def quote_numbers(arguments: Sequence[str]) -> list[str]:
 def flat_names(arguments: Sequence[str]) -> list[str]:
     """Write `train.loss=tpbench` as `train_loss=tpbench`, and `model=path/to/folder` as `model_dir=path/to/folder`.
 
+    `model=Qwen/Qwen3-8B`, an id of Hugging Face, becomes `model=qwen3_8b`. An id without a file in conf/model becomes a
+    `model_dir`.
     `model=NAME,path/to/folder` becomes `model=NAME model_dir=null,path/to/folder`. With several names each folder is
     combined with each name. The resulting equal jobs run once.
     """
@@ -54,9 +57,12 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
             name = name.replace(".", "_")
         if name == "model" and "/" in value:
             choices = [value] if _NESTED.search(value) else value.split(",")
+            choices = [file_of(choice) or choice for choice in choices]
             if names := [choice for choice in choices if "/" not in choice]:
                 flat.append(f"model={','.join(names)}")
             folders = [choice for choice in choices if "/" in choice]
+            if not folders:
+                continue
             name, value = "model_dir", ",".join(["null"] * bool(names) + folders)
         flat.append(f"{name}{equals}{value}")
     return flat

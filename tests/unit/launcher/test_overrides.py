@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tpbench.launcher import model_ids
 from tpbench.launcher.overrides import (
     check_overrides,
     chosen_fields,
@@ -89,6 +90,8 @@ def test_fields_of_some_workloads_are_forced(argument: str, forced: str) -> None
         ("train.loss=tpbench", "train_loss=tpbench"),
         ("model=./models/mine", "model_dir=./models/mine"),
         ("model=qwen3_8b,llama3_8b", "model=qwen3_8b,llama3_8b"),
+        ("model=Qwen/Qwen3-0.6B,meta-llama/Llama-3.1-8B", "model=qwen3_0p6b,llama3_8b"),
+        ("model=Qwen/Qwen9-1B", "model_dir=Qwen/Qwen9-1B"),
         ("hydra.launcher.partition=gpu", "hydra.launcher.partition=gpu"),
         ("no.such=1", "no.such=1"),
         ("-m", "-m"),
@@ -100,6 +103,12 @@ def test_dotted_names_and_folders(argument: str, flat: str) -> None:
 
 def test_models_of_names_and_of_folders_are_swept_together() -> None:
     assert flat_names(["model=a,./b,c,/d"]) == ["model=a,c", "model_dir=null,./b,/d"]
+
+
+def test_every_model_id_names_a_file() -> None:
+    files = {path.stem for path in (CONF / "model").glob("*.yaml")}
+    assert set(model_ids._FILES.values()) <= files
+    assert {name for name in files if not name.startswith("tiny")} - set(model_ids._FILES.values()) == set()
 
 
 def test_chosen_fields_leave_out_groups_of_every_workload() -> None:

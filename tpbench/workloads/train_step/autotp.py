@@ -18,6 +18,7 @@ from tpbench.workloads.train_step.batches import Batch, model_inputs
 from tpbench.workloads.train_step.deepspeed_configuration import deepspeed_configuration
 from tpbench.workloads.train_step.gradients import clip
 from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
+from tpbench.workloads.train_step.plan_requirements import require_pairs
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.trainer import adamw, capturable
 from tpbench.workloads.train_step.untied_embedding import shard_untied_embedding
@@ -30,6 +31,7 @@ class DeepSpeedTrainer:
         deepspeed = import_deepspeed(context.device)
         self.problem, self.context = problem, context
         model = models.build(problem)
+        blocks = require_pairs(problem, model) if problem.tp_mapping and context.tp_size > 1 else []
         # AutoTP shards a complete model, so at first each rank holds all of it.
         models.materialise(model, context.device, problem.seed)
         if context.tp_size > 1 and problem.vocab_parallel and not problem.tied:
@@ -47,7 +49,7 @@ class DeepSpeedTrainer:
             model_parameters=list(model.parameters()),
             mpu=mpu if context.tp_size > 1 else None,
             dist_init_required=False,
-            config=deepspeed_configuration(problem, context),
+            config=deepspeed_configuration(problem, context, blocks),
         )
         self.model = self.engine.module
         self.parameters = list(self.model.parameters())

@@ -1,7 +1,8 @@
-"""Count the bytes that a rank sends in one step, from a problem's fields alone."""
+"""Count the bytes that a rank sends in one step, from a problem's fields and its model's plan."""
 
 from __future__ import annotations
 
+from tpbench.workloads.train_step.plan_bytes import bytes_beside_pairs
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 from tpbench.workloads.train_step.sizes import parameters_per_rank, vocab_parameters
 
@@ -12,6 +13,8 @@ def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: 
     Under autocast the residual stream has the parameters' dtype, and outputs of products have the computation's dtype.
     """
     per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem, variant)
+    if tp_size > 1:
+        per_token += bytes_beside_pairs(problem, variant)
     tensor_parallel = problem.accumulate * problem.tokens * per_token * (tp_size - 1) // tp_size
     return tensor_parallel + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
 

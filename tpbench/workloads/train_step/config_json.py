@@ -46,6 +46,16 @@ def fingerprint(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def model_name(folder: Path) -> str:
+    """Return the folder's name, or the id of the model that a folder of Hugging Face's cache holds, such as
+    Qwen/Qwen3-32B."""
+    folder = folder.resolve()
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
 def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the problem that the content sets, with the file's types. `tied` is absent if the file does
     not set it. Raises JobError if the content describes no dense decoder."""
@@ -66,12 +76,13 @@ def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
         raise JobError(f"model_dir={folder}: its config.json describes no decoder: {error}") from None
     return {
         **{field: content[name] for field, name in _KEYS.items()},
-        "model": folder.resolve().name,
+        "model": model_name(folder),
         "model_dir": str(folder.resolve()),
         "config_hash": config_hash,
         "kv_heads": content.get("num_key_value_heads") or heads,
         "head_dim": head_dim,
         **({"tied": tied} if "tie_word_embeddings" in content else {}),
+        **({"tp_mapping": content["tp_mapping"]} if "tp_mapping" in content else {}),
         "rope_theta": theta,
         "rope_factor": factor,
         "norm_eps": content.get("rms_norm_eps", 1e-6),

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.loss_scale import FIRST_FACTOR, PATIENCE
 from tpbench.workloads.train_step.problem import TrainStep
 
+if TYPE_CHECKING:
+    from tpbench.workloads.train_step.sharding_plan import Block
 
-def deepspeed_configuration(problem: TrainStep, context: Context) -> dict[str, Any]:
+_PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
+
+
+def deepspeed_configuration(problem: TrainStep, context: Context, blocks: Sequence[Block] = ()) -> dict[str, Any]:
     """Return DeepSpeed's configuration. As in every variant, parameters, gradients and states have the problem's
-    dtype; for float16, DeepSpeed keeps the fp32 parameters in the optimizer and computes with a copy in float16."""
+    dtype; for float16, DeepSpeed keeps the fp32 parameters in the optimizer and computes with a copy in float16.
+
+    blocks: how to shard the decoder layers; empty: by the model's own plan, which DeepSpeed reads itself.
+    """
     zero: dict[str, Any] = {"stage": problem.zero_stage}
     if problem.zero_stage:
         zero |= {"overlap_comm": context.device.type == "cuda", "contiguous_gradients": True}
@@ -31,6 +41,8 @@ def deepspeed_configuration(problem: TrainStep, context: Context) -> dict[str, A
             "vocab_parallel_lm_head": problem.vocab_parallel,
             "tp_overlap_comm": problem.overlap,
         }
+        if blocks:
+            configuration["tensor_parallel"]["partition_config"] = _partition(blocks)
     if problem.dtype == "float16":
         # As in `loss_scale.LossScale`: the factor is halved at each overflow and doubled after so many steps without.
         configuration["fp16"] = {
@@ -54,3 +66,18 @@ def deepspeed_configuration(problem: TrainStep, context: Context) -> dict[str, A
             }
             configuration["data_types"] = {"grad_accum_dtype": "bf16"}
     return configuration
+
+
+def _partition(blocks: Sequence[Block]) -> dict[str, Any]:
+    """Return the plan in DeepSpeed's words: a rule for each module, and one for a head whose logits are gathered."""
+    rules = [
+        {
+            "patterns": [f".*{re.escape(name)}\\.weight$"],
+            "partition_type": _PARTITION_TYPES[style],
+            "grad_allreduce": style == "replicated" and block.sharded_inside,
+        }
+        for block in blocks
+        for name, style in block.styles.items()
+    ]
+    head = {"patterns": [".*lm_head\\.weight$"], "partition_type": "column", "gather_output": True}
+    return {"use_default_specs": False, "layer_specs": [*rules, head]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +19,18 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import checkpoint
 
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
+from tpbench.workloads.train_step.plan_requirements import require_plan
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding_plan import Block, Style, blocks
+from tpbench.workloads.train_step.sharding_plan import Block
+from tpbench.workloads.train_step.styles import Style
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
 """Placements of hidden states, (batch, sequence, width)."""
@@ -47,9 +52,9 @@ def parallelize(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
             use_local_output=not sharded_logits,
         ),
     }
-    for block in blocks(model):
+    for block in require_plan(problem, model):
         module = model.get_submodule(block.name)
-        plan[block.name] = _gathered_input(module)
+        plan[block.name] = _exchanged_tokens(module, block)
         plan |= {name: _style(style, block) for name, style in block.styles.items()}
     for number, layer in enumerate(model.model.layers):
         names = (f"model.layers.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
@@ -95,15 +100,25 @@ def _style(style: Style, block: Block) -> ParallelStyle:
     return SequenceParallel(sequence_dim=2, use_local_output=True) if block.sharded_inside else ReplicatedModule()
 
 
-def _gathered_input(block: nn.Module) -> ParallelStyle:
-    """Return the style that all-gathers the tokens of a block's hidden states.
+def _exchanged_tokens(module: nn.Module, block: Block) -> ParallelStyle:
+    """Return the style that all-gathers the tokens of a block's hidden states. A replicated block returns a rank's
+    tokens; in other blocks a row-wise layer does.
 
-    Layers of transformers call attention, which has several parameters, by keyword, and feed-forward by position.
+    Layers of transformers call attention, which has several parameters and returns its weights too, by keyword, and
+    feed-forward by position.
     """
-    first, *others = inspect.signature(block.forward).parameters
-    if others:
-        return PrepareModuleInput(input_kwarg_layouts={first: TOKENS}, desired_input_kwarg_layouts={first: Replicate()})
-    return PrepareModuleInput(input_layouts=(TOKENS,), desired_input_layouts=(Replicate(),))
+    first, *others = inspect.signature(module.forward).parameters
+    inputs: dict[str, Any] = (
+        {"input_kwarg_layouts": {first: TOKENS}, "desired_input_kwarg_layouts": {first: Replicate()}}
+        if others
+        else {"input_layouts": (TOKENS,), "desired_input_layouts": (Replicate(),)}
+    )
+    if not block.replicated:
+        return PrepareModuleInput(**inputs)
+    none = (None,) if others else ()
+    return PrepareModuleInputOutput(
+        **inputs, output_layouts=(Replicate(), *none), desired_output_layouts=(TOKENS, *none)
+    )
 
 
 def _detach_padding(embedding: nn.Embedding, tp: DeviceMesh) -> None:
@@ -120,6 +135,21 @@ def _detach_padding(embedding: nn.Embedding, tp: DeviceMesh) -> None:
         return torch.where((share == padding)[..., None], output.detach(), output)
 
     embedding.register_forward_hook(detach)
+
+
+def compile_layers(model: Any) -> None:
+    """Compile the forward method of each decoder layer, with its DTensors and collectives.
+
+    Checkpointing stays outside of the graph: torch 2.13 fails to keep the DTensors' mesh for the backward pass. Its
+    compiled layers also fail with the embedding's output while the reduce-scatter runs; a copy waits for it.
+    """
+    model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: output.clone())
+    for layer in model.model.layers:
+        compiled = torch.compile(layer.forward)
+        if getattr(layer, "gradient_checkpointing", False):
+            layer.gradient_checkpointing = False
+            compiled = partial(checkpoint, compiled, use_reentrant=False)
+        layer.forward = compiled
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +17,26 @@ from torch.distributed.tensor.parallel import loss_parallel
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
-from tpbench.workloads.train_step.dtensor_plan import parallelize, reduce_partial_gradients
-from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
+from tpbench.workloads.train_step.dtensor_plan import compile_layers, parallelize, reduce_partial_gradients
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharded_modules import replicated_parameters, sum_replicated_gradients
 from tpbench.workloads.train_step.tensor_parallel_plan import apply_tensor_parallelism
 from tpbench.workloads.train_step.trainer import TorchTrainer
 from tpbench.workloads.train_step.weights import fill
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A way to shard a model over tensor-parallel ranks."""
+
+    shard: Callable[[TrainStep, Any, DeviceMesh], None]
+    """Shard the problem's model over the mesh."""
+    compile_layers: Callable[[Any], None]
+    """Compile the sharded model's decoder layers."""
+    gradient_reduction: Callable[[Any], Callable[[], None]]
+    """Return the function that completes the gradients of a replica's model after its last backward pass."""
+    head_gathers: bool
+    """True if the head's input has all tokens also with the linear loss."""
 
 
 def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
@@ -32,7 +46,8 @@ def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
         replicated = replicated_parameters(model)
         return lambda: sum_replicated_gradients(replicated, context.tp_group)
 
-    return mesh_trainer(problem, context, apply_tensor_parallelism, sum_gradients, head_gathers=False)
+    sharding = Sharding(apply_tensor_parallelism, models.compile_layers, sum_gradients, head_gathers=False)
+    return mesh_trainer(problem, context, sharding)
 
 
 def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
@@ -42,40 +57,29 @@ def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
         parameters = list(model.parameters())
         return lambda: reduce_partial_gradients(parameters)
 
-    return mesh_trainer(problem, context, parallelize, reduce_gradients, head_gathers=True)
+    return mesh_trainer(problem, context, Sharding(parallelize, compile_layers, reduce_gradients, head_gathers=True))
 
 
-def mesh_trainer(
-    problem: TrainStep,
-    context: Context,
-    shard: Callable[[TrainStep, Any, DeviceMesh], None],
-    gradient_reduction: Callable[[Any], Callable[[], None]],
-    *,
-    head_gathers: bool,
-) -> TorchTrainer:
-    """Return a trainer of the model that `shard` distributes over tensor-parallel ranks and FSDP2 over replicas.
-
-    `gradient_reduction(model)` returns the function that completes the gradients of a replica after its last backward
-    pass. With `head_gathers`, the head's input has all tokens also with the linear loss.
-    """
+def mesh_trainer(problem: TrainStep, context: Context, sharding: Sharding) -> TorchTrainer:
+    """Return a trainer of the model that is sharded over tensor-parallel ranks, and by FSDP2 over replicas."""
     model = models.build(problem)
     models.place_buffers(model, context.device)
     mesh = device_mesh(context)
     if context.tp_size > 1:
-        shard(problem, model, mesh["tp"])
+        sharding.shard(problem, model, mesh["tp"])
     if problem.compile:
-        models.compile_layers(model)
+        (sharding.compile_layers if context.tp_size > 1 else models.compile_layers)(model)
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
     if sharded_logits and problem.train_loss == "tpbench_linear":
         head, group = model.lm_head, context.tp_group
-        loss = losses.tpbench_linear_loss(problem, head, group, vocab_start, hidden_sharded=not head_gathers)
+        loss = losses.tpbench_linear_loss(problem, head, group, vocab_start, hidden_sharded=not sharding.head_gathers)
     elif sharded_logits and problem.train_loss == "tpbench":
         loss = losses.tpbench_loss(context.tp_group, vocab_start, problem.vocab)
     else:
         loss = losses.loss_of_whole_logits(problem, model)
-    reduce_gradients = gradient_reduction(model) if context.tp_size > 1 else None
+    reduce_gradients = sharding.gradient_reduction(model) if context.tp_size > 1 else None
 
     @contextlib.contextmanager
     def during_micro_batch(last: bool) -> Iterator[None]:
@@ -118,14 +122,14 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
     """Make the weights of one part of the model at a time and shard them over the replicas.
 
     A rank never holds more than its shards and one whole part. With one replica FSDP is not applied: there is nothing
-    to shard, and FSDP would cost host time. Raises UnknownArchitecture for layers with buffers.
+    to shard, and FSDP would cost host time.
     """
     embedding, head = model.model.embed_tokens, model.lm_head
     tied = head.weight is embedding.weight
     names = {module: f"{name}." for name, module in model.named_modules()}
 
     def make(module: nn.Module) -> None:
-        module.to_empty(device=device)
+        models.allocate(module, device)
         fill(module, names[module], seed)
 
     def shard(modules: Any, **options: Any) -> None:
@@ -133,8 +137,6 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
             fully_shard(modules, mesh=dp, **options)
 
     for layer in model.model.layers:
-        if next(layer.buffers(), None) is not None:  # `to_empty` would lose their values
-            raise UnknownArchitecture(f"{type(layer).__name__} holds buffers, for which there are no initial values")
         make(layer)
         shard(layer)
     make(embedding)

@@ -93,5 +93,6 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
         rms_norm_eps=problem.norm_eps,
         rope_parameters=rope,
         max_position_embeddings=max(problem.seq_length, LLAMA3_ROPE["original_max_position_embeddings"]),
+        pad_token_id=None,  # the model type's default may lie outside of the vocabulary
         **common,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.weights import fill
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, weight_offset: float = 0.0) -> Tensor:
     """Normalise the last dimension by its root mean square, in one operation and in the dtype of `hidden`."""
-    return F.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), epsilon)
+    scale = weight + weight_offset if weight_offset else weight
+    return F.rms_norm(hidden, weight.shape, scale.to(hidden.dtype), epsilon)
 
 
 class FusedNorm(nn.Module):
@@ -27,13 +29,49 @@ class FusedNorm(nn.Module):
     Every variant uses it, so that variants differ only in how they distribute the work.
     """
 
-    def __init__(self, norm: Any) -> None:
+    def __init__(self, weight: nn.Parameter, epsilon: float, weight_offset: float) -> None:
         super().__init__()
-        self.weight: nn.Parameter = norm.weight
-        self.variance_epsilon: float = norm.variance_epsilon
+        self.weight, self.variance_epsilon, self.weight_offset = weight, epsilon, weight_offset
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, self.weight, self.variance_epsilon)
+        return rms_norm(hidden, self.weight, self.variance_epsilon, self.weight_offset)
+
+
+def _mark_and_fuse_norms(model: Any, fuse: bool) -> None:
+    """Give each RMS norm the attribute `weight_offset`, what it adds to its weight, and replace it if `fuse` is true.
+
+    A module that computes something else stays as it is. Its outputs for random numbers tell.
+    """
+    offsets: dict[Any, float | None] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            epsilon, weight = (
+                getattr(child, "variance_epsilon", getattr(child, "eps", None)),
+                getattr(child, "weight", None),
+            )
+            if epsilon is None or weight is None or weight.dim() != 1:
+                continue
+            kind = (type(child), epsilon, len(weight))
+            if kind not in offsets:
+                offsets[kind] = _weight_offset(child, epsilon)
+            if (offset := offsets[kind]) is not None:
+                child.weight_offset = offset
+                if fuse:
+                    setattr(parent, name, FusedNorm(weight, epsilon, offset))
+
+
+@torch.no_grad()
+def _weight_offset(norm: nn.Module, epsilon: float) -> float | None:
+    """Return what an RMS norm adds to its weight, 0 or (Gemma) 1, or None for another kind of norm."""
+    probe: Any = copy.deepcopy(norm).to_empty(device="cpu").float()
+    for parameter in probe.parameters():
+        parameter.copy_(torch.linspace(-1.0, 2.0, len(parameter)))
+    hidden = torch.linspace(-2.0, 3.0, len(probe.weight))[None]
+    normed = probe(hidden)
+    for offset in (0.0, 1.0):
+        if torch.allclose(normed, rms_norm(hidden, probe.weight, epsilon, offset), rtol=1e-4):
+            return offset
+    return None
 
 
 def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
@@ -53,10 +91,7 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
             f"{problem.model} ({problem.architecture}) has {actual} weights in matrices where a dense decoder of its "
             f"sizes has {counted}: operations and memory would be counted wrong"
         )
-    for parent in list(model.modules()) if fused_norms else ():
-        for name, child in list(parent.named_children()):
-            if hasattr(child, "variance_epsilon"):
-                setattr(parent, name, FusedNorm(child))
+    _mark_and_fuse_norms(model, fused_norms)
     model.train()
     if problem.activation_checkpointing:
         # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
@@ -65,22 +100,41 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
 
 
 def place_buffers(model: Any, device: torch.device) -> None:
-    """Replace rotary embeddings on the meta device by new ones on `device`."""
+    """Replace rotary embeddings on the meta device by new ones on `device`, and give other modules their buffers.
+
+    Raises UnknownArchitecture for a buffer that transformers does not initialise.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if any(buffer.is_meta for buffer in child.buffers(recurse=False)):
+            buffers = dict(child.named_buffers(recurse=False))
+            if not any(buffer.is_meta for buffer in buffers.values()):
+                continue
+            if next(child.parameters(recurse=False), None) is None:
                 with torch.device(device):
                     setattr(parent, name, type(child)(model.config))
+                continue
+            for each, buffer in buffers.items():
+                setattr(child, each, torch.full_like(buffer, torch.nan, device=device))
+            model._init_weights(child)
+            if any(buffer.isnan().any() for buffer in child.buffers(recurse=False)):
+                raise UnknownArchitecture(
+                    f"{type(child).__name__} holds buffers, for which there are no initial values"
+                )
+
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Give the module's parameters uninitialised memory on `device`, and keep its buffers."""
+    buffers = dict(module.named_buffers())
+    module.to_empty(device=device)
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
 
 
 def materialise(model: Any, device: torch.device, seed: int) -> None:
     """Move the whole model to `device` and fill it with its initial weights."""
     place_buffers(model, device)
-    buffers = dict(model.named_buffers())
-    model.to_empty(device=device)
-    for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])
-    model.tie_weights()  # `to_empty` gave tied modules separate memory
+    allocate(model, device)
+    model.tie_weights()  # `allocate` gave tied modules separate memory
     fill(model, "", seed)
 
 

@@ -44,6 +44,11 @@ class TrainStep:
     norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0)
     model_dir: str | None = setting(None, help="folder with a config.json that describes the model instead")
     config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
+    tp_mapping: str | None = setting(
+        None,
+        help="styles of modules instead of the model's plan, such as {layers.*.mlp.up_proj: colwise}; null: the plan",
+        added=True,
+    )
     num_layers: int | None = setting(None, help="decoder layers to train; null: all layers of the model", low=1)
 
     batch_size: int = setting(1, help="sequences of a replica in one micro-batch", low=1)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from tpbench import packages
 from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step import config_json
+from tpbench.workloads.train_step.model_folder import model_folder
 from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
+from tpbench.workloads.train_step.styles import parse_mapping
 
-_KNOWN_ARCHITECTURES = ("llama", "qwen3")
+KNOWN_ARCHITECTURES = ("llama", "qwen3")
 """Architectures that need no check by the transformers package, whose import takes seconds. Their embeddings are not
 tied if a config.json does not say."""
 
@@ -26,19 +27,23 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     if "config_hash" in chosen:
         raise JobError("config_hash is of what the model's folder says: it cannot be set")
     changed = [name for name in ARCHITECTURE if name in chosen]
-    must_check = problem.architecture not in _KNOWN_ARCHITECTURES
+    must_check = problem.architecture not in KNOWN_ARCHITECTURES
     if problem.model_dir:
         if changed:
             raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
-        content = config_json.read(Path(problem.model_dir))
-        fields = config_json.problem_fields(Path(problem.model_dir), content)
+        folder = model_folder(problem.model_dir)
+        content = config_json.read(folder)
+        fields = config_json.problem_fields(folder, content)
+        if "tp_mapping" in chosen:
+            fields.pop("tp_mapping", None)
         if "tied" not in fields:
             fields["tied"] = _tied_by_default(problem.model_dir, fields["architecture"])
         problem = parse(TrainStep, asdict(problem) | fields)
-        must_check = problem.architecture not in _KNOWN_ARCHITECTURES or bool(content.get("use_sliding_window"))
+        must_check = problem.architecture not in KNOWN_ARCHITECTURES or bool(content.get("use_sliding_window"))
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
+    parse_mapping(problem.tp_mapping)
     if must_check and packages.installed("transformers"):
         from tpbench.workloads.train_step.model_configuration import model_configuration
         from tpbench.workloads.train_step.models import build
@@ -56,7 +61,7 @@ def _tied_by_default(model_dir: str, architecture: Any) -> bool:
 
     Raises JobError if only the transformers package knows and it is not installed.
     """
-    if architecture in _KNOWN_ARCHITECTURES:
+    if architecture in KNOWN_ARCHITECTURES:
         return False
     if not packages.installed("transformers"):
         raise JobError(

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tpbench.workloads.train_step.models import rms_norm
-from tpbench.workloads.train_step.sequence_parallel import TokenExchange
+from tpbench.workloads.train_step.models import FusedNorm, rms_norm
+from tpbench.workloads.train_step.sequence_parallel import GatherColumns, KeepColumns, TokenExchange
 
 
 class ShardedModule(nn.Module):
@@ -31,31 +31,56 @@ class ShardedModule(nn.Module):
 
 
 class ColumnLinear(ShardedModule):
-    """A linear layer of which each rank computes a shard of the output's columns."""
+    """A linear layer of which each rank computes a shard of the output's columns.
 
-    def __init__(self, linear: nn.Linear, tp: DeviceMesh) -> None:
+    With `gather_output` each rank gathers all columns, and every rank must compute the same with them.
+    """
+
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh, *, gather_output: bool = False) -> None:
         super().__init__()
         self.weight = _sharded(linear.weight, tp, 0)
         self.bias = None if linear.bias is None else _sharded(linear.bias, tp, 0)
+        self.gathering_group = tp.get_group() if gather_output else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, *self.local_parameters)
+        columns = F.linear(hidden, *self.local_parameters)
+        if self.gathering_group is None:
+            return columns
+        gathered: Tensor = GatherColumns.apply(columns, self.gathering_group)
+        return gathered
 
 
 class RowLinear(ShardedModule):
     """A linear layer of which each rank has a shard of the input's columns. The outputs are summed over the ranks, and
-    each rank keeps its share of the tokens."""
+    each rank keeps its share of the tokens.
 
-    def __init__(self, linear: nn.Linear, tp: DeviceMesh, tokens: TokenExchange) -> None:
+    With `split_input` each rank takes its columns of an input that it has whole.
+    """
+
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh, tokens: TokenExchange, *, split_input: bool = False) -> None:
         super().__init__()
         self.weight = _sharded(linear.weight, tp, 1)
         self.bias = None if linear.bias is None else _replicated(linear.bias, tp)
-        self.tokens = tokens
+        self.tokens, self.split_input = tokens, split_input
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight, *bias = self.local_parameters
+        if self.split_input:
+            hidden = KeepColumns.apply(hidden, self.tokens.group)
         summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
+
+
+class ReplicatedLinear(ShardedModule):
+    """A linear layer that every rank computes whole, with all tokens."""
+
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh) -> None:
+        super().__init__()
+        self.weight = _replicated(linear.weight, tp)
+        self.bias = None if linear.bias is None else _replicated(linear.bias, tp)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, *self.local_parameters)
 
 
 class ShardedEmbedding(ShardedModule):
@@ -68,6 +93,8 @@ class ShardedEmbedding(ShardedModule):
         self.first_row = tp.get_local_rank() * -(-embedding.num_embeddings // tp.size())
         self.padding_idx = None if embedding.padding_idx is None else embedding.padding_idx - self.first_row
         self.tokens = tokens
+        self.scale: float | None = getattr(embedding, "scalar_embed_scale", None)
+        """Gemma multiplies the vectors by it, rounded to the weight's dtype."""
 
     def forward(self, ids: Tensor) -> Tensor:
         (weight,) = self.local_parameters
@@ -75,6 +102,8 @@ class ShardedEmbedding(ShardedModule):
         elsewhere = (rows < 0) | (rows >= len(weight))
         padding = self.padding_idx if self.padding_idx is not None and 0 <= self.padding_idx < len(weight) else None
         vectors = F.embedding(rows.masked_fill(elsewhere, 0), weight, padding)
+        if self.scale is not None:
+            vectors = vectors * torch.tensor(self.scale, dtype=weight.dtype, device=weight.device)
         return self.tokens.scatter(vectors.masked_fill(elsewhere[..., None], 0.0))
 
 
@@ -101,18 +130,26 @@ class ShardedHead(ColumnLinear):
 class ReplicatedNorm(ShardedModule):
     """RMS norm with a replicated weight, applied to this rank's share of the tokens or of the heads.
 
-    With `tokens`, all tokens are gathered afterwards, as the matrix products behind the norm need them.
+    With `tokens`, all tokens are gathered afterwards, as the matrix products behind the norm need them. A rank that has
+    the whole input has the whole gradient, too: `partial_gradient` is then false.
     """
 
-    def __init__(self, norm: Any, tp: DeviceMesh, tokens: TokenExchange | None = None) -> None:
+    def __init__(
+        self,
+        norm: FusedNorm,
+        tp: DeviceMesh,
+        tokens: TokenExchange | None = None,
+        *,
+        partial_gradient: bool = True,
+    ) -> None:
         super().__init__()
         self.weight = _replicated(norm.weight, tp)
-        self.epsilon: float = norm.variance_epsilon
-        self.tokens = tokens
+        self.variance_epsilon, self.weight_offset = norm.variance_epsilon, norm.weight_offset
+        self.tokens, self.partial_gradient = tokens, partial_gradient
 
     def forward(self, hidden: Tensor) -> Tensor:
         (weight,) = self.local_parameters
-        normed = rms_norm(hidden, weight, self.epsilon)
+        normed = rms_norm(hidden, weight, self.variance_epsilon, self.weight_offset)
         return normed if self.tokens is None else self.tokens.gather(normed)
 
 
@@ -133,8 +170,11 @@ def compute_locally(part: nn.Module) -> None:
 
 
 def replicated_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the parameters that every rank has whole: weights of norms and biases of row-parallel layers."""
-    norms = [module.weight for module in model.modules() if isinstance(module, ReplicatedNorm)]
+    """Return the parameters that every rank has whole, but only its share of their gradients: weights of norms and
+    biases of row-parallel layers."""
+    norms = [
+        module.weight for module in model.modules() if isinstance(module, ReplicatedNorm) and module.partial_gradient
+    ]
     biases = [module.bias for module in model.modules() if isinstance(module, RowLinear)]
     return [parameter for parameter in (*norms, *biases) if parameter is not None]
 

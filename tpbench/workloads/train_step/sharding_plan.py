@@ -5,31 +5,18 @@ transformers gives each model type a plan (`base_model_tp_plan`): patterns of mo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, cast
 
 from torch import nn
 
+from tpbench.settings import nearest
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
-
-Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
-"""How a module of a block is sharded.
-
-- colwise: a rank computes a share of a linear layer's output columns.
-- rowwise: a rank has a share of the input's columns. Outputs are summed over the ranks.
-- colwise_gather_output: as colwise. Then every rank gathers all output columns.
-- rowwise_split_input: as rowwise. A rank takes its columns of an input that it has whole.
-- replicated: every rank has the whole module.
-"""
-_SYNONYMS = {
-    "colwise_rep": "colwise_gather_output",
-    "rowwise_rep": "rowwise_split_input",
-    "replicated_with_grad_allreduce": "replicated",
-}
-"""Other names of a style in plans of transformers. The sum over ranks of a replicated module's gradient follows from
-the module's place."""
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.styles import STYLES, SYNONYMS, Style, parse_mapping
 
 
 @dataclass(frozen=True)
@@ -47,35 +34,74 @@ class Block:
         only its share of a replicated module's gradient."""
         return "colwise" in self.styles.values()
 
+    @property
+    def replicated(self) -> bool:
+        """True if every rank computes the whole block."""
+        return set(self.styles.values()) == {"replicated"}
 
-def blocks(model: Any, plan: Mapping[str, str] | None = None) -> Iterator[Block]:
-    """Yield each block of the decoder layers with the styles of its modules.
 
-    `plan` has patterns of names in `model.model`, such as `layers.*.mlp.up_proj`. None: the model's own plan. Modules
-    that no pattern matches are replicated. Raises UnknownArchitecture for a plan that has no correct computation.
+def blocks(problem: TrainStep, model: Any) -> list[Block]:
+    """Return each block of the decoder layers with the styles of its modules.
+
+    The first pattern that matches a module's name decides: patterns of `problem.tp_mapping` come first, then those of
+    the model's plan. Modules without a match are replicated. Raises UnknownArchitecture for a plan that has no correct
+    computation, and for a pattern of `tp_mapping` that matches nothing.
     """
-    plan = model.config.base_model_tp_plan if plan is None else plan
+    mapping = parse_mapping(problem.tp_mapping)
+    plan = mapping | {
+        pattern: style for pattern, style in (model.config.base_model_tp_plan or {}).items() if pattern not in mapping
+    }
     if not plan:
-        raise UnknownArchitecture(f"transformers has no tensor-parallel plan for model type {model.config.model_type}")
+        raise UnknownArchitecture(
+            f"transformers has no tensor-parallel plan for {problem.model} ({problem.architecture}); a tp_mapping can "
+            "be its plan"
+        )
+    result = [_block(*each, plan, model.config.hidden_size) for each in _modules(model)]
+    names = {name.removeprefix("model.") for block in result for name in block.styles}
+    for pattern in mapping:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            known = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name, count=1) for name in sorted(names))
+            raise UnknownArchitecture(
+                f"tp_mapping: {pattern} matches no module in the blocks of {problem.model}{nearest(pattern, known)} "
+                f"(valid: {', '.join(known)})"
+            )
+    for name in (name for block in result if block.sharded_inside for name in block.styles):
+        module = model.get_submodule(name)
+        if not isinstance(module, nn.Linear) and len(module.weight) != problem.head_dim:
+            raise UnknownArchitecture(
+                f"{name} of {problem.model} normalises {len(module.weight)} columns, and a rank would have a share of "
+                "them: colwise_gather_output with rowwise_split_input leaves every rank all columns"
+            )
+    return result
+
+
+def _modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the blocks by name: the children of decoder layers that contain linear layers."""
     for number, layer in enumerate(model.model.layers):
-        for child_name, child in layer.named_children():
+        for name, child in layer.named_children():
             if any(isinstance(each, nn.Linear) for each in child.modules()):
-                yield _block(f"model.layers.{number}.{child_name}", child, plan)
+                yield f"model.layers.{number}.{name}", child
 
 
-def _block(name: str, module: nn.Module, plan: Mapping[str, str]) -> Block:
+def _block(name: str, module: nn.Module, plan: Mapping[str, str], width: int) -> Block:
+    """Return the block of that name, which takes and returns hidden states of this width."""
     owners = {
         f"{name}.{each}".removesuffix("."): owner
         for each, owner in module.named_modules()
         if next(owner.parameters(recurse=False), None) is not None
     }
     block = Block(name, {each: _style(each, plan) for each in owners})
-    linear = {block.styles[each] for each, owner in owners.items() if isinstance(owner, nn.Linear)}
-    if linear not in ({"colwise", "rowwise"}, {"colwise_gather_output", "rowwise_split_input"}, {"replicated"}):
+    linear = {each: owner for each, owner in owners.items() if isinstance(owner, nn.Linear)}
+    last = [each for each in linear if block.styles[each].startswith("rowwise")]
+    kinds = {block.styles[each] for each in linear}
+    paired = kinds in ({"colwise", "rowwise"}, {"colwise_gather_output", "rowwise_split_input"}) and len(last) == 1
+    # Hidden states enter the column-wise layers and leave the row-wise one.
+    fits = all((owner.out_features if each in last else owner.in_features) == width for each, owner in linear.items())
+    if kinds != {"replicated"} and not (paired and fits):
         found = ", ".join(f"{each.removeprefix(name + '.')}: {style}" for each, style in block.styles.items())
         raise UnknownArchitecture(
-            f"the linear layers of {name} cannot be sharded so: {found} (valid: colwise with rowwise, "
-            "colwise_gather_output with rowwise_split_input, or all replicated)"
+            f"the linear layers of {name} cannot be sharded as {found} (valid: the last one rowwise and the others "
+            "colwise, or rowwise_split_input and colwise_gather_output, or all replicated)"
         )
     return block
 
@@ -83,8 +109,10 @@ def _block(name: str, module: nn.Module, plan: Mapping[str, str]) -> Block:
 def _style(name: str, plan: Mapping[str, str]) -> Style:
     inner = name.removeprefix("model.")
     found = next((style for pattern, style in plan.items() if fnmatchcase(inner, pattern)), "replicated")
-    style: Any = _SYNONYMS.get(found, found)
-    if style not in get_args(Style):
-        raise UnknownArchitecture(f"{name} is {found} in the plan (known: {', '.join(get_args(Style))})")
-    checked: Style = style
-    return checked
+    style = SYNONYMS.get(found, found)
+    if style not in STYLES:
+        raise UnknownArchitecture(
+            f"the model's plan shards {name} as {found}, which is not known (known: {', '.join(STYLES)}); "
+            "tp_mapping can give another style"
+        )
+    return cast("Style", style)

@@ -74,11 +74,13 @@ def first_loss(problem: TrainStep, context: Context) -> float:
 
 def _hold_weights_only_in_forward(part: nn.Module, name: str, seed: int, device: torch.device) -> None:
     def make(module: nn.Module, inputs: Any) -> None:
-        module.to_empty(device=device)
+        models.allocate(module, device)
         fill(module, name, seed)
 
     def drop(module: nn.Module, inputs: Any, output: Any) -> None:
-        module.to("meta")
+        for owner in module.modules():
+            for each, parameter in list(owner.named_parameters(recurse=False)):
+                setattr(owner, each, nn.Parameter(parameter.detach().to("meta")))
 
     part.register_forward_pre_hook(make)
     part.register_forward_hook(drop)

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from tpbench.workloads.train_step.problem import TrainStep
 
+_FOUR_NORMS = ("gemma2", "gemma3_text", "glm4")
+"""Architectures with a norm before and a norm after each block. Others have one norm for each block."""
+_NORMS_OF_HEADS = ("qwen3", "gemma3_text", "exaone4")
+"""Architectures that normalise each head of queries and keys."""
+_NORMS_OF_ALL_HEADS = ("olmo2", "olmo3")
+"""Architectures that normalise queries and keys over all heads together."""
+
 
 def layer_matmul_parameters(problem: TrainStep) -> int:
     """Return the number of weights in the matrix products of one decoder layer."""
@@ -23,8 +30,17 @@ def matrix_parameters(problem: TrainStep) -> int:
 
 def parameters(problem: TrainStep) -> int:
     """Return the number of weights of the trained model without biases."""
-    norms = 2 * problem.hidden_size + (2 * problem.head_dim if problem.architecture.startswith("qwen3") else 0)
-    return matrix_parameters(problem) + problem.depth * norms + problem.hidden_size
+    return matrix_parameters(problem) + problem.depth * _layer_norm_parameters(problem) + problem.hidden_size
+
+
+def _layer_norm_parameters(problem: TrainStep) -> int:
+    """Return the number of weights in the norms of one decoder layer."""
+    of_tokens = (4 if problem.architecture in _FOUR_NORMS else 2) * problem.hidden_size
+    if problem.architecture in _NORMS_OF_HEADS:
+        return of_tokens + 2 * problem.head_dim
+    if problem.architecture in _NORMS_OF_ALL_HEADS:
+        return of_tokens + (problem.heads + problem.kv_heads) * problem.head_dim
+    return of_tokens
 
 
 def flops_per_token(problem: TrainStep) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharding_check import unsupported_plan
 from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
 
 
@@ -36,7 +37,12 @@ def _unsupported_by_the_linear_loss(problem: TrainStep) -> str | None:
 def _unsupported_by_dtensor_tp(problem: TrainStep, tp_size: int) -> str | None:
     if tp_size == 1:
         return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
-    return _unsupported_by_the_linear_loss(problem)
+    return _unsupported_by_the_linear_loss(problem) or unsupported_plan(problem, "dtensor_tp")
+
+
+def _unsupported_by_fsdp_dtensor(problem: TrainStep, tp_size: int) -> str | None:
+    reason = _unsupported_by_one_rank(problem, tp_size)
+    return reason or (unsupported_plan(problem, "fsdp_dtensor") if tp_size > 1 else None)
 
 
 def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
@@ -44,7 +50,12 @@ def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
         return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
     if tp_size == 1:
         return "with tp_size=1 there is nothing to overlap: it would be fsdp"
-    return _unsupported_by_the_linear_loss(problem)
+    return _unsupported_by_fsdp_dtensor(problem, tp_size)
+
+
+def _unsupported_by_autotp(problem: TrainStep, tp_size: int) -> str | None:
+    reason = _unsupported_by_one_rank(problem, tp_size)
+    return reason or (unsupported_plan(problem, "autotp") if tp_size > 1 else None)
 
 
 def _no_graph(problem: TrainStep) -> str:
@@ -83,7 +94,7 @@ def _no_graph_of_autotp(problem: TrainStep) -> str:
     requires=("transformers", "deepspeed"),
     no_graph_reason=_no_graph_of_autotp,
     uses_triton=_uses_triton,
-    unsupported_reason=_unsupported_by_one_rank,
+    unsupported_reason=_unsupported_by_autotp,
 )
 def autotp(problem: TrainStep, context: Any) -> Any:
     from tpbench.workloads.train_step.autotp import DeepSpeedTrainer
@@ -97,7 +108,7 @@ def autotp(problem: TrainStep, context: Any) -> Any:
     requires=("transformers",),
     no_graph_reason=_no_graph,
     uses_triton=_uses_triton,
-    unsupported_reason=_unsupported_by_one_rank,
+    unsupported_reason=_unsupported_by_fsdp_dtensor,
 )
 def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
     from tpbench.workloads.train_step.fsdp import fsdp_dtensor as prepare
@@ -109,6 +120,7 @@ def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
     "torch's own: FSDP2 over replicas, parallelize_module with sequence parallelism within them",
     options=ALL | TENSOR_PARALLEL,
     requires=("transformers",),
+    no_graph_reason=_no_graph,
     uses_triton=_uses_triton,
     unsupported_reason=_unsupported_by_dtensor_tp,
 )

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from tpbench.workloads.hashing import hash_index, normal
 
 DEVIATION = 0.02
-"""Standard deviation of matrices, as in Qwen and Llama. Norms begin as ones, biases as zeros."""
+"""Standard deviation of matrices, as in Qwen and Llama. Norms multiply by one at first (Gemma's, which add one to their
+weights, have zeros), and biases are zeros."""
 
 _NORMAL_DEVIATION = 4 / 3**0.5
 """Standard deviation of `hashing.normal`, a sum of four uniform numbers of width 4."""
@@ -28,17 +29,20 @@ def fill(module: nn.Module, prefix: str, seed: int) -> None:
 
     `prefix` is the module's name in the model with a dot at its end, or empty for the whole model.
     """
+    offsets = {
+        f"{name}.weight".removeprefix("."): getattr(each, "weight_offset", 0.0) for name, each in module.named_modules()
+    }
     for name, parameter in module.named_parameters():
-        fill_parameter(parameter, prefix + name, seed)
+        fill_parameter(parameter, prefix + name, seed, one=1.0 - offsets.get(name, 0.0))
 
 
 @torch.no_grad()
-def fill_parameter(parameter: Tensor, name: str, seed: int) -> None:
-    """Fill a vector with ones (a bias with zeros), and a matrix with normal numbers hashed from (seed, name, row,
+def fill_parameter(parameter: Tensor, name: str, seed: int, *, one: float = 1.0) -> None:
+    """Fill a vector with `one` (a bias with zeros), and a matrix with normal numbers hashed from (seed, name, row,
     column)."""
     shard, (first_row, first_column) = _shard(parameter)
     if parameter.dim() < 2:
-        shard.fill_(0.0 if name.endswith("bias") else 1.0)
+        shard.fill_(0.0 if name.endswith("bias") else one)
         return
     stream = zlib.crc32(name.encode()) & ~1
     rows, columns = shard.shape

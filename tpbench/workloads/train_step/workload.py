@@ -110,7 +110,7 @@ WORKLOAD = Workload(
     pivot=Pivot(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),
-        implied=(*ARCHITECTURE, "model_dir"),
+        implied=(*ARCHITECTURE, "model_dir", "tp_mapping"),
         trajectories={"losses": 1.0, "grad_norms": NORM_GROWTH},
         loss_tolerance={"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-3},
     ),

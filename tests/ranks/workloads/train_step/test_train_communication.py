@@ -79,6 +79,7 @@ def sent_and_counted(here: Rank, name: str, tp_size: int, fields: dict[str, Any]
 
 
 AGAIN = {"activation_checkpointing": True, "accumulate": 2}
+REPLICATED = '{"layers.*.self_attn.*": "replicated"}'
 AUTOCAST = {"dtype": "bfloat16", "autocast": True}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 2, each) for name in SHARDED for each in (
@@ -89,6 +90,11 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, "autotp", 1, {"zero_stage": stage, **AUTOCAST}) for stage in (0, 1)),
     (4, "autotp", 2, {"tied": True}), (4, "fsdp_dtensor", 2, {}), (4, "dtensor_tp", 2, {}),
     *((2, name, 2, {"train_loss": "tpbench_linear", **AUTOCAST}) for name in SHARDED),
+    # Columns that are gathered, replicated blocks, and norms behind blocks.
+    (2, "fsdp_dtensor", 2, {"architecture": "phi3", **AUTOCAST}),
+    (2, "dtensor_tp", 2, {"architecture": "olmo2", **AGAIN}),
+    *((2, name, 2, {"architecture": "olmo2", "activation_checkpointing": True, "tp_mapping": REPLICATED})
+      for name in SHARDED),
 ]  # fmt: skip
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from tests.support.ranks import enough_gpus, run_on_ranks
-from tests.support.train_step import SHARDED, check_errors, compare
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.train_step import ARCHITECTURES, CANNOT_SHARD, SHARDED, check_errors, compare
 from tpbench.workloads.train_step import WORKLOAD
 
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
@@ -42,6 +44,13 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     (4, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", "accumulate": 2}),
     (2, "ddp", 1, {"train_loss": "tpbench_linear"}),
     *((2, "fsdp", 1, {"train_loss": "tpbench_linear", "tied": tied, "accumulate": 2}) for tied in (False, True)),
+    # Other architectures, by their own plans and by mappings.
+    *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES
+      if (name, each["architecture"]) not in CANNOT_SHARD),
+    *((2, name, 2, {"architecture": "olmo2", "tp_mapping": '{"layers.*.self_attn.*": "replicated"}'})
+      for name in SHARDED),
+    *((2, name, 2, {"tp_mapping": '{"layers.1.mlp.*": "replicated", "layers.0.self_attn.*": "replicated"}', **BOTH})
+      for name in SHARDED),
 ]  # fmt: skip
 
 COMPILED = [
@@ -100,7 +109,24 @@ def test_compiled_variants(ranks: int, name: str, tp_size: int, fields: dict[str
     test_a_variant_equals_one_process(ranks, name, tp_size, {"compile": True, **fields})
 
 
-@pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
+def compare_traced(here: Rank, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Compare with torch.compile's graphs, which run eagerly."""
+    torch.compiler.reset()
+    with mock.patch.object(torch, "compile", functools.partial(torch.compile, backend="aot_eager")):
+        errors = compare(here, name, 2, {"compile": True, **fields}, 2)
+    torch.compiler.reset()
+    return errors
+
+
+def test_graphs_of_dtensors_equal_one_process() -> None:
+    """On a CPU, unlike test_compiled_variants."""
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs, or none")
+    for errors in run_on_ranks(2, compare_traced, "dtensor_tp", {"activation_checkpointing": True}):
+        check_errors(errors)
+
+
+@pytest.mark.parametrize("name", SHARDED)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -124,6 +150,7 @@ def test_bfloat16_within_the_oracles_tolerance(name: str, fields: dict[str, Any]
     ("name", "tp_size", "fields"),
     [
         ("fsdp_dtensor", 2, {}), ("fsdp_dtensor", 2, {"train_loss": "tpbench_linear"}), ("ddp", 1, {}),
+        ("dtensor_tp", 2, {}),
         ("autotp", 2, {}), ("autotp", 2, {"zero_stage": 0}), ("autotp", 1, {}),
     ],
 )  # fmt: skip

@@ -1,0 +1,77 @@
+"""Plans of architectures that need no code of their own, and one line for each model that a variant cannot shard.
+
+test_train_right.py trains these architectures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.support.train_step import ARCHITECTURES, CANNOT_SHARD, SHARDED, tiny_problem
+from tpbench.workloads.train_step import WORKLOAD
+from tpbench.workloads.train_step.models import build
+from tpbench.workloads.train_step.sharding_plan import blocks
+
+GATHERS = "(rowwise_split_input), which DeepSpeed's AutoTP cannot do; a tp_mapping with layers.*.self_attn.* replicated"
+REASONS = {
+    ("autotp", "olmo2"): GATHERS,
+    ("autotp", "phi3"): GATHERS,
+    ("autotp", "gemma2"): "it does not know Gemma2TextScaledWordEmbedding; vocab_parallel=false can be trained",
+    ("fsdp_dtensor", "cohere"): "is a CohereLayerNorm",
+}
+
+
+@pytest.mark.parametrize("fields", ARCHITECTURES, ids=lambda fields: fields["architecture"])
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_model_that_a_variant_cannot_shard_is_refused_before_the_launch(name: str, fields: dict[str, Any]) -> None:
+    assert REASONS.keys() == CANNOT_SHARD
+    reason = WORKLOAD.variants[name].unsupported_reason(tiny_problem(**fields), 2)
+    if expected := REASONS.get((name, fields["architecture"])):
+        assert reason is not None and expected in reason and "\n" not in reason
+    else:
+        assert reason is None
+
+
+def test_a_mapping_comes_before_the_models_plan() -> None:
+    problem = tiny_problem(tp_mapping=json.dumps({"model.layers.1.mlp.*": "replicated"}))
+    found = {block.name: set(block.styles.values()) for block in blocks(problem, build(problem))}
+    assert found["model.layers.0.mlp"] == {"colwise", "rowwise"} and found["model.layers.1.mlp"] == {"replicated"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"tp_mapping": '{"layers.*.mlp.up": "colwise"}'},
+            "tp_mapping: layers.*.mlp.up matches no module in the blocks of tiny, did you mean layers.*.mlp.up_proj?",
+        ),
+        (
+            {"tp_mapping": '{"layers.*.mlp.up_proj": "rowwise"}'},
+            "the linear layers of model.layers.0.mlp cannot be sharded as gate_proj: colwise, up_proj: rowwise",
+        ),
+        (
+            {"tp_mapping": '{"layers.*.mlp.up_proj": "replicated"}'},
+            "the linear layers of model.layers.0.mlp cannot be sharded as gate_proj: colwise, up_proj: replicated",
+        ),
+        (
+            {
+                "architecture": "olmo2",
+                "tp_mapping": json.dumps(
+                    {"layers.*.self_attn.o_proj": "rowwise", "layers.*.self_attn.?_proj": "colwise"}
+                ),
+            },
+            "model.layers.0.self_attn.q_norm of tiny normalises 32 columns, and a rank would have a share of them: ",
+        ),
+        ({"architecture": "hunyuan_v1_dense"}, "transformers has no tensor-parallel plan for tiny (hunyuan_v1_dense)"),
+    ],
+)
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_plan_without_a_computation_is_refused_before_the_launch(
+    name: str, fields: dict[str, Any], said: str
+) -> None:
+    reason = WORKLOAD.variants[name].unsupported_reason(tiny_problem(**fields), 2)
+    assert reason is not None and re.match(re.escape(said), reason) and "\n" not in reason

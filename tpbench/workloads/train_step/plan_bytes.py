@@ -1,0 +1,59 @@
+"""Count the bytes by which a model's plan changes the communication of the usual pairs of sharded layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
+from tpbench.workloads.train_step.resolve import KNOWN_ARCHITECTURES
+from tpbench.workloads.train_step.sharding_plan import Block, blocks
+
+
+def bytes_beside_pairs(problem: TrainStep, variant: str) -> int:
+    """Return the bytes for one token that blocks with other layers than colwise and rowwise add, all layers together.
+
+    The number is negative for replicated blocks. The model is made without weights.
+    """
+    if problem.architecture in KNOWN_ARCHITECTURES and problem.tp_mapping is None:
+        return 0
+    from tpbench.workloads.train_step.models import build
+
+    depth = problem.depth if problem.tp_mapping else 1  # without a mapping all layers have one plan
+    model = build(replace(problem, num_layers=depth))
+    count = _autotp_block if variant == "autotp" else _sequence_parallel_block
+    added = sum(count(problem, model, block, index % 2 == 0) for index, block in enumerate(blocks(problem, model)))
+    return added * problem.depth // depth
+
+
+def _sequence_parallel_block(problem: TrainStep, model: Any, block: Block, first: bool) -> int:
+    """`first`: the block is the first one of its layer. Checkpointing repeats its forward pass to the end."""
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    repeated = problem.activation_checkpointing
+    if block.replicated:
+        # Outputs are not scattered, and the gradients of inputs neither.
+        return -problem.hidden_size * (stored + compute * (2 if repeated and first else 1))
+    gathered = problem.hidden_size if repeated and not first and _normed_output(model) else 0
+    for name, style in block.styles.items():
+        layer = model.get_submodule(name)
+        if style == "colwise_gather_output":
+            gathered += layer.out_features * (2 if repeated else 1)
+        elif style == "rowwise_split_input":
+            gathered += layer.in_features  # the gradients of the input's columns
+    return gathered * compute
+
+
+def _autotp_block(problem: TrainStep, model: Any, block: Block, first: bool) -> int:
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    if not block.replicated:
+        repeated = problem.activation_checkpointing and not first and _normed_output(model)
+        return 2 * problem.hidden_size * compute if repeated else 0
+    forward = 2 if problem.activation_checkpointing and first else 1
+    backward = 3 if first else 2  # queries, keys and values; or gate and up
+    return -2 * problem.hidden_size * (forward * compute + backward * stored)
+
+
+def _normed_output(model: Any) -> bool:
+    """Return whether a norm follows a layer's last block. A repeated layer then needs the block's output."""
+    layer = model.model.layers[0]
+    return any(hasattr(layer, name) for name in ("post_feedforward_layernorm", "post_mlp_layernorm"))

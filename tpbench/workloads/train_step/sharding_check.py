@@ -1,0 +1,32 @@
+"""Say before a launch why a variant cannot shard a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tpbench import packages
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.resolve import KNOWN_ARCHITECTURES
+
+
+def unsupported_plan(problem: TrainStep, variant: str) -> str | None:
+    """Return why the variant cannot shard the model by its plan and `tp_mapping`, or None if it can.
+
+    The check makes the model without weights. It is left out for models whose plans are known, and without the
+    transformers package.
+    """
+    if (problem.architecture in KNOWN_ARCHITECTURES and problem.tp_mapping is None) or not packages.installed(
+        "transformers"
+    ):
+        return None
+    from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
+    from tpbench.workloads.train_step.models import build
+    from tpbench.workloads.train_step.plan_requirements import REQUIREMENTS
+
+    # A pattern of a mapping may name any layer. Without a mapping all layers have one plan.
+    depth = problem.depth if problem.tp_mapping else 1
+    try:
+        REQUIREMENTS[variant](problem, build(replace(problem, num_layers=depth)))
+    except UnknownArchitecture as error:
+        return str(error)
+    return None
