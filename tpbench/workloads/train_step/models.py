@@ -80,10 +80,15 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     Layers are checkpointed if the problem says so. Buffers of rotary embeddings are on the meta device too, and no
     weight file has them: `place_buffers` makes them on the real device. Raises UnknownArchitecture.
     """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            model_configuration(problem), dtype=getattr(torch, problem.stored_dtype)
+    configuration = model_configuration(problem)
+    kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
+    if problem.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
+        raise UnknownArchitecture(
+            f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can be "
+            "trained"
         )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
     counted = sizes.matrix_parameters(problem)
     actual = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
     if actual != counted:

@@ -214,6 +214,7 @@ def test_a_folder_that_changed_since_planning_is_refused(tmp_path: Path) -> None
         ("quen3", "no architecture is called quen3, did you mean qwen3? (valid: the model types of causal"),
         ("qwen3_moe", "weights in matrices where a dense decoder of its sizes has"),
         ("bert", "bert"),
+        ("gemma2", "transformers has no attention=sdpa for"),
     ],
 )
 def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str, said: str, tmp_path: Path) -> None:
