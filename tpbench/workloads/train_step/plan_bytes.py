@@ -23,7 +23,9 @@ def bytes_beside_pairs(problem: TrainStep, variant: str) -> int:
     model = build(replace(problem, num_layers=depth))
     count = _autotp_block if variant == "autotp" else _sequence_parallel_block
     added = sum(count(problem, model, block, index % 2 == 0) for index, block in enumerate(blocks(problem, model)))
-    return added * problem.depth // depth
+    # DTensor all-reduces Gemma's embedding for its factor, where a reduce-scatter would suffice.
+    scaled = variant == "dtensor_tp" and hasattr(model.model.embed_tokens, "scalar_embed_scale")
+    return added * problem.depth // depth + scaled * problem.hidden_size * ITEM_BYTES[problem.stored_dtype]
 
 
 def _sequence_parallel_block(problem: TrainStep, model: Any, block: Block, first: bool) -> int:
