@@ -34,6 +34,8 @@ def deepspeed_configuration(problem: TrainStep, context: Context, blocks: Sequen
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31 - 1,
+        # DeepSpeed's own measurement of throughput waits for the device twice in each step.
+        "timers": {"throughput": {"enabled": False}},
     }
     if context.tp_size > 1:
         configuration["tensor_parallel"] = {
