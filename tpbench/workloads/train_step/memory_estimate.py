@@ -9,6 +9,10 @@ from tpbench.workloads.train_step.sizes import parameters_per_rank
 
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
+WHOLE_ATTENTION = ("olmo2", "olmo3", "phi3")
+"""Architectures whose plan gathers the columns of queries, keys and values on every rank."""
+WHOLE_FEED_FORWARD = ("phi3",)
+"""Architectures whose plan gathers the columns of gate and up on every rank."""
 LINEAR_LOSS_GIB = 0.5
 """Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of tpbench/kernels/linear_chunks.py, which needs
 torch."""
@@ -70,7 +74,9 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     # Sequence parallelism also shards the tensors between the matrix products. AutoTP has no sequence parallelism.
     hidden = problem.hidden_size / (1 if variant == "autotp" else tp_size)
-    queries, keys = problem.heads * problem.head_dim / tp_size, problem.kv_heads * problem.head_dim / tp_size
+    heads_share = 1 if problem.architecture in WHOLE_ATTENTION else tp_size
+    columns_share = 1 if problem.architecture in WHOLE_FEED_FORWARD else tp_size
+    queries, keys = (count * problem.head_dim / heads_share for count in (problem.heads, problem.kv_heads))
     # Kept: the inputs of two norms, and their outputs as inputs of products; queries, keys and values, with the rotated
     # copies of queries and keys; attention's output; gate, up, the activated gate and their product.
     norms = 2 * (stored * hidden + compute * problem.hidden_size)
@@ -78,8 +84,8 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     if problem.architecture.startswith("qwen3"):
         attention += compute * (queries + keys)
     if problem.attention == "eager":
-        attention += 2 * problem.heads / tp_size * problem.seq_length * compute
-    one_layer = norms + attention + compute * 4 * problem.ffn_size / tp_size
+        attention += 2 * problem.heads / heads_share * problem.seq_length * compute
+    one_layer = norms + attention + compute * 4 * problem.ffn_size / columns_share
     per_token = problem.depth * one_layer
     if problem.activation_checkpointing:
         per_token = problem.depth * hidden * stored + one_layer
