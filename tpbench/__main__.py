@@ -19,7 +19,7 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
-    from tpbench.launcher import plugin, typed
+    from tpbench.launcher import outside_variants, plugin, typed
     from tpbench.launcher.folder_error import folder_error
     from tpbench.launcher.overrides import check_overrides, flat_names, force_fields, quote_numbers
     from tpbench.launcher.process import Terminated, raise_on_termination
@@ -49,7 +49,7 @@ def _hydra_main(config: DictConfig) -> None:
 def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe, or print its plan."""
     typed.remember(arguments)
-    arguments = flat_names(arguments)
+    arguments = outside_variants.with_names(flat_names(arguments))
     if not {"-sc", "--shell-completion"} & set(arguments):  # shell completion has arguments of Hydra's own
         check_overrides(arguments, Path(CONF))
     sys.argv[1:] = force_fields(quote_numbers(arguments))

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from tpbench.measure.settings import MeasureSettings
+from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, added_defaults, former_names, former_spelling, parse, setting, unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
@@ -33,14 +34,15 @@ class Job:
     output_dir: str = setting("outputs", help="folder for rows (in rows/) and logs (in sweeps/)")
     measure: MeasureSettings = setting(MeasureSettings(), help="settings of the measurement")
     problem: Any = setting(None, help="the workload's own fields")
+    outside: OutsideVariant | None = setting(None, help="the variant, if it is not one of this package")
 
     @property
     def workload(self) -> Workload:
-        return variants()[self.variant][0]
+        return self.outside.of_workload if self.outside else variants()[self.variant][0]
 
     @property
     def implementation(self) -> Variant:
-        return variants()[self.variant][1]
+        return self.outside.variant if self.outside else variants()[self.variant][1]
 
     @property
     def uses_triton(self) -> bool:
@@ -101,7 +103,8 @@ class Job:
 
 NOT_IN_KEY = ("output_dir", "timeout_s")
 """Fields that cannot change a result: where rows go, and when to give up."""
-_PARTS = ("measure", "problem")
+_PARTS = ("measure", "problem", "outside")
+"""Fields that hold fields of their own."""
 GRAPH = "graph"
 """The only setting of a measurement that a workload with a fixed number of iterations has too."""
 RANKS = "world_size"
@@ -113,7 +116,7 @@ def field_names(workload: Workload | None = None) -> set[str]:
     problems = [each.problem for each in ([workload] if workload else workloads().values())]
     names = {each.name for cls in (Job, MeasureSettings, *problems) for each in fields(cls)}
     unused = {each.name for each in fields(MeasureSettings)} if workload and workload.scheduled is True else set()
-    return names - {"problem"} - (unused - {GRAPH}) | {RANKS}
+    return names - {"problem", "outside"} - (unused - {GRAPH}) | {RANKS}
 
 
 def former_field_names() -> dict[str, str]:
@@ -126,6 +129,7 @@ def parse_job(
     chosen: Iterable[str] = (),
     shapes: Mapping[str, str] | None = None,
     also_valid: Collection[str] = (),
+    outside: Mapping[str, OutsideVariant] | None = None,
 ) -> Job:
     """Return the job that flat configuration values describe.
 
@@ -135,11 +139,13 @@ def parse_job(
             A default of another workload is not.
         shapes: known shape names to their workloads, for the message.
         also_valid: names that may be chosen beside the job's fields, such as options of the whole sweep.
+        outside: variants from outside this package that the command line names, by name.
 
     Raises:
         JobError: with every complaint, one per line.
     """
-    workload, variant = _variant(values)
+    from_outside = (outside or {}).get(str(values.get("variant")))
+    workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
         fitting = sorted(shape for shape, owner in (shapes or {}).items() if owner == workload.name)
         raise JobError(
@@ -150,7 +156,7 @@ def parse_job(
     chosen = dict.fromkeys(former.get(name, name) for name in chosen)
     valid = field_names(workload).union(also_valid)
     complaints = [_no_such_field(workload, name, valid) for name in chosen if name not in valid]
-    job = _parsed(_with_ranks(values), workload, complaints)
+    job = _parsed(_with_ranks(values), workload, complaints, from_outside)
     problem = _without_ignored_options(workload, variant, job.problem)
     if job.measure.graph:
         problem = _with_graph_options(workload, variant, problem, chosen)
@@ -160,16 +166,16 @@ def parse_job(
     return job
 
 
-def stored_job(flat: Mapping[str, Any]) -> Job:
-    """Return the job that `Job.flat` described.
+def stored_job(flat: Mapping[str, Any], outside: OutsideVariant | None = None) -> Job:
+    """Return the job that `Job.flat` described, whose variant is `outside` if it is not one of this package.
 
     Files that the job was resolved from, such as a model's folder, are not read: they may have changed since.
 
     Raises:
         JobError: this version of tpbench has no such job.
     """
-    workload, _ = _variant(flat)
-    return _parsed(flat, workload)
+    workload, _ = _variant(flat, outside)
+    return _parsed(flat, workload, (), outside)
 
 
 def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str:
@@ -189,13 +195,17 @@ def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:
     return trait(problem) if callable(trait) else trait
 
 
-def _variant(values: Mapping[str, Any]) -> tuple[Workload, Variant]:
+def _variant(values: Mapping[str, Any], outside: OutsideVariant | None) -> tuple[Workload, Variant]:
+    if outside is not None:
+        return outside.of_workload, outside.variant
     if (name := values.get("variant")) not in variants():
         raise JobError(unknown("variant", name, variants()))
     return variants()[str(name)]
 
 
-def _parsed(values: Mapping[str, Any], workload: Workload, complaints: Iterable[str] = ()) -> Job:
+def _parsed(
+    values: Mapping[str, Any], workload: Workload, complaints: Iterable[str], outside: OutsideVariant | None
+) -> Job:
     """Return the job with exactly these values.
 
     Raises JobError with the given complaints and one for each invalid value.
@@ -211,7 +221,7 @@ def _parsed(values: Mapping[str, Any], workload: Workload, complaints: Iterable[
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
-    job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"])
+    job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"], outside=outside)
     return job
 
 

@@ -11,6 +11,7 @@ import runpy
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,7 @@ ELSEWHERE = {
     "python -m tpbench.results.document": (f"{UNIT}/results/test_document.py", "page()"),
     "variant=tutorial_tp,pytorch_gather": (f"{END_TO_END}/test_contributing.py", 'startswith("python -m tpbench -m")'),
     "vocab=100": (f"{END_TO_END}/test_command_line.py", 'documented("vocab=100")'),
+    "variant=my_loss.py:fast_tp,pytorch_gather": (f"{END_TO_END}/test_packaging.py", 'documented("variant=my_loss.py'),
     "shape=tiny_block_tp2": (f"{END_TO_END}/workloads/test_block_command.py", 'documented("shape=tiny_block_tp2")'),
     "shape=tiny_bigram_w2": (f"{END_TO_END}/workloads/test_embedding_command.py", 'documented("shape=tiny_bigram_w2")'),
     "shape=tiny_train_tp2": (f"{END_TO_END}/workloads/test_train_command.py", 'documented("shape=tiny_train_tp2")'),
@@ -92,6 +94,12 @@ def run_list(arguments: list[str], folder: Path) -> None:
     assert information(["list", *arguments]) == 0
 
 
+def run_new(arguments: list[str], folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tempfile.mkdtemp(dir=folder))
+        assert information(["new", *arguments]) == 0
+
+
 def run_completion(arguments: list[str], folder: Path) -> None:
     """Check the code that a shell is to evaluate."""
     (inner,) = (re.fullmatch(r"\$\(tpbench (.*)\)", each) for each in arguments)
@@ -126,6 +134,7 @@ def run_torchrun(arguments: list[str], folder: Path) -> None:
 
 RUNNERS: dict[str, Callable[[list[str], Path], None]] = {
     "python -m tpbench list": run_list,
+    "python -m tpbench new": run_new,
     "eval": run_completion,
     "pip": run_pip,
     "torchrun": run_torchrun,

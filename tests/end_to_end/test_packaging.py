@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, environment
+from tests.support.documented import documented
+from tpbench.outside.variant import from_file
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +45,21 @@ def test_the_wheel_has_the_configuration_and_no_tests(installed: Path) -> None:
     }
 
 
-def test_it_runs_a_job_and_reads_its_row(installed: Path, tmp_path: Path) -> None:
+def test_it_runs_a_new_variant_as_the_readme_shows_and_reads_its_rows(installed: Path, tmp_path: Path) -> None:
+    """The variant's file lies outside the installation, in the folder of the user."""
     env = environment() | {"PYTHONPATH": str(installed)}
-    line = [sys.executable, "-m", "tpbench", "variant=pytorch_tp_manual", "measure=quick", "device=cpu"]
+    line = [sys.executable, "-m", "tpbench"]
+    shutil.copy(installed / "tpbench/api/examples/entropy_loss.py", tmp_path / "my_loss.py")  # as `new` does
+    line += [*documented("variant=my_loss.py:fast_tp,pytorch_gather"), "device=cpu", "reuse=true"]
     done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    probe = "import tpbench; print(tpbench.__file__, *tpbench.load('outputs')['status'])"
+    columns = "['variant', 'status', 'variant_version', 'job']"
+    probe = f"import tpbench; print(tpbench.__file__); print(tpbench.load('outputs')[{columns}].to_json())"
     seen = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, env=env, capture_output=True, text=True)
-    file, status = seen.stdout.split()
+    file, text = seen.stdout.splitlines()
     assert Path(file).is_relative_to(os.path.realpath(installed)) or Path(file).is_relative_to(installed)
-    assert status == "ok"
+    rows = json.loads(text)
+    assert list(rows["variant"].values()) == ["my_loss.py:fast_tp", "pytorch_gather"]
+    assert list(rows["status"].values()) == ["ok", "ok"]
+    assert rows["variant_version"]["0"] == from_file(tmp_path / "my_loss.py", "fast_tp").version
+    assert rows["variant_version"]["1"] is None

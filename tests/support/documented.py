@@ -46,7 +46,7 @@ class Command:
 
     @property
     def is_sweep(self) -> bool:
-        return self.words[:3] == ["python", "-m", "tpbench"] and self.words[3:4] not in (["list"], ["doctor"])
+        return self.words[:3] == ["python", "-m", "tpbench"] and self.words[3:4] not in (["list"], ["doctor"], ["new"])
 
 
 def commands(pages: tuple[str, ...] = PAGES) -> list[Command]:

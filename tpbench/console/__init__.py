@@ -1,4 +1,4 @@
-"""Commands of `python -m tpbench` that run no job: help, list and doctor. Nothing here imports torch."""
+"""Commands of `python -m tpbench` that run no job: help, list, new and doctor. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ def _run(arguments: Sequence[str]) -> int | None:
         from tpbench.console import listing
 
         return listing.main(arguments[1:])
+    if arguments and arguments[0] == "new":
+        from tpbench.console import new
+
+        return new.main(arguments[1:])
     if arguments and arguments[0] == "doctor":
         from tpbench.console import doctor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hydra
@@ -12,23 +12,40 @@ from tpbench import packages
 from tpbench.console import listing
 from tpbench.console.fields import field_lines
 from tpbench.job import parse_job, unsupported_reason
+from tpbench.launcher import outside_variants
 from tpbench.launcher.overrides import GROUPS
+from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, unknown
-from tpbench.workloads import variants
+from tpbench.workloads import Variant, Workload, variants
 
 
 def description(group: str, name: str, gpus: int) -> str:
     """Return the description of `group=name`. Raises JobError if there is none."""
     if group not in GROUPS:
         raise JobError(unknown("group", group, GROUPS))
+    if group == "variant" and name not in variants() and (found := outside_variants.find(name)):
+        return "\n".join([f"variant={name}", *_of_outside(name, found, gpus)]) + "\n"
     if name not in listing.names(group):
         raise JobError(unknown(group, name, listing.names(group)))
-    lines = [f"{group}={name}", *(_of_variant(name, gpus) if group == "variant" else _of_file(group, name))]
+    lines = [
+        f"{group}={name}",
+        *(_of_variant(name, *variants()[name], gpus) if group == "variant" else _of_file(group, name)),
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _of_variant(name: str, gpus: int) -> list[str]:
-    workload, variant = variants()[name]
+def _of_outside(name: str, found: OutsideVariant, gpus: int) -> list[str]:
+    lines = _of_variant(name, found.of_workload, found.variant, gpus, {found.name: found})
+    return [
+        *lines[:-1],
+        f"Version {found.version}: a hash of the code. Rows of another version are stale.",
+        *lines[-1:],
+    ]
+
+
+def _of_variant(
+    name: str, workload: Workload, variant: Variant, gpus: int, outside: Mapping[str, OutsideVariant] | None = None
+) -> list[str]:
     available = listing.availability(variant, gpus, workload.option_defaults)
     shapes = [shape.name for shape in listing.shapes(gpus, workload.name)]
     lines = [f"  {variant.summary}", f"  a variant of {workload.name}: {workload.summary}", f"  runs here: {available}"]
@@ -42,16 +59,21 @@ def _of_variant(name: str, gpus: int) -> list[str]:
         lines += ["Its options, beside the fields of every job and of its workload:", *options]
     else:
         lines += ["It has no options beside the fields of every job and of its workload."]
-    run = f"python -m tpbench variant={name} shape={_supported_shape(name, shapes)}"
+    run = f"python -m tpbench variant={name} shape={supported_shape(variant.name, shapes, outside)}"
     return [*lines, "", f"{run}{'' if workload.scheduled is True else ' measure=quick'}"]
 
 
-def _supported_shape(variant: str, shapes: Sequence[str]) -> str:
-    """Return a shape that the variant supports: a tiny one if there is such, else the smallest."""
+def supported_shape(variant: str, shapes: Sequence[str], outside: Mapping[str, OutsideVariant] | None = None) -> str:
+    """Return a shape that the variant supports: a tiny one if there is such, else the smallest.
+
+    `outside`: the variant by its name, if it is not one of this package.
+    """
+    for each in (outside or {}).values():
+        outside_variants.offer(each)
     with hydra.initialize_config_dir(str(listing.CONF), version_base="1.3"):
         for shape in sorted(shapes, key=lambda name: not name.startswith("tiny")):
             values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", f"shape={shape}"]))
-            if unsupported_reason(parse_job(values)) is None:
+            if unsupported_reason(parse_job(values, outside=outside)) is None:
                 return shape
     return "NAME"
 

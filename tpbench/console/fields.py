@@ -54,8 +54,13 @@ def settings_fields(settings: type[Any]) -> list[Field]:
     return [
         Field(each.name, _default(each), _choices(hints[each.name]), _limits(each), each.metadata["help"])
         for each in dataclasses.fields(settings)
-        if not dataclasses.is_dataclass(hints[each.name]) and hints[each.name] is not Any
+        if not _holds_fields(hints[each.name])
     ]
+
+
+def _holds_fields(hint: Any) -> bool:
+    """Return True for a field that holds fields of its own."""
+    return hint is Any or any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint))))
 
 
 def _default(field: dataclasses.Field[Any]) -> str | None:

@@ -6,6 +6,7 @@ and smallest on your machines, and how close to what the hardware allows.
 
   python -m tpbench list          what there is, and whether it can run here
   python -m tpbench doctor        what to mend on this machine
+  python -m tpbench new FILE.py   a variant of your own to start from
   python -m tpbench               one small job
   python -m tpbench -m variant=triton_tp,pytorch_gather shape=v131k_tp8  a sweep
   python -m tpbench -m +experiment=tp_entropy_loss                 a whole table

@@ -18,6 +18,8 @@ import yaml
 import tpbench
 from tpbench import packages
 from tpbench.measure import machine
+from tpbench.outside.installed import installed_names
+from tpbench.outside.variant import from_entry_point
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Variant, Workload, workloads
 
@@ -89,7 +91,7 @@ def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
     if topic in workloads():
         workload = workloads()[topic]
         return [_variant_section(workload, gpus), ("shape=", shapes(gpus, topic))]
-    found = sections(gpus)
+    found = [*sections(gpus), *_installed_section(gpus)]
     if topic == "all":
         return found
     if topic not in TOPICS:
@@ -155,6 +157,20 @@ def _variant_section(workload: Workload, gpus: int) -> tuple[str, list[Entry]]:
         for name, variant in workload.variants.items()
     ]
     return f"variant=  of {workload.name}, {workload.summary}", entries
+
+
+def _installed_section(gpus: int) -> list[tuple[str, list[Entry]]]:
+    """Return the variants of installed packages, if there are any. None of the packages is imported."""
+    entries = []
+    for name in installed_names():
+        try:
+            found = from_entry_point(name)
+        except JobError as error:
+            entries.append(Entry(name, f"no: {error}"))
+        else:
+            available = availability(found.variant, gpus, found.of_workload.option_defaults)
+            entries.append(Entry(name, f"{found.summary} ({found.workload})", available))
+    return [("variant=  of installed packages", entries)] if entries else []
 
 
 def _read(group: str, name: str) -> dict[str, Any]:

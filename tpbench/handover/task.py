@@ -12,6 +12,7 @@ from typing import Any
 from tpbench.handover.durable import replace_file
 from tpbench.handover.result import WorkerResult
 from tpbench.job import Job, stored_job
+from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
 
 TASK_FILE = "task.json"
@@ -74,6 +75,7 @@ class WorkerTask:
             "started_at": self.started_at.isoformat(),
             "interleaving": [self.interleaving.group, self.interleaving.cells] if self.interleaving else None,
             "columns": dict(self.columns),
+            "outside": self.job.outside.plain() if self.job.outside else None,
         }
         replace_file(file, json.dumps(content))
 
@@ -84,9 +86,10 @@ class WorkerTask:
         Raises ValueError for a file that was cut off, JobError for a job that this version of tpbench does not know.
         """
         content = json.loads(file.read_text())
+        outside = content.get("outside")  # a task of an older version has none
         try:
             return cls(
-                stored_job(content["job"]),
+                stored_job(content["job"], OutsideVariant.from_plain(outside) if outside else None),
                 content["row_id"],
                 Path(content["folder"]),
                 datetime.fromisoformat(content["started_at"]),

@@ -196,6 +196,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> WorkerTask:
         "key": job.key,
         "world_size": job.world_size,
         "interpreted": job.interpreted,
+        "variant_version": job.outside.version if job.outside else None,
         "job": json.dumps(flat, sort_keys=True),
         **job.workload.planned_columns(job),
     }

@@ -12,7 +12,7 @@ from hydra.errors import OverrideParseException
 
 from tpbench.settings import JobError, nearest
 
-COMMANDS = ("list", "doctor")
+COMMANDS = ("list", "doctor", "new")
 """Words that may stand in place of overrides, as the first argument."""
 
 _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")

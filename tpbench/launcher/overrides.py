@@ -19,6 +19,7 @@ from hydra.core.override_parser.types import Glob, Override
 from tpbench.job import former_field_names
 from tpbench.launcher.model_ids import file_of
 from tpbench.launcher.options import command_line_names
+from tpbench.launcher.outside_variants import named
 from tpbench.launcher.override_grammar import parse_overrides
 from tpbench.launcher.override_limits import require_printable, require_safe
 from tpbench.settings import JobError, unknown
@@ -30,6 +31,8 @@ GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contende
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
 """Characters of a value that is more than a list of words."""
+_ESCAPED = re.compile(r"\\(.)")
+"""A character that Hydra escapes in an element of a sweep."""
 _OVERRIDE = re.compile(r"([+~]*)(\w+)")
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 
@@ -137,6 +140,7 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
         names = command_line_names()
         return [] if key in names else [unknown("field", key, names | set(GROUPS), "python -m tpbench list fields")]
     valid = {file.stem for folder in folders for file in (folder / key).glob("*.yaml")}
+    valid |= named().keys() if key == "variant" else set()
     missing = [choice for choice in _choices(override) if choice not in valid]
     without_file = [choice for choice in missing if key == "variant" and choice in variants()]
     errors = [unknown(key, choice, valid) for choice in missing if choice not in without_file]
@@ -155,7 +159,7 @@ def _choices(override: Override) -> list[str]:
         return []  # matches only names that exist
     discrete = override.is_sweep_override() and override.is_discrete_sweep()
     elements = list(override.sweep_string_iterator()) if discrete else [override.get_value_element_as_str()]
-    return [element.strip("'\"") for element in elements]
+    return [_ESCAPED.sub(r"\1", element.strip("'\"")) for element in elements]
 
 
 def _launcher_errors(overrides: Sequence[Override], conf: Path) -> list[str]:

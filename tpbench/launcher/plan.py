@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import yaml
 from tpbench.job import Job, parse_job
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.launcher.target import PlanningTarget, mistake, skip_reason
+from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse
 from tpbench.workloads import variants
 
@@ -50,8 +51,10 @@ class Cell:
         return " ".join([str(self.job), *(f"{name}={flat[name]}" for name in self.distinguishing)])
 
 
-def plan(requests: Sequence[Request], target: PlanningTarget) -> list[Cell]:
-    """Return one cell per request.
+def plan(
+    requests: Sequence[Request], target: PlanningTarget, outside: Mapping[str, OutsideVariant] | None = None
+) -> list[Cell]:
+    """Return one cell per request. `outside`: the variants from outside this package that the command line names.
 
     Raises JobError before anything is launched. Its message has every invalid value of all requests, each once.
     """
@@ -62,7 +65,8 @@ def plan(requests: Sequence[Request], target: PlanningTarget) -> list[Cell]:
     for request in requests:
         try:
             _require_registered(request)
-            job = parse_job(request.values, request.chosen, shapes(tuple(request.folders)), SWEEP_OPTION_NAMES)
+            shape_workloads = shapes(tuple(request.folders))
+            job = parse_job(request.values, request.chosen, shape_workloads, SWEEP_OPTION_NAMES, outside)
         except JobError as error:
             errors += str(error).splitlines()
             continue

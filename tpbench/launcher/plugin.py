@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from tpbench import packages
+from tpbench.launcher import outside_variants
 from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
@@ -126,7 +127,7 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
     try:
         options = sweep_options(requests)
         runner = _runner(launcher, options)
-        cells = plan(requests, runner.target)
+        cells = plan(requests, runner.target, outside_variants.named())
         if options.skip_predicted_oom:
             from tpbench.launcher.forecast import Forecast, skip_predicted_oom  # late: it imports scipy
 

@@ -14,13 +14,13 @@ from tpbench.results.read import load
 
 FACT_LABELS = {
     "kernels_version": "tpbench's kernels", "torch_version": "torch", "triton_version": "triton", "gpu_name": "GPU",
-    "driver_version": "driver", "cpu_model": "CPU",
+    "driver_version": "driver", "cpu_model": "CPU", "variant_version": "the variant's file",
 }  # fmt: skip
 """Columns whose change makes a row stale, with their names in messages."""
 
 
 _COLUMNS = (
-    "row_id", "key", "status", "reason", "device", "finished_at", "log_dir", *SOFTWARE,
+    "row_id", "key", "status", "reason", "device", "finished_at", "log_dir", "backend", *SOFTWARE,
     *(name for names in HARDWARE.values() for name in names),
 )  # fmt: skip
 """Columns that a decision, or the deletion of a replaced row, needs."""
@@ -66,12 +66,17 @@ def _decide_in(output_dir: str, cells: Sequence[Cell], facts: Mapping[str, Any])
     rows_by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for index, row in zip(frame.index, plain_rows(frame[list(_COLUMNS)]), strict=True):
         rows_by_key[row["key"]].append({**row, "index": index})
-    decisions = {cell.index: _decide(cell, rows_by_key[cell.job.key], facts) for cell in cells}
+    decisions = {cell.index: _decide(cell, rows_by_key[cell.job.key], _facts_of(cell, facts)) for cell in cells}
     kept = {index: decision.row["index"] for index, decision in decisions.items() if decision.row is not None}
     whole_rows = plain_rows(frame.loc[list(kept.values())])
     for index, row in zip(kept, whole_rows, strict=True):
         decisions[index] = replace(decisions[index], row=row)
     return decisions
+
+
+def _facts_of(cell: Cell, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the facts with the version of the cell's variant, if the variant is not one of this package."""
+    return {**facts, "variant_version": cell.job.outside.version} if cell.job.outside else facts
 
 
 def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> ResumeDecision:
@@ -84,7 +89,8 @@ def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, A
         return ResumeDecision(f"stale: {', '.join(changed)}")
     measured = [row for row in current if row["status"] in MEASURED]
     row = (measured or current)[-1]
-    if measured or (row["status"] == "skipped" and cell.skip_reason):
+    refused_on_ranks = row["backend"] is not None  # only ranks know the backend: the variant's own code refused
+    if measured or (row["status"] == "skipped" and (cell.skip_reason or refused_on_ranks)):
         return ResumeDecision("measured before", row, superseded(row, rows))
     prefix = "skipped before:" if row["status"] == "skipped" else f"failed: {row['status']},"
     reason = f"{prefix} {str(row['reason'] or '').partition(chr(10))[0]}"

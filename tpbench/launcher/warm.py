@@ -33,6 +33,7 @@ def reusable(job: Job) -> bool:
         job.device == "cuda"
         and job.memory_limit_gib is None
         and job.workload.reusable_process
+        and job.outside is None  # such code may keep any state, too
         and set(job.implementation.requires) <= {"triton"}  # other packages may keep any state
     )
 

@@ -18,7 +18,7 @@ from tpbench.results.plain import plain_rows
 MEASURED = ("ok", "oom", "wrong")
 """Statuses of a cell that ran to its end."""
 
-SOFTWARE = ("kernels_version", "torch_version", "triton_version")
+SOFTWARE = ("kernels_version", "torch_version", "triton_version", "variant_version")
 HARDWARE = {"cuda": ("gpu_name", "driver_version"), "cpu": ("cpu_model",)}
 """By device. An old row holds for a cell if its hardware, software and resolved job (its key) are the same."""
 

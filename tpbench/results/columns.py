@@ -120,6 +120,7 @@ COLUMNS = (
     Column("schema_version", INT, "version of these columns"),
     Column("tpbench_version", TEXT, "version of tpbench"),
     Column("kernels_version", TEXT, "version of tpbench's kernels: a hash of their source"),
+    Column("variant_version", TEXT, "hash of the file of a variant from outside tpbench; null: a variant of tpbench"),
     Column("git_commit", TEXT, "commit of the checkout"),
     Column("git_dirty", FLAG, "true if the checkout had uncommitted changes"),
     # Hardware and software.

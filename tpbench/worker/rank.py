@@ -112,6 +112,10 @@ def _measure_in_group(task: WorkerTask, device: torch.device, tasks_before: int)
     from tpbench.measure.run import run as measure
 
     job = task.job
+    if job.outside is not None and (reason := job.outside.refusal(job.problem, job.tp_size)):
+        if RANK == 0:
+            _save(task, "skipped", reason, **_torch_columns(device))
+        return
     context = _context(job, device, task.folder)
     limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * task.sharing_cells)
     say("setting up")

@@ -45,6 +45,8 @@ class Variant:
     unsupported_reason: Callable[[Any, int], str | None] = lambda problem, tp_size: None
     """Return why the variant cannot run a (valid) problem on tp_size ranks, or None if it can. The cell is skipped with
     that reason."""
+    place: tuple[str, int] | None = None
+    """File and line of a function outside this package. None for a variant of this package."""
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,6 @@ def require(value: Any, expected: type, variant: Variant, what: str) -> Any:
     names = [name for name in getattr(expected, "__annotations__", {}) if not name.startswith("_")]
     fields = f" ({', '.join(names)})" if names else ""
     code = variant.prepare.__code__
-    raise WrongReturn(
-        f"{what} of {variant.name} must return the type {expected.__name__}{fields}, not {type(value).__name__}",
-        code.co_filename,
-        code.co_firstlineno,
-    )
+    file, line = variant.place or (code.co_filename, code.co_firstlineno)
+    message = f"{what} of {variant.name} must return the type {expected.__name__}{fields}, not {type(value).__name__}"
+    raise WrongReturn(message, file, line)

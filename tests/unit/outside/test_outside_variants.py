@@ -1,0 +1,238 @@
+"""Variants from outside this package: what the launcher reads from a file, what it refuses, and what ranks load."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.launcher_rows import FACTS, cell, measured
+from tpbench.console import information
+from tpbench.handover.task import WorkerTask
+from tpbench.job import parse_job
+from tpbench.launcher import outside_variants
+from tpbench.launcher.attempt import new_task
+from tpbench.launcher.overrides import check_overrides
+from tpbench.launcher.plan import Cell
+from tpbench.launcher.resume import decide
+from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file
+from tpbench.settings import JobError
+from tpbench.workloads.entropy_loss import EntropyLoss
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+PROBLEM = {"tokens": 8, "vocab": 40, "tp_size": 1, "device": "cpu"}
+
+FILE = """\
+\"\"\"A file that must not run in the launcher.\"\"\"
+from helper import NUMBER
+from tpbench.outside.declaration import variant
+
+@variant(options={"compile"}, requires=("torch",), unsupported_reason=lambda problem, tp_size: str(NUMBER))
+def fast_tp(problem, shard):
+    "Add one to the shard.
+
+    More."
+    return shard + 1
+
+def one(problem): ...
+def three(problem, shard, more): ...
+def named(problem, shard, *, more): ...
+def _private(problem, shard): ...
+""".replace('"Add', '"""Add').replace('More."', 'More."""')
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my_loss.py").write_text(FILE)
+    (tmp_path / "helper.py").write_text("NUMBER = 7\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(outside_variants, "_named", {})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
+    arguments = ["-m", "variant=../my_loss.py:fast_tp,triton_tp", "seed=1,2"]
+    renamed = outside_variants.with_names(arguments)
+    assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
+    check_overrides(renamed, CONF)
+    found = outside_variants.named()["my_loss.py:fast_tp"]
+    assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)
+    assert found.variant.summary == "Add one to the shard."
+    assert (found.options, found.requires, found.uses_triton) == (("compile",), ("torch",), False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["{folder}/my_loss.py:fast_tp", "'{folder}/my_loss.py:fast_tp'", "choice({folder}/my_loss.py:fast_tp,triton_tp)"],
+)
+def test_spellings(value: str, folder: Path) -> None:
+    (folder / "with space=").mkdir()
+    inside = folder / "with space="
+    (inside / "my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
+    renamed = outside_variants.with_names(["-m", "variant=" + value.format(folder=inside)])
+    assert renamed[1] == "variant=" + value.format(folder="").replace("/", "")
+    check_overrides(renamed, CONF)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "message"),
+    [
+        ("none.py:fast_tp", "", "there is no file "),
+        (
+            "f.py",
+            "def a(): ...\ndef _b(): ...",
+            "variant=f.py names no function: write f.py:FUNCTION (its functions: a)",
+        ),
+        ("f.py:b", "def a(): ...", "f.py has no function b (its functions: a)"),
+        ("f.py:b", "", "f.py has no function b (it has no function)"),
+        ("f.py:a", "\ndef a(problem): ...", "f.py:2: a must take two arguments, as a(problem, shard), not (problem)"),
+        ("f.py:a", "def a(x, y, z): ...", "f.py:1: a must take two arguments, as a(problem, shard), not (x, y, z)"),
+        ("f.py:a", "def a(x, y, *, z): ...", "f.py:1: a must take two arguments, as a(problem, shard), not (x, y)"),
+        ("f.py:a", "x = 1\nx = = 2", "f.py:2: invalid syntax"),
+        ("f.py:a", "x = '\0'", "f.py"),
+        ("f.py:a", "import nowhere_x\ndef a(x, y): ...", "f.py:1: no package is called nowhere_x: install it"),
+        (
+            "f.py:a",
+            "@variant(option=1)\ndef a(x, y): ...",
+            "f.py:2: no argument of @variant is called option, did you ",
+        ),
+        ("f.py:a", "@variant(options=OPTIONS)\ndef a(x, y): ...", "f.py:1: options of @variant must be a literal, "),
+        ("f.py:a", "@variant(options={'x'})\ndef a(x, y): ...", "f.py:2: no option of entropy_loss is called x (valid"),
+        ("f.py:a", "@variant(workload='x')\ndef a(x, y): ...", "f.py:2: no workload is called x (valid: "),
+        ("f.py:a", "@variant(requires='x')\ndef a(x, y): ...", "f.py:2: requires='x' of @variant has the wrong type"),
+        ("=cmd.py:a", "", "=cmd.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
+        ("f|g.py:a", "", "f|g.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
+        ("\u202ef.py:a", "", "\u202ef.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_runs(value: str, text: str, message: str, folder: Path) -> None:
+    Path("f.py").write_text(text)
+    with pytest.raises(JobError) as raised:
+        outside_variants.with_names([f"variant={value}"])
+    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+
+
+def test_guarded_imports_and_required_packages_may_be_missing(folder: Path) -> None:
+    text = "try:\n    import nowhere_x\nexcept ImportError:\n    pass\nimport nowhere_y\n"
+    Path("f.py").write_text(f"{text}@variant(requires=['nowhere_y'])\ndef a(problem, shard): ...")
+    assert from_file(Path("f.py"), "a").requires == ("nowhere_y",)
+
+
+def test_two_files_with_one_name_are_refused(folder: Path) -> None:
+    Path("my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
+    with pytest.raises(JobError, match=r"have the same name in rows, my_loss\.py:fast_tp: rename one of the files"):
+        outside_variants.with_names(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
+
+
+def test_only_the_command_line_loads_code(folder: Path) -> None:
+    """A configuration file or a row that names a file is a job of an unknown variant."""
+    with pytest.raises(JobError, match="no variant is called"):
+        parse_job({**PROBLEM, "variant": "../my_loss.py:fast_tp"})
+    with pytest.raises(JobError, match="no variant is called"):
+        parse_job({**PROBLEM, "variant": "my_loss.py:fast_tp", "outside": from_file(folder / "my_loss.py", "fast_tp")})
+
+
+def outside_job(folder: Path, **fields: Any) -> Any:
+    found = from_file(folder / "my_loss.py", "fast_tp")
+    values = {**PROBLEM, "variant": found.name, "output_dir": str(folder), **fields}
+    return parse_job(values, outside={found.name: found})
+
+
+def test_a_task_carries_the_variant_and_a_row_its_version_but_no_folder(folder: Path) -> None:
+    job = outside_job(folder, compile=True)
+    task = new_task(job, folder)
+    task.save(folder / "task.json")
+    assert WorkerTask.load(folder / "task.json").job == job
+    assert task.columns["variant"] == "my_loss.py:fast_tp"
+    assert task.columns["variant_version"] == job.outside.version and len(job.outside.version) == 12
+    job_column = str(task.columns["job"])
+    assert str(folder) not in job_column.replace(f'"output_dir": "{folder}"', "")
+
+
+def test_the_ranks_load_the_code_and_refuse_what_it_refuses(folder: Path) -> None:
+    found = from_file(folder / "my_loss.py", "fast_tp")
+    assert found.refusal(EntropyLoss(8, 40), 1) == "7"  # helper.py lies beside the file
+    assert found.variant.prepare(None, 3) == 4
+    (folder / "my_loss.py").write_text(FILE + "# edited")
+    later = OutsideVariant.from_plain({**found.plain(), "line": 1})  # as another process would see it
+    with pytest.raises(RuntimeError, match=r"my_loss\.py changed after the sweep began: run it again with resume=true"):
+        later.load()
+
+
+@pytest.mark.parametrize("edited", ["my_loss.py", "helper.py"])
+def test_an_edit_makes_rows_stale(edited: str, folder: Path) -> None:
+    before = Cell(0, outside_job(folder), None)
+    measured(before, variant_version=before.job.outside.version)
+    assert decide([before], FACTS)[0].reason == "measured before"
+    with (folder / edited).open("a") as file:
+        file.write("# edited\n")
+    after = Cell(0, outside_job(folder), None)
+    assert after.job.key == before.job.key
+    reason = f"stale: the variant's file was {before.job.outside.version}, is {after.job.outside.version}"
+    assert decide([after], FACTS)[0].reason == reason
+
+
+def test_a_refusal_of_the_code_is_not_tried_again(folder: Path) -> None:
+    one = Cell(0, outside_job(folder), None)
+    measured(one, "skipped", "it has no forward_kl", variant_version=one.job.outside.version, backend="gloo")
+    assert decide([one], FACTS)[0].row is not None
+
+
+def test_a_variant_of_this_package_has_no_version_of_its_own(tmp_path: Path) -> None:
+    one = cell(0, tmp_path)
+    measured(one)
+    assert decide([one], FACTS)[0].reason == "measured before"
+
+
+@pytest.fixture
+def package(folder: Path) -> Path:
+    """An installed package with entry points, which fails if it is imported."""
+    code, info = folder / "site" / "their_package", folder / "site" / "their_package-1.0.dist-info"
+    for each in (code, info):
+        each.mkdir(parents=True)
+    (code / "__init__.py").write_text("raise ImportError('the launcher must not import this')\n")
+    (code / "losses.py").write_text("import triton\n\ndef theirs(problem, shard): ...\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+    points = (
+        "their_tp = their_package.losses:theirs\ntriton_tp = their_package.losses:theirs\nbad = their_package.gone:f\n"
+    )
+    (info / "entry_points.txt").write_text(f"[tpbench.variants]\n{points}")
+    sys.path.insert(0, str(folder / "site"))
+    return code
+
+
+def test_an_entry_point_is_a_variant(package: Path) -> None:
+    assert outside_variants.with_names(["variant=their_tp,triton_tp"]) == ["variant=their_tp,triton_tp"]
+    (found,) = outside_variants.named().values()  # triton_tp stays this package's
+    assert (found.name, found.module, found.function) == ("their_tp", "their_package.losses", "theirs")
+    assert found.uses_triton
+    (package / "other.py").write_text("")
+    assert from_entry_point("their_tp").version != found.version  # any file of the package
+    with pytest.raises(JobError, match=r"the entry point bad=their_package\.gone:f names a module that is not install"):
+        outside_variants.with_names(["variant=bad"])
+
+
+def test_the_list_shows_variants_from_outside(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert information(["list", "variants"]) == 0
+    lines = capsys.readouterr().out.partition("variant=  of installed packages\n")[2].splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["bad", "their_tp"] and "(entropy_loss)" in lines[1]
+    assert information(["list", "variant=../my_loss.py:fast_tp"]) == 0
+    text = capsys.readouterr().out
+    assert "Add one to the shard." in text and "compile=false" in text
+    assert text.splitlines()[-1].startswith("python -m tpbench variant=../my_loss.py:fast_tp shape=")
+
+
+@pytest.mark.parametrize("workload", ["entropy_loss", "linear_loss", "embedding_grad", "tp_block", "train_step"])
+def test_new_writes_a_file_that_can_run(workload: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert information(["new", "start.py", "--workload", workload]) == 0
+    printed = capsys.readouterr().out
+    (command,) = (line.split() for line in printed.splitlines() if "shape=tiny" in line)
+    (name,) = (each.removeprefix("variant=") for each in command if each.startswith("variant="))
+    found = outside_variants.find(name)
+    assert found is not None and found.workload == workload and found.summary
+    assert information(["new", "start.py"]) == 2 and "start.py exists already" in capsys.readouterr().err
+    assert information(["new", "no.txt"]) == 2 and "no.txt is no name for the file" in capsys.readouterr().err

@@ -1,0 +1,8 @@
+"""The types of variants of the embedding gradient: `my_fn(problem: EmbeddingGrad, context: ExchangeContext) ->
+Exchange`."""
+
+from tpbench.outside.declaration import variant as variant
+from tpbench.workloads.embedding_grad.bench import ExchangeContext as ExchangeContext
+from tpbench.workloads.embedding_grad.exchange import Exchange as Exchange
+from tpbench.workloads.embedding_grad.exchange import Phase as Phase
+from tpbench.workloads.embedding_grad.problem import EmbeddingGrad as EmbeddingGrad

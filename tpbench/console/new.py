@@ -1,0 +1,59 @@
+"""`python -m tpbench new my_loss.py --workload NAME`: write a file with a variant to start from."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import tpbench
+from tpbench.console import listing
+from tpbench.console.choice import supported_shape
+from tpbench.launcher.outside_variants import find, is_file_name
+from tpbench.outside import source
+from tpbench.settings import JobError
+from tpbench.workloads import NAMES
+
+EXAMPLES = Path(tpbench.__file__).resolve().parent / "api" / "examples"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the file and print the command that runs it. The exit code is 0, or 2 if the file cannot be written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tpbench new", description="Write a file with a variant to start from."
+    )
+    parser.add_argument("file", help="the file to write, such as my_loss.py; it must not exist")
+    parser.add_argument("--workload", choices=NAMES, default=NAMES[0], help=f"default: {NAMES[0]}")
+    options = parser.parse_args(arguments)
+    try:
+        print(_write(Path(options.file), options.workload), end="")
+    except JobError as error:
+        print(f"tpbench: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _write(file: Path, workload: str) -> str:
+    """Write the file. Return its description with a command. Raises JobError if that is not possible."""
+    if not is_file_name(file.name):
+        raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII, and end in .py")
+    example = EXAMPLES / f"{workload}.py"
+    try:
+        with file.open("x") as new:
+            new.write(example.read_text())
+    except FileExistsError:
+        raise JobError(f"{file} exists already") from None
+    except OSError as error:
+        raise JobError(f"{file} cannot be written: {error.strerror}") from None
+    (function,) = (each.name for each in source.read(file).functions.values() if each.is_declared)
+    found = find(f"{file}:{function}")
+    assert found is not None
+    shapes = [each.name for each in listing.shapes(0, workload)]
+    shape = supported_shape(str(found.name), shapes, {found.name: found})
+    quick = "" if found.of_workload.scheduled is True else " measure=quick"
+    return (
+        f"{file}: the function {function}, a variant of {workload}. It is correct as it is; make it faster.\n\n"
+        f"  python -m tpbench variant={file}:{function} shape={shape}{quick}  # check and time it\n"
+        f"  python -m tpbench list variant={file}:{function}  # what tpbench reads from the file\n"
+    )

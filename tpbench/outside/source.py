@@ -1,0 +1,195 @@
+"""Read a Python file without running it: its functions, their declarations, its imports and its version."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpbench.settings import JobError
+
+MAX_BYTES = 2**22
+"""Largest file that is read."""
+
+_EVALUATED_ON_RANKS = "unsupported_reason"
+"""The argument of `variant` that need not be a literal."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function at the top level of a file."""
+
+    name: str
+    line: int
+    parameters: Sequence[str]
+    takes_two: bool
+    """True if it can be called with two positional arguments and nothing else."""
+    summary: str
+    """First line of the docstring."""
+    declared: Mapping[str, Any]
+    """Arguments of the decorator `variant`. Empty without one."""
+    is_declared: bool
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """The parsed content of a file."""
+
+    path: Path
+    functions: Mapping[str, Function]
+    imports: Mapping[str, int]
+    """Top-level names of the packages that the module imports as it is loaded, each with its line."""
+    uses_triton: bool
+    """True if the file, or a file beside it that it imports, imports triton or tpbench's kernels."""
+
+    def place(self, line: int) -> str:
+        """Return `NAME:LINE`, for messages."""
+        return f"{self.path.name}:{line}"
+
+    def require_imports(self, optional: Collection[str]) -> None:
+        """Raise JobError if a package that the module imports on load is not installed, unless it is optional."""
+        for name, line in self.imports.items():
+            if name not in optional and not _beside(self.path, name) and importlib.util.find_spec(name) is None:
+                raise JobError(f"{self.place(line)}: no package is called {name}: install it")
+
+
+def read(path: Path) -> SourceFile:
+    """Parse a file. Raises JobError in one line if there is no such file, or if it is no Python."""
+    tree = _parsed(path)
+    functions = {each.name: each for each in _functions(tree, path)}
+    files = [path, *_local_modules(path, tree)]
+    return SourceFile(path, functions, dict(_imports_on_load(tree)), any(map(_imports_triton, files)))
+
+
+def version(path: Path, files: Sequence[Path] | None = None) -> str:
+    """Return a hash of a file and of the files beside it that it imports, or of the given files. Raises JobError."""
+    if files is None:
+        files = [path, *_local_modules(path, _parsed(path))]
+    digest = hashlib.sha256()
+    for file in files:
+        name = file.relative_to(path.parent).as_posix() if file.is_relative_to(path.parent) else file.name
+        content = file.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        if not path.is_file():
+            raise JobError(f"there is no file {path}")
+        if path.stat().st_size > MAX_BYTES:
+            raise JobError(f"{path.name} is larger than {MAX_BYTES // 2**20} MiB")
+        return ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise JobError(f"{path.name}:{error.lineno or 1}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, JobError):
+            raise
+        raise JobError(f"{path.name} cannot be parsed as Python: {error}") from None
+    except OSError as error:
+        raise JobError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _top_level(body: Sequence[ast.stmt], guarded: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yield the statements that run when the module is loaded, and whether a condition or `try` guards them."""
+    for statement in body:
+        yield statement, guarded
+        if isinstance(statement, (ast.If, ast.Try)):
+            handlers = [each.body for each in statement.handlers] if isinstance(statement, ast.Try) else []
+            rest = statement.finalbody if isinstance(statement, ast.Try) else []
+            for part in (statement.body, *handlers, statement.orelse, rest):
+                yield from _top_level(part, True)
+
+
+def _functions(tree: ast.Module, path: Path) -> Iterator[Function]:
+    for statement, _ in _top_level(tree.body):
+        if isinstance(statement, ast.FunctionDef):
+            arguments = statement.args
+            positional = [*arguments.posonlyargs, *arguments.args]
+            required = len(positional) - len(arguments.defaults)
+            keyword_only = any(default is None for default in arguments.kw_defaults)
+            declaration = _declaration(statement)
+            yield Function(
+                statement.name,
+                statement.lineno,
+                [each.arg for each in positional],
+                not keyword_only and required <= 2 and (len(positional) >= 2 or arguments.vararg is not None),
+                (ast.get_docstring(statement) or "").partition("\n")[0],
+                {} if declaration is None else _arguments(declaration, path),
+                declaration is not None,
+            )
+
+
+def _declaration(function: ast.FunctionDef) -> ast.Call | None:
+    """Return the call of the decorator `variant`, or None if the function has no such decorator."""
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call):
+            name = decorator.func
+            if (isinstance(name, ast.Name) and name.id == "variant") or (
+                isinstance(name, ast.Attribute) and name.attr == "variant"
+            ):
+                return decorator
+    return None
+
+
+def _arguments(declaration: ast.Call, path: Path) -> dict[str, Any]:
+    """Return the arguments of `variant`. Raises JobError for one that is no literal."""
+    named = [("summary", each) for each in declaration.args[:1]]
+    named += [(each.arg or "**", each.value) for each in declaration.keywords]
+    arguments = {}
+    for name, value in named:
+        if name == _EVALUATED_ON_RANKS:
+            continue
+        try:
+            arguments[name] = ast.literal_eval(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            raise JobError(
+                f"{path.name}:{value.lineno}: {name} of @variant must be a literal, because tpbench reads it without "
+                "running the file"
+            ) from None
+    return arguments
+
+
+def _imports_on_load(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for statement, guarded in _top_level(tree.body):
+        if not guarded:
+            for name in _imported(statement):
+                yield name.partition(".")[0], statement.lineno
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """Return the full names of the modules that an import statement imports. Relative imports are left out."""
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module]
+    return []
+
+
+def _imports_triton(file: Path) -> bool:
+    names = [name for node in ast.walk(_parsed(file)) for name in _imported(node)]
+    return any(f"{name}.".startswith(("triton.", "tpbench.kernels.")) for name in names)
+
+
+def _beside(path: Path, name: str) -> list[Path]:
+    """Return the files of a module or a package of that name beside the file."""
+    module, package = path.parent / f"{name}.py", path.parent / name
+    if module.is_file():
+        return [module]
+    return sorted(package.rglob("*.py")) if package.is_dir() else []
+
+
+def _local_modules(path: Path, tree: ast.Module) -> list[Path]:
+    """Return the files beside `path` that it imports, directly or through another of them, in a fixed order."""
+    found: set[Path] = set()
+    waiting = [tree]
+    while waiting:
+        names = {name.partition(".")[0] for node in ast.walk(waiting.pop()) for name in _imported(node)}
+        new = {each for name in names for each in _beside(path, name)} - found - {path}
+        waiting += map(_parsed, new)
+        found |= new
+    return sorted(found)
