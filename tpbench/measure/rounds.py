@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from tpbench.measure.audit import restore_before
 from tpbench.measure.clock import Clock
 from tpbench.measure.interleaving import InterleavedRank, RoundRequest
 from tpbench.measure.ranks import gather_numbers
@@ -83,7 +84,7 @@ def timed_iterations(
     clock: Clock, step: Callable[[], None], session: Session, iterations: int, context: Context
 ) -> list[np.ndarray[Any, Any]]:
     """Return per iteration the time on every rank in ms. Collective."""
-    return gather_numbers(clock.samples(step, session.restore, iterations), context)
+    return gather_numbers(clock.samples(step, restore_before(session, iterations, context), iterations), context)
 
 
 def run_rounds(rank: InterleavedRank, clocks: Sequence[ClockRounds], session: Session, context: Context) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tpbench.measure import memory
+from tpbench.measure.audit import audit, is_audited, lazy_output, refused, timed_result
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
 from tpbench.measure.device_columns import clock_columns, iteration_columns
@@ -68,13 +69,17 @@ def run(
         if settings.graph:
             say("capturing a graph")
             step = _captured(session, context)  # replays fill the output that the capture left in the session
+            if is_audited(session, context, settings.fresh):
+                session.keeps_output = True
             single, _ = one_pass()
     say("checking")
-    verdict = session.check()
+    lazy = lazy_output(session)
+    verdict = refused(session.check(), lazy)
     columns: dict[str, Any] = {
         **memory_columns(peak_gib, context),
         "warmed_up": warm,
         "graph": settings.graph,
+        "fresh": settings.fresh,
         **cost_columns(session.costs, copy_gb_per_s),
     }
     if verdict.wrong:
@@ -82,6 +87,10 @@ def run(
     gpu = this_gpu(context.device)
     watch = ThrottleWatch(gpu)
     say("timing")
+    if is_audited(session, context, settings.fresh):
+        session.inputs.remember()
+        session.fresh = settings.fresh
+    wrong: list[str | None] = []
     one_pass_is_enough = single.max() / 1e3 > settings.time_budget_s
     clocks: list[Clock] = [wall, *([DeviceClock(context.device, cache)] if context.device.type == "cuda" else [])]
     if interleaved is not None and not one_pass_is_enough:
@@ -90,12 +99,21 @@ def run(
         samples = [each.samples for each in rounds]
         columns |= dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in rounds), strict=False))
     else:
-        samples = [
-            [single]
-            if one_pass_is_enough and clock is wall
-            else _until_precise(clock, step, session, context, settings)
-            for clock in clocks
-        ]
+        samples = []
+        for clock, name in zip(clocks, ("wall", "device"), strict=False):
+            if one_pass_is_enough and clock is wall:
+                samples.append([single])
+                continue
+            samples.append(_until_precise(clock, step, session, context, settings))
+            if is_audited(session, context, settings.fresh):
+                wrong.append(timed_result(session, name))
+    if is_audited(session, context, settings.fresh):
+        say("checking the timed iterations")
+        slow = one_pass_is_enough and context.device.type == "cpu"
+        device_clock = (clocks[1], samples[1]) if context.device.type == "cuda" else None
+        wrong.append(audit(session, step, context, not slow, device_clock))
+    if any(wrong):
+        return refused(verdict, next(filter(None, wrong))), columns
     on_device = samples[1] if context.device.type == "cuda" else None
     columns |= clock_columns(gpu, watch, context)
     columns = time_columns(session, context, samples[0], on_device, columns, say)

@@ -84,6 +84,11 @@ class OutsideVariant:
         """Return the variant that `plain` described. Nothing is loaded."""
         return cls(**{**values, "options": tuple(values["options"]), "requires": tuple(values["requires"])})
 
+    @classmethod
+    def named(cls, name: str, workload: str) -> OutsideVariant:
+        """Return a variant of which a stored row has the name. It cannot be loaded."""
+        return cls(name, "", "", "", 0, "", workload)
+
     def refusal(self, problem: Any, tp_size: int) -> str | None:
         """Load the code and return why the function refuses the problem, or None. Only ranks call this."""
         return refusal(self.load(), problem, tp_size)

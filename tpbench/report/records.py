@@ -30,7 +30,8 @@ MISSING = "-"
 
 _REQUIRED = (
     "row_id", "cell", "workload", "variant", "status", "reason", "tokens", "vocab", "tp_size", "dp_size", "loss",
-    "block_cap", "dtype", "interpreted", "warmed_up", "graph", "nodes", "loss_value", "job", "environment",
+    "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes", "loss_value", "job",
+    "environment",
     "interleaved", "round_ms", "device_round_ms", "host", "git_commit", "kernels_version", "finished_at",
 )  # fmt: skip
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}

@@ -14,7 +14,7 @@ from tpbench.job import stored_job
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import compare_cells
 from tpbench.report.compare.pairs import pair_cells
-from tpbench.report.repeat_command import row_command
+from tpbench.report.repeat_command import is_from_file, row_command
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.results.read import RowWarning, load
@@ -46,6 +46,8 @@ def repeat(frame: pd.DataFrame, row_id: str, *, run: bool, metric: str) -> int:
     print(command, flush=True)
     if not run:
         return 0
+    if is_from_file(record["variant"]):
+        raise JobError(f"a row loads no code: run this command yourself, in the folder of {record['variant']}")
     key = stored_job(json.loads(record["job"])).key
     before = _identifiers(key)
     code = subprocess.run(

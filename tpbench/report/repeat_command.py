@@ -18,7 +18,9 @@ import yaml
 import tpbench
 from tpbench.job import NOT_IN_KEY, Job, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
+from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
+from tpbench.workloads import workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
 GROUPS = ("loss", "block_cap", "model", "measure")
@@ -26,6 +28,7 @@ GROUPS = ("loss", "block_cap", "model", "measure")
 CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
 """Recorded environment variables that the launcher sets for each job."""
 
+_FROM_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py:[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN = re.compile(r"[\w./+:-]+")
 """Text that Hydra's grammar and a shell take as one word."""
 
@@ -48,7 +51,19 @@ def repeat_command(flat: Mapping[str, Any], environment: Mapping[str, str] | Non
     if unprintable := [name for name, value in recorded.items() if not value.isprintable()]:
         raise JobError(f"no command line can hold the stored value of {unprintable[0]}: it has control characters")
     words = [f"{name}={shlex.quote(value)}" for name, value in recorded.items()]
-    return " ".join([*words, "python -m tpbench", *map(shlex.quote, arguments(stored_job(flat)))])
+    return " ".join([*words, "python -m tpbench", *map(shlex.quote, arguments(_job(flat)))])
+
+
+def is_from_file(variant: object) -> bool:
+    """Return True for the name of a variant in a user's file, such as my_loss.py:fast_tp."""
+    return isinstance(variant, str) and _FROM_FILE.fullmatch(variant) is not None
+
+
+def _job(flat: Mapping[str, Any]) -> Job:
+    variant, workload = flat.get("variant"), flat.get("workload")
+    if is_from_file(variant) and workload in workloads():
+        return stored_job(flat, OutsideVariant.named(str(variant), str(workload)))
+    return stored_job(flat)
 
 
 def row_command(record: Mapping[str, Any]) -> str:

@@ -50,6 +50,7 @@ COLUMNS = (
         "true if kernels ran in Triton's interpreter: results are correct, times are no measurement",
     ),
     Column("graph", FLAG, "true if device times are of a replayed CUDA graph"),
+    Column("fresh", FLAG, "true if the inputs changed before every timed iteration"),
     # Wall time of an iteration: from the barrier of all ranks to the end of the last rank.
     Column("time_ms", REAL, "wall time of an iteration, median", "ms"),
     Column("time_p5_ms", REAL, "wall time, 5th percentile", "ms"),

@@ -16,7 +16,7 @@ LABEL = "label"
 
 def default_options(workload: Workload | None) -> dict[str, Any]:
     """Return the options that a label names if their value differs from this default."""
-    return {**(workload.option_defaults if workload else {"block_cap": "auto"}), "graph": False}
+    return {**(workload.option_defaults if workload else {"block_cap": "auto"}), "graph": False, "fresh": False}
 
 
 def chosen_options(row: Mapping[str, Any], workload: Workload | None) -> tuple[tuple[str, Any], ...]:

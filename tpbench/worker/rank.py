@@ -108,10 +108,15 @@ def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> b
 def _measure_in_group(task: WorkerTask, device: torch.device, tasks_before: int) -> None:
     """Measure the cell within the process group. When this returns, nothing refers to the cell's tensors."""
     from tpbench.measure import memory
+    from tpbench.measure.audit import on_any_rank
     from tpbench.measure.bandwidth import copy_gb_per_s
+    from tpbench.measure.guard import Guard
     from tpbench.measure.run import run as measure
+    from tpbench.measure.session import Verdict
 
     job = task.job
+    bench = job.workload.bench
+    guard = Guard() if job.outside else None  # before the variant's code is loaded
     if job.outside is not None and (reason := job.outside.refusal(job.problem, job.tp_size)):
         if RANK == 0:
             _save(task, "skipped", reason, **_torch_columns(device))
@@ -121,9 +126,13 @@ def _measure_in_group(task: WorkerTask, device: torch.device, tasks_before: int)
     say("setting up")
     columns = {"memory_limit_gib": limit, "jobs_before": tasks_before, **_torch_columns(device)}
     copy = copy_gb_per_s(device)
-    session = job.workload.bench.setup(job.problem, job.implementation, context)
+    session = bench.setup(job.problem, job.implementation, context)
     interleaved = InterleavedRank(task.folder / FOLDER) if task.interleaving else None
     verdict, measured = measure(session, context, job.measure, copy, say, job.interpreted, interleaved)
+    replaced = guard.restored() if guard else []
+    if on_any_rank(bool(replaced), context):
+        verdict = Verdict({}, f"the variant replaced {', '.join(replaced) or 'functions on another rank'}")
+        measured = {}
     if RANK == 0:
         _save(task, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns, **measured, **verdict.columns)
 

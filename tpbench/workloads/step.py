@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
+
+from tpbench.measure.inputs import Inputs, tensors_of
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
 
@@ -30,12 +33,20 @@ class Step(Generic[OutputT]):
 
 
 class StepSession(Generic[OutputT]):
-    """Runs the step of a variant and keeps its output until the check."""
+    """Runs the step of a variant and keeps its output until the check.
 
-    def __init__(self, variant: Variant, step: Any, output: type[OutputT]) -> None:
-        """`step`: what the variant's function returned. `output`: the type that the step must return."""
+    `restore` is not timed. A variant from outside this package restores within its step, because its `restore` could
+    compute the result of the next step.
+    """
+
+    def __init__(self, variant: Variant, step: Any, output: type[OutputT], inputs: Inputs | None = None) -> None:
+        """`step`: what the variant's function returned. `output`: the type that the step must return. `inputs`: those
+        that the step reads."""
         self.variant, self.output_type = variant, output
+        self.inputs = inputs or Inputs([])
+        self.fresh = self.keeps_output = False
         self.run: Step[OutputT] = require(step, Step, variant, "the function")
+        self.trusted = variant.place is None
         self.output: OutputT | None = None
 
     @property
@@ -47,14 +58,40 @@ class StepSession(Generic[OutputT]):
     def step(self) -> None:
         """Run one iteration. The last output is freed first, so that two never exist at once."""
         self.release()
+        if not self.trusted:
+            self._restore()
         self.output = self.run()
+
+    @staticmethod
+    def inputs_for(variant: Variant, shard: Any) -> Inputs:
+        """Return the inputs in a shard, remembered for a variant that is audited in any case. Call it before the
+        variant's function. Collective."""
+        inputs = Inputs(tensors_of(shard))
+        if variant.place is not None or shard.device.type == "cpu":
+            inputs.remember()
+        return inputs
+
+    def outputs(self) -> list[Tensor]:
+        """Return the tensors of the last step's output, without those that a step need not compute."""
+        if not isinstance(self.output, self.output_type):
+            return []
+        found = fields(self.output)  # type: ignore[arg-type]
+        values = [getattr(self.output, each.name) for each in found if not each.metadata.get("constant")]
+        return [value for value in values if isinstance(value, Tensor)]
 
     def release(self) -> None:
         """Free the output of the last step."""
-        self.output = None
+        if not self.keeps_output:
+            self.output = None
 
     def restore(self) -> None:
-        """Restore what a step changes."""
+        """Restore what a step changes, after changing the inputs if every iteration gets fresh ones."""
+        if self.fresh:
+            self.inputs.change()
+        if self.trusted:
+            self._restore()
+
+    def _restore(self) -> None:
         if self.run.restore is not None:
             self.run.restore()
 
@@ -66,5 +103,5 @@ class StepSession(Generic[OutputT]):
         if self.output is None:
             raise RuntimeError("there is no output to check: run step() first")
         output: OutputT = require(self.output, self.output_type, self.variant, "the step")
-        self.output = None
+        self.release()
         return output

@@ -101,3 +101,15 @@ def test_the_report_prints_it(tmp_path, capsys):
         assert said in capsys.readouterr().err
     assert main([str(tmp_path), "--run"]) == 2
     assert "--run needs --repeat ROW_ID" in capsys.readouterr().err
+
+
+def test_a_row_of_a_user_s_file_shows_the_command_and_runs_nothing(tmp_path, capsys):
+    row = cell("my_loss.py:fast_tp", 32768, 2)
+    row |= {"row_id": "mine", "job": json.dumps(FLAT | {"variant": "my_loss.py:fast_tp"})}
+    write_row(row, tmp_path, "mine")
+    assert main([str(tmp_path), "--repeat", "mine"]) == 0
+    assert "variant=my_loss.py:fast_tp shape=v32k_tp2" in capsys.readouterr().out
+    assert main([str(tmp_path), "--repeat", "mine", "--run"]) != 0
+    assert "a row loads no code: run this command yourself" in capsys.readouterr().err
+    with pytest.raises(JobError, match="no variant is called"):
+        repeat_command(FLAT | {"variant": "/tmp/x/my_loss.py:fast_tp"})

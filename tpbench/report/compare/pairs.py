@@ -18,7 +18,7 @@ from tpbench.workloads import workloads
 
 CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]
 
-_ALWAYS = ("workload", "variant", "device", "graph", "nodes", "tp_size", "dp_size")
+_ALWAYS = ("workload", "variant", "device", "graph", "fresh", "nodes", "tp_size", "dp_size")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _identity(record: Record) -> CellIdentity:
         if workload
         else dict.fromkeys(("loss", "dtype", "vocab", "tokens"))
     )
-    names |= {"dp_size": 1, "nodes": 1, "graph": False}
+    names |= {"dp_size": 1, "nodes": 1, "graph": False, "fresh": False}
     values = {name: default if record.get(name) is None else record[name] for name, default in names.items()}
     return tuple((name, str(value) if name == "block_cap" else _hashable(value)) for name, value in values.items())
 

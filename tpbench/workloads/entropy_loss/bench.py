@@ -20,7 +20,8 @@ class EntropyLossSession(StepSession[Output]):
     def __init__(self, problem: EntropyLoss, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
         self.shard = make_shard(problem, context)
-        super().__init__(variant, variant.prepare(problem, self.shard), Output)
+        inputs = self.inputs_for(variant, self.shard)
+        super().__init__(variant, variant.prepare(problem, self.shard), Output, inputs)
 
     @property
     def costs(self) -> Costs:

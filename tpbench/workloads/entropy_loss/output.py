@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch import Tensor
@@ -20,7 +20,7 @@ class Output:
     """(tokens,): each row's loss, 0 for a row that does not count. None if the variant computes only the mean."""
     grad: Tensor
     """(tokens, local vocab) in the logits' dtype. The gradient of `loss` by the local logits is grad * grad_factor."""
-    grad_factor: Tensor | float = 1.0
+    grad_factor: Tensor | float = field(default=1.0, metadata={"constant": True})
     """Scalar: 1 / rows that count for a kernel that computes the gradient of the sum, else 1."""
 
 

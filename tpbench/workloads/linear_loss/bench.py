@@ -29,7 +29,8 @@ class LinearLossSession(StepSession[Output]):
         self.shard = make_shard(problem, context)
         self.stopwatch = Stopwatch(context)
         self.tflops = tflops or gemm_tflops(self.shard.hidden.dtype, context.device, self.stopwatch)
-        super().__init__(variant, variant.prepare(problem, self.shard), Output)
+        inputs = self.inputs_for(variant, self.shard)
+        super().__init__(variant, variant.prepare(problem, self.shard), Output, inputs)
 
     @property
     def costs(self) -> Costs:

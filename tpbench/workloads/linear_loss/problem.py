@@ -127,4 +127,5 @@ WORKLOAD = Workload(
     },
     cpu_core_s=_cpu_core_s,
     reusable_process=True,
+    changeable_inputs=True,
 )

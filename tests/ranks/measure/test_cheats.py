@@ -1,0 +1,141 @@
+"""A variant that cheats ends as wrong, and has no time. Honest variants of all kinds pass the same checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import cheats
+from tests.support.entropy_loss import context
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tpbench.measure import run as running
+from tpbench.measure.guard import Guard
+from tpbench.measure.inputs import Inputs, fingerprint
+from tpbench.measure.settings import MeasureSettings
+from tpbench.workloads import Variant
+from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
+from tpbench.workloads.entropy_loss.bench import setup
+from tpbench.workloads.linear_loss.bench import setup as setup_linear
+from tpbench.workloads.linear_loss.problem import WORKLOAD as LINEAR
+from tpbench.workloads.linear_loss.problem import LinearLoss
+
+CUDA = torch.cuda.is_available()
+TIMED = "the last iteration of the wall clock, after a correct first one: "
+CHANGED = "with changed inputs, after a correct result with the first ones: "
+CHEATS = {
+    "returns_a_stored_answer": TIMED,
+    "returns_copies_of_a_stored_answer": CHANGED,
+    "returns_early_once_it_was_checked": TIMED,
+    "writes_to_its_input": "the variant wrote to its inputs" if not CUDA else "",
+    "prepares_a_simpler_input": "the variant wrote to its inputs",
+    "leaves_work_to_a_thread": "",
+    "returns_a_tensor_that_computes_when_read": "the step returned a _Lazy in place of a torch.Tensor",
+    "replaces_the_clock": "replaced time.perf_counter",
+    "replaces_a_comparison": "replaced torch.Tensor.abs, torch.Tensor.abs_, torch.equal",
+    "replaces_the_oracle": "replaced tpbench.workloads.entropy_loss.oracle.Oracle.compare",
+}
+"""By name: the beginning of the reason. Empty: there may be several."""
+ON_GPUS = {
+    "replaces_the_events": "replaced torch.cuda.Event.elapsed_time",
+    "ends_on_a_side_stream": "",
+    "begins_early_on_a_side_stream": CHANGED,
+    "recognises_its_input": "an iteration takes ",
+}
+SIZE = {"tokens": 2048, "vocab": 32768} if CUDA else {"tokens": 13, "vocab": 101}
+
+
+def measured(here: Rank, name: str, fresh: bool = False) -> tuple[str | None, dict[str, Any]]:
+    """Measure a variant of `cheats` as a rank does, and return the reason and the columns."""
+    settings = MeasureSettings(time_budget_s=0.2, min_iterations=5, max_iterations=20, fresh=fresh)
+    place, guard = context(here), Guard()
+    try:
+        session = setup(EntropyLoss(**SIZE), Variant(name, "", getattr(cheats, name), place=("file", 1)), place)
+        verdict, columns = running.run(session, place, settings, 2.0, lambda message: None)
+    finally:
+        replaced = guard.restored()
+    return (f"replaced {', '.join(replaced)}" if replaced else verdict.wrong), columns
+
+
+@pytest.mark.parametrize("name", [*CHEATS, *ON_GPUS])
+def test_a_cheat_ends_as_wrong(name: str) -> None:
+    if name in ON_GPUS and not CUDA:
+        pytest.skip("needs a GPU")
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    reason, columns = run_on_ranks(2, measured, name)[0]
+    assert reason is not None and reason.startswith((CHEATS | ON_GPUS)[name])
+    assert "time_ms" not in columns or reason.startswith("replaced ")  # the rank drops the columns then
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("name", ["honest", "computes_while_it_restores"])
+def test_an_honest_variant_passes(name: str, fresh: bool) -> None:
+    """A variant that computes in `restore` passes, because its `restore` is a part of its step."""
+    reason, columns = run_on_ranks(2, measured, name, fresh)[0]
+    assert reason is None and columns["time_ms"] > 0 and columns["fresh"] is fresh
+
+
+def recognised(here: Rank) -> tuple[list[str | None], int]:
+    """The reasons with the same inputs and with fresh ones, and the number of answers that fresh inputs needed."""
+    computed: list[None] = []
+    compute = cheats.honest
+
+    def counted(problem: EntropyLoss, shard: Any) -> Any:
+        step = compute(problem, shard)
+        return lambda: computed.append(None) or step()
+
+    cheats.honest = counted  # type: ignore[assignment]
+    try:
+        usual, _ = measured(here, "recognises_its_input")
+        computed.clear()
+        fresh, columns = measured(here, "recognises_its_input", fresh=True)
+    finally:
+        cheats.honest = compute
+    return [usual, fresh], len(computed) - columns["iterations"]
+
+
+@pytest.mark.skipif(CUDA, reason="a GPU's clock shows it without fresh=true")
+def test_with_fresh_inputs_a_variant_that_knows_its_inputs_computes_in_every_iteration() -> None:
+    (_, fresh), more = run_on_ranks(2, recognised)[0]
+    assert fresh is None and more > 0
+
+
+def others(here: Rank) -> list[str | None]:
+    place, reasons = context(here), []
+    settings = MeasureSettings(time_budget_s=0.1, min_iterations=3, max_iterations=5, fresh=True)
+    for loss in ("cross_entropy", "soft_cross_entropy", "forward_kl", "reverse_kl"):
+        for name in ("pytorch_tp_manual", "pytorch_gather"):
+            session: Any = setup(EntropyLoss(**SIZE, loss=loss), WORKLOAD.variants[name], place)  # type: ignore[arg-type]
+            reasons.append(running.run(session, place, settings, 2.0, lambda message: None)[0].wrong)
+    for loss in ("cross_entropy", "forward_kl"):
+        problem = LinearLoss(tokens=16, hidden=32, vocab=102, loss=loss)  # type: ignore[arg-type]
+        session = setup_linear(problem, LINEAR.variants["linear_gather"], place)
+        reasons.append(running.run(session, place, settings, 2.0, lambda message: None)[0].wrong)
+    return reasons
+
+
+def test_variants_of_both_losses_are_right_on_fresh_inputs() -> None:
+    assert run_on_ranks(2, others)[0] == [None] * 10
+
+
+def changed(here: Rank) -> list[Any]:
+    torch.manual_seed(0)
+    floats, labels = torch.randn(40, 3), torch.arange(5)
+    before, version = floats.clone(), floats._version
+    inputs = Inputs([floats, labels])
+    inputs.remember()
+    inputs.change()
+    inputs.change()
+    after, fingerprints = floats.clone(), (fingerprint(floats), fingerprint(floats.flip(0)), fingerprint(before))
+    inputs.undo()
+    same = torch.equal(floats, before) and inputs.unchanged() and floats._version == version
+    labels[0], labels[1] = 1, 0
+    return [after, same, inputs.unchanged(), len(set(fingerprints))]
+
+
+def test_a_change_negates_the_same_rows_on_all_ranks_and_can_be_undone() -> None:
+    one, other = run_on_ranks(2, changed)
+    assert torch.equal(one[0], other[0])
+    assert one[1:] == [True, False, 3]

@@ -1,0 +1,198 @@
+"""Variants of the entropy loss that cheat: their first results are right, and their times are not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from tpbench.api import EntropyLoss, Output, Shard, Step
+from tpbench.api.examples import entropy_loss as example
+from tpbench.workloads.entropy_loss import oracle
+
+
+def honest(problem: EntropyLoss, shard: Shard) -> Step:
+    """The example, which does not cheat."""
+    return example.fast_tp(problem, shard)
+
+
+def returns_a_stored_answer(problem: EntropyLoss, shard: Shard) -> Step:
+    step, answers = honest(problem, shard), []
+
+    def run() -> Output:
+        if not answers:
+            answers.append(step())
+        return answers[0]
+
+    return Step(run)
+
+
+def returns_copies_of_a_stored_answer(problem: EntropyLoss, shard: Shard) -> Step:
+    step, answers = honest(problem, shard), []
+
+    def run() -> Output:
+        if not answers:
+            answers.append(step())
+        return _copy(answers[0])
+
+    return Step(run)
+
+
+def returns_early_once_it_was_checked(problem: EntropyLoss, shard: Shard) -> Step:
+    step, calls = honest(problem, shard), []
+
+    def run() -> Output:
+        calls.append(None)
+        return step() if len(calls) <= 3 else _unwritten(shard)
+
+    return Step(run)
+
+
+def writes_to_its_input(problem: EntropyLoss, shard: Shard) -> Step:
+    """The next iteration gets constant logits, of which the result is simple."""
+    step = honest(problem, shard)
+
+    def run() -> Output:
+        result = step()
+        shard.logits.zero_()
+        return result
+
+    return Step(run)
+
+
+def prepares_a_simpler_input(problem: EntropyLoss, shard: Shard) -> Step:
+    shard.logits.zero_()
+    return honest(problem, shard)
+
+
+def leaves_work_to_a_thread(problem: EntropyLoss, shard: Shard) -> Step:
+    step = honest(problem, shard)
+    answer, left = step(), list[threading.Thread]()
+
+    def run() -> Output:
+        for each in left:
+            each.join()
+        result = _unwritten(shard)
+
+        def work() -> None:
+            time.sleep(0.02)
+            for name in ("loss", "row_loss", "grad"):
+                getattr(result, name).copy_(getattr(answer, name))
+
+        left[:] = [threading.Thread(target=work)]
+        left[0].start()
+        return result
+
+    return Step(run)
+
+
+class _Lazy(Tensor):
+    """A tensor that is computed when something reads it."""
+
+    compute: Callable[[], Tensor]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(lambda each: each.compute() if type(each) is _Lazy else each, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def returns_a_tensor_that_computes_when_read(problem: EntropyLoss, shard: Shard) -> Step:
+    step = honest(problem, shard)
+
+    def run() -> Output:
+        grad = torch.empty_like(shard.logits).as_subclass(_Lazy)
+        object.__setattr__(grad, "compute", lambda: step().grad)
+        result = step()
+        return Output(result.loss, result.row_loss, grad)
+
+    return Step(run)
+
+
+def replaces_the_clock(problem: EntropyLoss, shard: Shard) -> Step:
+    now = [0.0]
+
+    def perf_counter() -> float:
+        now[0] += 1e-9
+        return now[0]
+
+    time.perf_counter = perf_counter
+    return honest(problem, shard)
+
+
+def replaces_a_comparison(problem: EntropyLoss, shard: Shard) -> Step:
+    torch.Tensor.abs = torch.Tensor.abs_ = lambda self: torch.zeros_like(self)  # type: ignore[method-assign]
+    torch.equal = lambda one, other: True
+    return Step(lambda: _unwritten(shard))
+
+
+def replaces_the_oracle(problem: EntropyLoss, shard: Shard) -> Step:
+    right = oracle.Errors(1.0, 0.0, 0.0, True)
+    oracle.Oracle.compare = lambda self, output: right  # type: ignore[method-assign]
+    return Step(lambda: _unwritten(shard))
+
+
+def replaces_the_events(problem: EntropyLoss, shard: Shard) -> Step:
+    torch.cuda.Event.elapsed_time = lambda self, end: 1e-3  # type: ignore[method-assign]
+    return honest(problem, shard)
+
+
+def ends_on_a_side_stream(problem: EntropyLoss, shard: Shard) -> Step:
+    """The current stream, and so the end event, does not wait for the work."""
+    step, side = honest(problem, shard), torch.cuda.Stream()
+
+    def run() -> Output:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            return step()
+
+    return Step(run)
+
+
+def begins_early_on_a_side_stream(problem: EntropyLoss, shard: Shard) -> Step:
+    """The work does not wait for the current stream, and so not for the start event."""
+    step, side = honest(problem, shard), torch.cuda.Stream()
+
+    def run() -> Output:
+        with torch.cuda.stream(side):
+            result = step()
+        torch.cuda.current_stream().wait_stream(side)
+        return result
+
+    return Step(run)
+
+
+def recognises_its_input(problem: EntropyLoss, shard: Shard) -> Step:
+    """It looks at some logits, and computes only if they are new."""
+    step, seen = honest(problem, shard), list[Any]()
+    places = torch.arange(0, shard.logits.numel(), max(1, shard.logits.numel() // 4096), device=shard.device)
+
+    def run() -> Output:
+        now = shard.logits.view(-1)[places]
+        if not seen or not torch.equal(seen[0], now):
+            seen[:] = [now, step()]
+        return _copy(seen[1])
+
+    return Step(run)
+
+
+def computes_while_it_restores(problem: EntropyLoss, shard: Shard) -> Step:
+    step, answers = honest(problem, shard), []
+    return Step(lambda: answers[-1], restore=lambda: answers.append(step()))
+
+
+def _copy(output: Output) -> Output:
+    assert output.row_loss is not None
+    return Output(output.loss.clone(), output.row_loss.clone(), output.grad.clone())
+
+
+def _unwritten(shard: Shard) -> Output:
+    """Return an output in memory that nothing writes."""
+    logits = shard.logits
+    row_loss = torch.empty(shard.tokens, device=shard.device)
+    return Output(torch.empty((), device=shard.device), row_loss, torch.empty_like(logits))

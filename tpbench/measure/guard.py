@@ -1,0 +1,78 @@
+"""Find functions that a variant replaced: a clock, a comparison or a collective that answers as the variant likes."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+
+_WATCHED: dict[str, Any] = {
+    "builtins": builtins,
+    "time": time,
+    "numpy": numpy,
+    "torch": torch,
+    "torch.Tensor": torch.Tensor,
+    "torch.cuda": torch.cuda,
+    "torch.cuda.Event": torch.cuda.Event,
+    "torch.distributed": dist,
+    "torch.distributed.distributed_c10d": dist.distributed_c10d,
+}
+"""The functions that clocks and oracles call, by the names in messages."""
+
+_OWN = "tpbench."
+_WRAPPERS = (staticmethod, classmethod, property)
+
+_NOT_OWN = ("tpbench.outside", "tpbench.api")
+
+
+class Guard:
+    """The functions as they were before any code of a variant ran."""
+
+    def __init__(self) -> None:
+        self.functions = dict(_functions(self._owners()))
+
+    def restored(self) -> list[str]:
+        """Put the replaced functions back, and return their names, sorted."""
+        owners = self._owners()
+        now = dict(_functions(owners))
+        replaced = [place for place, function in self.functions.items() if now.get(place) is not function]
+        for owner, name in replaced:
+            setattr(owners[owner], name, self.functions[owner, name])
+        return sorted(f"{owner}.{name}" for owner, name in replaced)
+
+    def _owners(self) -> dict[str, Any]:
+        modules = {
+            name: module
+            for name, module in list(sys.modules.items())
+            if name.startswith(_OWN) and not name.startswith(_NOT_OWN) and module is not None
+        }
+        classes = {
+            f"{name}.{each.__qualname__}": each
+            for name, module in modules.items()
+            for each in vars(module).values()
+            if isinstance(each, type) and each.__module__ == name
+        }
+        return _WATCHED | modules | classes
+
+
+def _functions(owners: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Yield (owner, name) and the value of every callable attribute. A class has those that it inherits, too."""
+    for owner, of in owners.items():
+        attributes: dict[str, Any] = {}
+        for each in reversed(of.__mro__[:-1]) if isinstance(of, type) else (of,):
+            attributes |= vars(each)
+        for name, value in attributes.items():
+            if _is_called(type(value)):
+                yield (owner, name), value
+
+
+def _is_called(kind: type) -> bool:
+    """Return True if objects of this type are called. `callable` would read attributes of deprecated objects, which
+    warn."""
+    return issubclass(kind, _WRAPPERS) or any("__call__" in vars(each) for each in kind.__mro__)

@@ -1,0 +1,111 @@
+"""The inputs of a session: change them between iterations, and prove that a variant did not."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_CHUNK = 2**22
+"""Elements of a fingerprint at once: three temporaries of 32 MiB."""
+
+_MIX = (-7046029254386353131, -4417276706812531889, -8796714831421723037)
+"""Odd 64-bit multipliers of common integer hashes (splitmix64, xxHash)."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Inputs:
+    """The tensors that a variant reads in each iteration, and must leave as they are.
+
+    A change negates a random half of the rows of each floating-point tensor, in place. All results depend on the signs.
+    The new inputs are as good as the old ones, and a second negation restores them bit by bit. Tensors that are equal
+    on several ranks stay equal.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """`tensors`: all inputs of this rank."""
+        self.tensors = list(tensors)
+        self.fingerprints: list[int] | None = None
+        self.seed, self.changes = 0, 0
+        self.signs: dict[int, Tensor] = {}
+        """By the tensor's index: the sign of each row (rows,) against the first inputs."""
+
+    def remember(self) -> None:
+        """Remember every bit, unless that was done before. For code that is not trusted: before it runs. Collective."""
+        if self.fingerprints is None:
+            self.fingerprints = [fingerprint(each) for each in self.tensors]
+            self.seed = _common_seed()
+
+    def draw(self) -> dict[int, Tensor]:
+        """Return random signs for the rows (rows,) of each floating-point tensor, by the tensor's index."""
+        self.changes += 1
+        drawn = {}
+        for index, tensor in enumerate(self.tensors):
+            if tensor.is_floating_point() and tensor.dim():
+                generator = torch.Generator().manual_seed((self.seed + self.changes) * 1009 + index)
+                signs = 2 * torch.randint(0, 2, (len(tensor),), generator=generator) - 1
+                drawn[index] = signs.to(tensor.device)
+        return drawn
+
+    def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
+        """Negate the rows of which the drawn sign is negative, on the current stream. None: draw new signs.
+
+        The tensors' version counters stay as they are, so that no variant can watch them.
+        """
+        for index, signs in (self.draw() if drawn is None else drawn).items():
+            self._multiply(self.tensors[index], signs)
+            self.signs[index] = signs * self.signs.get(index, 1)
+
+    def undo(self) -> None:
+        """Undo all changes."""
+        for index, signs in self.signs.items():
+            self._multiply(self.tensors[index], signs)
+        self.signs.clear()
+
+    def unchanged(self) -> bool:
+        """Return True if every bit is as it was when `remember` was called. Call `undo` before."""
+        return self.fingerprints == [fingerprint(each) for each in self.tensors]
+
+    def _multiply(self, tensor: Tensor, signs: Tensor) -> None:
+        tensor.data.mul_(signs.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1)))
+
+
+def tensors_of(shard: Any) -> list[Tensor]:
+    """Return the tensors in the fields of a dataclass, also those in tuples."""
+    return list(_tensors(getattr(shard, each.name) for each in dataclasses.fields(shard)))
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """Return a number that depends on every bit of the tensor and on its place."""
+    flat = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(flat), _CHUNK):
+        words = flat[start : start + _CHUNK].to(torch.int64, copy=True)
+        words += torch.arange(start, start + len(words), device=tensor.device) * _MIX[0]
+        words *= _MIX[1]
+        words ^= words >> 31
+        words *= _MIX[2]
+        total += (words ^ (words >> 29)).sum()
+    return int(total)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
+
+
+def _common_seed() -> int:
+    """Return a random number that is equal on all ranks and that a variant cannot know."""
+    seed = torch.tensor(secrets.randbits(40))
+    if dist.is_initialized():
+        dist.broadcast(seed, src=0)
+    return int(seed)
