@@ -51,6 +51,32 @@ def test_an_iteration_has_the_whole_stand_in(transfers: str) -> None:
         assert columns["exposed_ms"] == pytest.approx(wall_ms - columns["stand_in_ms"])
 
 
+def among_others(here: Rank) -> tuple[dict[str, Any], str | None]:
+    """Return a row's columns with an index and other parameters, and the verdict after one rank has a wrong index."""
+    cell = problem(
+        distribution="zipf_bigram", index="early", overlap_ms=5.0, other_mib=0.01, other_count=2, merge="index_add"
+    )
+    session = new_session(here, cell, "sparse_all_to_all")
+    session.step()
+    verdict = session.check()
+    assert verdict.wrong is None, verdict
+    details = session.details({**verdict.columns, "copy_gb_per_s": 10.0, "time_ms": 20.0})
+    session.step()
+    if here.rank == 1:
+        assert session.index is not None and session.index.rows is not None
+        session.index.rows[0, 3] += 1
+    return details, session.check().wrong
+
+
+@needs_ranks
+def test_other_transfers_are_not_the_exchanges_time_and_a_wrong_index_is_wrong() -> None:
+    for columns, wrong in run_on_ranks(2, among_others):
+        assert columns["others_ms"] >= (1 + FORWARD) * 5.0 * (0.9 if torch.cuda.is_available() else 1.0)
+        assert columns["exposed_ms"] == pytest.approx(20.0 - columns["others_ms"])
+        assert columns["index_ms"] > 0
+        assert wrong == "1 rows of the forward pass's index are wrong"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("transfers", ["early", "late", "beside"])
 def test_on_a_gpu_late_is_late_for_the_host_too(transfers: str) -> None:
