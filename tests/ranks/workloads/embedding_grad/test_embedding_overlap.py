@@ -61,6 +61,7 @@ def among_others(here: Rank) -> tuple[dict[str, Any], str | None]:
     verdict = session.check()
     assert verdict.wrong is None, verdict
     details = session.details({**verdict.columns, "copy_gb_per_s": 10.0, "time_ms": 20.0})
+    session.restore()
     session.step()
     if here.rank == 1:
         assert session.index is not None and session.index.rows is not None
