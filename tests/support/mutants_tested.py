@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -10,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import coverage
+import psutil
 import pytest
 
 from tests.support.mutants_made import Mutant
 
 PYTEST = ("-qx", "-pno:cacheprovider", "-pno:xdist", "-pno:timeout", "-oaddopts=--import-mode=importlib")
-SLEEP_FACTOR = 30
-"""Wall seconds for each CPU second of the limit. Only a process that sleeps takes so long."""
+ASLEEP_S = 20
+"""A process that uses almost no CPU time for so long waits for something that never comes."""
 
 Covering = dict[str, dict[int, list[str]]]
 """For each source file and line, the test functions that run it. An empty name is an import or a fixture."""
@@ -67,6 +69,13 @@ def outcome(mutant: Mutant, covering: Covering, tests: str, limit_s: float) -> s
     return "caught" if code else "survived"
 
 
+def _cpu_s(pid: int | None) -> float:
+    with contextlib.suppress(psutil.Error):
+        used = psutil.Process(pid).cpu_times()
+        return used.user + used.system
+    return 0.0
+
+
 def _children_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
@@ -90,7 +99,10 @@ def _forked(run: Callable[[], int], limit_s: float) -> int:
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    process.join(limit_s * SLEEP_FACTOR)
+    used_s = -1.0
+    while process.is_alive() and (now_s := _cpu_s(process.pid)) > used_s + 0.1:
+        used_s = now_s
+        process.join(ASLEEP_S)
     process.kill()
     process.join()
     assert process.exitcode is not None
