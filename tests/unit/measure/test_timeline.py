@@ -109,3 +109,8 @@ def test_events_of_a_profile_are_those_of_the_device() -> None:
     profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: recorded)))
     assert events(profile, on_gpu=True) == [("kernel", 10, 3, 7)]
     assert events(profile, on_gpu=False) == [("aten::mm", 10, 3, 99), ("gloo:all_gather", 10, 3, 99)]
+
+
+def test_a_span_joins_the_one_right_before() -> None:
+    assert union([(0.0, 1.0), (2.0, 3.0), (2.5, 4.0)]) == [(0.0, 1.0), (2.0, 4.0)]
+    assert union([(0.0, 9.0), (2.0, 3.0), (10.0, 11.0)]) == [(0.0, 9.0), (10.0, 11.0)]
