@@ -56,6 +56,8 @@ class DeepSpeedTrainer:
         self.loss = _loss(problem, self.model)
         # Without ZeRO, the engine divides float16 gradients by the loss scale but does not scale the loss (0.19.8).
         unscaled = problem.dtype == "float16" and not problem.zero_stage
+        if unscaled:
+            _forget_first_step(self.engine.optimizer)
         self.missing_scale = (lambda: self.engine.optimizer.loss_scale_config.cur_scale) if unscaled else None
         self.inputs = model_inputs(problem, context.device)
 
@@ -113,6 +115,17 @@ class DeepSpeedTrainer:
         squares = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()
         dist.all_reduce(squares, group=self.context.tp_group)
         return squares.sqrt()
+
+
+def _forget_first_step(optimizer: Any) -> None:
+    """Undo the step by which DeepSpeed's fp16 optimizer without ZeRO makes its states.
+
+    That step has zero gradients, but Adam counts it for its bias correction, and it decays the weights.
+    """
+    optimizer.optimizer.state.clear()
+    for masters, copies in zip(optimizer.fp32_groups, optimizer.fp16_groups, strict=True):
+        for master, copy in zip(masters, copies, strict=True):
+            master.data.copy_(copy.data)
 
 
 def import_deepspeed(device: torch.device) -> Any:
