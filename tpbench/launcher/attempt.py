@@ -32,6 +32,9 @@ FAILURES = ("error", "timeout", "wrong")
 RETRIED = ("error", "timeout")
 """Statuses that another attempt may change."""
 
+THROTTLE_RETRIES = 2
+"""With throttle=retry, a cell is measured again so many times while a GPU lowers its clocks."""
+
 ABANDONED_FILE = "abandoned"
 """Marker file: this attempt was abandoned. It was cut off, or another attempt follows it; it must not have a row."""
 
@@ -56,6 +59,11 @@ class Outcome:
     @property
     def status(self) -> str:
         return str(self.row["status"]) if self.row else "submitted"
+
+    @property
+    def throttled(self) -> bool:
+        """True if a GPU lowered its clocks while the cell was measured."""
+        return self.row is not None and self.row.get("throttle_reasons") not in (None, "none")
 
     @property
     def reason(self) -> str | None:

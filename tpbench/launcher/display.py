@@ -120,9 +120,10 @@ class Display:
             self._print(printable(f"{'runs' if runs else 'done'} {cell}: {reason}"))
 
     def retry(self, outcome: Outcome) -> None:
-        """Print that an attempt at a cell failed and that another one follows."""
+        """Print that an attempt at a cell failed, or was throttled, and that another one follows."""
         del self.running[outcome.cell.index]
-        self._print(printable(f"again {outcome.cell}: {_result(outcome)}"))
+        throttled = ", throttled" if outcome.throttled else ""
+        self._print(printable(f"again {outcome.cell}: {_result(outcome)}{throttled}"))
 
     def tick(self) -> None:
         """Redraw the table, if there is a terminal."""

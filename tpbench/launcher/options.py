@@ -16,6 +16,10 @@ class SweepOptions:
 
     resume: bool = setting(False, help="run only cells that have no finished row, or one of other software or hardware")
     retries: int = setting(0, help="repeat a cell that ended as error or timeout up to so many times", low=0, high=100)
+    throttle: Literal["mark", "retry"] = setting(
+        "mark",
+        help="retry: measure a cell again, up to 2 times, if a GPU lowered its clocks; mark: only reports mark it",
+    )
     reuse: bool = setting(False, help="keep one torchrun for each world size and environment, and feed it the jobs")
     parallel: Literal["none", "auto"] = setting(
         "none", help="auto: jobs run at the same time on disjoint sets of GPUs or cores, which disturbs measurements"

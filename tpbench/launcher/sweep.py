@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tpbench.handover.durable import NO_SPACE
 from tpbench.launcher import resume, typed
-from tpbench.launcher.attempt import RETRIED, Attempt, Outcome, StartAttempt, discard_rows
+from tpbench.launcher.attempt import RETRIED, THROTTLE_RETRIES, Attempt, Outcome, StartAttempt, discard_rows
 from tpbench.launcher.display import Display
 from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.options import SweepOptions
@@ -135,7 +135,7 @@ class _Sweep:
         self._run([cell for cell in cells if decisions[cell.index].row is None])
 
     def _run(self, cells: Sequence[Cell]) -> None:
-        """Run the cells, and retry those that fail as often as `retries` allows."""
+        """Run the cells, and run those again that fail or whose GPU is throttled, as often as the options allow."""
         begin = functools.partial(Attempt.begin, sweep=self.folder, facts=self.runner.facts)
         for cell in cells:
             if cell.skip_reason:
@@ -150,16 +150,22 @@ class _Sweep:
                 discard_rows(cell.job.output_dir, [row])
             return begin(cell, number=number)
 
-        for number in range(1, self.conduct.retries + 2):
+        for number in range(1, max(self.conduct.retries, THROTTLE_RETRIES) + 2):
             again: dict[int, Outcome] = {}
             for outcome in self.runner.run(waiting, functools.partial(begin_again, number=number), self.display):
                 self._count_row(outcome)
-                if outcome.status in RETRIED and number <= self.conduct.retries:
+                if self._runs_again(outcome, number):
                     again[outcome.cell.index] = outcome
                     self.display.retry(outcome)
                 else:
                     self._finish(outcome)
             waiting, failed = [cell for cell in waiting if cell.index in again], again
+
+    def _runs_again(self, outcome: Outcome, number: int) -> bool:
+        """Return whether a cell runs again after this outcome of its attempt with that number."""
+        if outcome.status in RETRIED:
+            return number <= self.conduct.retries
+        return outcome.throttled and self.conduct.throttle == "retry" and number <= THROTTLE_RETRIES
 
     def _count_row(self, outcome: Outcome) -> None:
         """Merge the files of single rows from time to time: a folder of many files is slow to read."""

@@ -35,6 +35,16 @@ class Metric:
     of_wrong: bool
     """True for results of the oracle: they are shown of cells that failed its check, too."""
 
+    @property
+    def is_speed(self) -> bool:
+        """True for times and rates, which depend on the host and on clocks."""
+        return self.better != 0 and self.unit not in ("GiB", "bytes")
+
+    @property
+    def is_wall_time(self) -> bool:
+        """True for statistics of `time_ms`."""
+        return self.name.startswith("time_")
+
     def write(self, value: float) -> str:
         """Return the value with its unit, in about four digits."""
         return f"{number(value)} {self.unit}".rstrip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -13,7 +14,7 @@ from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.metric import Metric, metric
 from tpbench.report.mixing import mixing_note
 from tpbench.report.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
-from tpbench.report.records import Record, caveat_mark, column_label, value_text
+from tpbench.report.records import HOST_BOUND, Record, caveat_mark, column_label, remark_marks, value_text
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
@@ -98,8 +99,18 @@ def tabulate(arranged: RecordGrids, metric_name: str = "time_ms") -> PivotReport
 def metric_table(grid: RecordGrid, shown: Metric) -> PivotTable:
     """Return the table of one metric for one grid."""
     lines = tuple(_line(row, shown) for row in grid.rows)
-    notes = tuple(filter(None, [mixing_note(grid)]))
+    notes = tuple(filter(None, [mixing_note(grid), _host_bound_note(lines)]))
     return PivotTable(grid.heading, grid.facts, tuple(map(column_label, grid.key_names)), grid.columns, lines, notes)
+
+
+def _host_bound_note(lines: Sequence[PivotLine]) -> str:
+    """Return a sentence about the problems that compare host-bound cells with others. Empty: there are none."""
+    compared = [[cell for cell in line.cells if cell and cell.ratio is not None] for line in lines]
+    concerned = sum(len(cells) > 1 and any(HOST_BOUND in each.remarks for each in cells) for cells in compared)
+    if not concerned:
+        return ""
+    meaning = "the host decides their wall time"
+    return f"{concerned} of {len(lines)} problems compare host-bound cells ({HOST_BOUND}): {meaning}"
 
 
 def _line(row: GridRow, shown: Metric) -> PivotLine:
@@ -121,12 +132,15 @@ def _cell(record: Record, shown: Metric) -> PivotCell:
     status = value_text(record["status"])
     has_value = status == "ok" or (status == "wrong" and shown.of_wrong)
     value = record[shown.name] if has_value else None
+    remarks = remark_marks(record) if shown.is_speed and value is not None else ""
     return PivotCell(
         row_id=printable(str(record["row_id"])),
         status=status,
         reason=printable(record["reason"] or ""),
         value=None if value is None else float(value),
         mark=caveat_mark(record) if has_value else "",
+        remarks=remarks,
+        device_ms=record["device_ms"] if HOST_BOUND in remarks and shown.is_wall_time else None,
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpbench.report.interleaved import METHOD
-from tpbench.report.metric import Metric, ratio_text
+from tpbench.report.metric import Metric, number, ratio_text
 from tpbench.report.ratio import Ratio
-from tpbench.report.records import CAVEATS
+from tpbench.report.records import mark_meanings
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,10 @@ class PivotCell:
     """How many times worse than the best of its line. None if there is no measurement to compare."""
     mark: str = ""
     """A mark of `CAVEATS`."""
+    remarks: str = ""
+    """Marks of `REMARKS`, beside a time or a rate."""
+    device_ms: float | None = None
+    """The device time, to be shown beside the wall time of a host-bound cell."""
     interleaved_ratio: Ratio | None = None
     """The same ratio with its interval, if this cell and the best of its line were measured interleaved."""
 
@@ -31,7 +35,9 @@ class PivotCell:
         """Return the value, its ratio and its status."""
         if self.value is None:
             return ("OOM" if self.status == "oom" else self.status) + self.mark
-        words = [metric.write(self.value) + self.mark]
+        words = [metric.write(self.value) + self.mark + self.remarks]
+        if self.device_ms is not None:
+            words.append(f"[device {number(self.device_ms)}]")
         if self.interleaved_ratio is not None:
             words.append(f"({_with_interval(self.interleaved_ratio)})")
         elif self.ratio is not None:
@@ -106,8 +112,9 @@ class PivotReport:
     def legend(self) -> tuple[str, ...]:
         """The meaning of the marks that occur, and of "ok" without a value."""
         cells = [cell for table in self.tables for line in table.lines for cell in line.cells if cell]
-        used = {cell.mark for cell in cells}
-        lines = [f"{mark} {meaning}" for mark, meaning in CAVEATS.items() if mark in used]
+        lines = list(mark_meanings("".join(cell.mark + cell.remarks for cell in cells)))
+        if any(cell.device_ms is not None for cell in cells):
+            lines.append("[device 2.000]: device time of a host-bound cell, in ms")
         if any(cell.status == "ok" and cell.value is None for cell in cells):
             lines.append(f"ok: right, but without {self.metric.name}")
         if any(cell.interleaved_ratio for cell in cells):

@@ -25,6 +25,13 @@ CAVEATS = {
     SINGLE_PASS: "one pass served as warm-up, check and time: no measurement",
 }
 """Marks beside the value of a correct row that is no measurement, with their meaning."""
+HOST_BOUND = "†"
+THROTTLED = "‡"
+REMARKS = {
+    HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
+    THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
+}
+"""Marks beside the value of a measurement that a reader must not take at face value, with their meaning."""
 MISSING = "-"
 """Text of a value that a row does not have, and of a cell that was never run."""
 
@@ -34,12 +41,13 @@ _REQUIRED = (
     "environment",
     "interleaved", "round_ms", "device_round_ms", "host", "git_commit", "kernels_version", "finished_at",
 )  # fmt: skip
+_OF_REMARKS = ("bound", "throttle_reasons", "device_ms")
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
 def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Workload]) -> list[Record]:
     """Return each row as a dictionary of the columns that every report reads and of `columns`. Missing is None."""
-    names = dict.fromkeys((*_REQUIRED, *columns))
+    names = dict.fromkeys((*_REQUIRED, *_OF_REMARKS, *columns))
     for workload in known.values():
         names |= dict.fromkeys((*problem_fields(workload), *workload.pivot.rows, *workload.pivot.sections))
         names |= dict.fromkeys(workload.pivot.trajectories)
@@ -83,6 +91,19 @@ def caveat_mark(record: Record) -> str:
     """Return the mark of `CAVEATS` for a row that is no measurement, or an empty string."""
     single_pass = record["warmed_up"] is not None and not record["warmed_up"]
     return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else ""
+
+
+def remark_marks(record: Record) -> str:
+    """Return the marks of `REMARKS` for a correct row, or an empty string."""
+    if record["status"] != "ok":
+        return ""
+    throttled = record["throttle_reasons"] not in (None, "none")
+    return (HOST_BOUND if record["bound"] == "host" else "") + (THROTTLED if throttled else "")
+
+
+def mark_meanings(marks: str) -> tuple[str, ...]:
+    """Return a line for each of these marks, in a fixed order."""
+    return tuple(f"{mark} {meaning}" for mark, meaning in (CAVEATS | REMARKS).items() if mark in marks)
 
 
 def is_measurement(record: Record) -> bool:

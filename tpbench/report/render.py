@@ -9,7 +9,7 @@ from rich.text import Text
 from tpbench.report import writer
 from tpbench.report.pivot import pivot
 from tpbench.report.pivot_report import PivotCell, PivotReport
-from tpbench.report.records import INTERPRETED, MISSING, SINGLE_PASS
+from tpbench.report.records import HOST_BOUND, INTERPRETED, MISSING, SINGLE_PASS, THROTTLED
 
 _STYLES = {"ok": "", "oom": "yellow", "skipped": "dim", "wrong": "bold red", "timeout": "red", "error": "red"}
 
@@ -88,6 +88,8 @@ def comma_separated(report: PivotReport) -> str:
 def _csv_note(cell: PivotCell) -> str:
     if cell.status != "ok":
         return f"{cell.status}, {cell.reason}"
+    names = {INTERPRETED: "interpreted", SINGLE_PASS: "one pass", HOST_BOUND: "host-bound", THROTTLED: "throttled"}
+    words = [names[mark] for mark in cell.mark + cell.remarks]
     if (ratio := cell.interleaved_ratio) is not None:
-        return f"{ratio.value!r}x interleaved, {ratio.low!r} to {ratio.high!r}"
-    return {INTERPRETED: "interpreted", SINGLE_PASS: "one pass"}.get(cell.mark, "")
+        words.insert(0, f"{ratio.value!r}x interleaved, {ratio.low!r} to {ratio.high!r}")
+    return ", ".join(words)

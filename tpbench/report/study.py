@@ -14,7 +14,16 @@ from tpbench.report import writer
 from tpbench.report.grids import RecordGrid, arrange_rows
 from tpbench.report.metric import metric, number, ratio_text
 from tpbench.report.points import compared_key, points_picture
-from tpbench.report.records import CAVEATS, MISSING, Record, caveat_mark, column_label, is_measurement, value_text
+from tpbench.report.records import (
+    MISSING,
+    Record,
+    caveat_mark,
+    column_label,
+    is_measurement,
+    mark_meanings,
+    remark_marks,
+    value_text,
+)
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.settings import JobError, unknown
@@ -100,16 +109,15 @@ def _printable(table: StudyTable) -> StudyTable:
 def grid_table(grid: RecordGrid, study: Study) -> StudyTable:
     """Return a line for each cell of a grid, with the columns of the study."""
     shown, compared = filled_columns(grid, study), compared_with_best(grid, study)
-    rows = []
+    rows, marks = [], ""
     for at, cell in enumerate(grid.cells()):
-        mark = caveat_mark(cell.record) if cell.record["status"] == "ok" else ""
+        mark = caveat_mark(cell.record) + remark_marks(cell.record) if cell.record["status"] == "ok" else ""
+        marks += mark
         numbers = [value_of(name, cell.record) for name in shown]
         status = f"{value_text(cell.record['status'])}{mark}"
         rows.append((*map(value_text, cell.key), cell.column, status, *compared[at : at + 1], *numbers))
     columns = (*map(column_label, grid.key_names), "variant", "status", *([OF_BEST] if compared else ()), *shown)
-    statuses = {row[columns.index("status")] for row in rows}
-    notes = tuple(f"{mark} {meaning}" for mark, meaning in CAVEATS.items() if f"ok{mark}" in statuses)
-    return StudyTable(grid.heading, columns, tuple(rows), grid.facts, notes)
+    return StudyTable(grid.heading, columns, tuple(rows), grid.facts, mark_meanings(marks))
 
 
 def compared_with_best(grid: RecordGrid, study: Study) -> list[str]:

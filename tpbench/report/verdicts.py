@@ -12,7 +12,7 @@ from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.metric import number
 from tpbench.report.mixing import PROVENANCE, mixed
 from tpbench.report.ratio import Ratio, ratio
-from tpbench.report.records import Record, is_measurement, value_text
+from tpbench.report.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks, value_text
 
 CLOCKS = {"device_ms": "device", "time_ms": "wall"}
 """Columns of times, the leading one first, with the names of their clocks."""
@@ -24,6 +24,8 @@ DOUBTS = {
     "wall differs": "by wall time another variant, or other options, are the fastest",
     "losses differ": "a warning names this problem",
     "mixed": "fastest and runner-up differ in host, commit or kernel version",
+    "host-bound": "the device of the fastest or the runner-up is idle for more than a fifth of the wall time",
+    "throttled": "a GPU of the fastest or the runner-up lowered its clocks while it measured",
     "shared host": "another job ran on the host at the same time",
     "unmeasured": "no row is both correct and a measurement",
 }
@@ -133,6 +135,8 @@ def _doubts(
         "wall differs": wall_fastest != order[0].column,
         "losses differ": any(str(each.record["row_id"]) in disputed for each in first),
         "mixed": bool(mixed(each.record for each in first)),
+        "host-bound": any(HOST_BOUND in remark_marks(each.record) for each in first),
+        "throttled": any(THROTTLED in remark_marks(each.record) for each in first),
         "shared host": any(each.record["beside"] for each in first),
     }
     return tuple(name for name in DOUBTS if holds.get(name))

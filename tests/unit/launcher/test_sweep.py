@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -75,6 +75,37 @@ def test_a_long_sweep_merges_its_rows_and_still_retries_and_resumes(
     outcomes = sweep.run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)
     assert again.started == []
     assert {each.note for each in outcomes} == {"measured before"}
+
+
+class HotRunner(InstantRunner):
+    """Ends each attempt as ok. A cell's GPU lowers its clocks in so many of its first attempts."""
+
+    def __init__(self, throttled: dict[int, int]) -> None:
+        super().__init__()
+        self.throttled = throttled
+
+    def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
+        for one in cells:
+            self.started.append(one.index)
+            display.start(one)
+            attempt = begin(one)
+            attempt.create_folder()
+            hot = self.started.count(one.index) <= self.throttled[one.index]
+            yield attempt.with_columns(time_ms=1.0, throttle_reasons="power" if hot else "none").close("ok")
+
+
+@pytest.mark.parametrize(("throttle", "started"), [("mark", [0, 1, 2]), ("retry", [0, 1, 2, 1, 2, 2])])
+def test_throttled_cells_are_measured_again_at_most_twice(
+    throttle: Literal["mark", "retry"], started: list[int], tmp_path: Path
+) -> None:
+    cells = [cell(index, tmp_path, seed=index) for index in range(3)]
+    runner = HotRunner({0: 0, 1: 1, 2: 9})
+    sweep.run_sweep(cells, tmp_path / "logs", SweepOptions(throttle=throttle), runner)
+    assert runner.started == started
+    rows = package.load(tmp_path).sort_values("cell")
+    again = throttle == "retry"
+    assert rows["throttle_reasons"].tolist() == ["none", "none" if again else "power", "power"]
+    assert rows["tries"].tolist() == ([1, 2, 3] if again else [1, 1, 1])
 
 
 class FullDisk(InstantRunner):

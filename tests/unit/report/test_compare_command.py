@@ -150,6 +150,8 @@ def test_a_metric_that_one_row_lacks(compare):
 @pytest.mark.parametrize(
     "before, after, said",
     [
+        ({"bound": "host"}, {"bound": "host"}, "bound by the host before and after"),
+        ({"throttle_reasons": "none"}, {"throttle_reasons": "power thermal"}, "throttled after"),
         ({"warm": False}, {"warm": True}, "cold processes before, warm processes after"),
         ({"jobs_before": 3}, {"jobs_before": 0}, "warm processes before, cold processes after"),
         ({"host": "one"}, {"host": "two"}, "host one and two"),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tpbench.report.command import main
 from tpbench.report.metric import METRICS, metric, number, ratio_text
 from tpbench.report.pivot import pivot
+from tpbench.report.render import comma_separated
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
 
@@ -123,6 +124,34 @@ def test_interpreted_rows_are_marked_and_not_compared(add, frame):
     report = pivot(frame())
     assert list(grid(report)[2].values()) == [["45000 ms*", "9.000 ms^", "12.00 ms (1.00x)"]]
     assert [line[0] for line in report.legend] == ["*", "^"]
+
+
+HOST_BOUND = {"bound": "host", "throttle_reasons": "none"}
+
+
+def test_host_bound_and_throttled_cells_are_marked_and_host_bound_ones_explained(add, frame):
+    add("triton_tp", 3.0, device_ms=1.0, **HOST_BOUND)
+    add("pytorch_gather", 6.0, device_ms=5.9, bound="memory", throttle_reasons="power")
+    add("triton_tp", 8.0, device_ms=7.0, vocab=65536, bound="memory", throttle_reasons="none")
+    add("pytorch_gather", status="oom", vocab=65536, bound=None, throttle_reasons=None)
+    report = pivot(frame())
+    assert list(grid(report)[2].values()) == [
+        ["3.000 ms† [device 1.000] (1.00x)", "6.000 ms‡ (2.00x)"],
+        ["8.000 ms (1.00x)", "OOM"],
+    ]
+    assert [line.split()[0] for line in report.legend] == ["†", "‡", "[device"]
+    compared = "1 of 2 problems compare host-bound cells (†): the host decides their wall time"
+    assert report.tables[0].notes == (compared,)
+    by_device = pivot(frame(), "device_ms")
+    assert next(iter(grid(by_device)[2].values())) == ["1.000 ms† (1.00x)", "5.900 ms‡ (5.90x)"]
+    assert by_device.tables[0].notes == (compared,)
+    assert "host-bound" in comma_separated(report) and "throttled" in comma_separated(report)
+
+
+def test_neither_memory_nor_a_host_bound_cell_alone_is_doubtful(add, frame):
+    add("triton_tp", 3.0, device_ms=1.0, peak_gib=2.0, **HOST_BOUND)
+    assert list(grid(pivot(frame(), "peak_gib"))[2].values()) == [["2.000 GiB (1.00x)"]]
+    assert pivot(frame()).tables[0].notes == ()
 
 
 def test_more_is_better(add, frame):

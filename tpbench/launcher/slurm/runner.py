@@ -34,8 +34,9 @@ class Slurm:
     """Runs cells as jobs of a Slurm cluster."""
 
     def __init__(self, settings: SlurmSettings, how: SweepOptions) -> None:
-        if how.retries and not how.wait:
-            raise JobError("retries needs wait=true: a sweep that leaves sees no job fail")
+        if (how.retries or how.throttle == "retry") and not how.wait:
+            name = "retries" if how.retries else "throttle=retry"
+            raise JobError(f"{name} needs wait=true: a sweep that leaves sees no job end")
         of_one_host = {"order": "interleaved", "reuse": True, "parallel": "auto"}
         if asked := [name for name, value in of_one_host.items() if getattr(how, name) == value]:
             said = " and ".join(f"{name}={str(of_one_host[name]).lower()}" for name in asked)

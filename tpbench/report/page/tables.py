@@ -9,12 +9,13 @@ import numpy as np
 
 from tpbench.report.grids import RecordGrid
 from tpbench.report.metric import Metric, metric
+from tpbench.report.mixing import mixing_note
 from tpbench.report.page.cells import MISSING_CELL, Digits, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.pivot import metric_table
 from tpbench.report.pivot_report import PivotCell
 from tpbench.report.plots import timeline
 from tpbench.report.ratio import clean
-from tpbench.report.records import Record, column_label, value_text
+from tpbench.report.records import Record, column_label, mark_meanings, value_text
 from tpbench.report.repeat_command import row_command
 from tpbench.report.samples import CLOCKS, measured_cells, outliers, speedups
 from tpbench.report.study import OF_BEST, compared_with_best, filled_columns, percentage_columns
@@ -39,7 +40,16 @@ def pivot_table(grid: RecordGrid, shown: Metric) -> PageTable:
     made = metric_table(grid, shown)
     rows = [[*map(_key, line.keys), *(_pivot_cell(cell, shown) for cell in line.cells)] for line in made.lines]
     digits: Digits = "all" if shown.name in _TIMES else "none"
-    return PageTable(shown.name, [*made.keys, *made.columns], rows, keys=len(made.keys), digits=digits)
+    marks = "".join(cell.remarks for line in made.lines for cell in line.cells if cell)
+    notes = [note for note in made.notes if note != mixing_note(grid)]  # the section says what rows mix
+    return PageTable(
+        shown.name,
+        [*made.keys, *made.columns],
+        rows,
+        keys=len(made.keys),
+        digits=digits,
+        notes=[*notes, *mark_meanings(marks)],
+    )
 
 
 def _key(text: str) -> PageCell:
