@@ -97,8 +97,8 @@ def remark_marks(record: Record) -> str:
     """Return the marks of `REMARKS` for a correct row, or an empty string."""
     if record["status"] != "ok":
         return ""
-    throttled = record["throttle_reasons"] not in (None, "none")
-    return (HOST_BOUND if record["bound"] == "host" else "") + (THROTTLED if throttled else "")
+    throttled = record.get("throttle_reasons") not in (None, "none")
+    return (HOST_BOUND if record.get("bound") == "host" else "") + (THROTTLED if throttled else "")
 
 
 def mark_meanings(marks: str) -> tuple[str, ...]:
