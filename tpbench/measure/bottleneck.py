@@ -1,10 +1,12 @@
 """The bottleneck of an iteration: the shares of computing, communicating and idling devices, from a short trace.
 
-The trace runs after the timed iterations and does not touch them. It needs CUPTI, so a CPU has no shares.
+The trace runs after the timed iterations and does not touch them. It needs CUPTI. A process that runs further jobs is
+not traced, unless its workload profiles anyway: the profiler would slow these jobs down. A CPU has no shares.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -12,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from tpbench.measure import gpu_profiler
 from tpbench.measure.clock import WallClock
-from tpbench.measure.ranks import gather_numbers
-from tpbench.measure.session import Context
+from tpbench.measure.ranks import gather_number, gather_numbers
+from tpbench.measure.session import Context, ScheduledSession, Session
 from tpbench.measure.timeline import COMMUNICATION, Event, Interval, covered_ms, events, intervals
 
 TRACED_ITERATIONS = 3
@@ -63,34 +65,49 @@ class Shares:
 
 def bottleneck_columns(
     step: Callable[[], None],
-    restore: Callable[[], None],
+    session: Session,
     wall: WallClock,
     context: Context,
     columns: dict[str, Any],
-    compute_ms: float,
 ) -> dict[str, Any]:
-    """Trace a few iterations and return the columns of their bottleneck. Empty on a CPU or without CUPTI. Collective.
+    """Return the columns of an iteration's bottleneck from a trace or, without one, from both clocks. Collective.
 
     The busy times are medians over the traced iterations. The idle time is the rest of `time_ms`, the wall time of the
     timed iterations: tracing slows the host down, but not the kernels. The shares are those of the rank that
     communicates least, because the other ranks wait for it.
     """
-    if context.device.type != "cuda":
+    costs = session.costs
+    memory_ms = columns["bytes_moved"] / columns["copy_gb_per_s"] / 1e6
+    # The workload may have profiled some of the ranks already. All ranks must decide alike.
+    may_trace = not context.process_stays or max(gather_number(gpu_profiler.has_run(), context)) > 0
+    found = _shares(step, session, wall, columns["time_ms"], context) if may_trace else None
+    if found is not None:
+        return {
+            "compute_share": found.compute,
+            "communication_share": found.communication,
+            "idle_share": found.idle,
+            "bound": found.bound(costs.compute_ms, memory_ms),
+        }
+    if isinstance(session, ScheduledSession):  # its device times contain the gaps between launches
         return {}
-    iterations = TRACED_ITERATIONS if columns["time_ms"] * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
-    busy = [busy_ms(intervals(each, on_gpu=True)) for each in _traced(step, restore, wall, iterations, context)]
+    by_clocks = Shares.of(columns["device_ms"], 0.0, columns["time_ms"])
+    if by_clocks.idle > IDLE_SHARE or not costs.bytes_communicated:
+        return {"idle_share": by_clocks.idle, "bound": by_clocks.bound(costs.compute_ms, memory_ms)}
+    return {"idle_share": by_clocks.idle}
+
+
+def _shares(
+    step: Callable[[], None], session: Session, wall: WallClock, time_ms: float, context: Context
+) -> Shares | None:
+    """Trace a few iterations and return their shares, or None if a rank has no trace: CUPTI may be missing."""
+    iterations = TRACED_ITERATIONS if time_ms * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
+    busy = [busy_ms(intervals(each, on_gpu=True)) for each in _traced(step, session.restore, wall, iterations, context)]
     here = [median(each) for each in zip(*busy, strict=True)] or [np.nan, np.nan]
     computing, communicating = gather_numbers(here, context)
     if np.isnan(computing).any():
-        return {}
+        return None
     rank = int(communicating.argmin())
-    shares = Shares.of(float(computing[rank]), float(communicating[rank]), columns["time_ms"])
-    return {
-        "compute_share": shares.compute,
-        "communication_share": shares.communication,
-        "idle_share": shares.idle,
-        "bound": shares.bound(compute_ms, columns["bytes_moved"] / columns["copy_gb_per_s"] / 1e6),
-    }
+    return Shares.of(float(computing[rank]), float(communicating[rank]), time_ms)
 
 
 def busy_ms(timeline: Sequence[Interval]) -> tuple[float, float]:
@@ -110,9 +127,17 @@ def _traced(
         torch.cuda.synchronize(context.device)
         torch.cuda._sleep(1)
 
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        wall.samples(marked_step, restore, iterations)
-    return list(between_markers(events(profiler, on_gpu=True)))
+    # A rank whose profiler fails runs its iterations all the same, because the other ranks run theirs with it.
+    profiler = gpu_profiler.gpu_profile()
+    with contextlib.suppress(RuntimeError, AssertionError):
+        profiler.start()
+    wall.samples(marked_step, restore, iterations)
+    try:
+        profiler.stop()
+        return list(between_markers(events(profiler, on_gpu=True)))
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        context.say(f"no trace: {type(error).__name__}: {error}")
+        return []
 
 
 def between_markers(traced: Sequence[Event]) -> Iterator[list[Event]]:

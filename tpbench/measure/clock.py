@@ -56,8 +56,8 @@ class Clock(ABC):
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
         """Return the same for several steps, timed one iteration each in ABBA order."""
 
-    def _line_up(self) -> None:
-        """A barrier of all ranks: on GPUs a kernel on the current stream."""
+    def line_up(self) -> None:
+        """Line the ranks up by a barrier: on GPUs a kernel on the current stream."""
         dist.all_reduce(self._one)
 
     def _synchronize(self) -> None:
@@ -75,7 +75,7 @@ class WallClock(Clock):
             restore()
             self.cache.flush()
             self._synchronize()
-            self._line_up()
+            self.line_up()
             self._synchronize()
             began = time.perf_counter()
             step()
@@ -103,7 +103,7 @@ class DeviceClock(Clock):
             restore()  # before the sleep, which covers the launches of the step only
             torch.cuda._sleep(int((SLEEP_MARGIN * enqueue_s[index] + 50e-6) * SLEEP_CYCLES_PER_S))
             self.cache.flush()
-            self._line_up()
+            self.line_up()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             step()

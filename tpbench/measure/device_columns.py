@@ -45,8 +45,8 @@ def iteration_columns(
     """
     if context.device.type != "cuda":
         return {}
-    say("tracing")
-    result = bottleneck_columns(step, session.restore, wall, context, columns, session.costs.compute_ms)
+    say("finding the bottleneck")
+    result = bottleneck_columns(step, session, wall, context, columns)
     say("measuring energy")
-    energy_j = iteration_energy_j(step, session.restore, columns["time_ms"], gpu, context)
+    energy_j = iteration_energy_j(step, session.restore, wall.line_up, columns["time_ms"], gpu, context)
     return result if energy_j is None else {**result, "energy_j": energy_j}

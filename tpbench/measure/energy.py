@@ -21,13 +21,18 @@ UPDATE_S = 0.15
 
 
 def iteration_energy_j(
-    step: Callable[[], None], restore: Callable[[], None], time_ms: float, gpu: Gpu | None, context: Context
+    step: Callable[[], None],
+    restore: Callable[[], None],
+    line_up: Callable[[], None],
+    time_ms: float,
+    gpu: Gpu | None,
+    context: Context,
 ) -> float | None:
     """Return the energy of an iteration in J, summed over ranks, or None if a rank's GPU does not count it. Collective.
 
-    Iterations run for about `SAMPLE_S`, one after the other: without cold caches, without waiting for other ranks
-    between them, and with the restoring of their inputs. The counter is read when it has just changed. `time_ms`: wall
-    time of an iteration, equal on all ranks.
+    Iterations run for about `SAMPLE_S`, queued one after the other: without cold caches, with the restoring of their
+    inputs, and with a barrier kernel (`line_up`). The counter is read when it has just changed. `time_ms`: wall time of
+    an iteration, equal on all ranks.
     """
     known = gpu is not None and gpu.energy_j() is not None
     if gpu is None or min(gather_number(known, context)) == 0:
@@ -36,11 +41,13 @@ def iteration_energy_j(
 
     def iteration() -> None:
         restore()
+        line_up()
         step()
 
     dist.barrier()
     sampled = sampled_j(iteration, iterations, gpu, lambda: torch.cuda.synchronize(context.device))
-    return sum(gather_number(sampled / iterations, context))
+    energy_j = sum(gather_number(sampled / iterations, context))
+    return energy_j if math.isfinite(energy_j) else None
 
 
 def iterations_of_sample(time_ms: float) -> int:

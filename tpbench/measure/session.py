@@ -33,6 +33,8 @@ class Context:
     """Folder for files that a rank writes for the job, beside its logs."""
     say: Callable[[str], None] = lambda message: None
     """Write a progress line to stderr."""
+    process_stays: bool = False
+    """True if this process may run further jobs, which a profiler would slow down."""
 
 
 @dataclass(frozen=True)

@@ -76,14 +76,20 @@ COLUMNS = (
     Column("bytes_moved", INT, "unavoidable bytes through the memory of the busiest rank, counted", "bytes"),
     Column("bytes_communicated", INT, "bytes that the busiest rank sends in an iteration, counted", "bytes"),
     Column("flops", INT, "floating-point operations of the busiest rank in an iteration, counted", "FLOP"),
-    # Bottleneck of an iteration, from a trace after the timed iterations. Null on a CPU and without CUPTI.
-    Column("compute_share", REAL, "share of time_ms in which a kernel or copy runs that is no communication"),
+    # Bottleneck of an iteration, from a trace after the timed iterations. Null on a CPU.
+    Column(
+        "compute_share",
+        REAL,
+        "share of time_ms in which a kernel or copy runs that is no communication; null without a trace, which needs "
+        "CUPTI, and also reuse=false if the workload does not profile by itself",
+    ),
     Column(
         "communication_share",
         REAL,
-        "share of time_ms in which the device only communicates: NCCL kernels, copies between GPUs, waiting for peers",
+        "share of time_ms in which the device only communicates: NCCL kernels, copies between GPUs, waiting for peers; "
+        "null without a trace",
     ),
-    Column("idle_share", REAL, "share of time_ms in which the device runs nothing"),
+    Column("idle_share", REAL, "share of time_ms in which the device runs nothing; without a trace by device_ms"),
     Column(
         "bound",
         TEXT,

@@ -97,7 +97,7 @@ def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> b
             world_size=job.world_size,
         )
     process.remember_settings()
-    _measure_in_group(task, device, process.tasks_done)
+    _measure_in_group(task, device, process)
     reason = process.reason_to_exit(device)
     say(f"done; this process ends: {reason}" if reason else "done; this process may run another task")
     stays = torch.tensor(not reason, dtype=torch.int32)
@@ -105,7 +105,7 @@ def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> b
     return bool(stays)
 
 
-def _measure_in_group(task: WorkerTask, device: torch.device, tasks_before: int) -> None:
+def _measure_in_group(task: WorkerTask, device: torch.device, process: ReusableProcess) -> None:
     """Measure the cell within the process group. When this returns, nothing refers to the cell's tensors."""
     from tpbench.measure import memory
     from tpbench.measure.audit import on_any_rank
@@ -121,10 +121,10 @@ def _measure_in_group(task: WorkerTask, device: torch.device, tasks_before: int)
         if RANK == 0:
             _save(task, "skipped", reason, **_torch_columns(device))
         return
-    context = _context(job, device, task.folder)
+    context = _context(job, device, task.folder, process.reusable)
     limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * task.sharing_cells)
     say("setting up")
-    columns = {"memory_limit_gib": limit, "jobs_before": tasks_before, **_torch_columns(device)}
+    columns = {"memory_limit_gib": limit, "jobs_before": process.tasks_done, **_torch_columns(device)}
     copy = copy_gb_per_s(device)
     session = bench.setup(job.problem, job.implementation, context)
     interleaved = InterleavedRank(task.folder / FOLDER) if task.interleaving else None
@@ -190,7 +190,7 @@ def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
     return [group(ranks) for ranks in replicas], [group(list(ranks)) for ranks in zip(*replicas, strict=True)]
 
 
-def _context(job: Job, device: torch.device, folder: Path) -> Context:
+def _context(job: Job, device: torch.device, folder: Path, process_stays: bool) -> Context:
     import torch.distributed as dist
 
     from tpbench.measure.session import Context
@@ -210,6 +210,7 @@ def _context(job: Job, device: torch.device, folder: Path) -> Context:
         graph=job.measure.graph,
         folder=folder,
         say=say,
+        process_stays=process_stays,
     )
 
 

@@ -169,6 +169,8 @@ class ReusableProcess:
             return f"the job changed {', '.join(names)}"
         if _has_compiled():
             return "torch.compile has compiled something"
+        if _has_profiled():
+            return "a profiler has run on its GPU, which slows later launches down"
         gc.collect()
         return self._reason_in_memory(device) if device.type == "cuda" else ""
 
@@ -205,3 +207,9 @@ def _has_compiled() -> bool:
     """Return True if torch.compile has compiled anything in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"])
+
+
+def _has_profiled() -> bool:
+    """Return True if this process has profiled a GPU."""
+    profiler = sys.modules.get("tpbench.measure.gpu_profiler")
+    return profiler is not None and bool(profiler.has_run())

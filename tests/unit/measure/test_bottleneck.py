@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
-from tpbench.measure.bottleneck import Shares, between_markers, busy_ms
+import numpy as np
+import pytest
+import torch
+
+from tpbench.measure import bottleneck, gpu_profiler
+from tpbench.measure.bottleneck import Shares, between_markers, bottleneck_columns, busy_ms
+from tpbench.measure.session import Costs, IterationSchedule
 from tpbench.measure.timeline import Event, intervals
 
 MARKER = "at::cuda::(anonymous namespace)::spin_kernel(long)"
@@ -65,3 +72,68 @@ def test_the_longer_roofline_time_decides_between_compute_and_memory() -> None:
     busy_shares = Shares(0.9, 0.1, 0.0)
     assert busy_shares.bound(compute_ms=2.0, memory_ms=1.0) == "compute"
     assert busy_shares.bound(compute_ms=0.0, memory_ms=1.0) == "memory"
+
+
+TIMES = {"time_ms": 4.0, "bytes_moved": 10**9, "copy_gb_per_s": 1000.0}  # memory traffic takes 1 ms
+
+
+def columns_of(
+    monkeypatch: pytest.MonkeyPatch,
+    traced: list[list[Event]],
+    *,
+    on_peer: tuple[float, float] | None = None,
+    stays: bool = False,
+    device_ms: float = 3.9,
+    sent: int = 8,
+    **session: Any,
+) -> dict[str, Any]:
+    """The columns on a rank with this trace. `on_peer`: the busy times of another rank, else equal to this one's."""
+    costs = Costs(bytes_moved=10**9, bytes_communicated=sent, compute_ms=2.0)
+    monkeypatch.setattr(bottleneck, "_traced", lambda *_: traced)
+    monkeypatch.setattr(bottleneck, "gather_number", lambda value, _: [float(value)] * 2)
+    monkeypatch.setattr(
+        bottleneck,
+        "gather_numbers",
+        lambda values, _: [np.array(pair) for pair in zip(values, on_peer or values, strict=True)],
+    )
+    here: Any = SimpleNamespace(process_stays=stays)
+    made: Any = SimpleNamespace(costs=costs, restore=None, **session)
+    return bottleneck_columns(lambda: None, made, None, here, TIMES | {"device_ms": device_ms})  # type: ignore[arg-type]
+
+
+def test_the_columns_are_the_median_of_the_rank_that_waits_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = [[kernel(GEMM, 0, length), kernel(ALL_REDUCE, 3, 0.5)] for length in (3.0, 9.0, 3.0)]
+    expected = {"compute_share": 0.75, "communication_share": 0.125, "idle_share": 0.125, "bound": "compute"}
+    assert columns_of(monkeypatch, traced) == pytest.approx(expected)
+    assert columns_of(monkeypatch, traced, on_peer=(1.0, 2.5)) == pytest.approx(expected)
+    waiting = columns_of(monkeypatch, traced, on_peer=(2.0, 0.25))
+    assert (waiting["compute_share"], waiting["bound"]) == (0.5, "host")
+
+
+def test_without_a_trace_the_clocks_tell_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert columns_of(monkeypatch, []) == pytest.approx({"idle_share": 0.025})
+    assert columns_of(monkeypatch, [], sent=0) == pytest.approx({"idle_share": 0.025, "bound": "compute"})
+    assert columns_of(monkeypatch, [], device_ms=1.0) == pytest.approx({"idle_share": 0.75, "bound": "host"})
+    schedule = IterationSchedule(warmup_iterations=1, iterations=1, held_before=0)
+    assert columns_of(monkeypatch, [], schedule=schedule) == {}
+
+
+@pytest.mark.parametrize(("profiled", "traces"), [(False, False), (True, True)])
+def test_a_process_that_runs_further_jobs_is_traced_only_if_it_was_profiled(
+    profiled: bool, traces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_profiler, "_has_run", profiled)
+    found = columns_of(monkeypatch, [[kernel(GEMM, 0, 3.5)]], stays=True)
+    assert ("compute_share" in found) == traces
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the profiler works")
+def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, said = [], []
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    wall: Any = SimpleNamespace(samples=lambda step, restore, iterations: [step() for _ in range(iterations)])
+    here: Any = SimpleNamespace(device=torch.device("cuda"), say=said.append)
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        assert bottleneck._traced(lambda: ran.append(1), lambda: None, wall, 3, here) == []
+    assert len(ran) == 3 and said[0].startswith("no trace: ")

@@ -18,6 +18,7 @@ import torch._inductor.config as inductor
 
 from tests.support.launcher_rows import cell
 from tpbench.launcher.warm import reusable
+from tpbench.measure import gpu_profiler
 from tpbench.worker.reuse import ReusableProcess, changed, settings
 
 
@@ -101,6 +102,16 @@ def test_why_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(next(iter(os.environ)))
     assert process.reason_to_exit(here).startswith("the job changed ")
     assert process.tasks_done == 3
+
+
+def test_a_process_that_profiled_a_gpu_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, here = ReusableProcess(), torch.device("cpu")
+    process.remember_settings()
+    process.reusable = True
+    monkeypatch.setattr(gpu_profiler, "_has_run", False)
+    assert process.reason_to_exit(here) == ""
+    gpu_profiler.gpu_profile()
+    assert process.reason_to_exit(here) == "a profiler has run on its GPU, which slows later launches down"
 
 
 class Gpu:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from tpbench.measure.gpu_profiler import gpu_profile
 from tpbench.measure.session import Context
 from tpbench.measure.timeline import COMMUNICATION, PRODUCT, Interval, events, intervals, keep_trace, spans
 
@@ -31,8 +32,7 @@ def trace_step(step: Callable[[], None], context: Context, *, keep: bool) -> dic
     if context.rank and not keep:
         queued_step()
         return {}
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
-    with profile(activities=activities) as profiler:
+    with gpu_profile(ProfilerActivity.CPU) if on_gpu else profile(activities=[ProfilerActivity.CPU]) as profiler:
         queued_step()
         if on_gpu:
             torch.cuda.synchronize(context.device)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from tpbench.measure.gpu_profiler import gpu_profile
 from tpbench.measure.session import Context
 from tpbench.measure.timeline import COMMUNICATION, Interval, covered_ms, events, intervals, keep_trace
 
@@ -24,8 +25,8 @@ def profile_step(
     restore()
     dist.barrier()
     cuda = context.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities if keep or not cuda else activities[1:]) as profiler:
+    host = [ProfilerActivity.CPU] if keep or not cuda else []
+    with gpu_profile(*host) if cuda else profile(activities=host) as profiler:
         train()
         if cuda:
             torch.cuda.synchronize(context.device)
