@@ -32,7 +32,7 @@ class CachedLaunch:
         self.kernel = kernel
         self.constants = constants
         # A compiled kernel also accepts its constants in their places, and ignores them.
-        self._in_place = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        self.constants_in_place = tuple(constants[name] for name in kernel.arg_names if name in constants)
         self._compiled: dict[Any, CompiledKernel] = {}
 
     def __call__(
@@ -53,13 +53,13 @@ class CachedLaunch:
             arguments = (*pointers, *integers, *floats, *more_integers)
         else:
             arguments = arrange(pointers, integers, floats, more_integers)
-        if not _unobserved(self.kernel):
+        if not unobserved(self.kernel):
             return self.kernel[(programs,)](*arguments, **self.constants)
         alike = tuple([None if each is None else (each.dtype, each.data_ptr() % 16 == 0) for each in pointers])
         kind = (driver.active.get_current_device(), alike, integers, more_integers)
         compiled = self._compiled.get(kind)
         if compiled is not None:
-            compiled[programs, 1, 1](*arguments, *self._in_place)
+            compiled[programs, 1, 1](*arguments, *self.constants_in_place)
             return compiled
         compiled = self.kernel[(programs,)](*arguments, **self.constants)
         if isinstance(compiled, CompiledKernel):  # asynchronous compilation returns a future instead
@@ -69,7 +69,7 @@ class CachedLaunch:
         return compiled
 
 
-def _unobserved(kernel: Any) -> bool:
+def unobserved(kernel: Any) -> bool:
     """Return whether no debugger or profiler watches the calls or changes the code that Triton compiles.
 
     Hooks on launches are called either way.

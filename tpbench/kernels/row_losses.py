@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tpbench.kernels import symmetric, two_pass
 from tpbench.kernels.losses import LABEL_LOSSES
-from tpbench.kernels.one_pass.launch import launch
+from tpbench.kernels.one_pass.launch import Relaunch, launch
 from tpbench.kernels.one_pass.plan import Prepared, form, prepare
 from tpbench.kernels.one_pass.workspace import local_workspace
 from tpbench.kernels.two_pass import INTERPRETED, block_for, launching
@@ -29,6 +29,8 @@ class How:
     """Bytes that this rank sent to its peers."""
     kernels: tuple[Any, ...] = ()
     """The compiled kernels that read the logits (see `compiled.worst`). Each is None in the interpreter."""
+    relaunch: Relaunch | None = field(default=None, repr=False, compare=False)
+    """The launch of the one kernel for other tensors of the same form, if that is all that the call does."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,17 @@ def _one_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs) -
     with launching(device):
         workspace = local_workspace(device) if isinstance(peers, str) else peers
         workspace.enter()
+        factors = {
+            "logits_scale": loss.logits_scale, "temperature": loss.temperature, "z_loss": loss.z_loss,
+            "grad_scale": _grad_scale(loss, outputs), "loss_scale": outputs.mean,
+        }  # fmt: skip
         kernel = launch(
-            prepared, logits, target, out, outputs.row_loss, outputs.total, workspace, logits_scale=loss.logits_scale,
-            temperature=loss.temperature, z_loss=loss.z_loss,
-            grad_scale=_grad_scale(loss, outputs), loss_scale=outputs.mean, inverse_count=outputs.inverse_count,
+            prepared, logits, target, out, outputs.row_loss, outputs.total, workspace,
+            inverse_count=outputs.inverse_count, **factors,
         )  # fmt: skip
-    return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,))
+    again = Relaunch(prepared, None if isinstance(peers, str) else peers, device, **factors)
+    complete = loss.loss != "logprob" and outputs.inverse_count is None
+    return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), again if complete else None)
 
 
 def _two_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs) -> How:

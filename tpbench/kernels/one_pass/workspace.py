@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import torch
@@ -26,6 +27,8 @@ class Workspace:
         """The epoch, and how many programs are done."""
         self.failed = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         """Set by a kernel whose wait passed its limit. It lies in host memory, to be read without synchronisation."""
+        self._failure = ctypes.c_int32.from_address(self.failed.data_ptr())
+        """The same number. Reading it does not pass torch's dispatcher."""
         self.words = torch.empty(0, dtype=torch.int64, device=device)
         self.peers = self.words
         """(world size,) int64: addresses of all ranks' words; unused on one rank."""
@@ -34,7 +37,7 @@ class Workspace:
 
     def enter(self) -> None:
         """Check before each launch. Raises RuntimeError if the wait of an earlier launch passed its limit."""
-        if self.failed.item():
+        if self._failure.value:
             raise RuntimeError(
                 f"an earlier entropy_loss waited {WAIT_LIMIT_S:.0f} s in vain for the statistics of another rank, "
                 "which died, did not call it, or was kept from it by another stream's collective (then say "

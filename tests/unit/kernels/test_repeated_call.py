@@ -1,0 +1,174 @@
+"""A repeated call of `entropy_loss` launches what a first one would, with a fake compiler, driver and group."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
+from tpbench.kernels import _checks, entropy_loss, repeated_call, row_losses, symmetric
+from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.one_pass import plan, workspace
+from tpbench.kernels.one_pass.kernel import one_pass_kernel
+from tpbench.kernels.one_pass.tiling import Machine
+from tpbench.kernels.symmetric import PeerWorkspace
+
+ROWS, COLUMNS = 6, 1024
+LOGITS = torch.zeros(2, ROWS, COLUMNS, dtype=torch.bfloat16)
+LABELS = torch.zeros(2 * ROWS, dtype=torch.int64)
+
+
+class LocalWords(PeerWorkspace):
+    """A group's workspace in the memory of one rank."""
+
+    _allocate = workspace.Workspace._allocate
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory=False, **how: zeros(*size, **how))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(plan, "machine", lambda device: Machine(132, 232448))
+    monkeypatch.setattr(one_pass_kernel, "device_caches", defaultdict(one_pass_kernel.create_binder))
+    monkeypatch.setattr(_checks, "runnable", lambda *_: None)
+    for module in (row_losses, repeated_call):
+        monkeypatch.setattr(module, "launching", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(row_losses, "INTERPRETED", False)
+    peers = LocalWords(None, torch.device("cpu"))  # type: ignore[arg-type]
+    monkeypatch.setattr(symmetric, "workspace", lambda group, device: peers)
+    monkeypatch.setattr(symmetric, "stream_of", lambda device: 7)
+    monkeypatch.setattr(repeated_call, "_remembered", {})
+    for remembering in (plan.prepare, cached_launch):
+        remembering.cache_clear()
+    yield fake_gpu(monkeypatch)
+    for remembering in (plan.prepare, cached_launch):
+        remembering.cache_clear()
+
+
+def call(group: Any, x: torch.Tensor = LOGITS[0], labels: torch.Tensor = LABELS[:ROWS], **changes: Any) -> Any:
+    given = {"group": group, "vocab_start": 0, "vocab_size": 2 * COLUMNS, **changes}
+    return entropy_loss(x, labels, **given)
+
+
+def test_later_calls_launch_the_same_for_their_own_tensors(gpu: FakeGpu, group: Any) -> None:
+    results = [call(group, x) for x in (LOGITS[0], LOGITS[1], LOGITS[1], LOGITS[0])]
+    assert gpu.bound == 1 and len(repeated_call._remembered) == 1
+    for launched, x, result in zip(gpu.launched, (0, 1, 1, 0), results, strict=True):
+        own = launched.arguments[:5]
+        assert own == (pointer(LOGITS[x]), pointer(LABELS), *map(pointer, (result.grad, result.row_loss, result.loss)))
+        assert launched.arguments[5:] == gpu.launched[0].arguments[5:]
+        assert (launched.kernel, launched.grid) == (gpu.launched[0].kernel, gpu.launched[0].grid)
+        assert (result.grad.shape, result.grad.dtype) == (LOGITS[x].shape, LOGITS.dtype)
+        assert (result.row_loss.shape, result.loss.shape, result.loss.dtype) == ((ROWS,), (), torch.float32)
+        assert result.how == results[0].how and result.how.algorithm == "one_read"
+    assert len({result.grad.data_ptr() for result in results}) == 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reduction": "sum"},
+        {"reduction": "none"},
+        {"grad": "none"},
+        {"z_loss": 0.5},
+        {"ignore_index": 3},
+        {"logits_scale": 2.0},
+        {"grad_scale": 0.25},
+        {"x": LOGITS[0, :3], "labels": LABELS[:3]},
+        {"labels": torch.zeros(ROWS, dtype=torch.int32)},
+    ],
+)
+def test_each_form_launches_as_its_first_call_does(gpu: FakeGpu, group: Any, changes: dict[str, Any]) -> None:
+    for each in ({}, changes, {}, changes, {}, changes):
+        call(group, **each)
+    assert len(repeated_call._remembered) == 2
+    usual, other = (gpu.launched[at::2] for at in (0, 1))
+    for launches in (usual, other):
+        assert len({launched.arguments[5:] for launched in launches}) == 1
+        assert len({id(launched.kernel) for launched in launches}) == 1
+    first, second = ((each[0].kernel, each[0].arguments[5:]) for each in (usual, other))
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grad": "in_place", "x": torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16)},
+        {"labels": LABELS[::2]},  # not contiguous: they are copied
+        {"loss": "logprob"},
+    ],
+)
+def test_calls_that_do_more_than_launch_are_not_repeated(gpu: FakeGpu, group: Any, changes: dict[str, Any]) -> None:
+    for _ in range(3):
+        call(group, **changes)
+    assert not repeated_call._remembered and len(gpu.launched) == 3
+
+
+@pytest.mark.parametrize(
+    ("valid", "invalid", "error"),
+    [
+        ({"ignore_index": 1}, {"ignore_index": True}, TypeError),
+        ({"z_loss": 1.0}, {"z_loss": True}, TypeError),
+        ({"entropy": False}, {"entropy": 0}, TypeError),
+        ({}, {"block_cap": [16]}, TypeError),
+        ({}, {"labels": [0] * ROWS}, TypeError),
+        ({}, {"x": LOGITS[0].to_sparse()}, TypeError),
+    ],
+)
+def test_arguments_that_only_look_equal_are_still_refused(
+    valid: dict[str, Any], invalid: dict[str, Any], error: type[Exception], group: Any
+) -> None:
+    for _ in range(2):
+        call(group, **valid)
+    assert repeated_call._remembered
+    with pytest.raises(error):
+        call(group, **invalid)
+
+
+def test_a_lost_peer_and_a_new_limit_are_noticed(gpu: FakeGpu, group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        call(group)
+    monkeypatch.setattr(workspace, "WAIT_LIMIT_S", 4.0)
+    call(group)
+    call(group)
+    assert 4 * 10**9 in gpu.launched[3].arguments and 4 * 10**9 not in gpu.launched[2].arguments
+    assert gpu.launched[3].arguments[5:] == gpu.launched[4].arguments[5:]
+    symmetric.workspace(group, torch.device("cpu")).failed.fill_(1)  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="in vain"):
+        call(group)
+
+
+def test_a_larger_workspace_is_used_from_then_on(gpu: FakeGpu, group: Any) -> None:
+    for _ in range(3):
+        call(group)
+    before = gpu.launched[-1].arguments[5].words
+    symmetric.workspace(group, torch.device("cpu")).reserve(1 << 22)  # type: ignore[union-attr]
+    call(group)
+    call(group)
+    after = [launched.arguments[5].words for launched in gpu.launched[-2:]]
+    assert after[0] == after[1] != before
+
+
+def test_memory_is_bounded(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated_call, "MOST_REMEMBERED", 3)
+    for index in range(5):
+        call(group, ignore_index=index)
+    assert len(repeated_call._remembered) == 2

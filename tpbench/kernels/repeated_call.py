@@ -1,0 +1,98 @@
+"""Calls of `entropy_loss` of a form that was seen before: they skip checks, choices and torch's dispatcher.
+
+Two calls have one form if their options are equal, and each tensor's shape, strides, dtype, device and alignment. Only
+calls that one kernel does, and that write a new gradient or none, are repeated this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tpbench.kernels.row_losses import How
+from tpbench.kernels.two_pass import launching
+
+MOST_REMEMBERED = 256
+"""Most forms that are remembered. This bounds memory: the number of rows may differ by call."""
+
+Strided: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a new tensor."""
+
+# torch.empty spends most of its time in the parsing of its arguments and in the dispatcher. This function, which code
+# of torch.compile calls, skips both. It allocates on the current device.
+_empty_strided: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+
+class RepeatedCall:
+    """Repeats a call for other tensors of the same form. The results are those of `entropy_loss`."""
+
+    def __init__(self, how: How, loss: Tensor, row_loss: Tensor, grad: Tensor | None) -> None:
+        """`how`: of the first call, with the launch of its kernel. The tensors are that call's results."""
+        assert how.relaunch is not None
+        self.how, self.relaunch, self.device = how, how.relaunch, row_loss.device
+        self.row_loss, self.grad = _strided(row_loss), None if grad is None else _strided(grad)
+        self.total = None if loss is row_loss else _strided(loss)
+
+    def __call__(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queue the kernel on the current stream. Return the loss, the row losses and the gradient."""
+        with launching(self.device):
+            grad = None if self.grad is None else self._new(self.grad)
+            row_loss = self._new(self.row_loss)
+            total = None if self.total is None else self._new(self.total)
+            self.relaunch(logits, target, grad, row_loss, total)
+        return row_loss if total is None else total, row_loss, grad
+
+    def _new(self, like: Strided) -> Tensor:
+        if _empty_strided is None or self.device.type != "cuda":
+            shape, strides, dtype = like
+            return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        return _empty_strided(*like)
+
+
+def _strided(tensor: Tensor) -> Strided:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+_remembered: dict[Hashable, RepeatedCall] = {}
+
+
+def call_form(logits: object, target: object, options: tuple[Any, ...]) -> Hashable | None:
+    """Return the form of a call, or None if such a call is never repeated.
+
+    Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
+    forms, because not all types are valid.
+    """
+    if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):
+        return None
+    if logits.layout is not torch.strided or target.layout is not torch.strided:
+        return None
+    form = (_tensor_form(logits), _tensor_form(target), options, tuple(map(type, options)))
+    try:
+        hash(form)
+    except TypeError:  # an option that is not valid
+        return None
+    return form
+
+
+def _tensor_form(tensor: Tensor) -> Hashable:
+    return (
+        type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16,
+        tensor.is_neg(),
+    )  # fmt: skip
+
+
+def find(form: Hashable | None) -> RepeatedCall | None:
+    """Return how to repeat a call of this form, or None if there was none."""
+    return _remembered.get(form)
+
+
+def remember(form: Hashable | None, call: RepeatedCall) -> None:
+    """Repeat later calls of this form. None: there is nothing to remember."""
+    if form is None:
+        return
+    if len(_remembered) >= MOST_REMEMBERED:
+        _remembered.clear()
+    _remembered[form] = call
