@@ -107,6 +107,7 @@ def run(
             samples.append(_until_precise(clock, step, session, context, settings))
             if is_audited(session, context, settings.fresh):
                 wrong.append(timed_result(session, name))
+    columns |= clock_columns(gpu, watch, context)
     if is_audited(session, context, settings.fresh):
         say("checking the timed iterations")
         slow = one_pass_is_enough and context.device.type == "cpu"
@@ -115,7 +116,6 @@ def run(
     if any(wrong):
         return refused(verdict, next(filter(None, wrong))), columns
     on_device = samples[1] if context.device.type == "cuda" else None
-    columns |= clock_columns(gpu, watch, context)
     columns = time_columns(session, context, samples[0], on_device, columns, say)
     return verdict, columns | iteration_columns(step, session, wall, gpu, context, columns, say)
 
