@@ -130,6 +130,7 @@ def test_a_process_that_runs_further_jobs_is_traced_only_if_it_was_profiled(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the profiler works")
 def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     ran, said = [], []
+    monkeypatch.setattr(gpu_profiler, "_has_run", False)  # restored after the test
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     wall: Any = SimpleNamespace(samples=lambda step, restore, iterations: [step() for _ in range(iterations)])
