@@ -21,8 +21,8 @@ MOST_REMEMBERED = 256
 Strided: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a new tensor."""
 
-# torch.empty spends most of its time in the parsing of its arguments and in the dispatcher. This function, which code
-# of torch.compile calls, skips both. It allocates on the current device.
+# This function skips the parsing of arguments and the dispatcher, where torch.empty spends most of its time. Compiled
+# code of torch calls the same function. It allocates on the current device.
 _empty_strided: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 

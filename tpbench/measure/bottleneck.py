@@ -51,10 +51,11 @@ class Shares:
         return cls(*busy, max(0.0, 1 - sum(busy)))
 
     def bound(self, compute_ms: float, memory_ms: float) -> str:
-        """Return what bounds the iteration, given the least times of its FLOPs and of its memory traffic.
+        """Return what bounds the iteration: host, wire, compute or memory.
 
-        host: the idle share is above `IDLE_SHARE`. wire: the communication share is above the compute share. compute or
-        memory: the one whose least time (roofline) is longer.
+        The host bounds it if the idle share is above `IDLE_SHARE`. Else the wire bounds it if the communication share
+        is above the compute share. Else the longer of two roofline times decides: that of the FLOPs, `compute_ms`, or
+        that of the memory traffic, `memory_ms`.
         """
         if self.idle > IDLE_SHARE:
             return "host"
@@ -88,7 +89,7 @@ def bottleneck_columns(
             "idle_share": found.idle,
             "bound": found.bound(costs.compute_ms, memory_ms),
         }
-    if isinstance(session, ScheduledSession):  # its device times contain the gaps between launches
+    if isinstance(session, ScheduledSession):  # the device time of a schedule contains the gaps between launches
         return {}
     by_clocks = Shares.of(columns["device_ms"], 0.0, columns["time_ms"])
     if by_clocks.idle > IDLE_SHARE or not costs.bytes_communicated:
