@@ -17,7 +17,7 @@ import torch
 
 from tpbench.measure import gpu_profiler
 from tpbench.measure.clock import WallClock
-from tpbench.measure.ranks import gather_number, gather_numbers
+from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, ScheduledSession, Session
 from tpbench.measure.timeline import COMMUNICATION, Event, Interval, covered_ms, events, intervals
 
@@ -66,49 +66,52 @@ class Shares:
 
 def bottleneck_columns(
     step: Callable[[], None],
-    session: Session,
+    restore: Callable[[], None],
     wall: WallClock,
     context: Context,
     columns: dict[str, Any],
+    compute_ms: float,
 ) -> dict[str, Any]:
-    """Return the columns of an iteration's bottleneck from a trace or, without one, from both clocks. Collective.
+    """Trace a few iterations and return the columns of their bottleneck. Empty on a CPU or without CUPTI. Collective.
 
     The busy times are medians over the traced iterations. The idle time is the rest of `time_ms`, the wall time of the
     timed iterations: tracing slows the host down, but not the kernels. The shares are those of the rank that
     communicates least, because the other ranks wait for it.
     """
-    costs = session.costs
-    memory_ms = columns["bytes_moved"] / columns["copy_gb_per_s"] / 1e6
-    # The workload may have profiled some of the ranks already. All ranks must decide alike.
-    may_trace = not context.process_stays or max(gather_number(gpu_profiler.has_run(), context)) > 0
-    found = _shares(step, session, wall, columns["time_ms"], context) if may_trace else None
-    if found is not None:
-        return {
-            "compute_share": found.compute,
-            "communication_share": found.communication,
-            "idle_share": found.idle,
-            "bound": found.bound(costs.compute_ms, memory_ms),
-        }
-    if isinstance(session, ScheduledSession):  # the device time of a schedule contains the gaps between launches
+    if context.device.type != "cuda":
         return {}
-    by_clocks = Shares.of(columns["device_ms"], 0.0, columns["time_ms"])
-    if by_clocks.idle > IDLE_SHARE or not costs.bytes_communicated:
-        return {"idle_share": by_clocks.idle, "bound": by_clocks.bound(costs.compute_ms, memory_ms)}
-    return {"idle_share": by_clocks.idle}
-
-
-def _shares(
-    step: Callable[[], None], session: Session, wall: WallClock, time_ms: float, context: Context
-) -> Shares | None:
-    """Trace a few iterations and return their shares, or None if a rank has no trace: CUPTI may be missing."""
-    iterations = TRACED_ITERATIONS if time_ms * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
-    busy = [busy_ms(intervals(each, on_gpu=True)) for each in _traced(step, session.restore, wall, iterations, context)]
+    iterations = TRACED_ITERATIONS if columns["time_ms"] * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
+    busy = [busy_ms(intervals(each, on_gpu=True)) for each in _traced(step, restore, wall, iterations, context)]
     here = [median(each) for each in zip(*busy, strict=True)] or [np.nan, np.nan]
     computing, communicating = gather_numbers(here, context)
     if np.isnan(computing).any():
-        return None
+        return {}
     rank = int(communicating.argmin())
-    return Shares.of(float(computing[rank]), float(communicating[rank]), time_ms)
+    shares = Shares.of(float(computing[rank]), float(communicating[rank]), columns["time_ms"])
+    return {
+        "compute_share": shares.compute,
+        "communication_share": shares.communication,
+        "idle_share": shares.idle,
+        "bound": shares.bound(compute_ms, _memory_ms(columns)),
+    }
+
+
+def columns_by_clocks(session: Session, columns: dict[str, Any]) -> dict[str, Any]:
+    """Return what the wall time and the device time tell about the bottleneck: the idle share.
+
+    It is all that `bound` needs if the host bounds the iteration, or if nothing is communicated. Empty for a schedule,
+    whose device time contains the gaps between launches.
+    """
+    if isinstance(session, ScheduledSession):
+        return {}
+    shares = Shares.of(columns["device_ms"], 0.0, columns["time_ms"])
+    if shares.idle <= IDLE_SHARE and session.costs.bytes_communicated:
+        return {"idle_share": shares.idle}
+    return {"idle_share": shares.idle, "bound": shares.bound(session.costs.compute_ms, _memory_ms(columns))}
+
+
+def _memory_ms(columns: dict[str, Any]) -> float:
+    return float(columns["bytes_moved"] / columns["copy_gb_per_s"] / 1e6)
 
 
 def busy_ms(timeline: Sequence[Interval]) -> tuple[float, float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tpbench.measure.bottleneck import bottleneck_columns
+from tpbench.measure import gpu_profiler
+from tpbench.measure.bottleneck import bottleneck_columns, columns_by_clocks
 from tpbench.measure.clock import WallClock
 from tpbench.measure.energy import iteration_energy_j
 from tpbench.measure.gpu import THROTTLE_REASONS, Gpu, ThrottleWatch
@@ -45,8 +46,17 @@ def iteration_columns(
     """
     if context.device.type != "cuda":
         return {}
-    say("finding the bottleneck")
-    result = bottleneck_columns(step, session, wall, context, columns)
+    say("tracing")
+    # The workload may have profiled some of the ranks already. All ranks must decide alike.
+    may_trace = not context.process_stays or max(gather_number(gpu_profiler.has_run(), context)) > 0
+    compute_ms = session.costs.compute_ms
+    result = bottleneck_columns(step, session.restore, wall, context, columns, compute_ms) if may_trace else {}
+    result = result or columns_by_clocks(session, columns)
     say("measuring energy")
-    energy_j = iteration_energy_j(step, session.restore, wall.line_up, columns["time_ms"], gpu, context)
+
+    def prepare() -> None:
+        session.restore()
+        wall.line_up()
+
+    energy_j = iteration_energy_j(step, prepare, columns["time_ms"], gpu, context)
     return result if energy_j is None else {**result, "energy_j": energy_j}

@@ -21,17 +21,12 @@ UPDATE_S = 0.15
 
 
 def iteration_energy_j(
-    step: Callable[[], None],
-    restore: Callable[[], None],
-    line_up: Callable[[], None],
-    time_ms: float,
-    gpu: Gpu | None,
-    context: Context,
+    step: Callable[[], None], prepare: Callable[[], None], time_ms: float, gpu: Gpu | None, context: Context
 ) -> float | None:
     """Return the energy of an iteration in J, summed over ranks, or None if a rank's GPU does not count it. Collective.
 
-    Iterations run for about `SAMPLE_S`, queued one after the other: without cold caches, with the restoring of their
-    inputs, and with a barrier kernel (`line_up`). The counter is read when it has just changed. `time_ms`: wall time of
+    Iterations run for about `SAMPLE_S`, queued one after the other: without cold caches, but with what `prepare` does
+    before each, such as the restoring of inputs. The counter is read when it has just changed. `time_ms`: wall time of
     an iteration, equal on all ranks.
     """
     known = gpu is not None and gpu.energy_j() is not None
@@ -40,8 +35,7 @@ def iteration_energy_j(
     iterations = iterations_of_sample(time_ms)
 
     def iteration() -> None:
-        restore()
-        line_up()
+        prepare()
         step()
 
     dist.barrier()

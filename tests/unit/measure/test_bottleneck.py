@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tpbench.measure import bottleneck, gpu_profiler
-from tpbench.measure.bottleneck import Shares, between_markers, bottleneck_columns, busy_ms
+from tpbench.measure import bottleneck, device_columns, gpu_profiler
+from tpbench.measure.bottleneck import Shares, between_markers, busy_ms
 from tpbench.measure.session import Costs, IterationSchedule
 from tpbench.measure.timeline import Event, intervals
 
@@ -90,15 +90,18 @@ def columns_of(
     """The columns on a rank with this trace. `on_peer`: the busy times of another rank, else equal to this one's."""
     costs = Costs(bytes_moved=10**9, bytes_communicated=sent, compute_ms=2.0)
     monkeypatch.setattr(bottleneck, "_traced", lambda *_: traced)
-    monkeypatch.setattr(bottleneck, "gather_number", lambda value, _: [float(value)] * 2)
+    monkeypatch.setattr(device_columns, "gather_number", lambda value, _: [float(value)] * 2)
+    monkeypatch.setattr(device_columns, "iteration_energy_j", lambda *_: None)
     monkeypatch.setattr(
         bottleneck,
         "gather_numbers",
         lambda values, _: [np.array(pair) for pair in zip(values, on_peer or values, strict=True)],
     )
-    here: Any = SimpleNamespace(process_stays=stays)
+    here: Any = SimpleNamespace(process_stays=stays, device=torch.device("cuda"))
     made: Any = SimpleNamespace(costs=costs, restore=None, **session)
-    return bottleneck_columns(lambda: None, made, None, here, TIMES | {"device_ms": device_ms})  # type: ignore[arg-type]
+    nothing: Any = None
+    times = TIMES | {"device_ms": device_ms}
+    return device_columns.iteration_columns(nothing, made, nothing, None, here, times, lambda message: None)
 
 
 def test_the_columns_are_the_median_of_the_rank_that_waits_least(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +132,8 @@ def test_a_process_that_runs_further_jobs_is_traced_only_if_it_was_profiled(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the profiler works")
 def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran, said = [], []
+    ran: list[int] = []
+    said: list[str] = []
     monkeypatch.setattr(gpu_profiler, "_has_run", False)  # restored after the test
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
