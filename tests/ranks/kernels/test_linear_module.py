@@ -67,14 +67,15 @@ def test_a_toy_model_trains_as_with_torch(reduction: Any) -> None:
     torch.testing.assert_close(_train(DEVICE, loss_of, *_model(DEVICE)), _torch_losses(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_lines_of_the_page_train_as_with_torch() -> None:
-    page = (ROOT / "tpbench/docs/linear_loss.md").read_text()
-    lines = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "LinearEntropyLoss" in block)
+@pytest.mark.parametrize("page", ["README.md", "tpbench/docs/linear_loss.md"])
+def test_the_lines_of_a_page_train_as_with_torch(page: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    lines = next(block for block in blocks if "LinearEntropyLoss" in block)
     assert lines.rstrip().endswith("\nloss.backward()")
 
     def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
         head.bias.data.zero_()
-        names: dict[str, Any] = {"tp_group": None, "rank": 0, "tp": 1, "vocab": VOCAB, "head": head}
+        names: dict[str, Any] = {"tp_group": None, "tp_rank": 0, "tp": 1, "vocab": VOCAB, "head": head}
         names |= {"hidden": hidden[None], "labels": labels[None]}
         exec(lines.replace("\nloss.backward()", ""), names)
         loss: Tensor = names["loss"]
