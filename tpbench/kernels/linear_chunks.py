@@ -47,14 +47,18 @@ class Chunks:
         if self.shards > 1:
             self._by_rank(values)[:, self.local(index)] = chunk.view(self.shards, -1, *chunk.shape[1:])
 
+    def in_order(self, values: Tensor) -> Tensor:
+        """Return the rows of all chunks, one chunk behind the other, contiguous."""
+        if self.shards == 1:
+            return values.contiguous()
+        return torch.cat([self.take(values, index) for index in range(len(self))])
+
     def put_all(self, values: Tensor, in_order: Tensor) -> None:
-        """Store the rows of all chunks, one chunk behind the other in `in_order`."""
+        """Store the rows of all chunks, one chunk behind the other in `in_order`, if ranks share rows."""
         first = 0
         for index in range(len(self)):
             rows = self.local(index)
             last = first + int(rows.stop - rows.start) * self.shards
-            if self.shards == 1:
-                values[rows] = in_order[first:last]
             self.put(values, in_order[first:last], index)
             first = last
 
@@ -74,9 +78,10 @@ def chunks_of(rows: int, shards: int, row_bytes: int, workspace_gib: float | Lit
     """
     gib = AUTO_GIB if workspace_gib == "auto" else workspace_gib
     allowed = max(int(gib * 2**30 / max(1, row_bytes)), AUTO_ROWS if workspace_gib == "auto" else 1)
-    allowed = min(allowed, max(rows, 1))
-    number = -(-max(rows, 1) // allowed)
-    most = -(-max(rows, 1) // number)
+    if rows <= allowed:
+        return Chunks(rows, max(rows, shards), shards)
+    number = -(-rows // allowed)
+    most = -(-rows // number)
     unit = shards * (_MULTIPLE if most > _MULTIPLE * shards else 1)
     rounded = -(-most // unit) * unit
     if rounded > allowed:

@@ -193,20 +193,22 @@ class _Call:
         statistics = LabelStatistics(self.loss, chunks.rows, hidden.device, entropy is not None)
         states = hidden_states(hidden, None, self.loss.group, chunks)
         logits = hidden.new_empty((chunks.most, len(self.weight)))
-        labels = [self._target(index, None) for index in range(len(chunks))]
+        labels = chunks.in_order(self.target)
         how, first = None, 0
         for index in range(len(chunks)):
             of_hidden = states.chunk(index)
             states.prefetch(index + 1)
-            how = statistics.store(self._logits(of_hidden, logits), labels[index], first)
+            how = statistics.store(self._logits(of_hidden, logits), labels[first : first + len(of_hidden)], first)
             first += len(of_hidden)
-        # Rows of several ranks' parts are in the order of chunks.
-        row_loss = torch.empty_like(outputs.row_loss)
-        row_entropy = None if entropy is None else torch.empty_like(entropy)
-        sent = statistics.finish(torch.cat(labels), row_loss, row_entropy)
-        chunks.put_all(outputs.row_loss, row_loss)
-        if entropy is not None and row_entropy is not None:
-            chunks.put_all(entropy, row_entropy)
+        if chunks.shards == 1:
+            sent = statistics.finish(labels, outputs.row_loss, entropy)
+        else:
+            row_loss = torch.empty_like(outputs.row_loss)
+            row_entropy = None if entropy is None else torch.empty_like(entropy)
+            sent = statistics.finish(labels, row_loss, row_entropy)
+            chunks.put_all(outputs.row_loss, row_loss)
+            if entropy is not None and row_entropy is not None:
+                chunks.put_all(entropy, row_entropy)
         self._reduce(outputs)
         return self._result(outputs, (None, None, None), LinearHow(
             len(chunks), chunks.most, logits.nbytes / 2**30, how, None, sent + self._hidden_bytes(False)

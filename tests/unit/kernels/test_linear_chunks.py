@@ -25,10 +25,15 @@ def test_chunks_cover_all_rows_once_within_the_workspace(part: int, shards: int,
             again[chunks.local(index)] = taken
         chunks.put(again, taken, index)
     assert torch.equal(again, rows)
+    if shards > 1 and part:
+        again.zero_()
+        chunks.put_all(again, chunks.in_order(rows))
+        assert torch.equal(again, rows)
 
 
 @pytest.mark.parametrize(
-    ("rows", "gib", "most"), [(8192, 0.5, 2048), (8192, 0.25, 1024), (8192, 100.0, 8192), (5000, 0.5, 1792), (7, 9, 7)]
+    ("rows", "gib", "most"),
+    [(8192, 0.5, 2048), (8192, 0.25, 1024), (8192, 100.0, 8192), (5000, 0.5, 1792), (7, 9, 7), (8200, 2.1, 8200)],
 )
 def test_chunks_are_of_about_equal_size(rows: int, gib: float, most: int) -> None:
     assert chunks_of(rows, 1, bytes_of_row(131072, [torch.bfloat16]), gib).most == most

@@ -58,10 +58,12 @@ class LinearLossSession(StepSession[Output]):
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns about the products alone, timed alternately with the step. Collective."""
         products = Products(self.problem, self.shard)
-        step, alone = self.stopwatch.interleaved_ms(
-            (self.step, self.restore), (products.run, do_nothing), iterations=_ITERATIONS[self.context.device.type]
-        )
         step_ms = columns.get("device_ms") or columns["time_ms"]
+        slowest_ms = max(gather_number(step_ms, self.context))
+        iterations = _iterations(slowest_ms, self.context.device.type)
+        step, alone = self.stopwatch.interleaved_ms(
+            (self.step, self.restore), (products.run, do_nothing), iterations=iterations
+        )
         outputs = sum(products.bytes_of_outputs) / 2**30
         return {
             "products_ms": median(alone),
@@ -71,7 +73,10 @@ class LinearLossSession(StepSession[Output]):
         }
 
 
-_ITERATIONS = {"cuda": 20, "cpu": 3}
+def _iterations(step_ms: float, device: str) -> int:
+    """Return the number of iterations in which step and products together take about 6 s, within limits."""
+    fewest, most = {"cuda": (6, 20), "cpu": (3, 3)}[device]
+    return max(fewest, min(most, int(3000 / step_ms)))
 
 
 def costs(problem: LinearLoss, tp_size: int, bytes_communicated: int, tflops: float) -> Costs:

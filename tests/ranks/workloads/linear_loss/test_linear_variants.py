@@ -15,7 +15,7 @@ from tests.support.linear_loss import context, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
-from tpbench.workloads.linear_loss.bench import costs, setup
+from tpbench.workloads.linear_loss.bench import _iterations, costs, setup
 from tpbench.workloads.linear_loss.oracle import Oracle
 
 
@@ -114,6 +114,10 @@ def test_the_floor_is_the_products_and_then_one_pass() -> None:
     assert (forward.flops * 3, forward.bytes_moved * 2) == (train.flops, train.bytes_moved)
     teacher = costs(replace(cell, loss="reverse_kl"), 2, 0, tflops=700.0)
     assert (teacher.flops * 3, teacher.bytes_moved * 2) == (train.flops * 4, train.bytes_moved * 3)
+
+
+def test_long_steps_are_timed_less_often() -> None:
+    assert [_iterations(ms, "cuda") for ms in (20.0, 300.0, 650.0)] == [20, 10, 6]
 
 
 def _details(here: Rank) -> dict[str, Any]:
