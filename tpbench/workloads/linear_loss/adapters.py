@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -103,7 +104,8 @@ def quack(problem: LinearLoss, shard: Shard) -> Step:
 def liger_native(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/linkedin/Liger-Kernel: LigerFusedLinearScaledCrossEntropyTPFunction by `liger_cute_kernels`.
 
-    Ranks reach each other's memory through NVSHMEM, without NVLink multicast.
+    Ranks reach each other's memory through NVSHMEM, without NVLink multicast. NVSHMEM's memory is not PyTorch's, so the
+    column workspace_gib has it and peak_gib does not.
     """
     os.environ.update(NVSHMEM_ENVIRONMENT)
     from liger_kernel.ops.configure import FusedLinearCrossEntropyConfig, configure
@@ -112,9 +114,15 @@ def liger_native(problem: LinearLoss, shard: Shard) -> Step:
     assert shard.labels is not None
     labels, counts = shard.labels, shard.labels != IGNORED
     number = counts.sum().clamp(min=1)
+    before = _bytes_of_others(shard.device)
     sizes = FusedLinearCrossEntropyConfig(problem.tokens, problem.hidden, shard.columns, group="tp")
     if not configure(process_groups={"tp": shard.group}, bootstrap_group=shard.group, device=shard.device, flsce=sizes):
         raise RuntimeError("liger_cute_kernels does not support this device")
+
+    def columns() -> dict[str, Any]:
+        held = torch.tensor(_bytes_of_others(shard.device) - before, dtype=torch.int64)
+        dist.all_reduce(held, dist.ReduceOp.MAX)
+        return {"workspace_gib": int(held) / 2**30}
 
     def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
         row_loss = LigerFusedLinearScaledCrossEntropyTPFunction.apply(
@@ -125,8 +133,18 @@ def liger_native(problem: LinearLoss, shard: Shard) -> Step:
 
     statistics = 2 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
     return Step(
-        lambda: differentiated(problem, shard, loss_of, summed=True), statistics + bytes_all_reduced(problem, shard)
+        lambda: differentiated(problem, shard, loss_of, summed=True),
+        statistics + bytes_all_reduced(problem, shard),
+        columns,
     )
+
+
+def _bytes_of_others(device: torch.device) -> int:
+    """Return the bytes of a GPU that are in use and not PyTorch's. 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
 
 
 NVSHMEM_ENVIRONMENT = {

@@ -106,6 +106,7 @@ WORKLOAD = Workload(
         "products_ms": "the problem's matrix products alone, timed alternately with the step, ms",
         "over_products": "the step's time over products_ms, both timed alternately",
         "above_outputs_gib": "peak memory beyond the gradients that the step returns, maximum over ranks, GiB",
+        "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
         "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
         "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
     },
@@ -117,7 +118,7 @@ WORKLOAD = Workload(
         Option("exchange", ignorable=True),
     ),
     pivot=Pivot(rows=("hidden", "vocab", "tp_size", "tokens"), sections=("loss", "mode", "dtype")),
-    metrics={"over_products": -1, "above_outputs_gib": -1, "products_ms": 0, "tflops": 1},
+    metrics={"over_products": -1, "above_outputs_gib": -1, "workspace_gib": -1, "products_ms": 0, "tflops": 1},
     studies={
         "linear": Study(
             "how far is the loss from its matrix products, and how much memory does it need?",

@@ -153,6 +153,15 @@ def test_groups_and_shards_are_passed() -> None:
     assert calls == [{"groups": {"tp": group}, "bootstrap": group, "sizes": sizes}, {"group": group}]
 
 
+def test_the_memory_of_nvshmem_is_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's peak does not count it. The column has that of the rank with the most."""
+    in_use = iter([2**30, 13 * 2**30])
+    monkeypatch.setattr(adapters, "_bytes_of_others", lambda device: next(in_use))
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor, operation: tensor.mul_(2))
+    cell = problem(vocab=96)
+    assert adapters.liger_native(cell, make_shard(cell, context())).columns() == {"workspace_gib": 24.0}
+
+
 def test_liger_without_its_native_kernel_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Liger would fall back to other kernels."""
     monkeypatch.setattr(FusedTP, "supported", False)
