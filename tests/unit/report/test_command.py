@@ -1,5 +1,7 @@
 """`scripts/report.py` as users call it."""
 
+import sys
+
 import pytest
 
 from tpbench.report.command import main
@@ -76,3 +78,23 @@ def test_the_suffix_decides_the_format(add, tmp_path, name, beginning):
     if name == "x.html":  # a format that is named wins
         assert main([str(tmp_path), "--format", "csv", "-o", str(file)]) == 0
         assert file.read_text().startswith("workload,")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "terminals", "told"),
+    [
+        ([], (True, True), False),  # the table shows them on the same terminal
+        ([], (True, False), True),
+        ([], (False, True), True),
+        (["--format", "csv"], (True, True), True),
+        (["-o", "table.txt"], (True, True), True),
+    ],
+)
+def test_warnings_are_told_once(add, tmp_path, capsys, monkeypatch, arguments, terminals, told):
+    add("triton_tp", 1.0)
+    add("pytorch_gather", 1.0, loss_value=99.0)
+    monkeypatch.chdir(tmp_path)
+    for stream, is_terminal in zip((sys.stdout, sys.stderr), terminals, strict=True):
+        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
+    assert main([str(tmp_path), *arguments]) == 0
+    assert ("different losses" in capsys.readouterr().err) == told
