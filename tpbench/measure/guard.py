@@ -26,6 +26,9 @@ _WATCHED: dict[str, Any] = {
 """The functions that clocks and oracles call, by the names in messages."""
 
 _OWN = "tpbench."
+_REPLACED_BY_TORCH = {("torch", "manual_seed")}
+"""Functions that the first import of torch._dynamo replaces. No clock and no oracle calls them."""
+
 _WRAPPERS = (staticmethod, classmethod, property)
 
 _NOT_OWN = ("tpbench.outside", "tpbench.api")
@@ -41,7 +44,8 @@ class Guard:
         """Put the replaced functions back, and return their names, sorted."""
         owners = self._owners()
         now = dict(_functions(owners))
-        replaced = [place for place, function in self.functions.items() if now.get(place) is not function]
+        known = self.functions.items()
+        replaced = [at for at, function in known if now.get(at) is not function and at not in _REPLACED_BY_TORCH]
         for owner, name in replaced:
             setattr(owners[owner], name, self.functions[owner, name])
         return sorted(f"{owner}.{name}" for owner, name in replaced)

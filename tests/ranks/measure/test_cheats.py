@@ -139,3 +139,14 @@ def test_a_change_negates_the_same_rows_on_all_ranks_and_can_be_undone() -> None
     one, other = run_on_ranks(2, changed)
     assert torch.equal(one[0], other[0])
     assert one[1:] == [True, False, 3]
+
+
+def test_the_guard_names_a_replaced_function_and_no_other_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first import of torch._dynamo replaces torch.manual_seed, and each new process group counts up."""
+    guard = Guard()
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: None)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_group_count", 7)
+    assert guard.restored() == []
+    equal = torch.equal
+    monkeypatch.setattr(torch, "equal", lambda one, other: True)
+    assert guard.restored() == ["torch.equal"] and torch.equal is equal
