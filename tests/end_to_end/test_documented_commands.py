@@ -23,7 +23,7 @@ from tests.support.command import ROOT, forked, tpbench
 from tests.support.documented import Command, commands, commands_of, missing_file
 from tests.support.tp_block_rows import row as block_row
 from tpbench.console import information
-from tpbench.launcher.overrides import check_overrides
+from tpbench.launcher.overrides import check_overrides, flat_names
 from tpbench.results.read import load
 from tpbench.results.write import write_row
 
@@ -183,7 +183,7 @@ def plan(text: str) -> list[str]:
     workloads compose its other cells.
     """
     arguments = shlex.split(text)[3:]
-    check_overrides(arguments, ROOT / "conf")
+    check_overrides(flat_names(arguments), ROOT / "conf")
     kept = [each for each in arguments if not each.startswith(("hydra/launcher=", "hydra.launcher.", "wait="))]
     for name in [each.partition("=")[2] for each in kept if each.startswith("+experiment=")]:
         experiment = yaml.safe_load((ROOT / "conf/experiment" / f"{name}.yaml").read_text())
