@@ -6,6 +6,12 @@
 # Needs root.
 set -euo pipefail
 
+# A daemon that kept what the caller has open, such as a lock, would hold it for good. 255 is this script.
+for descriptor in /proc/$$/fd/*; do
+    number=${descriptor##*/}
+    if ((number > 2 && number != 255)); then eval "exec $number>&-"; fi
+done
+
 install() {
     command -v slurmctld >/dev/null && command -v munged >/dev/null && return
     apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends slurm-wlm munge
