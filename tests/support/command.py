@@ -43,12 +43,13 @@ def tpbench(
 
 
 FORKED_COMMANDS = """
-import importlib, json, os, sys
+import gc, importlib, json, os, sys, traceback
 import tpbench.__main__, tpbench.console.plan
 from tpbench.workloads import workloads
 workloads()
 for name in sys.argv[1:]:
     importlib.import_module(name)
+gc.freeze()
 for folder, arguments in json.load(sys.stdin):
     if child := os.fork():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -57,12 +58,24 @@ for folder, arguments in json.load(sys.stdin):
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv[1:] = arguments
-    tpbench.__main__.main()
-    sys.exit(0)
+    code = 0
+    try:
+        tpbench.__main__.main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 """
 """A program that imports tpbench once and forks a process for each command line. Most of a short command is imports.
 
-Its arguments are further modules that all commands import."""
+Its arguments are further modules that all commands import. The end of an interpreter with torch and transformers takes
+longer than a short command, so a child leaves it out."""
 
 
 def forked(commands: Sequence[Sequence[str]], folder: Path, imports: Sequence[str] = ()) -> list[tuple[int, Path]]:
