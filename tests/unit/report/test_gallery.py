@@ -49,6 +49,16 @@ def folders(tmp_path_factory):
         ({"device_ms": 0.0196, "floor_ms": 0.02}, ""),
         ({"time_ms": -1.0}, "time_ms is -1"),
         ({"time_ms": None, "device_ms": None}, "no time"),
+        ({"device_ms": 19.0, "time_ms": 20.0, "floor_ms": 20.0}, ""),  # the floor may be too high by 5%
+        ({"device_ms": None, "floor_ms": None, "time_ms": 0.0}, "time_ms is 0"),
+        ({"device_ms": float("inf")}, "device_ms is inf"),
+        ({"time_ms": None}, ""),
+        ({"loss_error": 0.0, "grad_error": -0.5}, "the oracle's error is no number"),
+        ({"kernels_version": None}, ""),
+        (
+            {"kernels_version": "k2", "time_ms": -1.0},
+            "kernels_version k2 is not among those that the entry states; time_ms is -1",
+        ),
         ({"status": "error", "reason": "x"}, ""),
     ],
 )
@@ -71,6 +81,11 @@ def test_rows_are_refused_by_name(tmp_path, changes, said):
         ("title: A\nby: B\nkernels_version: k\nlink: javascript:alert(1)", "link must begin with https://"),
         ("title: !!python/object/apply:os.system ['true']", "is no YAML"),
         ("x: " + "[" * 60000, "is no YAML"),
+        ("title: [A]\nby: B\nkernels_version: k", "title must be text, in quotes"),
+        ("title: A\nby: [B]\nkernels_version: k", "by must be text, in quotes"),
+        ("title: A\nby: B\nkernels_version: [k, 12]", "kernels_version must be text, in quotes"),
+        ("title: A\nby: ''\nkernels_version: k", "by is missing (who measured)"),
+        ("x: " + "y" * (65536 - 3), "no field is called x"),  # the largest file that is read
         ("x: " + "y" * 70000, "has more than 65536 bytes"),
     ],
 )
@@ -80,6 +95,28 @@ def test_a_wrong_file_is_explained(tmp_path, text, said):
         (tmp_path / "gallery.yaml").write_text(text)
     with pytest.raises(JobError, match=re.escape(said)):
         read_entry(tmp_path)
+
+
+def test_an_entry_states_one_or_several_versions(tmp_path):
+    rows = [cell("triton_tp"), cell("pytorch_gather", kernels_version="k2"), cell("pytorch_tp_manual")]
+    one = read_entry(entry(tmp_path, rows, link="https://a.example", note="a note"))
+    assert (one.title, one.by, one.link, one.note) == ("Host A", "a person", "https://a.example", "a note")
+    assert [each.variant for each in one.refused] == ["pytorch_gather"] and len(one.frame) == 2
+    (tmp_path / "gallery.yaml").write_text(yaml.safe_dump(FIELDS | {"kernels_version": ["k2", "k1"]}))
+    two = read_entry(tmp_path)
+    assert two.refused == () and len(two.frame) == 3 and (two.link, two.note) == ("", "")
+
+
+def test_long_texts_are_cut(tmp_path):
+    long, gap = "x" * 1000, len(" ... ")
+    fields = {"title": long, "by": long, "link": f"https://{long}", "note": long}
+    found = read_entry(entry(tmp_path, [cell(long, kernels_version=long), cell("triton_tp")], **fields))
+    assert [len(each) for each in (found.title, found.by, found.link, found.note)] == [
+        at + gap for at in (60, 100, 300, 500)
+    ]
+    (refused,) = found.refused
+    assert len(refused.variant) == 60 + gap
+    assert len(refused.reason) == len("kernels_version  is not among those that the entry states") + 40 + gap
 
 
 def test_machines_are_columns_and_equal_problems_share_a_line(folders):

@@ -4,6 +4,7 @@ import datetime
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tests.support import synthetic
 from tpbench.report.command import main
@@ -67,6 +68,44 @@ def test_two_changes_of_one_cell_are_two_levels():
     assert [each.at for each in changes] == [8, 16]
     assert changes[0].ratio == pytest.approx(np.exp(0.1), rel=0.01)
     assert changes[1].ratio == pytest.approx(np.exp(-0.05), rel=0.01)
+
+
+def test_no_rows_to_compare_let_assume_the_least_scatter():
+    assert run_scatter([]) == run_scatter([observed([1.0])]) == 1.0
+
+
+def test_the_scatter_of_runs_is_the_median_of_their_squared_differences():
+    """The squared differences are 8, 2 and 18 times the variance of 1e-4 of each row, so their median ratio is 4."""
+    series = [observed(np.sqrt(1e-4) * np.cumsum([0, np.sqrt(8), np.sqrt(2)])), observed([0, 0.01 * np.sqrt(18)])]
+    assert run_scatter(series) == pytest.approx(4 / stats.chi2.median(1))
+    assert run_scatter([observed([0.5, 0.5])]) == 1.0  # never below the assumed scatter
+
+
+def test_the_p_value_is_that_of_a_moderated_t_test():
+    """Four prior degrees of freedom stand for the assumed variance: 4 + 6 rows - 2 levels = 8."""
+    logs = [-0.01, 0.0, 0.01, 0.09, 0.1, 0.11]
+    (change,) = change_points(observed(logs), 0.02, tests=5, factor=2.0)
+    error = np.sqrt((4 * 2.0 * 1e-4 + 4 * 1e-4) / 8 * (1 / 3 + 1 / 3))
+    assert change.at == 3 and change.ratio == pytest.approx(np.exp(0.1))
+    assert change.p == pytest.approx(5 * 2 * stats.t.sf(0.1 / error, 8))
+
+
+def test_a_change_among_two_rows_is_found():
+    assert [each.at for each in change_points(observed([0.0, 1.0]), 0.02, tests=1, factor=1.0)] == [1]
+    assert change_points(observed([0.0]), 0.02, tests=1, factor=1.0) == []
+
+
+def test_changes_on_both_sides_of_a_change_are_found():
+    logs = np.repeat([0.0, 0.3, 1.5, 1.8, 1.6], 6)
+    changes = change_points(observed(logs), 0.02, tests=29, factor=1.0)
+    assert [each.at for each in changes] == [6, 12, 18, 24]
+    assert np.log([each.ratio for each in changes]) == pytest.approx([0.3, 1.2, 0.3, -0.2])
+
+
+def test_a_change_must_exceed_the_threshold():
+    logs = observed([0.0] * 4 + [1.0] * 4)
+    assert change_points(logs, np.expm1(1.0), tests=7, factor=1.0) == []
+    assert change_points(logs, np.expm1(0.999), tests=7, factor=1.0)
 
 
 def test_a_change_below_the_threshold_does_not_count():

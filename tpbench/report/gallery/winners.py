@@ -49,7 +49,7 @@ class Problem:
     @property
     def ranks(self) -> int:
         values = dict(self.key)
-        return int(values["tp_size"] or 1) * int(values["dp_size"] or 1)
+        return int(values["tp_size"]) * int(values["dp_size"])
 
     @property
     def compared(self) -> bool:

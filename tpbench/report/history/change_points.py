@@ -77,7 +77,7 @@ def _cuts(logs: Logs, start: int, threshold: float, tests: int, assumed: float) 
     if len(logs) < 2:
         return []
     at, change, p = _best_cut(logs, assumed)
-    p = min(1.0, p * tests)
+    p *= tests
     if p >= ALPHA or abs(math.expm1(change)) <= threshold:
         return []
     before = _cuts(logs[:at], start, threshold, tests, assumed)
