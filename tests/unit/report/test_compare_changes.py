@@ -334,6 +334,12 @@ def test_remarks_about_runs_that_can_be_compared(before, after, said):
     assert conditions.remarks([record(**before)], [record(**after)]) == said
 
 
+def test_remarks_are_about_the_newest_rows():
+    old, new = record(host="a"), record(host="b")
+    assert conditions.remarks([old, new], [new]) == conditions.remarks([new], [old, new]) == []
+    assert conditions.remarks([new, old], [old, new]) == ["host a and b"]
+
+
 def test_processes_of_repeated_rows_may_be_mixed():
     mixed = [record(warm=True), record(warm=False)]
     assert conditions.remarks(mixed, [record(warm=True)]) == ["cold and warm processes before, warm processes after"]

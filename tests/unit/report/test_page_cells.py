@@ -15,7 +15,15 @@ from tpbench.report.documents import write_documents
 from tpbench.report.grids import arrange_rows
 from tpbench.report.metric import metric
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
-from tpbench.report.page.tables import complete_table, distribution_table, failure_table, pivot_table, speedup_table
+from tpbench.report.page.tables import (
+    _MEASURES,
+    complete_table,
+    distribution_table,
+    failure_table,
+    pivot_table,
+    speedup_table,
+)
+from tpbench.report.plots import timeline
 from tpbench.report.samples import CLOCKS
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
@@ -106,6 +114,17 @@ def test_a_table_of_every_cell_leaves_out_what_all_share(grid):
     found = complete_table(grid)
     assert "gb_per_s" in found.columns and "peak_gib" not in found.columns and "samples_ms" not in found.columns
     assert found.digits == "hidden" and len(found.rows) == 3
+
+
+def test_a_table_of_every_cell_has_no_traces_however_short(add, frame):
+    traces = {name: [0.0, 1.0] for name in timeline.COLUMNS}
+    for heads in (8, 16):
+        sizes = {"hidden": 64, "ffn": 128, "heads": heads, "kv_heads": 4}
+        add("block_auto", 1.0, workload="tp_block", **sizes, **traces)
+    names = [*timeline.COLUMNS, "hidden", "ffn", "heads", "kv_heads"]
+    (grid,) = arrange_rows(frame(), [*names, *_MEASURES]).grids
+    found = complete_table(grid)
+    assert not set(timeline.COLUMNS) & set(found.columns)
 
 
 def test_a_comparison_as_a_page_sorts_by_numbers():

@@ -4,10 +4,11 @@ import pytest
 
 from tests.unit.report.test_verdicts import measured
 from tpbench.report.grids import arrange_rows
-from tpbench.report.page.chart import Line, Panel, logarithmic_axis, panel_svg, share_axis
+from tpbench.report.page.chart import Line, Panel, logarithmic_axis, marker_svg, panel_svg, share_axis
 from tpbench.report.page.document import page
 from tpbench.report.page.looks import Look, assign_looks
-from tpbench.report.page.pictures import by_problem, by_size, floor_shares
+from tpbench.report.page.pictures import block_caps, by_problem, by_size, floor_shares
+from tpbench.report.plots.block_cap import shares
 from tpbench.report.verdicts import provenance_columns
 from tpbench.workloads import workloads
 
@@ -55,6 +56,25 @@ def test_no_panel_shows_a_single_point(sizes):
     assert [name for _, name in figure.legend] == ["floor", "triton_tp", "quack", "pytorch_gather"] or len(
         figure.legend
     ) == 4
+
+
+def test_a_line_of_block_caps_has_the_look_of_its_column_or_variant(add, frame):
+    for cap, share in (("64", 0.5), ("128", 0.25)):
+        for graph in (False, True):
+            add("triton_tp", 1.0, block_cap=cap, graph=graph, fraction_of_floor=share)
+    (grid,) = arrange_rows(frame(), ("fraction_of_floor",)).grids
+    of_variant, of_column = Look(3, 2), Look(4, 1)
+    columns = {column for column, _ in shares(grid)}
+    assert columns == {"triton_tp", "triton_tp graph=true"}
+
+    def looks_of(looks):
+        return {name: svg for svg, name in block_caps(grid, looks, "Shares").legend}
+
+    variant = {("entropy_loss", "triton_tp"): of_variant}
+    assert looks_of(variant) == dict.fromkeys(columns, marker_svg(of_variant))
+    assert looks_of({})["triton_tp"] == marker_svg(Look(0, 0))
+    both = looks_of(variant | {("entropy_loss", "triton_tp graph=true"): of_column})
+    assert both["triton_tp graph=true"] == marker_svg(of_column) and both["triton_tp"] == marker_svg(of_variant)
 
 
 def test_no_picture_of_one_cell(add, frame):

@@ -15,7 +15,7 @@ from tpbench.report.plots import speedups as speedups_plot
 from tpbench.report.plots import style
 from tpbench.report.plots.block_cap import shares
 from tpbench.report.plots.by_size import draw_by_size
-from tpbench.report.samples import measured_cells, speedups
+from tpbench.report.samples import measured_cells, outliers, speedups
 from tpbench.results.read import load
 
 
@@ -81,6 +81,50 @@ def test_shares_by_block_cap(rows, grid):
     line = found["triton_tp", "vocab=32768 tp=1 tokens=4096"]
     assert sorted(line) == ["16384", "32768", "4096", "8192", "auto"]
     assert max(line, key=line.get) == "auto" and min(line, key=line.get) == "32768"
+
+
+def test_a_share_is_that_of_a_measurement_at_one_of_several_block_caps(add, frame):
+    for cap, changes in (
+        ("64", {}), ("128", {}), ("256", {"interpreted": True}), ("512", {"fraction_of_floor": None}),
+    ):  # fmt: skip
+        add("triton_tp", 1.0, **{"block_cap": cap, "fraction_of_floor": int(cap) / 256} | changes)
+    add("quack", 1.0, fraction_of_floor=0.5)
+    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
+    ((variant, _),) = found = shares(made)
+    assert variant == "triton_tp" and list(found.values()) == [{"64": 0.25, "128": 0.5}]
+    (axes,) = plots.PLOTS["block_cap"].draw(made).axes
+    assert axes.get_lines()[0].get_xydata().tolist() == [[0, 25], [1, 50]]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["64", "128"]
+
+
+@pytest.mark.parametrize(("farthest", "scale"), [(3.5, "linear"), (40.0, "log")])
+def test_large_speedups_are_on_a_logarithmic_axis(add, frame, farthest, scale):
+    steady = np.linspace(1.0, 1.001, 20)
+    add("triton_tp", 1.0, samples_ms=steady)
+    add("quack", farthest, samples_ms=farthest * steady)
+    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
+    (axes,) = speedups_plot.draw(made, "samples_ms").axes
+    assert axes.get_xscale() == scale and axes.xaxis.get_major_formatter()(10, 0) == "10x"
+    if scale == "log":
+        label = axes.xaxis.get_minor_formatter()
+        assert [label(value, 0) for value in (2, 3, 4, 5, 6, 7, 8, 9, 20, 0.3)] == [
+            "2x", "3x", "", "5x", "", "", "", "", "20x", "0.3x",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("letters", "inches", "columns"),
+    [(20, 6.0, 3), (20, 5.9, 2), (20, 4.0, 2), (20, 3.9, 1), (20, 1.0, 1), (1, 9.0, 3)],
+)
+def test_a_legend_has_as_many_columns_as_fit(letters, inches, columns):
+    """A column of 20 letters is two inches wide."""
+    assert style.legend_columns(["a", "x" * letters], inches + 0.01) == columns
+
+
+def test_few_samples_have_no_outliers():
+    assert list(outliers(np.array([1.0, 1.0, 9.0]))) == []
+    assert list(outliers(np.array([1.0, 1.0, 1.0, 1.0, 9.0, -7.0]))) == [9.0, -7.0]
+    assert list(outliers(np.array([0.0, 1.0, 2.0, 3.0, 4.0]))) == []
 
 
 @pytest.mark.parametrize("name", ["time", "block_cap", "samples"])

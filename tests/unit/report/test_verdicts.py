@@ -47,6 +47,15 @@ def test_only_correct_measurements_win(add, judge):
     )
 
 
+def test_three_other_winners_are_named(add, judge):
+    for vocab, winner in enumerate(("triton_tp", "triton_tp", "quack", "liger", "megatron", "autotp", "apex"), start=1):
+        add(winner, **measured(1.0, vocab=vocab))
+        add("pytorch_gather", **measured(2.0, vocab=vocab))
+    said = answer(judge())
+    assert said.startswith("Fastest: triton_tp in 2 of 7 problems, 2.0 times faster than pytorch_gather (medians)")
+    assert said.endswith("; quack in 1, liger in 1, megatron in 1, others in 2.")
+
+
 def test_device_time_leads_and_the_clocks_may_disagree(add, judge):
     add("triton_tp", **measured(1.0, wall=3.0))
     add("pytorch_gather", **measured(1.5, wall=1.6))

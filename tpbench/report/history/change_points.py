@@ -97,7 +97,7 @@ def _best_cut(logs: Logs, assumed: float) -> tuple[int, float, float]:
     changes = means[1] - means[0]
     squares = ((logs - logs.mean()) ** 2).sum() - changes**2 * before * after / len(logs)
     freedom = PRIOR + len(logs) - 2
-    errors = np.sqrt((PRIOR * assumed + squares.clip(0)) / freedom * (1 / before + 1 / after))
+    errors = np.sqrt((PRIOR * assumed + squares) / freedom * (1 / before + 1 / after))
     scores = np.abs(changes) / errors
     best = int(scores.argmax())
     return best + 1, float(changes[best]), float(2 * stats.t.sf(scores[best], freedom))
