@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.planned import MODEL
-from tpbench.job import Job, field_names, parse_job, stored_job, unsupported_reason
+from tpbench.job import Job, field_names, former_field_names, parse_job, stored_job, unsupported_reason
 from tpbench.launcher.options import SweepOptions
 from tpbench.results.read import load
 from tpbench.settings import JobError
@@ -277,3 +277,61 @@ def test_an_option_at_its_default_is_supported_by_all() -> None:
     assert unsupported_reason(parse_job({**TINY, "variant": "triton_tp"})) is None
     reason = unsupported_reason(parse_job({**TINY, "compile": True}))
     assert reason == "triton_tp does not take compile=True (taken by: pytorch_tp_manual, pytorch_gather)"
+
+
+BLOCK = {"variant": "block_tp", "tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
+
+
+def test_fresh_inputs_need_a_workload_that_can_change_them() -> None:
+    dense = {**BIGRAM, "variant": "dense_reduce_scatter"}
+    assert unsupported_reason(parse_job({**dense, "fresh": True})) == (
+        "embedding_grad has no fresh=true (workloads that have it: entropy_loss, linear_loss)"
+    )
+    assert unsupported_reason(parse_job({**dense, "fresh": False})) is None
+    assert unsupported_reason(parse_job({**TINY, "fresh": True})) is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "graph", "chosen", "search"),
+    [
+        ("sparse_all_to_all_gpu", True, [], "kernel"),
+        ("sparse_all_to_all_gpu", True, ["search"], "auto"),
+        ("sparse_all_to_all_gpu", False, [], "auto"),
+        ("dense_reduce_scatter", True, [], "auto"),  # it has no such option
+    ],
+)
+def test_a_graph_sets_the_options_that_it_requires(variant: str, graph: bool, chosen: list[str], search: str) -> None:
+    job = parse_job({**BIGRAM, "variant": variant, "graph": graph, "search": "auto"}, chosen=chosen)
+    assert job.problem.search == search and job.measure.graph is graph
+
+
+def test_layers_of_a_block_fix_the_number_of_iterations() -> None:
+    assert [parse_job({**BLOCK, "tp_size": 2, "layers": layers}).scheduled for layers in (0, 1, 2)] == [
+        False,
+        True,
+        True,
+    ]
+    assert parse_job(TINY).scheduled is False
+    assert {"precision", "graph"} <= field_names(workloads()["tp_block"])
+    assert "graph" in field_names(workloads()["train_step"])
+
+
+def test_each_unknown_name_has_a_complaint_of_its_own() -> None:
+    with pytest.raises(JobError) as caught:
+        parse_job({**TINY, "seed": -1}, chosen=["tokns", "vocb", "tokns", "organisation"])
+    assert [line.split(",")[0] for line in str(caught.value).splitlines()] == [
+        "no field of entropy_loss is called tokns",
+        "no field of entropy_loss is called vocb",
+        "seed=-1 must be between 0 and 2147483647 (seed of the inputs)",
+    ]
+
+
+def test_a_job_as_plain_values_has_the_fields_of_all_its_parts() -> None:
+    flat = parse_job(TINY).flat()
+    assert not {"problem", "outside", "world_size"} & set(flat)
+    assert {"workload", "variant", "tp_size", "precision", "graph", "tokens"} <= set(flat)
+    assert flat["workload"] == "entropy_loss"
+
+
+def test_former_names_lead_to_the_present_ones() -> None:
+    assert former_field_names() == {"organisation": "algorithm"}
