@@ -19,7 +19,7 @@ from tpbench.report.compare.uncertainty import (
 )
 from tpbench.report.metric import Metric, metric
 from tpbench.report.ratio import Ratio
-from tpbench.report.records import CAVEATS, Record, caveat_mark, value_text
+from tpbench.report.records import CAVEATS, Record, caveat_mark, is_measurement, value_text
 
 ALPHA = 0.05
 FEWEST_ROWS = 3
@@ -121,8 +121,7 @@ def compare_cells(
 
 
 def _observations(rows: Sequence[Record], shown: Metric) -> list[Observation]:
-    measured = [row for row in rows if row["status"] == "ok" and not caveat_mark(row)]
-    return [found for row in measured if (found := observe(row, shown)) is not None]
+    return [found for row in rows if is_measurement(row) and (found := observe(row, shown)) is not None]
 
 
 def _uncorrected(
