@@ -48,6 +48,11 @@ def test_a_cost_that_is_not_stated_is_zero() -> None:
     assert (found["flops"], found["floor_ms"]) == (0, 1.0)
 
 
+def test_traffic_and_products_run_side_by_side_if_nothing_else_is_stated() -> None:
+    costs = Costs(4 * 10**6, 0, compute_ms=1.0, wire_ms=0.5)
+    assert columns.cost_columns(costs, 2.0)["floor_ms"] == 2.5  # 2 ms of memory traffic, then communication
+
+
 def test_times_are_medians_of_the_slowest_rank(context: Context) -> None:
     found = columns.time_columns(object(), context, WALL, None, dict(SO_FAR), lambda _: pytest.fail("no details"))
     assert found["samples_ms"] == [4.0, 6.0, 5.0] and found["iterations"] == 3

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.support.lone_rank import lone_rank
 from tests.support.sessions import Sleeper, cpu_context
@@ -98,6 +101,20 @@ def test_rounds_of_two_clocks_end_with_the_grants(monkeypatch: pytest.MonkeyPatc
     assert clocks[0].spent_s == pytest.approx((3 + 100 + 100) * 0.001)
     assert clocks[0].medians_ms == pytest.approx([2.0] * 3)  # the slowest rank's
     assert ROUNDS == 24
+
+
+def test_other_ranks_take_the_iterations_of_rank_0_and_request_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = lone_rank(monkeypatch)
+    queue, asked = Queue(3), iter([[2, 1], [0, 0]])
+    monkeypatch.setattr(dist, "broadcast", lambda iterations, src: iterations.copy_(torch.tensor(next(asked))))
+    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
+    with simulated_time() as time:
+        session, context = Sleeper(here, time, 0.001), replace(cpu_context(here), rank=1)
+        wall = clock.WallClock(here.device, clock.ColdCache(here.device, 2))
+        clocks = [ClockRounds(wall, session.step, session, context, MeasureSettings(**SETTINGS)) for _ in range(2)]
+        run_rounds(queue, clocks, session, context)
+    assert queue.requests == []
+    assert [[len(each) for each in of.rounds] for of in clocks] == [[2], [1]]
 
 
 def test_a_request_waits_in_a_file_for_its_grant(tmp_path: Any) -> None:
