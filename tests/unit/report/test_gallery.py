@@ -8,10 +8,11 @@ import yaml
 from tests.support import synthetic
 from tests.support.command import ROOT
 from tpbench.report.command import main
-from tpbench.report.gallery.admission import refusals
+from tpbench.report.gallery.admission import Refusal, refusals
 from tpbench.report.gallery.entry import read_entry
 from tpbench.report.gallery.winners import headlines, measured_problems
 from tpbench.results.read import load
+from tpbench.results.schema import common_columns
 from tpbench.settings import JobError
 
 FIELDS = {"title": "Host A", "by": "a person", "kernels_version": "k1"}
@@ -148,3 +149,15 @@ def test_the_committed_rows_are_an_entry():
     found = read_entry(ROOT / "outputs/reference")
     assert len(found.frame) > 500 and not found.faults
     assert all("below the floor" in each.reason for each in found.refused)
+
+
+def test_rows_of_another_version_and_hostile_names_stop_no_gallery(tmp_path, monkeypatch, capsys):
+    future = {name: value for name, value in cell("mystery").items() if name in common_columns()}
+    folder = entry(tmp_path / "rows", [cell("triton_tp", dp_size=None), future | {"workload": "of_the_future"}])
+    _, problems = measured_problems([read_entry(folder)])
+    assert [each.workload for each in headlines(problems)] == ["entropy_loss", "of_the_future"]
+    hostile = Refusal("\x1b[31mred", "triton_tp", "why")
+    monkeypatch.setattr("tpbench.report.gallery.entry.refusals", lambda *_: [hostile])
+    assert main(["gallery", str(folder), "-o", str(tmp_path / "site")]) == 0
+    printed = capsys.readouterr().err
+    assert "refused" in printed and "\x1b" not in printed

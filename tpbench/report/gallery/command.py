@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tpbench.report.gallery.entry import FIELDS, FILE, read_entry
 from tpbench.report.gallery.site import INDEX, write_site
+from tpbench.results.printable import printable
 from tpbench.settings import JobError
 
 
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         for fault in entry.faults:
             print(f"report: {entry.title}: {fault}", file=sys.stderr)
         for refusal in entry.refused:
-            print(f"report: {entry.title}: refused {refusal.row_id}: {refusal.reason}", file=sys.stderr)
+            print(f"report: {entry.title}: refused {printable(refusal.row_id, 100)}: {refusal.reason}", file=sys.stderr)
     print(f"report: wrote {asked.output / INDEX}", file=sys.stderr)
     return 0
 

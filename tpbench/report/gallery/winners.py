@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from tpbench.report.agreement import disagreeing_rows
 from tpbench.report.gallery.entry import Entry
 from tpbench.report.grids import arrange_rows
 from tpbench.report.page.machines import FACTS
-from tpbench.report.records import Record, column_label, problem_identity, value_text
+from tpbench.report.records import MISSING, Record, column_label, problem_identity, value_text
 from tpbench.report.verdicts import Verdict, provenance_columns, verdicts
 from tpbench.results.schema import workload_columns
 from tpbench.workloads import workloads
@@ -48,8 +49,8 @@ class Problem:
 
     @property
     def ranks(self) -> int:
-        values = dict(self.key)
-        return int(values["tp_size"]) * int(values["dp_size"])
+        sizes = [dict(self.key)[name] for name in ("tp_size", "dp_size")]
+        return math.prod(1 if size == MISSING else int(size) for size in sizes)
 
     @property
     def compared(self) -> bool:
@@ -81,7 +82,8 @@ def measured_problems(entries: Sequence[Entry]) -> tuple[list[Machine], list[Pro
                     key = _problem_key(grid.workload, verdict.fastest.record)
                     problem = problems.setdefault((grid.workload, key), Problem(grid.workload, key))
                     problem.by_machine[columns[hardware]] = verdict
-    found = sorted(problems.values(), key=lambda each: list(workloads()).index(each.workload))
+    order = [*workloads(), *(each.workload for each in problems.values())]  # rows may be of a workload of the future
+    found = sorted(problems.values(), key=lambda each: order.index(each.workload))
     _name(found)
     return machines, found
 
