@@ -168,7 +168,7 @@ def begins_early_on_a_side_stream(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def recognises_its_input(problem: EntropyLoss, shard: Shard) -> Step:
-    """It looks at some logits, and computes only if they are new."""
+    """Look at some logits, and compute only if they are new."""
     step, seen = honest(problem, shard), list[Any]()
     places = torch.arange(0, shard.logits.numel(), max(1, shard.logits.numel() // 4096), device=shard.device)
 

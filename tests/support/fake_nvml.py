@@ -26,7 +26,7 @@ class FakeNvml:
         """`unknown`: calls that the GPU does not know."""
         self.time, self.unknown = time, unknown
         self.used_j = 0.0
-        """What the counter shows from its next update on."""
+        """Joules that the counter shows from its next update on."""
         self.state = pynvml.nvmlClocksThrottleReasonGpuIdle
         self.violations_ns: dict[int, int] = {}
         self._shown_j, self._updated_s = 0.0, 0.0

@@ -1,7 +1,8 @@
-"""The format of a report's file, from the suffix of its name."""
+"""Where a report goes: to the screen or to a file, whose suffix can name the format."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from tpbench.settings import JobError
@@ -28,3 +29,12 @@ def format_of(output: Path | None) -> str:
     if suffix and suffix not in SUFFIXES:
         raise JobError(f"-o {output}: no format has the suffix {suffix}: use {', '.join(SUFFIXES)}, or name a --format")
     return SUFFIXES.get(suffix, "text")
+
+
+def print_or_write(content: str, output: Path | None) -> None:
+    """Print a text, or write it to a file."""
+    if output is None:
+        sys.stdout.write(content)
+        sys.stdout.flush()
+    else:
+        output.write_text(content, encoding="utf-8")

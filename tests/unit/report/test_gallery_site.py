@@ -8,9 +8,9 @@ import pytest
 
 from tpbench.report.gallery.admission import Refusal
 from tpbench.report.gallery.entry import Entry
-from tpbench.report.gallery.site import _cell, _counted, _part, _table, write_site
+from tpbench.report.gallery.site import _cell, _part, _table, write_site
 from tpbench.report.gallery.winners import Machine, Problem, _name, headlines
-from tpbench.report.page.cells import MISSING_CELL, PageCell
+from tpbench.report.page.cells import MISSING_CELL, PageCell, counted
 from tpbench.report.ratio import Ratio
 from tpbench.settings import JobError
 
@@ -139,7 +139,7 @@ def test_an_entry_counts_its_rows_and_names_its_days_and_hardware():
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])
 def test_counts_have_a_plural(count, text):
-    assert _counted(count, "row") == text
+    assert counted(count, "row") == text
 
 
 def test_no_entry_takes_the_name_of_the_first_page(tmp_path):

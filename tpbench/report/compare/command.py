@@ -17,6 +17,7 @@ from tpbench.report.compare.pairs import pair_cells
 from tpbench.report.compare.sides import read_sides
 from tpbench.report.compare.unpaired import explain_unpaired
 from tpbench.report.metric import METRICS, metric
+from tpbench.report.output_format import print_or_write
 from tpbench.settings import JobError, unknown
 
 FORMATS = {
@@ -36,11 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         comparison = _compare(asked)
         content = FORMATS[asked.format](comparison)
-        if asked.output is None:
-            sys.stdout.write(content)
-            sys.stdout.flush()
-        else:
-            asked.output.write_text(content, encoding="utf-8")
+        print_or_write(content, asked.output)
     except (JobError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

@@ -66,10 +66,10 @@ def read_entry(folder: Path) -> Entry:
     stated = fields["kernels_version"]
     refused = refusals(frame, [stated] if isinstance(stated, str) else list(stated))
     return Entry(
-        title=_line(fields["title"], 60),
-        by=_line(fields["by"], 100),
-        link=_line(fields.get("link") or "", 300),
-        note=_line(fields.get("note") or "", 500),
+        title=printable(fields["title"], 60),
+        by=printable(fields["by"], 100),
+        link=printable(fields.get("link") or "", 300),
+        note=printable(fields.get("note") or "", 500),
         frame=frame[~frame["row_id"].isin({each.row_id for each in refused})],
         refused=tuple(refused),
         faults=tuple(printable(str(each.message), 500) for each in caught),
@@ -99,7 +99,3 @@ def _fields(file: Path) -> Mapping[str, Any]:
     if complaints:
         raise JobError("\n".join(f"{file}: {complaint}" for complaint in complaints))
     return values
-
-
-def _line(text: str, limit: int) -> str:
-    return printable(text, limit)

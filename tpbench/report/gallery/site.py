@@ -11,7 +11,7 @@ from pathlib import Path
 from tpbench.report.gallery.entry import Entry
 from tpbench.report.gallery.winners import Machine, Problem, headlines, measured_problems
 from tpbench.report.metric import ratio_text
-from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, quantity, words
+from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, counted, quantity, words
 from tpbench.report.page.document import page
 from tpbench.report.page.template import render_page
 from tpbench.report.records import value_text
@@ -35,7 +35,7 @@ def write_site(entries: Sequence[Entry], folder: Path) -> list[Path]:
     pages = Counter(each.page for each in entries)
     if twice := [each.title for each in entries if pages[each.page] > 1]:
         raise JobError(f"two entries have the title {twice[0]} or one like it: change the title in one gallery.yaml")
-    if "index.html" in pages:
+    if INDEX in pages:
         raise JobError("no entry can have the title index")
     written: Mapping[str, str] = {INDEX: index(entries)} | {each.page: page(each.frame) for each in entries}
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def index(entries: Sequence[Entry]) -> str:
     return render_page(
         "gallery.html.j2",
         title="tpbench gallery",
-        summary=f"{_counted(len(machines), 'machine')}, {_counted(len(problems), 'problem')}, {_counted(rows, 'row')}",
+        summary=f"{counted(len(machines), 'machine')}, {counted(len(problems), 'problem')}, {counted(rows, 'row')}",
         first=_table("fastest", machines, chosen, with_workload=True),
         everywhere=everywhere,
         parts=[_part(each) for each in entries],
@@ -92,10 +92,6 @@ def _part(entry: Entry) -> EntryPart:
     hardware = sorted({value_text(name) for name in entry.frame["gpu_name"].dropna()})
     return EntryPart(
         entry,
-        f"{_counted(len(entry.frame), 'row')}{when}{', ' + ', '.join(hardware) if hardware else ''}",
+        f"{counted(len(entry.frame), 'row')}{when}{', ' + ', '.join(hardware) if hardware else ''}",
         PageTable("refused rows", ["row", "variant", "reason"], refused, keys=3, digits="none"),
     )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

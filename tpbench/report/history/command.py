@@ -13,6 +13,7 @@ from tpbench.report.history import render
 from tpbench.report.history.change_points import ALPHA
 from tpbench.report.history.series import all_series
 from tpbench.report.metric import METRICS, metric
+from tpbench.report.output_format import print_or_write
 from tpbench.report.selection import add_filters, selected_rows
 from tpbench.settings import JobError
 
@@ -32,11 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         require_values(frame, shown)
         found = all_series(frame, shown, asked.threshold)
         content = FORMATS[asked.format](found, shown, asked.threshold, asked.all)
-        if asked.output is None:
-            sys.stdout.write(content)
-            sys.stdout.flush()
-        else:
-            asked.output.write_text(content, encoding="utf-8")
+        print_or_write(content, asked.output)
     except (JobError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

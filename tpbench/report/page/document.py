@@ -15,7 +15,7 @@ from tpbench.report.grids import RecordGrid, arrange_rows, heading
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.mixing import mixing_note
 from tpbench.report.page import tables
-from tpbench.report.page.cells import PageTable
+from tpbench.report.page.cells import PageTable, counted
 from tpbench.report.page.looks import Looks, assign_looks
 from tpbench.report.page.machines import FACTS, machines, machines_line
 from tpbench.report.page.overview import failure_groups, verdict_tables
@@ -203,7 +203,7 @@ def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, 
     return PageSection(
         anchor=anchor,
         heading=name,
-        size=f"{_counted(len(grid.rows), 'problem')}, {_counted(len(grid.columns), 'variant')} with options",
+        size=f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         mixing=mixing_note(grid),
         pivots=[(_caption(each.name), tables.pivot_table(grid, each)) for each in shown],
         figures=[figure for figure in figures if figure],
@@ -217,10 +217,6 @@ def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, 
 
 def _caption(name: str) -> str:
     return f"{_CAPTIONS[name]} ({name})" if name in _CAPTIONS else name
-
-
-def _counted(number_of: int, what: str) -> str:
-    return f"{number_of} {what}{'' if number_of == 1 else 's'}"
 
 
 def _studies(grid: RecordGrid) -> Iterable[StudySection]:
