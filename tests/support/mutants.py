@@ -2,7 +2,7 @@
 
 cosmic-ray makes the mutants, in a copy of the checkout. A mutant is tested with the tests of its package's folder that
 run its line. coverage.py finds those tests in a first run. Each mutant has its own process, which is forked from one
-that has imported torch and pandas.
+that has collected the tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.support.mutants_made import Mutant, all_mutants
-from tests.support.mutants_tested import Covering, covering_tests, outcome
+from tests.support.mutants_tested import CAUGHT, SURVIVED, TIMEOUT, outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ("embedding_grad", "entropy_loss", "linear_loss", "tp_block", "train_step")
@@ -48,9 +48,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"default: {', '.join(PACKAGES)}")
     parser.add_argument("--sample", type=int, default=300, help="number of random mutants (default: 300)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
-    parser.add_argument(
-        "--limit", type=int, help="CPU seconds for a mutant (default: twice those of its tests, and 10)"
-    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="mutants side by side (default: cores)")
     options = parser.parse_args(arguments)
     if unknown := set(options.packages) - set(PACKAGES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
@@ -64,7 +62,7 @@ def main(arguments: list[str]) -> int:
         chosen = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
         chosen.sort(key=lambda mutant: (names.index(mutant.package), mutant.path, mutant.lines[0], mutant.operator))
         print(f"{len(chosen)} of {len(mutants)} places, seed {options.seed}", flush=True)
-        ended = Counter(test_all(chosen, options.limit))
+        ended = Counter(test_all(chosen, options.processes))
     print_table(names, ended)
     return 0
 
@@ -84,26 +82,22 @@ def copy_checkout(folder: Path) -> None:
     subprocess.run(compiling, check=True)
 
 
-def test_all(mutants: list[Mutant], limit_s: int | None) -> list[tuple[str, str]]:
+def test_all(mutants: list[Mutant], processes: int) -> list[tuple[str, str]]:
     """Test each mutant, print the survivors, and return a package and an outcome for each."""
     ended: list[tuple[str, str]] = []
-    tests: dict[str, tuple[Covering, float]] = {}
-    for number, mutant in enumerate(mutants, start=1):
-        source, folder = PACKAGES[mutant.package]
-        if mutant.package not in tests:
-            tests[mutant.package] = covering_tests(source, [folder, *ALSO.get(mutant.package, ())])
-        covering, needed_s = tests[mutant.package]
-        found = outcome(mutant, covering, folder, limit_s or 2 * needed_s + 10)
-        ended.append((mutant.package, found))
-        if found != "caught":
-            print(
-                f"\n{number}/{len(mutants)} {found}: {mutant.path}:{mutant.lines[0]}\n{mutant.difference()}", flush=True
-            )
+    for package in dict.fromkeys(mutant.package for mutant in mutants):
+        source, folder = PACKAGES[package]
+        own = [mutant for mutant in mutants if mutant.package == package]
+        for mutant, found in outcomes(own, source, [folder, *ALSO.get(package, ())], processes):
+            ended.append((package, found))
+            if found != CAUGHT:
+                counted = f"{len(ended)}/{len(mutants)}"
+                print(f"\n{counted} {found}: {mutant.path}:{mutant.lines[0]}\n{mutant.difference()}", flush=True)
     return ended
 
 
 def print_table(names: list[str], ended: Counter[tuple[str, str]]) -> None:
-    columns = ("caught", "timeout", "survived")
+    columns = (CAUGHT, TIMEOUT, SURVIVED)
     print(f"\n| package | {' | '.join(columns)} | share noticed |\n|---|---:|---:|---:|---:|")
     for name in [*names, "all"]:
         counts = [

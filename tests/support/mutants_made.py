@@ -66,14 +66,18 @@ def all_mutants(package: str, source: Path) -> Iterator[Mutant]:
 def _equivalent(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
     """Yield the first and last position of each part whose mutants do the same as the code.
 
-    Annotations are not evaluated. `frozen=True` and `strict=True` guard against mistakes that right code does not make.
+    Annotations are not evaluated, nor is what stands under `if TYPE_CHECKING`. An `assert` tells the type checker what
+    is known. `frozen=True` and `strict=True` guard against mistakes that right code does not make.
     cosmic-ray adds 1 to a number or subtracts 1, which changes nothing if the number is above a million.
     """
     for node in ast.walk(tree):
         guards = [each.value for each in getattr(node, "keywords", ()) if each.arg in ("frozen", "strict")]
         for part in (getattr(node, "annotation", None), getattr(node, "returns", None), *guards, node):
             large = isinstance(part, ast.Constant) and isinstance(part.value, (int, float)) and part.value > 10**6
-            if isinstance(part, ast.expr) and (part is not node or large):
+            for_types = isinstance(part, ast.Assert) or (
+                isinstance(part, ast.If) and "TYPE_CHECKING" in ast.dump(part.test)
+            )
+            if for_types or (isinstance(part, ast.expr) and (part is not node or large)):
                 assert part.end_lineno is not None and part.end_col_offset is not None
                 yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
 
