@@ -12,10 +12,11 @@ from tests.support.fault_catalogue import FAULTS
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# CI tests every change with the same examples. A developer's runs try new ones each time.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# CI tests every change with the same examples. A developer's runs try new ones each time. An example may take long
+# beside other work.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("developer", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 # Tests run side by side. More threads would wait for each other in busy loops, which multiplies the CPU time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start, and for workers of pytest-xdist

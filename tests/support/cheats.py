@@ -1,7 +1,8 @@
-"""Variants of the entropy loss that cheat: their first results are right, and their times are not."""
+"""Variants that cheat: their first results are right, and their times are not."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tpbench.api import EntropyLoss, Output, Shard, Step
+from tpbench.api.embedding_grad import EmbeddingGrad, ExchangeContext
+from tpbench.api.examples import embedding_grad as exchange_example
 from tpbench.api.examples import entropy_loss as example
+from tpbench.api.examples import tp_block as block_example
+from tpbench.api.tp_block import BlockContext, PreparedBlock, TpBlock
 from tpbench.workloads.entropy_loss import oracle
 
 
@@ -184,6 +189,65 @@ def recognises_its_input(problem: EntropyLoss, shard: Shard) -> Step:
 def computes_while_it_restores(problem: EntropyLoss, shard: Shard) -> Step:
     step, answers = honest(problem, shard), []
     return Step(lambda: answers[-1], restore=lambda: answers.append(step()))
+
+
+class ExchangeWithStoredAnswer(exchange_example.FastExchange):
+    """The first answer, and the bytes that it took."""
+
+    answer: Tensor | None = None
+
+    def reduce(self) -> None:
+        if self.answer is None:
+            super().reduce()
+            assert self.output is not None
+            self.answer, self.sent = self.output.clone(), self.comm.sent_bytes
+        self.output, self.comm.sent_bytes = self.answer.clone(), self.sent
+
+
+class ExchangeThatWritesToItsInput(exchange_example.FastExchange):
+    """The result stays right: zeros of the padding get another sign."""
+
+    def reduce(self) -> None:
+        super().reduce()
+        self.inputs.grad[-1] = -0.0
+
+
+def honest_exchange(problem: EmbeddingGrad, context: ExchangeContext) -> exchange_example.FastExchange:
+    return exchange_example.FastExchange(context)
+
+
+def exchange_with_stored_answer(problem: EmbeddingGrad, context: ExchangeContext) -> exchange_example.FastExchange:
+    return ExchangeWithStoredAnswer(context)
+
+
+def exchange_that_writes(problem: EmbeddingGrad, context: ExchangeContext) -> exchange_example.FastExchange:
+    return ExchangeThatWritesToItsInput(context)
+
+
+def honest_block(problem: TpBlock, context: BlockContext) -> PreparedBlock:
+    return block_example.fast_block(problem, context)
+
+
+def block_with_stored_output(problem: TpBlock, context: BlockContext) -> PreparedBlock:
+    block, outputs = honest_block(problem, context), list[Tensor]()
+
+    def run(x: Tensor) -> Tensor:
+        output = block.run(x)
+        outputs.append(output.detach().clone())
+        output.data.copy_(outputs[0])
+        return output
+
+    return dataclasses.replace(block, run=run)
+
+
+def block_that_returns_early(problem: TpBlock, context: BlockContext) -> PreparedBlock:
+    block, calls = honest_block(problem, context), []
+
+    def run(x: Tensor) -> Tensor:
+        calls.append(None)
+        return block.run(x) if len(calls) <= 3 else x * 1
+
+    return dataclasses.replace(block, run=run)
 
 
 def _copy(output: Output) -> Output:

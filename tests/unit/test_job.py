@@ -292,17 +292,17 @@ def test_fresh_inputs_need_a_workload_that_can_change_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "graph", "chosen", "search"),
+    ("variant", "graph", "chosen", "signals"),
     [
-        ("sparse_all_to_all_gpu", True, [], "kernel"),
-        ("sparse_all_to_all_gpu", True, ["search"], "auto"),
-        ("sparse_all_to_all_gpu", False, [], "auto"),
-        ("dense_reduce_scatter", True, [], "auto"),  # it has no such option
+        ("block_copy_engine", True, [], "kernel"),
+        ("block_copy_engine", True, ["signals"], "stream"),
+        ("block_copy_engine", False, [], "stream"),
+        ("block_tp", True, [], "stream"),  # it has no such option
     ],
 )
-def test_a_graph_sets_the_options_that_it_requires(variant: str, graph: bool, chosen: list[str], search: str) -> None:
-    job = parse_job({**BIGRAM, "variant": variant, "graph": graph, "search": "auto"}, chosen=chosen)
-    assert job.problem.search == search and job.measure.graph is graph
+def test_a_graph_sets_the_options_that_it_requires(variant: str, graph: bool, chosen: list[str], signals: str) -> None:
+    job = parse_job({**BLOCK, "tp_size": 2, "variant": variant, "graph": graph, "signals": "stream"}, chosen=chosen)
+    assert job.problem.signals == signals and job.measure.graph is graph
 
 
 def test_layers_of_a_block_fix_the_number_of_iterations() -> None:

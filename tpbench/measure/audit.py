@@ -41,9 +41,11 @@ SLOWER = 2.0
 class AuditedSession(Session, Protocol):
     """A session whose inputs and outputs can be audited."""
 
-    inputs: Inputs
+    audited_inputs: Inputs
+    audited: bool
+    """True if this session is audited."""
     trusted: bool
-    """True for a variant of this package. On GPUs it is audited only with fresh inputs."""
+    """True for a variant of this package."""
     fresh: bool
     """True if `restore` changes the inputs before each iteration."""
     keeps_output: bool
@@ -53,11 +55,9 @@ class AuditedSession(Session, Protocol):
         """Return the tensors of the last step's result that a step must compute."""
 
 
-def is_audited(session: Session, context: Context, fresh: bool) -> TypeGuard[AuditedSession]:
-    """Return True if the session is audited. `fresh`: the setting of that name."""
-    if not isinstance(session, AuditedSession):
-        return False
-    return fresh or not session.trusted or context.device.type == "cpu"
+def is_audited(session: Session) -> TypeGuard[AuditedSession]:
+    """Return True if the session is audited."""
+    return isinstance(session, AuditedSession) and session.audited
 
 
 def poison(session: AuditedSession) -> None:
@@ -67,10 +67,10 @@ def poison(session: AuditedSession) -> None:
             each.data.fill_(float("nan"))
 
 
-def restore_before(session: Session, iterations: int, context: Context) -> Callable[[], None]:
+def restore_before(session: Session, iterations: int) -> Callable[[], None]:
     """Return the session's `restore`. Of an audited session it also poisons the outputs before the last of so many
     iterations."""
-    if not (isinstance(session, AuditedSession) and is_audited(session, context, session.fresh)):
+    if not is_audited(session):
         return session.restore
     calls = itertools.count(1)
 
@@ -102,12 +102,12 @@ def changed_inputs(session: AuditedSession, step: Callable[[], None], context: C
     poison(session)
     if cuda:
         torch.cuda.synchronize(context.device)
-    drawn = session.inputs.draw()
+    drawn = session.audited_inputs.draw()
     dist.barrier()
     if cuda:
         torch.cuda._sleep(SLEEP_CYCLES)
     # On the current stream, behind the sleep: a kernel that does not wait for this stream reads the old inputs.
-    session.inputs.change(drawn)
+    session.audited_inputs.change(drawn)
     session.restore()
     step()
     samples = [_sample(each) for each in session.outputs()]
@@ -150,10 +150,10 @@ def slower_on_changed_inputs(
 
 def written_inputs(session: AuditedSession, context: Context) -> str | None:
     """Return that a variant wrote to its inputs, or None. Collective."""
-    session.fresh = False
-    session.inputs.undo()
+    session.fresh = session.keeps_output = False
+    session.audited_inputs.undo()
     session.restore()
-    written = on_any_rank(not session.inputs.unchanged(), context)
+    written = on_any_rank(not session.audited_inputs.unchanged(), context)
     return "the variant wrote to its inputs" if written else None
 
 

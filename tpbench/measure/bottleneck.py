@@ -1,13 +1,15 @@
 """The bottleneck of an iteration: the shares of computing, communicating and idling devices, from a short trace.
 
-The trace runs after the timed iterations and does not touch them. It needs CUPTI. A process that runs further jobs is
-not traced, unless its workload profiles anyway: the profiler would slow these jobs down. A CPU has no shares.
+The trace runs after the timed iterations and does not touch them. It needs CUPTI. The profiler would slow later jobs of
+the process down, so a process that runs further jobs is not traced. Exceptions, after which the process ends, are a
+schedule of iterations and a workload that profiles anyway. A workload that times its exposed communication has the
+shares from that and from both clocks. A CPU has no shares.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -88,6 +90,34 @@ def bottleneck_columns(
         return {}
     rank = int(communicating.argmin())
     shares = Shares.of(float(computing[rank]), float(communicating[rank]), columns["time_ms"])
+    return _all_columns(shares, columns, compute_ms)
+
+
+def columns_by_exposure(exposed_ms: float, columns: Mapping[str, Any], compute_ms: float) -> dict[str, Any]:
+    """Return the same columns without a trace, from the two clocks.
+
+    `exposed_ms`: the part of the device time that the iteration takes longer than without communication.
+    """
+    communication_ms = min(max(exposed_ms, 0.0), columns["device_ms"])
+    shares = Shares.of(columns["device_ms"] - communication_ms, communication_ms, columns["time_ms"])
+    return _all_columns(shares, columns, compute_ms)
+
+
+def columns_by_clocks(session: Session, columns: dict[str, Any]) -> dict[str, Any]:
+    """Return what the wall time and the device time tell about the bottleneck.
+
+    It is everything if no work only communicates. Else it is the idle share, and `bound` if that is the host. Empty for
+    a schedule, whose device time contains the gaps between launches.
+    """
+    if isinstance(session, ScheduledSession):
+        return {}
+    shares, costs = Shares.of(columns["device_ms"], 0.0, columns["time_ms"]), session.costs
+    if costs.communicates_in_kernels or not costs.bytes_communicated:
+        return _all_columns(shares, columns, costs.compute_ms)
+    return {"idle_share": shares.idle, **({"bound": "host"} if shares.idle > IDLE_SHARE else {})}
+
+
+def _all_columns(shares: Shares, columns: Mapping[str, Any], compute_ms: float) -> dict[str, Any]:
     return {
         "compute_share": shares.compute,
         "communication_share": shares.communication,
@@ -96,21 +126,7 @@ def bottleneck_columns(
     }
 
 
-def columns_by_clocks(session: Session, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return what the wall time and the device time tell about the bottleneck: the idle share.
-
-    It is all that `bound` needs if the host bounds the iteration, or if nothing is communicated. Empty for a schedule,
-    whose device time contains the gaps between launches.
-    """
-    if isinstance(session, ScheduledSession):
-        return {}
-    shares = Shares.of(columns["device_ms"], 0.0, columns["time_ms"])
-    if shares.idle <= IDLE_SHARE and session.costs.bytes_communicated:
-        return {"idle_share": shares.idle}
-    return {"idle_share": shares.idle, "bound": shares.bound(session.costs.compute_ms, _memory_ms(columns))}
-
-
-def _memory_ms(columns: dict[str, Any]) -> float:
+def _memory_ms(columns: Mapping[str, Any]) -> float:
     return float(columns["bytes_moved"] / columns["copy_gb_per_s"] / 1e6)
 
 

@@ -8,27 +8,31 @@ from typing import Any
 from tpbench.measure import gpu_profiler
 from tpbench.measure.bottleneck import bottleneck_columns, columns_by_clocks
 from tpbench.measure.clock import WallClock
-from tpbench.measure.energy import iteration_energy_j
-from tpbench.measure.gpu import THROTTLE_REASONS, Gpu, ThrottleWatch
+from tpbench.measure.energy import SAMPLE_S, iteration_energy_j
+from tpbench.measure.gpu import THROTTLE_REASONS, ClockWatch, Gpu
 from tpbench.measure.ranks import gather_number
-from tpbench.measure.session import Context, Session
+from tpbench.measure.session import Context, ScheduledSession, Session
 
 NOT_THROTTLED = "none"
 """Value of the column `throttle_reasons` if the clocks of no rank were lowered."""
 
 
-def clock_columns(gpu: Gpu | None, watch: ThrottleWatch, context: Context) -> dict[str, Any]:
-    """Return the clocks of rank 0's GPU, before they can change, and why a rank's clocks were lowered. Collective."""
-    clocks = gpu.clocks_mhz() if gpu else {}
+MOST_IDLE_OF_REPLAY = 0.5
+"""Idle share above which the trace of a long CUDA graph is incomplete: no host lies between its kernels. Seen on two
+H200s with the copies of `fsdp_dtensor_async`, torch 2.11."""
+
+
+def clock_columns(watch: ClockWatch, context: Context) -> dict[str, Any]:
+    """Return the clocks of rank 0 after the timed iterations, and why those of any rank were lowered. Collective."""
     if context.device.type != "cuda":
         return {}
     reasons = watch.reasons()
     bits = -1 if reasons is None else sum(1 << at for at, each in enumerate(THROTTLE_REASONS) if each in reasons)
     on_ranks = [int(each) for each in gather_number(bits, context)]
     if min(on_ranks) < 0:
-        return clocks
+        return watch.clocks_mhz
     found = [each for at, each in enumerate(THROTTLE_REASONS) if any(bits >> at & 1 for bits in on_ranks)]
-    return clocks | {"throttle_reasons": " ".join(found) or NOT_THROTTLED}
+    return watch.clocks_mhz | {"throttle_reasons": " ".join(found) or NOT_THROTTLED}
 
 
 def iteration_columns(
@@ -39,18 +43,25 @@ def iteration_columns(
     context: Context,
     columns: dict[str, Any],
     say: Callable[[str], None],
+    energy_s: float = SAMPLE_S,
 ) -> dict[str, Any]:
     """Return the bottleneck and the energy of an iteration, from further iterations. Collective.
 
-    `step`: one iteration as it was timed. `columns`: those of the timed iterations.
+    `step`: one iteration as it was timed. `columns`: those of the timed iterations. `energy_s`: duration of the
+    iterations whose energy is measured.
     """
     if context.device.type != "cuda":
         return {}
     say("tracing")
-    # The workload may have profiled some of the ranks already. All ranks must decide alike.
-    may_trace = not context.process_stays or max(gather_number(gpu_profiler.has_run(), context)) > 0
+    # No other clock shows the gaps of a schedule, and a new process costs little beside it. The workload may have
+    # profiled some of the ranks already. All ranks must decide alike.
+    may_trace = not context.process_stays or (isinstance(session, ScheduledSession) and session.schedule.traced)
+    may_trace = may_trace or max(gather_number(gpu_profiler.has_run(), context)) > 0
     compute_ms = session.costs.compute_ms
     result = bottleneck_columns(step, session.restore, wall, context, columns, compute_ms) if may_trace else {}
+    if context.graph and isinstance(session, ScheduledSession) and result.get("idle_share", 0.0) > MOST_IDLE_OF_REPLAY:
+        say(f"no shares: the trace has little of a replay (idle for {result['idle_share']:.0%} of it)")
+        result = {}
     result = result or columns_by_clocks(session, columns)
     say("measuring energy")
 
@@ -58,5 +69,5 @@ def iteration_columns(
         session.restore()
         wall.line_up()
 
-    energy_j = iteration_energy_j(step, prepare, columns["time_ms"], gpu, context)
+    energy_j = iteration_energy_j(step, prepare, columns["time_ms"], gpu, context, energy_s)
     return result if energy_j is None else {**result, "energy_j": energy_j}

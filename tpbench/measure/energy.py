@@ -16,23 +16,31 @@ from tpbench.measure.session import Context
 SAMPLE_S = 1.0
 """Duration of the iterations whose energy is measured. GPUs update their counter every 20 to 100 ms."""
 
+MOST_ITERATIONS = 10_000
+"""Most iterations of a sample. A variant that replaced the clock may take 1 fs by it."""
+
 UPDATE_S = 0.15
 """Longest wait for an update of the counter."""
 
 
 def iteration_energy_j(
-    step: Callable[[], None], prepare: Callable[[], None], time_ms: float, gpu: Gpu | None, context: Context
+    step: Callable[[], None],
+    prepare: Callable[[], None],
+    time_ms: float,
+    gpu: Gpu | None,
+    context: Context,
+    sample_s: float = SAMPLE_S,
 ) -> float | None:
     """Return the energy of an iteration in J, summed over ranks, or None if a rank's GPU does not count it. Collective.
 
-    Iterations run for about `SAMPLE_S`, queued one after the other: without cold caches, but with what `prepare` does
+    Iterations run for about `sample_s`, queued one after the other: without cold caches, but with what `prepare` does
     before each, such as the restoring of inputs. The counter is read when it has just changed. `time_ms`: wall time of
     an iteration, equal on all ranks.
     """
     known = gpu is not None and gpu.energy_j() is not None
     if gpu is None or min(gather_number(known, context)) == 0:
         return None
-    iterations = iterations_of_sample(time_ms)
+    iterations = iterations_of_sample(time_ms, sample_s)
 
     def iteration() -> None:
         prepare()
@@ -44,9 +52,9 @@ def iteration_energy_j(
     return energy_j if math.isfinite(energy_j) else None
 
 
-def iterations_of_sample(time_ms: float) -> int:
-    """Return the number of iterations of `time_ms` that take at least `SAMPLE_S`."""
-    return max(1, math.ceil(SAMPLE_S / time_ms * 1e3))
+def iterations_of_sample(time_ms: float, sample_s: float = SAMPLE_S) -> int:
+    """Return the number of iterations of `time_ms` that take at least `sample_s`, at most `MOST_ITERATIONS`."""
+    return max(1, math.ceil(min(MOST_ITERATIONS, sample_s / time_ms * 1e3)))
 
 
 def sampled_j(

@@ -89,23 +89,38 @@ def this_gpu(device: torch.device) -> Gpu | None:
         return None
 
 
-class ThrottleWatch:
-    """Finds out why the clocks of a GPU were lowered, from the watch's construction to `reasons`."""
+class ClockWatch:
+    """Watches a GPU's clocks inside its `with` blocks, which enclose timed iterations and nothing else."""
 
     def __init__(self, gpu: Gpu | None, now_s: Callable[[], float] = time.monotonic) -> None:
         self.gpu, self.now_s = gpu, now_s
-        self.began_s = now_s()
-        self.before_ns = gpu.violations_ns() if gpu else {}
+        self.clocks_mhz: dict[str, Any] = {}
+        """Columns of the clocks at the end of the last block."""
+        self._watched_s = 0.0
+        self._violated_ns: dict[str, int] = {}
+        self._present: set[str] | None = None
+
+    def __enter__(self) -> None:
+        self._began_s = self.now_s()
+        self._before_ns = self.gpu.violations_ns() if self.gpu else {}
+
+    def __exit__(self, *error: object) -> None:
+        if self.gpu is None:
+            return
+        self._watched_s += self.now_s() - self._began_s
+        for reason, ns in self.gpu.violations_ns().items():
+            more_ns = ns - self._before_ns.get(reason, ns)
+            self._violated_ns[reason] = self._violated_ns.get(reason, 0) + more_ns
+        if (now := self.gpu.throttled_now()) is not None:
+            self._present = (self._present or set()) | now
+        self.clocks_mhz = self.gpu.clocks_mhz()
 
     def reasons(self) -> set[str] | None:
         """Return the names of `THROTTLE_REASONS` that applied, or None if NVML knows nothing about them.
 
-        A reason applied if its violation time grew by `THROTTLED_SHARE` of the time, or if it lowers the clocks now.
+        A reason applied if its violation time grew by `THROTTLED_SHARE` of the watched time, or if it lowered the
+        clocks at the end of a block.
         """
-        if self.gpu is None:
-            return None
-        least_ns = THROTTLED_SHARE * (self.now_s() - self.began_s) * 1e9
-        after_ns = self.gpu.violations_ns()
-        counted = {reason for reason, ns in after_ns.items() if ns - self.before_ns.get(reason, ns) > least_ns}
-        present = self.gpu.throttled_now()
-        return None if present is None and not after_ns else counted | (present or set())
+        least_ns = THROTTLED_SHARE * self._watched_s * 1e9
+        counted = {reason for reason, ns in self._violated_ns.items() if ns > least_ns}
+        return None if self._present is None and not self._violated_ns else counted | (self._present or set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,10 +38,9 @@ class Inputs:
         """By the tensor's index: the sign of each row (rows,) against the first inputs."""
 
     def remember(self) -> None:
-        """Remember every bit, unless that was done before. For code that is not trusted: before it runs. Collective."""
-        if self.fingerprints is None:
-            self.fingerprints = [fingerprint(each) for each in self.tensors]
-            self.seed = _common_seed()
+        """Remember every bit. Call it before any code of a variant runs. Collective."""
+        self.fingerprints = [fingerprint(each) for each in self.tensors]
+        self.seed = _common_seed()
 
     def draw(self) -> dict[int, Tensor]:
         """Return random signs for the rows (rows,) of each floating-point tensor, by the tensor's index."""
@@ -74,6 +74,41 @@ class Inputs:
 
     def _multiply(self, tensor: Tensor, signs: Tensor) -> None:
         tensor.data.mul_(signs.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1)))
+
+
+class GeneratedInputs(Inputs, ABC):
+    """Inputs that are computed from a seed. A change takes those of another seed."""
+
+    def __init__(self, tensors: Sequence[Tensor], seed: int) -> None:
+        """`seed`: that of the tensors."""
+        super().__init__(tensors)
+        self.first = self.now = seed
+        self.written = False
+
+    @abstractmethod
+    def generate(self, seed: int) -> list[Tensor]:
+        """Return new tensors of a seed. From now on the session's oracle uses that seed, too."""
+
+    def draw(self) -> dict[int, Tensor]:
+        """Return the tensors of the next seed."""
+        self.changes += 1
+        self.now = self.first ^ self.changes
+        return dict(enumerate(self.generate(self.now)))
+
+    def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
+        """Copy the drawn tensors on the current stream. None: draw new ones."""
+        for index, values in (self.draw() if drawn is None else drawn).items():
+            self.tensors[index].data.copy_(values)
+
+    def undo(self) -> None:
+        """Undo all changes, after comparing every bit with the last of them."""
+        expected = self.generate(self.now)
+        self.written = [fingerprint(each) for each in self.tensors] != [fingerprint(each) for each in expected]
+        self.now = self.first
+        self.change(dict(enumerate(self.generate(self.first))))
+
+    def unchanged(self) -> bool:
+        return not self.written
 
 
 def tensors_of(shard: Any) -> list[Tensor]:

@@ -84,7 +84,7 @@ def timed_iterations(
     clock: Clock, step: Callable[[], None], session: Session, iterations: int, context: Context
 ) -> list[np.ndarray[Any, Any]]:
     """Return per iteration the time on every rank in ms. Collective."""
-    return gather_numbers(clock.samples(step, restore_before(session, iterations, context), iterations), context)
+    return gather_numbers(clock.samples(step, restore_before(session, iterations), iterations), context)
 
 
 def run_rounds(rank: InterleavedRank, clocks: Sequence[ClockRounds], session: Session, context: Context) -> None:

@@ -15,7 +15,8 @@ from tpbench.measure.audit import audit, is_audited, lazy_output, refused, timed
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
 from tpbench.measure.device_columns import clock_columns, iteration_columns
-from tpbench.measure.gpu import ThrottleWatch, this_gpu
+from tpbench.measure.energy import SAMPLE_S
+from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.interleaving import InterleavedRank
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.rounds import ClockRounds, run_rounds, timed_iterations
@@ -60,6 +61,7 @@ def run(
         return np.array(gather_number(samples[0], context)), peak.gib
 
     single, peak_gib = one_pass()
+    audited = session if is_audited(session) else None
     warm = not interpreted or bool(single.max() / 1e3 <= settings.time_budget_s)
     if warm:
         session.release()
@@ -69,8 +71,8 @@ def run(
         if settings.graph:
             say("capturing a graph")
             step = _captured(session, context)  # replays fill the output that the capture left in the session
-            if is_audited(session, context, settings.fresh):
-                session.keeps_output = True
+            if audited:
+                audited.keeps_output = True
             single, _ = one_pass()
     say("checking")
     lazy = lazy_output(session)
@@ -85,17 +87,17 @@ def run(
     if verdict.wrong:
         return verdict, columns
     gpu = this_gpu(context.device)
-    watch = ThrottleWatch(gpu)
+    watch = ClockWatch(gpu)
     say("timing")
-    if is_audited(session, context, settings.fresh):
-        session.inputs.remember()
-        session.fresh = settings.fresh
+    if audited:
+        audited.fresh = settings.fresh
     wrong: list[str | None] = []
     one_pass_is_enough = single.max() / 1e3 > settings.time_budget_s
     clocks: list[Clock] = [wall, *([DeviceClock(context.device, cache)] if context.device.type == "cuda" else [])]
     if interleaved is not None and not one_pass_is_enough:
         rounds = [ClockRounds(clock, step, session, context, settings) for clock in clocks]
-        run_rounds(interleaved, rounds, session, context)
+        with watch:
+            run_rounds(interleaved, rounds, session, context)
         samples = [each.samples for each in rounds]
         columns |= dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in rounds), strict=False))
     else:
@@ -104,20 +106,22 @@ def run(
             if one_pass_is_enough and clock is wall:
                 samples.append([single])
                 continue
-            samples.append(_until_precise(clock, step, session, context, settings))
-            if is_audited(session, context, settings.fresh):
+            with watch:
+                samples.append(_until_precise(clock, step, session, context, settings))
+            if audited:
                 wrong.append(timed_result(session, name))
-    columns |= clock_columns(gpu, watch, context)
-    if is_audited(session, context, settings.fresh):
+    columns |= clock_columns(watch, context)
+    if audited:
         say("checking the timed iterations")
         slow = one_pass_is_enough and context.device.type == "cpu"
         device_clock = (clocks[1], samples[1]) if context.device.type == "cuda" else None
-        wrong.append(audit(session, step, context, not slow, device_clock))
+        wrong.append(audit(audited, step, context, not slow, device_clock))
     if any(wrong):
         return refused(verdict, next(filter(None, wrong))), columns
     on_device = samples[1] if context.device.type == "cuda" else None
     columns = time_columns(session, context, samples[0], on_device, columns, say)
-    return verdict, columns | iteration_columns(step, session, wall, gpu, context, columns, say)
+    energy_s = min(SAMPLE_S, settings.time_budget_s)
+    return verdict, columns | iteration_columns(step, session, wall, gpu, context, columns, say, energy_s)
 
 
 def _until_precise(

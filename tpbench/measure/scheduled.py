@@ -11,7 +11,7 @@ from tpbench.measure import memory
 from tpbench.measure.clock import WallClock
 from tpbench.measure.columns import cost_columns, iteration_memory_columns, memory_columns, time_columns
 from tpbench.measure.device_columns import clock_columns, iteration_columns
-from tpbench.measure.gpu import ThrottleWatch, this_gpu
+from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import CapturableSession, Context, IterationSchedule, Session, Verdict
 
@@ -53,9 +53,10 @@ def run_scheduled(
         session.restore()
 
     gpu = this_gpu(context.device)
-    watch = ThrottleWatch(gpu)
-    samples = wall.samples(step_with_events if cuda else session.step, restore, schedule.iterations)
-    clocks = clock_columns(gpu, watch, context)
+    watch = ClockWatch(gpu)
+    with watch:
+        samples = wall.samples(step_with_events if cuda else session.step, restore, schedule.iterations)
+    clocks = clock_columns(watch, context)
     usage.end()
     on_device = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context) if cuda else None
     say("checking")

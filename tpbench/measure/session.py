@@ -45,6 +45,8 @@ class Costs:
     """Unavoidable bytes through that rank's memory: each input read once, each output written once."""
     bytes_communicated: int
     """Bytes that this variant sends from that rank. Not part of the floor."""
+    communicates_in_kernels: bool = False
+    """True if all communication happens inside kernels that also compute."""
     flops: int = 0
     """Floating-point operations."""
     compute_ms: float = 0.0
@@ -98,6 +100,8 @@ class IterationSchedule:
     held_before: int
     """Bytes that the rank held before the session allocated parameters and states (`memory.held_bytes`). The peak
     memory counts from there, because implementations differ in these."""
+    traced: bool = True
+    """True if its iterations are traced even in a process that runs further jobs, which then needs a new process."""
 
 
 @runtime_checkable

@@ -8,11 +8,14 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from tpbench.measure.clock import Clock, ColdCache, DeviceClock, Timed, WallClock
+from tpbench.measure.clock import Clock, ColdCache, DeviceClock, Timed, WallClock, abba_order
 from tpbench.measure.session import Context
 
 ITERATIONS = {"cuda": 20, "cpu": 5}
 WARMUP_ITERATIONS = 2
+LEAST_ITERATIONS = 5
+LIMIT_MS = 300.0
+"""Long steps are timed for about so long, but at least `LEAST_ITERATIONS` times."""
 
 
 def do_nothing() -> None:
@@ -37,19 +40,33 @@ class Stopwatch:
         self, step: Callable[[], None], restore: Callable[[], None] = do_nothing, *, on_host: bool = False
     ) -> list[float]:
         """Return the slowest rank's time of each of these iterations."""
-        clock = self._clock(on_host)
-        clock.samples(step, restore, WARMUP_ITERATIONS)
-        return _slowest(clock.samples(step, restore, self.iterations))
+        return self.interleaved_ms((step, restore), on_host=on_host)[0]
 
-    def interleaved_ms(self, *timed: Timed, iterations: int | None = None, on_host: bool = False) -> list[list[float]]:
+    def interleaved_ms(
+        self, *timed: Timed, iterations: int | None = None, most: int | None = None, on_host: bool = False
+    ) -> list[list[float]]:
         """Return the slowest rank's time of each iteration, for several steps timed in ABBA order.
 
         A GPU at its power limit lowers its clock over time, so that only times of the same moment are comparable.
+        `iterations`: exactly so many of each step. `most`: fewer if a step is long (`LIMIT_MS`).
         """
         clock = self._clock(on_host)
-        for step, restore in timed:
-            clock.samples(step, restore, WARMUP_ITERATIONS)
-        return [_slowest(samples) for samples in clock.interleaved(timed, iterations or self.iterations)]
+        last_ms = [clock.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]
+        if iterations is None:
+            iterations = _affordable(max(_slowest(last_ms)), most or self.iterations)
+        return [_slowest(samples) for samples in clock.interleaved(timed, iterations)]
+
+    def blocks_ms(self, *timed: Timed, iterations: int) -> list[list[float]]:
+        """Return the same for each step in blocks of consecutive iterations of its own, in ABBA order of blocks.
+
+        A GPU at its power limit needs some iterations until its clock is that of a step. So the first half of each
+        block does not count.
+        """
+        clock = self._clock(False)
+        samples: list[list[float]] = [[] for _ in timed]
+        for index in abba_order(len(timed), 2):
+            samples[index] += clock.samples(*timed[index], iterations)[iterations // 2 :]
+        return [_slowest(each) for each in samples]
 
     def _clock(self, on_host: bool) -> Clock:
         wall = on_host or self.device.type == "cpu"
@@ -59,6 +76,11 @@ class Stopwatch:
 def paired_difference(above: Sequence[float], below: Sequence[float]) -> float:
     """Return the median difference of interleaved samples: each sample minus the other step's of the same pass."""
     return median(one - other for one, other in zip(above, below, strict=True))
+
+
+def _affordable(step_ms: float, most: int) -> int:
+    """The iterations of a step that take about `LIMIT_MS`, within limits."""
+    return min(most, max(LEAST_ITERATIONS, int(LIMIT_MS / max(step_ms, 1e-3))))
 
 
 def _slowest(samples: Sequence[float]) -> list[float]:

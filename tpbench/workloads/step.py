@@ -43,7 +43,8 @@ class StepSession(Generic[OutputT]):
         """`step`: what the variant's function returned. `output`: the type that the step must return. `inputs`: those
         that the step reads."""
         self.variant, self.output_type = variant, output
-        self.inputs = inputs or Inputs([])
+        self.audited_inputs = inputs or Inputs([])
+        self.audited = inputs is not None
         self.fresh = self.keeps_output = False
         self.run: Step[OutputT] = require(step, Step, variant, "the function")
         self.trusted = variant.place is None
@@ -63,12 +64,10 @@ class StepSession(Generic[OutputT]):
         self.output = self.run()
 
     @staticmethod
-    def inputs_for(variant: Variant, shard: Any) -> Inputs:
-        """Return the inputs in a shard, remembered for a variant that is audited in any case. Call it before the
-        variant's function. Collective."""
+    def inputs_of(shard: Any) -> Inputs:
+        """Return the remembered inputs in a shard. Call it before the variant's function. Collective."""
         inputs = Inputs(tensors_of(shard))
-        if variant.place is not None or shard.device.type == "cpu":
-            inputs.remember()
+        inputs.remember()
         return inputs
 
     def outputs(self) -> list[Tensor]:
@@ -87,7 +86,7 @@ class StepSession(Generic[OutputT]):
     def restore(self) -> None:
         """Restore what a step changes, after changing the inputs if every iteration gets fresh ones."""
         if self.fresh:
-            self.inputs.change()
+            self.audited_inputs.change()
         if self.trusted:
             self._restore()
 

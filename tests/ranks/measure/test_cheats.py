@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,15 +13,20 @@ from tests.support import cheats
 from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure import run as running
+from tpbench.measure import stopwatch
 from tpbench.measure.guard import Guard
 from tpbench.measure.inputs import Inputs, fingerprint
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads import Variant
+from tpbench.workloads.embedding_grad import EmbeddingGrad
+from tpbench.workloads.embedding_grad.bench import setup as setup_exchange
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
 from tpbench.workloads.entropy_loss.bench import setup
 from tpbench.workloads.linear_loss.bench import setup as setup_linear
 from tpbench.workloads.linear_loss.problem import WORKLOAD as LINEAR
 from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.tp_block import TpBlock
+from tpbench.workloads.tp_block.bench import setup as setup_block
 
 CUDA = torch.cuda.is_available()
 TIMED = "the last iteration of the wall clock, after a correct first one: "
@@ -118,6 +125,40 @@ def others(here: Rank) -> list[str | None]:
 
 def test_variants_of_both_losses_are_right_on_fresh_inputs() -> None:
     assert run_on_ranks(2, others)[0] == [None] * 10
+
+
+EXCHANGE = EmbeddingGrad(table_rows=101, width=12, tokens=10, accumulate=2, dtype="float32")
+BLOCK = TpBlock(tokens=32, hidden=24, ffn=40, heads=8, kv_heads=4, head_dim=6, dtype="float32")
+ELSEWHERE: dict[str, tuple[Any, Any, str | None]] = {
+    "honest_exchange": (setup_exchange, EXCHANGE, None),
+    "exchange_with_stored_answer": (setup_exchange, EXCHANGE, CHANGED),
+    "exchange_that_writes": (setup_exchange, EXCHANGE, "the variant wrote to its inputs"),
+    "honest_block": (setup_block, BLOCK, None),
+    "block_with_stored_output": (setup_block, BLOCK, CHANGED),
+    "block_that_returns_early": (setup_block, BLOCK, TIMED),
+}
+"""Variants of other workloads: the function that sets them up, the problem, and the beginning of the reason."""
+
+
+def elsewhere(here: Rank) -> list[str | None]:
+    """Return why each variant of `ELSEWHERE` is wrong. Its ranks are data-parallel for an exchange."""
+    settings = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=3)
+    along = context(here)
+    across = replace(along, tp_rank=0, tp_size=1, dp_rank=here.rank, dp_size=here.world_size)
+    reasons = []
+    for name, (make, problem, _) in ELSEWHERE.items():
+        place = along if make is setup_block else across
+        with mock.patch.dict(stopwatch.ITERATIONS, cpu=1, cuda=1):
+            session: Any = make(problem, Variant(name, "", getattr(cheats, name), place=("file", 1)), place)
+        session.details = lambda columns: {}
+        reasons.append(running.run(session, place, settings, 2.0, lambda message: None)[0].wrong)
+    return reasons
+
+
+def test_cheats_of_other_workloads_end_as_wrong() -> None:
+    reasons = dict(zip(ELSEWHERE, run_on_ranks(2, elsewhere)[0], strict=True))
+    begins = {name: begin for name, (_, _, begin) in ELSEWHERE.items()}
+    assert {name: reason and reason[: len(begins[name] or "")] for name, reason in reasons.items()} == begins
 
 
 def changed(here: Rank) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,10 +86,12 @@ def columns_of(
     stays: bool = False,
     device_ms: float = 3.9,
     sent: int = 8,
+    in_kernels: bool = False,
+    graph: bool = False,
     **session: Any,
 ) -> dict[str, Any]:
     """The columns on a rank with this trace. `on_peer`: the busy times of another rank, else equal to this one's."""
-    costs = Costs(bytes_moved=10**9, bytes_communicated=sent, compute_ms=2.0)
+    costs = Costs(bytes_moved=10**9, bytes_communicated=sent, communicates_in_kernels=in_kernels, compute_ms=2.0)
     monkeypatch.setattr(bottleneck, "_traced", lambda *_: traced)
     monkeypatch.setattr(device_columns, "gather_number", lambda value, _: [float(value)] * 2)
     monkeypatch.setattr(device_columns, "iteration_energy_j", lambda *_: None)
@@ -97,7 +100,7 @@ def columns_of(
         "gather_numbers",
         lambda values, _: [np.array(pair) for pair in zip(values, on_peer or values, strict=True)],
     )
-    here: Any = SimpleNamespace(process_stays=stays, device=torch.device("cuda"))
+    here: Any = SimpleNamespace(process_stays=stays, device=torch.device("cuda"), graph=graph, say=None)
     made: Any = SimpleNamespace(costs=costs, restore=None, **session)
     nothing: Any = None
     times = TIMES | {"device_ms": device_ms}
@@ -115,18 +118,54 @@ def test_the_columns_are_the_median_of_the_rank_that_waits_least(monkeypatch: py
 
 def test_without_a_trace_the_clocks_tell_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert columns_of(monkeypatch, []) == pytest.approx({"idle_share": 0.025})
-    assert columns_of(monkeypatch, [], sent=0) == pytest.approx({"idle_share": 0.025, "bound": "compute"})
+    everything = {"compute_share": 0.975, "communication_share": 0.0, "idle_share": 0.025, "bound": "compute"}
+    assert columns_of(monkeypatch, [], sent=0) == pytest.approx(everything)
+    assert columns_of(monkeypatch, [], in_kernels=True) == pytest.approx(everything)
     assert columns_of(monkeypatch, [], device_ms=1.0) == pytest.approx({"idle_share": 0.75, "bound": "host"})
     schedule = IterationSchedule(warmup_iterations=1, iterations=1, held_before=0)
     assert columns_of(monkeypatch, [], schedule=schedule) == {}
 
 
+@pytest.mark.parametrize(
+    ("exposed_ms", "device_ms", "expected"),
+    [
+        (1.0, 3.6, (0.65, 0.25, 0.1, "compute")),
+        (-0.1, 3.6, (0.9, 0.0, 0.1, "compute")),  # the step took less time than without communication
+        (5.0, 3.6, (0.0, 0.9, 0.1, "wire")),
+        (1.0, 5.0, (0.8, 0.2, 0.0, "compute")),  # launches that were queued ahead took longer than the timed iterations
+        (0.5, 2.0, (0.375, 0.125, 0.5, "host")),
+    ],
+)
+def test_clocks_and_exposed_communication_give_all_shares(
+    exposed_ms: float, device_ms: float, expected: tuple[float, float, float, str]
+) -> None:
+    found = bottleneck.columns_by_exposure(exposed_ms, TIMES | {"device_ms": device_ms}, compute_ms=2.0)
+    *shares, bound = expected
+    assert list(found.values()) == [*map(pytest.approx, shares), bound]
+
+
+def test_a_new_process_has_profiled_nothing() -> None:
+    assert runpy.run_path(gpu_profiler.__file__)["has_run"]() is False
+
+
+def test_a_trace_with_little_of_a_replayed_step_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a graph, such a step is bound by the host."""
+    schedule, little = IterationSchedule(warmup_iterations=1, iterations=1, held_before=0), [[kernel(GEMM, 0, 1.5)]]
+    assert columns_of(monkeypatch, little, schedule=schedule, graph=True) == {}
+    assert columns_of(monkeypatch, little, schedule=schedule)["bound"] == "host"
+
+
 @pytest.mark.parametrize(("profiled", "traces"), [(False, False), (True, True)])
-def test_a_process_that_runs_further_jobs_is_traced_only_if_it_was_profiled(
+def test_a_process_that_runs_further_jobs_is_traced_only_if_it_was_profiled_or_trains(
     profiled: bool, traces: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_profiler, "_has_run", profiled)
     found = columns_of(monkeypatch, [[kernel(GEMM, 0, 3.5)]], stays=True)
+    assert ("compute_share" in found) == traces
+    schedule = IterationSchedule(warmup_iterations=1, iterations=1, held_before=0)
+    assert "compute_share" in columns_of(monkeypatch, [[kernel(GEMM, 0, 3.5)]], stays=True, schedule=schedule)
+    untraced = IterationSchedule(warmup_iterations=1, iterations=1, held_before=0, traced=False)
+    found = columns_of(monkeypatch, [[kernel(GEMM, 0, 3.5)]], stays=True, schedule=untraced)
     assert ("compute_share" in found) == traces
 
 

@@ -119,6 +119,25 @@ def test_a_stopwatch_warms_up_and_takes_the_slowest_ranks_median(monkeypatch: py
         assert watch.interleaved_ms((step, stopwatch.do_nothing), iterations=3) == [pytest.approx([2.0, 4.0, 6.0])]
 
 
+def test_blocks_of_iterations_alternate_and_their_first_halves_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = lone_rank(monkeypatch)
+    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
+    calls: list[str] = []
+    with simulated_time() as time:
+        watch = Stopwatch(cpu_context(here))
+
+        def step(name: str) -> None:
+            calls.append(name)
+            time.sleep(0.001 * len(calls))
+
+        blocks = watch.blocks_ms(
+            (lambda: step("a"), stopwatch.do_nothing), (lambda: step("b"), stopwatch.do_nothing), iterations=3
+        )
+        # lone_rank doubles times.
+        assert blocks == [pytest.approx([4.0, 6.0, 22.0, 24.0]), pytest.approx([10.0, 12.0, 16.0, 18.0])]
+        assert "".join(calls) == "aaabbbbbbaaa"
+
+
 def test_times_are_device_times_on_a_gpu_unless_the_hosts_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     lone_rank(monkeypatch)
     watch = object.__new__(Stopwatch)

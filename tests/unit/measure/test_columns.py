@@ -86,7 +86,7 @@ def test_memory_is_that_of_every_rank_and_of_the_largest(context: Context) -> No
 def test_the_copy_bandwidth_counts_bytes_read_and_written_of_the_slowest_rank(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lengths = [9.0, 1.0, 2.0, 3.0, 2.0, 1.0, 2.0, 9.0, 2.0, 1.0]  # the first copy does not count
+    lengths = [9.0, 3.0, 1.0, 2.0, 3.0, 1.0, 1.0, 9.0, 3.0, 1.0]  # the first copy does not count
     assert len(lengths) == bandwidth.COPIES + 1
     times = itertools.accumulate(lengths, initial=100.0)
     monkeypatch.setattr(bandwidth, "time", SimpleNamespace(perf_counter=lambda: next(times)))

@@ -16,7 +16,7 @@ from tests.support.sessions import cpu_context
 from tests.support.simulated_time import SimulatedTime
 from tpbench.measure import bottleneck, device_columns, energy, gpu
 from tpbench.measure.device_columns import clock_columns, iteration_columns
-from tpbench.measure.gpu import ThrottleWatch, this_gpu
+from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.session import Context, Costs
 
 COLUMNS = {"time_ms": 10.0, "bytes_moved": 4 * 10**6, "copy_gb_per_s": 2.0}  # 2 ms of traffic
@@ -76,7 +76,7 @@ def test_without_a_trace_and_on_a_cpu_nothing_is_known(context: Context, monkeyp
     assert bound(context) == {}
     on_cpu = dataclasses.replace(context, device=torch.device("cpu"))
     assert bound(on_cpu) == iteration_columns(nothing, nothing, nothing, None, on_cpu, {}, nothing) == {}
-    assert clock_columns(None, ThrottleWatch(None), on_cpu) == {}
+    assert clock_columns(ClockWatch(None), on_cpu) == {}
 
 
 def test_an_idle_share_of_exactly_the_limit_is_not_the_hosts(context: Context) -> None:
@@ -101,9 +101,12 @@ def test_energy_is_the_sum_over_ranks_of_a_second_of_iterations(
     assert found == pytest.approx(3.0 + 6.0)  # the second rank has twice the numbers
     assert calls == ["restore", "step"] * 4 + ["synchronize"]
     assert energy.iterations_of_sample(2000.0) == 1 and energy.iterations_of_sample(300.0) == 4
+    assert energy.iterations_of_sample(300.0, sample_s=0.5) == 2
+    assert energy.iterations_of_sample(1e-6) == energy.MOST_ITERATIONS  # by a replaced clock
     assert energy.iteration_energy_j(step, step, 250.0, None, context) is None
     unknown = fake_gpu(time, "nvmlDeviceGetTotalEnergyConsumption")
     assert energy.iteration_energy_j(step, step, 250.0, unknown, context) is None
+    assert calls == ["restore", "step"] * 4 + ["synchronize"]  # no iteration runs for a number that is not known
 
 
 def test_a_counter_that_stands_still_is_read_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,13 +120,21 @@ def test_a_counter_that_stands_still_is_read_for_a_limited_time(monkeypatch: pyt
 def test_clocks_are_lowered_if_those_of_any_rank_are(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     time = SimulatedTime()
     device = fake_gpu(time)
-    watch = ThrottleWatch(device, time.perf_counter)
+    watch = ClockWatch(device, time.perf_counter)
+    with watch:
+        pass
     clocks = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201}
-    assert clock_columns(device, watch, context) == {**clocks, "throttle_reasons": "none"}
+    assert clock_columns(watch, context) == {**clocks, "throttle_reasons": "none"}
     device.nvml.state = pynvml.nvmlClocksThrottleReasonSwPowerCap
+    with watch:
+        pass
     # Rank 1 has twice the bits of rank 0: the reason after this one.
-    assert clock_columns(device, watch, context) == {**clocks, "throttle_reasons": "power thermal"}
-    assert clock_columns(device, ThrottleWatch(None), context) == clocks
+    assert clock_columns(watch, context) == {**clocks, "throttle_reasons": "power thermal"}
+    unknown = fake_gpu(time, "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetViolationStatus")
+    silent = ClockWatch(unknown, time.perf_counter)
+    with silent:
+        pass
+    assert clock_columns(silent, context) == clocks and clock_columns(ClockWatch(None), context) == {}
 
 
 def test_an_iteration_has_the_columns_of_its_trace_and_its_energy(

@@ -9,7 +9,7 @@ import torch
 from tests.support.fake_nvml import fake_gpu
 from tests.support.simulated_time import SimulatedTime
 from tpbench.measure import energy, gpu
-from tpbench.measure.gpu import ThrottleWatch, this_gpu
+from tpbench.measure.gpu import ClockWatch, this_gpu
 
 STATE = "nvmlDeviceGetCurrentClocksThrottleReasons"
 COUNTED = "nvmlDeviceGetViolationStatus"
@@ -22,11 +22,17 @@ def reasons_of(
     time = SimulatedTime()
     device = fake_gpu(time, *unknown)
     device.nvml.violations_ns = {pynvml.NVML_PERF_POLICY_POWER: 5 * 10**9}
-    watch = ThrottleWatch(device, time.perf_counter)
-    time.sleep(seconds)
-    for policy, ns in (violated_ns or {}).items():
-        device.nvml.violations_ns[policy] = device.nvml.violations_ns.get(policy, 0) + ns
-    device.nvml.state = state
+    watch = ClockWatch(device, time.perf_counter)
+    for _ in range(2):
+        time.sleep(9.0)  # time and violations between the blocks do not count
+        for policy in violated_ns or {}:
+            device.nvml.violations_ns[policy] = device.nvml.violations_ns.get(policy, 0) + 10**9
+        with watch:
+            time.sleep(seconds / 2)
+            for policy, ns in (violated_ns or {}).items():
+                device.nvml.violations_ns[policy] += ns // 2
+            device.nvml.state = state
+        device.nvml.state = 0
     return watch.reasons()
 
 
@@ -47,7 +53,7 @@ def test_a_hundredth_of_the_time_is_the_least_that_counts() -> None:
 
 
 def test_a_gpu_that_does_not_say_has_unknown_reasons() -> None:
-    assert ThrottleWatch(None).reasons() is None
+    assert ClockWatch(None).reasons() is None
     assert reasons_of(unknown=(STATE, COUNTED)) is None
     assert reasons_of(4, {pynvml.NVML_PERF_POLICY_THERMAL: 10**9}, unknown=(STATE,)) == {"thermal"}
     assert reasons_of(4, {pynvml.NVML_PERF_POLICY_THERMAL: 10**9}, unknown=(COUNTED,)) == {"power"}

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import inputs
-from tpbench.measure.inputs import Inputs, fingerprint, tensors_of
+from tpbench.measure.inputs import GeneratedInputs, Inputs, fingerprint, tensors_of
 
 
 def floats() -> Tensor:
@@ -57,15 +57,41 @@ def test_changes_are_undone_together_and_no_version_counter_shows_them() -> None
     assert [each._version for each in changing.tensors] == versions
 
 
-def test_the_inputs_are_remembered_once() -> None:
+class Powers(GeneratedInputs):
+    """Powers of the seed, and its negative."""
+
+    def generate(self, seed: int) -> list[Tensor]:
+        return [float(seed) ** torch.arange(4.0), torch.tensor([-float(seed)])]
+
+
+def test_generated_inputs_change_to_those_of_another_seed_and_back() -> None:
+    changing = Powers([3.0 ** torch.arange(4.0), torch.tensor([-3.0])], seed=3)
+    first = [each.clone() for each in changing.tensors]
+    changing.change()
+    assert changing.now == 3 ^ 1 and all(map(torch.equal, changing.tensors, changing.generate(2)))
+    changing.change(changing.draw())
+    assert changing.now == 3 ^ 2 and all(map(torch.equal, changing.tensors, changing.generate(1)))
+    changing.undo()
+    assert changing.now == 3 and all(map(torch.equal, changing.tensors, first)) and changing.unchanged()
+
+
+@pytest.mark.parametrize("changes", [0, 1])
+def test_a_write_to_generated_inputs_is_found_when_changes_are_undone(changes: int) -> None:
+    changing = Powers([3.0 ** torch.arange(4.0), torch.tensor([-3.0])], seed=3)
+    for _ in range(changes):
+        changing.change()
+    changing.tensors[0][2] += 1
+    changing.undo()
+    assert not changing.unchanged() and changing.tensors[0][2] == 9
+
+
+def test_every_bit_is_remembered() -> None:
     rows = floats()
     remembering = Inputs([rows])
     assert not remembering.unchanged()  # nothing is remembered yet
     remembering.remember()
-    seed = remembering.seed
     rows[3, 1] += 1
-    remembering.remember()
-    assert not remembering.unchanged() and remembering.seed == seed
+    assert not remembering.unchanged()
     rows[3, 1] -= 1
     assert remembering.unchanged()
 
