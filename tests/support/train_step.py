@@ -125,7 +125,7 @@ def batches_here(problem: TrainStep, context: Context, step: int) -> Any:
 def train_alone(problem: TrainStep, context: Context, steps: int) -> TrainedModel:
     """Train by one process with the micro-batches of all replicas."""
     shared = {
-        "train_loss": "torch", "zero_stage": 1, "overlap": False, "vocab_parallel": True,
+        "train_loss": "torch", "optimizer": "torch", "zero_stage": 1, "overlap": False, "vocab_parallel": True,
         "activation_checkpointing": False, "compile": False,
     }  # fmt: skip
     return _trained_alone(replace(problem, **shared), context.dp_size, context.device, steps)

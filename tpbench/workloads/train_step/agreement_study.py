@@ -10,7 +10,7 @@ from tpbench.workloads.study_data import StudyTable
 
 PROBLEM = (
     "model", "config_hash", "num_layers", "batch_size", "seq_length", "accumulate", "dp_size", "warmup_steps",
-    "learning_rate", "weight_decay", "max_grad_norm", "seed", "dtype", "autocast",
+    "batches", "learning_rate", "weight_decay", "max_grad_norm", "seed", "dtype", "autocast",
 )  # fmt: skip
 """Columns that identify a problem. Rows that agree in them train on the same tokens with the same updates."""
 STEPS = (1, 2, 3, 4, 8, 16)

@@ -16,7 +16,7 @@ from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
 from tpbench.workloads.train_step.batches import Batch, model_inputs
 from tpbench.workloads.train_step.deepspeed_configuration import deepspeed_configuration
-from tpbench.workloads.train_step.gradients import clip
+from tpbench.workloads.train_step.gradients import clip_divisor
 from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.plan_requirements import require_pairs
 from tpbench.workloads.train_step.problem import TrainStep
@@ -43,9 +43,7 @@ class DeepSpeedTrainer:
         mpu = SimpleNamespace(get_data_parallel_world_size=lambda: context.dp_size)
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=lambda parameters: adamw(
-                _flat(parameters), problem, context.device, capturable=capturable(context)
-            ),
+            optimizer=lambda parameters: adamw(_flat(parameters), problem, capturable=capturable(context)),
             model_parameters=list(model.parameters()),
             mpu=mpu if context.tp_size > 1 else None,
             dist_init_required=False,
@@ -93,7 +91,7 @@ class DeepSpeedTrainer:
     def _update_on_device(self) -> Tensor:
         """Clip and update as the engine does with ZeRO stage 0. The engine itself reads the norm on the host."""
         norm = self._norm_without_zero()
-        clip(self.parameters, norm, self.problem.max_grad_norm)
+        self.engine.optimizer.grad_scale = clip_divisor(norm, self.problem.max_grad_norm)
         self.engine.optimizer.step()
         for parameter in self.parameters:
             parameter.grad = None
@@ -142,6 +140,9 @@ def import_deepspeed(device: torch.device) -> Any:
     if device.type == "cuda":
         # DeepSpeed's own function passes entries of CUDA_VISIBLE_DEVICES to NVML as numbers, but they may be names.
         deepspeed.get_accelerator().available_memory = lambda index=None: torch.cuda.mem_get_info(index)[0]
+    else:
+        # DeepSpeed refuses float16 on CPUs without instructions for it. PyTorch computes it on every CPU.
+        deepspeed.get_accelerator().is_fp16_supported = lambda: True
     deepspeed.utils.logger.setLevel(logging.WARNING)
     return deepspeed
 

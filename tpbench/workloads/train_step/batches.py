@@ -34,11 +34,15 @@ def replica_batches(problem: TrainStep, step: int, dp_rank: int, dp_size: int, d
 
 
 def micro_batch(problem: TrainStep, step: int, micro: int, dp_rank: int, dp_size: int, device: torch.device) -> Batch:
-    """Return one micro-batch of one replica. No two micro-batches of a run share a sequence.
+    """Return one micro-batch of one replica. No two micro-batches of a run share a sequence, unless `batches` is set:
+    then the steps repeat that number of batches. Losses of the same batch show every update, while losses of new
+    batches differ by more than small updates change them.
 
     A token is the product of three uniform numbers, scaled to the vocabulary. Low tokens are therefore frequent, and
     the loss can soon fall to 1.15 nats below log(vocab).
     """
+    if problem.batches is not None:
+        step %= problem.batches
     first = ((step * problem.accumulate + micro) * dp_size + dp_rank) * problem.batch_size
     samples = torch.arange(first, first + problem.batch_size)[:, None]
     positions = samples * (problem.seq_length + 1) + torch.arange(problem.seq_length + 1)

@@ -58,6 +58,7 @@ class TrainStepSession:
         self.losses: list[torch.Tensor] = []
         self.norms: list[torch.Tensor] = []
         self.phases = PhaseTimer(context.device)
+        self.times_phases = problem.phase_steps > 0
         self.graph: StepGraph | None = None
         self.graph_gib = 0.0
         self.graph_marks: Sequence[Mark] = ()
@@ -68,8 +69,9 @@ class TrainStepSession:
         """Train one step, and time its phases if the problem asks for that."""
         if self.graph is not None:
             self.train()
-            self.phases.end_replay(self.graph_marks)
-        elif self.problem.phase_steps:
+            if self.times_phases:
+                self.phases.end_replay(self.graph_marks)
+        elif self.times_phases:
             self.train(self.phases.mark)
             self.phases.end_step()
         else:
@@ -127,13 +129,15 @@ class TrainStepSession:
         return Verdict(columns, errors.complaint(self.problem.dtype))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return throughput, times of phases and, from an additional step, exposed communication. Collective."""
+        """Return throughput, times of phases and, from an additional step on request, exposed communication.
+        Collective."""
         result = throughput(self.problem, self.context, columns)
         if self.problem.phase_steps:
             result |= phase_columns(self.phases.times_ms(self.problem.steps))
-        if self.problem.profile or self.context.device.type == "cuda":
+            self.times_phases = False  # reading the times of further steps would wait for each of them
+        if self.problem.profile:
             self.context.say("profiling")
-            result |= profile_step(self.train, self.restore, self.context, keep=self.problem.profile)
+            result |= profile_step(self.train, self.restore, self.context)
         return result
 
     def _trajectories(self) -> tuple[list[float], list[float]]:

@@ -52,23 +52,14 @@ def _groups_that_shard(grad: Tensor) -> tuple[Any, ...]:
     return tuple(groups)
 
 
-@torch.no_grad()
-def clip(
-    parameters: Sequence[Tensor], norm: Tensor, max_norm: float | None, scale: Tensor | float | None = None
-) -> None:
-    """Divide gradients by `scale` (None: 1), then scale them down to `max_norm` if their norm is larger.
+def clip_divisor(norm: Tensor, max_norm: float | None) -> Tensor | None:
+    """Return the number, an fp32 scalar, that scales gradients of this norm down to `max_norm` if they are divided by
+    it. None: there is no largest norm.
 
-    `norm`, an fp32 scalar, is the norm of the divided gradients. The function does not wait for the device.
+    An optimizer divides while it updates (`grad_scale`). A pass of its own over the gradients would cost as much as a
+    third of the update.
     """
-    if max_norm is None and scale is None:
-        return
-    factor = torch.ones_like(norm) if max_norm is None else (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            by_dtype[parameter.grad.dtype].append(local_shard(parameter.grad))
-    for grads in by_dtype.values():
-        torch._foreach_mul_(grads, factor if scale is None else factor / scale)
+    return None if max_norm is None else ((norm + 1e-6) / max_norm).clamp(min=1.0)
 
 
 def local_shard(value: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ MAX_FLOPS = {"cpu": 2e12, "cuda": 3e16}
 def compute_reference(problem: TrainStep, context: Context) -> Reference:
     """Return the problem's reference. Collective. Call it before the model is made; it keeps no memory."""
     steps = min(STEPS, problem.warmup_steps + problem.steps)
-    plain = replace(problem, activation_checkpointing=True, compile=False, train_loss="torch")
+    plain = replace(problem, activation_checkpointing=True, compile=False, train_loss="torch", optimizer="torch")
     affordable = torch.tensor(_affordable(plain, steps, context))
     dist.broadcast(affordable, src=0)
     if affordable:

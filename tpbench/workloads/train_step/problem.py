@@ -54,6 +54,10 @@ class TrainStep:
     batch_size: int = setting(1, help="sequences of a replica in one micro-batch", low=1)
     seq_length: int = setting(2048, help="tokens of a sequence", low=2)
     accumulate: int = setting(1, help="micro-batches whose gradients add up to one update", low=1)
+    batches: int | None = setting(
+        None, help="number of different batches, which the steps repeat in order; null: each step has a new one",
+        low=1, added=True,
+    )  # fmt: skip
     steps: int = setting(20, help="measured steps, each with its update", low=1)
     warmup_steps: int = setting(5, help="steps before the measured steps", low=0)
     learning_rate: float = setting(1e-5, help="AdamW's learning rate, constant", low=0.0)
@@ -63,6 +67,9 @@ class TrainStep:
     autocast: bool = setting(False, help="parameters and states in fp32, matrix products in dtype by torch.autocast")
     seed: int = setting(42, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
 
+    optimizer: Literal["torch", "tpbench"] = setting(
+        "torch", help="kernel of AdamW: torch's fused kernel for several tensors, or tpbench's", added=True
+    )
     attention: Literal["sdpa", "flash_attention_2", "eager"] = setting("sdpa", help="implementation of attention")
     activation_checkpointing: bool = setting(False, help="keep only the input of each layer and recompute the rest")
     compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)")

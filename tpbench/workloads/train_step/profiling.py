@@ -1,4 +1,4 @@
-"""Profile one additional step: measure the exposed communication, and keep the profiler's trace on request."""
+"""Profile one additional step: measure the exposed communication, and keep the profiler's trace."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ from tpbench.measure.session import Context
 from tpbench.measure.timeline import COMMUNICATION, Interval, covered_ms, events, intervals, keep_trace
 
 
-def profile_step(
-    train: Callable[[], None], restore: Callable[[], None], context: Context, *, keep: bool
-) -> dict[str, Any]:
-    """Profile one step. On a GPU, return `exposed_share`, the largest of any rank.
+def profile_step(train: Callable[[], None], restore: Callable[[], None], context: Context) -> dict[str, Any]:
+    """Profile one step and keep each rank's trace beside the job's logs. On a GPU, return `exposed_share`, the largest
+    of any rank.
 
-    `train` trains the step, `restore` prepares it. With `keep`, each rank's trace is kept beside the job's logs.
-    Collective.
+    `train` trains the step, `restore` prepares it. Collective.
     """
     restore()
     dist.barrier()
     cuda = context.device.type == "cuda"
-    host = [ProfilerActivity.CPU] if keep or not cuda else []
-    with gpu_profile(*host) if cuda else profile(activities=host) as profiler:
+    with gpu_profile(ProfilerActivity.CPU) if cuda else profile(activities=[ProfilerActivity.CPU]) as profiler:
         train()
         if cuda:
             torch.cuda.synchronize(context.device)
-    if keep:
-        keep_trace(profiler, context)
+    keep_trace(profiler, context)
     if not cuda:
         return {}
     share = torch.tensor(exposed_share(intervals(events(profiler, on_gpu=True), on_gpu=True)), dtype=torch.float64)

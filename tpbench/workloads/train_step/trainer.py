@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.batches import Batch, model_inputs
-from tpbench.workloads.train_step.gradients import clip, local_shard, total_norm
+from tpbench.workloads.train_step.gradients import clip_divisor, local_shard, total_norm
 from tpbench.workloads.train_step.loss_scale import LossScale
 from tpbench.workloads.train_step.losses import Loss
 from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
@@ -61,7 +61,7 @@ class TorchTrainer:
             local_shard(parameter.detach()) if isinstance(parameter, DTensor) else parameter
             for parameter in self.parameters
         ]
-        self.optimizer = adamw(self.shards, problem, context.device, capturable=capturable(context))
+        self.optimizer: Any = adamw(self.shards, problem, capturable=capturable(context))
         self.inputs = model_inputs(problem, context.device)
         self.scale = LossScale(device=context.device) if problem.dtype == "float16" else None
 
@@ -82,11 +82,13 @@ class TorchTrainer:
     def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
         norm = total_norm(self.parameters, self.context.device)
-        if self.scale is not None:
+        if self.scale is None:
+            self.optimizer.grad_scale = clip_divisor(norm, self.problem.max_grad_norm)
+        else:
             norm = norm / self.scale.factor
-            # The fused kernel skips the update if this is 1.
-            self.optimizer.found_inf = (~self.scale.finite(norm)).float()  # type: ignore[attr-defined]
-        clip(self.parameters, norm, self.problem.max_grad_norm, None if self.scale is None else self.scale.used)
+            divisor = clip_divisor(norm, self.problem.max_grad_norm)
+            self.optimizer.found_inf = (~self.scale.finite(norm)).float()  # the kernel skips the update if this is 1
+            self.optimizer.grad_scale = self.scale.used if divisor is None else self.scale.used * divisor
         for parameter, shard in zip(self.parameters, self.shards, strict=True):
             shard.grad = None if parameter.grad is None else local_shard(parameter.grad)
         self.optimizer.step()
@@ -100,21 +102,17 @@ def capturable(context: Context) -> bool:
     return context.graph and context.device.type == "cuda"
 
 
-def adamw(
-    parameters: Sequence[Tensor], problem: TrainStep, device: torch.device, *, capturable: bool = False
-) -> torch.optim.AdamW:
-    """Return the optimizer of every variant. On GPUs, and for a scaled loss, it is one fused kernel.
+def adamw(parameters: Sequence[Tensor], problem: TrainStep, *, capturable: bool = False) -> torch.optim.Optimizer:
+    """Return the optimizer of every variant. It divides the gradients by its attribute `grad_scale`, if that is set.
 
-    A CUDA graph can hold the update if the optimizer is `capturable`.
+    A CUDA graph can hold the update if the optimizer is `capturable`. That of tpbench always is.
     """
-    fused = device.type == "cuda" or problem.dtype == "float16"
+    if problem.optimizer == "tpbench":
+        from tpbench.kernels.adamw import AdamW
+
+        return AdamW(parameters, lr=problem.learning_rate, weight_decay=problem.weight_decay)
     return torch.optim.AdamW(
-        parameters,
-        lr=problem.learning_rate,
-        weight_decay=problem.weight_decay,
-        fused=fused,
-        foreach=not fused,
-        capturable=capturable,
+        parameters, lr=problem.learning_rate, weight_decay=problem.weight_decay, fused=True, capturable=capturable
     )
 
 

@@ -10,7 +10,7 @@ from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
 
 
 def _uses_triton(problem: TrainStep) -> bool:
-    return problem.train_loss != "torch"
+    return problem.train_loss != "torch" or problem.optimizer != "torch"
 
 
 def _unsupported_without_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
@@ -85,6 +85,8 @@ def _no_graph_of_autotp(problem: TrainStep) -> str:
         return f"ZeRO's update reads the gradient norm on the host: zero_stage must be 0, got {problem.zero_stage}"
     if problem.dtype == "float16":
         return "DeepSpeed keeps the loss scale of dtype=float16 on the host"
+    if problem.train_loss == "torch" and problem.vocab_parallel:
+        return "DeepSpeed's loss of a sharded vocabulary checks the labels on the host: train_loss must be tpbench"
     return _no_graph(problem)
 
 

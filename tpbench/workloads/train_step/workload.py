@@ -13,7 +13,16 @@ from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, Trai
 from tpbench.workloads.train_step.resolve import resolve
 
 ALL = frozenset(
-    {"attention", "activation_checkpointing", "compile", "train_loss", "phase_steps", "profile", "log_interval"}
+    {
+        "attention",
+        "activation_checkpointing",
+        "compile",
+        "train_loss",
+        "optimizer",
+        "phase_steps",
+        "profile",
+        "log_interval",
+    }
 )
 """Options that every variant supports."""
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
@@ -80,7 +89,8 @@ WORKLOAD = Workload(
         "step_forward_ms": "forward passes of each measured step on the slowest rank, ms",
         "step_backward_ms": "backward passes of each measured step on the slowest rank, ms",
         "step_optimizer_ms": "clipping and update of each measured step on the slowest rank, ms",
-        "exposed_share": "share of a step in which a rank communicates and computes nothing, largest of all ranks",
+        "exposed_share": "share of a step in which a rank communicates and computes nothing, largest of all ranks; "
+        "new rows have it only with profile=true, and always communication_share",
         "steady_gib": "memory held between steps, largest of all ranks, GiB",
         "expected_model_gib": "estimated memory of a rank's parameters, GiB",
         "expected_gradients_gib": "estimated memory of a rank's gradients, GiB",
@@ -103,6 +113,7 @@ WORKLOAD = Workload(
         Option("overlap"),
         Option("vocab_parallel"),
         Option("train_loss"),
+        Option("optimizer"),
         Option("phase_steps"),
         Option("profile"),
         Option("log_interval"),
@@ -114,7 +125,7 @@ WORKLOAD = Workload(
         trajectories={"losses": 1.0, "grad_norms": NORM_GROWTH},
         loss_tolerance={"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-3},
     ),
-    percentages=("mfu", "exposed_share"),
+    percentages=("mfu", "compute_share", "communication_share", "idle_share", "exposed_share"),
     studies={
         "training": Study(
             "which throughput does each implementation reach, and how much memory does it need?",
@@ -124,6 +135,9 @@ WORKLOAD = Workload(
             columns=(
                 "tokens_per_s_per_gpu",
                 "mfu",
+                "bound",
+                "communication_share",
+                "idle_share",
                 "exposed_share",
                 "time_ms",
                 "device_ms",

@@ -63,7 +63,7 @@ def trained(here: Rank, name: str, tp_size: int, fields: dict[str, Any], graph: 
     [
         ("fsdp_dtensor", 2, {"accumulate": 2, "activation_checkpointing": True}),
         ("ddp", 1, {"warmup_steps": DDP_WARMUP_STEPS}),
-        ("autotp", 2, {"zero_stage": 0, "accumulate": 2}),
+        ("autotp", 2, {"zero_stage": 0, "accumulate": 2, "train_loss": "tpbench"}),
     ],
 )
 def test_replays_train_on_new_batches_as_eager_steps_do(name: str, tp_size: int, fields: dict[str, Any]) -> None:

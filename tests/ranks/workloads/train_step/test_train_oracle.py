@@ -46,14 +46,18 @@ def measured(
 
     trainer.accumulate, trainer.update = spoiled_accumulate, spoiled_update
     verdict, columns = measure(session, context, MeasureSettings(), 10.0, lambda what: None)
-    return verdict.wrong, columns | verdict.columns, count[0]
+    updates = count[0]
+    if verdict.wrong is None and problem.phase_steps:
+        session.step()  # as the sample of energy does: the next step is queued without waiting for the device
+        assert len(session.phases.times_ms(1000)) == problem.warmup_steps + problem.steps
+    return verdict.wrong, columns | verdict.columns, updates
 
 
 def test_a_cell_trains_exactly_its_steps_and_times_their_phases() -> None:
     cuda = torch.cuda.is_available()
     for wrong, columns, updates in run_on_ranks(2, measured, "fsdp_dtensor", {"phase_steps": 2}):
         assert wrong is None
-        assert updates == 1 + 4 + cuda  # on a GPU, the profiler needs one more
+        assert updates > 5 if cuda else updates == 1 + 4  # on a GPU, a trace and the energy need more
         assert len(columns["samples_ms"]) == columns["iterations"] == 4
         assert len(columns["losses"]) == len(columns["grad_norms"]) == 5
         assert columns["loss_value"] == columns["losses"][-1]
@@ -67,7 +71,7 @@ def test_a_cell_trains_exactly_its_steps_and_times_their_phases() -> None:
         held, peaks = columns["iteration_held_gib"], columns["iteration_peak_gib"]
         assert len(held) == len(peaks) == 4 and columns["peak_gib"] == max(peaks)
         assert all(0 < low <= high for low, high in zip(held, peaks, strict=True))
-        assert ("exposed_share" in columns) == cuda
+        assert ("communication_share" in columns) == cuda
         assert cuda or "mfu" not in columns
 
 

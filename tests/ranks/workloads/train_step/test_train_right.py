@@ -34,10 +34,10 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # Llama's layout with its rotary scaling, and a vocabulary that two ranks do not divide.
     *((2, name, 2, {"architecture": "llama", "rope_factor": 8.0, "vocab": 97}) for name in SHARDED),
     *((2, name, 2, {"attention": "eager"}) for name in SHARDED),
-    # tpbench's loss, over the sharded and the whole vocabulary.
-    *((2, name, 2, {"train_loss": "tpbench", "tied": True}) for name in SHARDED),
+    # tpbench's loss, over the sharded and the whole vocabulary, and tpbench's optimizer.
+    *((2, name, 2, {"train_loss": "tpbench", "optimizer": "tpbench", "tied": True}) for name in SHARDED),
     (2, "fsdp_dtensor", 2, {"train_loss": "tpbench", "vocab_parallel": False}),
-    (2, "ddp", 1, {"train_loss": "tpbench"}),
+    (2, "ddp", 1, {"train_loss": "tpbench", "optimizer": "tpbench", "max_grad_norm": None}),
     # tpbench's loss of head and loss together: hidden states whole (autotp) or sharded over the ranks, FSDP's weights.
     *((2, name, 2, {"train_loss": "tpbench_linear", **each}) for name in SHARDED
       for each in ({"vocab": 97}, {"tied": True, **BOTH})),

@@ -19,7 +19,7 @@ def test_tokens_of_a_seed_never_change() -> None:
 
 
 def test_no_two_micro_batches_are_the_same() -> None:
-    """A benchmark that trains on one batch again and again measures a loss that means nothing."""
+    """Unless `batches` says so, no step trains on what it has seen."""
     problem = tiny_problem(accumulate=2)
     sequences = [
         micro_batch(problem, step, micro, replica, 2, CPU).tokens[sample]
@@ -29,3 +29,10 @@ def test_no_two_micro_batches_are_the_same() -> None:
         for sample in range(problem.batch_size)
     ]
     assert len({tuple(each.tolist()) for each in sequences}) == len(sequences)
+
+
+def test_steps_repeat_a_number_of_batches() -> None:
+    problem = tiny_problem(batches=2, accumulate=2)
+    tokens = [micro_batch(problem, step, 1, 0, 2, CPU).tokens for step in range(5)]
+    assert torch.equal(tokens[0], tokens[2]) and torch.equal(tokens[1], tokens[3]) and torch.equal(tokens[0], tokens[4])
+    assert not torch.equal(tokens[0], tokens[1])
