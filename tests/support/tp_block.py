@@ -46,7 +46,7 @@ class FixedStopwatch:
         run()
         return 1.0
 
-    def interleaved_ms(self, *timed: Any, iterations: int | None = None, on_host: bool = False) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Any, most: int | None = None, on_host: bool = False) -> list[list[float]]:
         return [[self.ms(*each)] for each in timed]
 
 

@@ -92,6 +92,8 @@ class Machine(TorchFunctionMode):
         self.memory: dict[tuple[int, int], Tensor] = {}
         self.flags: dict[int, list[float]] = {}
         """By address, the times at which the values 1, 2, ... were written."""
+        self.barriers: dict[int, list[float]] = {}
+        """By number, the times at which ranks reached a barrier."""
         self.log: list[tuple[Stream, str, float, float]] = []
         """Operations that ran: stream, kind, begin, end."""
 
@@ -197,6 +199,14 @@ class Handle:
         return whole[offset : offset + torch.Size(shape).numel()].view(shape)
 
 
+class CapturedSignals(StreamSignals):
+    """Signals that are allowed while a graph is captured."""
+
+    def _call(self, name: str, address: int, value: int, flags: int) -> None:
+        words = ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(flags)
+        cuda_driver.call(name, cuda_driver.current_stream(), *words)
+
+
 class SimulatedBuffers(symmetric_buffers.SymmetricBuffers):
     """Symmetric buffers on a simulated machine."""
 
@@ -205,8 +215,17 @@ class SimulatedBuffers(symmetric_buffers.SymmetricBuffers):
         nobody: Any = None
         self.group, self.device = nobody, torch.device("cpu")
         self.copies: Any = machine.stream()
-        self.memory, self.outgrown, self.uses, self.allocations = {}, [], {}, 0
-        self.signals = StreamSignals([FLAG_SPACE * (1 + each) for each in range(ranks)], rank)
+        self.memory, self.outgrown, self.uses, self.allocations, self.capturing = {}, [], {}, 0, False
+        addresses = [FLAG_SPACE * (1 + each) for each in range(ranks)]
+        self.signals, self.captured_signals = StreamSignals(addresses, rank), CapturedSignals(addresses, rank)
+        self.barriers = 0
+
+    def barrier(self) -> None:
+        reached = self.machine.barriers.setdefault(self.barriers, [])
+        self.barriers += 1
+        queue = self.machine.current.queue
+        queue.append(Operation(0.0, lambda: 0.0, done=reached.append))
+        queue.append(Operation(0.0, lambda: max(reached) if len(reached) == self.size else None, done=lambda _: None))
 
     def _allocated(self, nbytes: int) -> tuple[Tensor, Any]:
         self.allocations += 1

@@ -33,7 +33,8 @@ class SharedMemoryAllGather:
 
     def __init__(self, words: NDArray[np.int64], rank: int) -> None:
         """Use `words`, (2, ranks, numbers) zeros that all ranks map."""
-        self.words, self.rank, self.epoch = words, rank, 0
+        # Each operation on a memmap would make another memmap, which takes longer than the operation.
+        self.words, self.rank, self.epoch = np.asarray(words), rank, 0
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of every rank, by rank. Collective."""

@@ -39,6 +39,8 @@ class SymmetricBuffers:
         self.outgrown: list[tuple[Tensor, Any]] = []
         """Replaced memory, kept because a running operation or a captured graph may hold its address."""
         self.uses: dict[str, int] = {}
+        self.capturing = False
+        """True if the last use was captured in a CUDA graph."""
         self.flags = self._allocated(4 * CHANNELS * self.size)
         handle = self.flags[1]
         self.captured_signals = KernelSignals(handle)

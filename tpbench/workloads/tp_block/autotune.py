@@ -31,8 +31,11 @@ from tpbench.workloads.tp_block.ring import RingSchedule
 from tpbench.workloads.tp_block.schedule import LinearPlan, Schedule, SequentialSchedule
 from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
+OPERATIONS = 8
+"""Most timed iterations of each schedule for one operation: the whole step is timed afterwards."""
+
 STEPS = 10
-"""Timed iterations of each candidate for the whole step."""
+"""Most timed iterations of each candidate for the whole step."""
 
 LONG_MS = 50.0
 """A plain step of this length hides all launches of any candidate, so that no graph is tried."""
@@ -96,10 +99,8 @@ class ScheduleTuner:
         if graphs and self.context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
             best = best_step(self._times(self._graphed(eager)), plain=Candidate(PLAIN, graphs=True))
         else:
-            times = self._times(eager)
-            if graphs and times[Candidate(PLAIN)].device_ms < LONG_MS:
-                times = self._times(eager | self._graphed(eager))
-            best = best_step(times)
+            is_short = graphs and self.context.stopwatch.ms(partial(_step, eager[Candidate(PLAIN)])) < LONG_MS
+            best = best_step(self._times(eager | self._graphed(eager) if is_short else eager))
         self.graphs = best.graphs and not self.context.graph
         if best.plan != MIXED:
             self.chosen = dict.fromkeys(self.chosen, best.plan)
@@ -128,14 +129,14 @@ class ScheduleTuner:
 
     def _medians_ms(self, steps: Sequence[Timed], on_host: bool) -> list[float]:
         options = {"on_host": True} if on_host else {}
-        return list(map(median, self.context.stopwatch.interleaved_ms(*steps, iterations=STEPS, **options)))
+        return list(map(median, self.context.stopwatch.interleaved_ms(*steps, most=STEPS, **options)))
 
     def _fastest(self, direction: str, linear: ShardedLinear, operation: Callable[..., Operation]) -> Schedule:
         key = f"{linear.name} {direction}"
         if key not in self.chosen:
             run = operation(self.context.inputs, linear)
             steps = [(partial(run, each), do_nothing) for each in self.schedules.values()]
-            samples = self.context.stopwatch.interleaved_ms(*steps)
+            samples = self.context.stopwatch.interleaved_ms(*steps, most=OPERATIONS)
             if self.context.inputs.device.type == "cuda":
                 torch.cuda.empty_cache()
             self.chosen[key] = fastest(dict(zip(self.schedules, map(median, samples), strict=True)))

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from tpbench.measure.bottleneck import columns_by_exposure
+from tpbench.measure.inputs import GeneratedInputs
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
@@ -19,8 +21,24 @@ from tpbench.workloads.tp_block.problem import TpBlock
 from tpbench.workloads.tp_block.stack import StackSession
 
 
+class ChangedActivations(GeneratedInputs):
+    """The input and the upstream gradient of a session. A change takes those of another seed."""
+
+    def __init__(self, session: TpBlockSession) -> None:
+        super().__init__([session.prepared.x, session.prepared.grad], session.problem.seed)
+        self.session = session
+
+    def generate(self, seed: int) -> list[Tensor]:
+        inputs = self.session.inputs = self.session.inputs.with_activations_of(seed)  # the oracle's, too
+        size = self.session.prepared.size
+        shard = (0 if size == 1 else inputs.rank), size
+        return [inputs.x(*shard), inputs.grad(*shard)]
+
+
 class TpBlockSession:
-    """Session of a variant on this rank's part of the block."""
+    """Session of a variant on this rank's part of the block. Variants from outside this package are audited."""
+
+    fresh = keeps_output = False
 
     def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
@@ -30,6 +48,8 @@ class TpBlockSession:
         prepared = variant.prepare(problem, BlockContext(self.inputs, self.stopwatch, context.graph))
         self.prepared: PreparedBlock = require(prepared, PreparedBlock, variant, "the function")
         self.output: Tensor | None = None
+        self.trusted, self.audited = variant.place is None, variant.place is not None
+        self.audited_inputs = ChangedActivations(self)
         self.costs = self._costs()
 
     def step(self) -> None:
@@ -47,13 +67,21 @@ class TpBlockSession:
         assert self.output is not None
         self.output.backward(self.prepared.grad)
 
+    def outputs(self) -> list[Tensor]:
+        """Return the last step's output and gradients."""
+        grads = [self.prepared.x.grad, *(each.grad for each in self.prepared.module.parameters())]
+        return [each for each in (self.output, *grads) if each is not None]
+
     def release(self) -> None:
         """Free the last step's output and gradients."""
-        self.output = self.prepared.x.grad = None
-        self.prepared.module.zero_grad(set_to_none=True)
+        if not self.keeps_output:
+            self.output = self.prepared.x.grad = None
+            self.prepared.module.zero_grad(set_to_none=True)
 
     def restore(self) -> None:
-        """Nothing to do: a step does not overwrite its inputs."""
+        """Change the inputs if every iteration gets fresh ones. A step does not overwrite them."""
+        if self.fresh:
+            self.audited_inputs.change()
 
     def check(self) -> Verdict:
         """Compare the last step's output and gradients with the oracle, then free them."""
@@ -82,6 +110,8 @@ class TpBlockSession:
         details["gemm_share"] = details["tflops"] / self.rates.gemm_tflops
         self.release()
         details |= exposed_communication.measure(self.inputs, self.prepared, self.stopwatch, self.step, self.release)
+        if columns.get("device_ms") and "exposed_ms" in details:  # a trace of the iterations replaces these columns
+            details |= columns_by_exposure(details["exposed_ms"], columns, self.costs.compute_ms)
         details |= trace.trace_step(self.step, self.context, keep=self.problem.profile)
         self.release()
         return details

@@ -133,11 +133,13 @@ class CopyEngineSchedule:
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         """Each rank's buffer of this operation, by rank.
 
-        A captured graph uses the same buffers in each replay. A barrier there makes sure that all ranks are done with
-        them.
+        A replay of a graph begins with the buffer of the capture's first use. The last use before may have been of the
+        same buffer, therefore the graph begins with a barrier. Within it, buffers alternate as they do without one.
         """
-        if torch.cuda.is_current_stream_capturing():
+        capturing = torch.cuda.is_current_stream_capturing()
+        if capturing and not self.buffers.capturing:
             self.buffers.barrier()
+        self.buffers.capturing = capturing
         return self.buffers.next(name, shape, dtype)
 
     def _pull(self, shard: Tensor, keep: bool) -> tuple[Tensor, dict[int, torch.cuda.Event]]:

@@ -6,6 +6,7 @@ Each rank computes its part alone. All parts together are the same whole at any 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,12 @@ class BlockInputs:
     def of(self, problem: TpBlock) -> BlockInputs:
         """Return the inputs of another problem on this rank."""
         return BlockInputs(problem, self.context)
+
+    def with_activations_of(self, seed: int) -> BlockInputs:
+        """Return inputs with the same weights, and x and the upstream gradient of another seed."""
+        other = self.of(replace(self.problem, seed=seed))
+        other.weights = self.weights
+        return other
 
     def x(self, rank: int, size: int) -> Tensor:
         """Return one of `size` ranks' shard of the input.

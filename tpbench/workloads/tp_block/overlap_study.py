@@ -1,7 +1,8 @@
 """Study `overlap`: speed-ups of overlapped variants over the plain one by tokens, and where overlap stops paying.
 
 A row is compared with `block_tp` of the same problem, machine and software, both with a CUDA graph or both without.
-The newest row of a cell counts. Rows of stacks and rows that are no measurement are left out.
+The newest row of a cell counts. Rows of stacks and rows that are no measurement are left out, and rows of `block_auto`
+whose passes may be graphs, because then they gain from these too.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def speedups(rows: Sequence[Row]) -> list[Speedup]:
     newest: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0)):
         measured = row["status"] == "ok" and not row["interpreted"] and row["warmed_up"] is not False
-        if measured and row["save_gathered"] and not row.get("layers") and row["variant"] != WHOLE:
+        one_block = not row.get("layers") and row["variant"] != WHOLE
+        own_graphs = row.get("try_graphs") and not row["graph"]
+        if measured and row["save_gathered"] and one_block and not own_graphs:
             newest[_group_of(row), row["variant"], row["tokens"]] = row
     found = []
     for (group, variant, tokens), row in newest.items():

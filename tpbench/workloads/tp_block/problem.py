@@ -41,7 +41,7 @@ class TpBlock:
     )
     steps: int = setting(10, help="measured training steps (layers=N)", low=1, added=True)
     warmup_steps: int = setting(3, help="training steps before the measured ones (layers=N)", low=0, added=True)
-    learning_rate: float = setting(1e-3, help="AdamW's learning rate (layers=N)", low=0.0, added=True)
+    learning_rate: float = setting(1e-4, help="AdamW's learning rate (layers=N)", low=0.0, added=True)
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return complaints about fields that do not fit together."""
@@ -181,9 +181,12 @@ WORKLOAD = Workload(
                 "gather_hidden",
                 "scatter_hidden",
                 "overlap_fraction",
+                "bound",
+                "idle_share",
                 "tflops",
                 "gemm_share",
                 "peak_gib",
+                "graph_gib",
                 "workspace_gib",
                 "loss_value",
                 "grad_norm",

@@ -31,7 +31,9 @@ class StackSession:
     """Session of a variant that trains this rank's part of a stack. The loss is the mean squared error to a target."""
 
     def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
-        self.schedule = IterationSchedule(problem.warmup_steps, problem.steps, held_bytes(context.device))
+        held = held_bytes(context.device)
+        # A new process would take longer than all steps of a stack.
+        self.schedule = IterationSchedule(problem.warmup_steps, problem.steps, held, traced=False)
         self.problem, self.context = problem, context
         self.inputs = BlockInputs(problem, context)
         stopwatch = Stopwatch(context)

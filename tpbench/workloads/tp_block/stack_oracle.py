@@ -32,7 +32,11 @@ class Trajectory:
 
 
 def expected_trajectory(inputs: BlockInputs, steps: int) -> Trajectory:
-    """Train for so many steps in float64. Collective over the tp group, with the same result on every rank."""
+    """Train for so many steps in float64. Collective over the tp group, with the same result on every rank.
+
+    After each step the weights are rounded to the dtype in which a variant stores them: in bf16 a small update of a
+    large weight is lost, and others become larger.
+    """
     problem = inputs.problem
     layers = [
         {name: each.double().requires_grad_() for name, each in inputs.weights_of(inputs.rank, inputs.size, at).items()}
@@ -53,6 +57,7 @@ def expected_trajectory(inputs: BlockInputs, steps: int) -> Trajectory:
         with torch.no_grad():
             for weight, (mean, square) in zip(weights, moments, strict=True):
                 _update(weight, mean, square, step, problem.learning_rate)
+                weight.copy_(weight.to(inputs.dtype))
     return Trajectory(losses, grad_norms)
 
 

@@ -19,9 +19,12 @@ SLEEP_CYCLES = 200_000_000
 def trace_step(step: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:
     """Trace one step and return its columns on rank 0. Collective.
 
-    `keep`: trace all ranks, and write each rank's trace beside the job's logs.
+    `keep`: trace all ranks, and write each rank's trace beside the job's logs. Otherwise a process that runs further
+    jobs is not traced.
     """
     on_gpu = context.device.type == "cuda"
+    if context.process_stays and not keep:
+        return {}
 
     def queued_step() -> None:
         if on_gpu:  # launches are slow under a profiler: queue all of them before the first kernel runs

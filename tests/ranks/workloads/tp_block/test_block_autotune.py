@@ -32,10 +32,10 @@ class PresetStopwatch:
         self.of_operation, self.of_step, self.names = of_operation, of_step, names
         self.tried: list[int] = []
 
-    def interleaved_ms(self, *timed: Any, iterations: int | None = None) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Any, most: int | None = None) -> list[list[float]]:
         for run, _ in timed:
             run()
-        if iterations is None:
+        if most == autotune.OPERATIONS:
             best = self.names.index(self.of_operation(len(self.tried)))
         else:
             best = len(timed) - 1 if self.of_step == "mixed" else ["plain", "ring"].index(self.of_step)

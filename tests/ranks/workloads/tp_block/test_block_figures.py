@@ -55,7 +55,8 @@ def figures(here: Rank) -> dict[str, float]:
     with mock.patch.object(bench, "Stopwatch", lambda _: stopwatch()):
         session = bench.setup(problem(save_gathered=False), WORKLOAD.variants["block_tp"], context(here))
     session.step()
-    found = {**session.check().columns, **session.details({"time_ms": 6.0, "device_ms": 4.0})}
+    costs = {"bytes_moved": session.costs.bytes_moved, "copy_gb_per_s": 1.0}
+    found = {**session.check().columns, **session.details({"time_ms": 6.0, "device_ms": 4.0, **costs})}
     on_wall = session.details({"time_ms": 6.0, "device_ms": None})
     found |= {f"{name} on the wall": on_wall[name] for name in ("tflops", "gemm_share")}
     return found | {"floor's compute_ms": session.costs.compute_ms, "wire_ms": session.costs.wire_ms}
@@ -74,6 +75,9 @@ def test_every_figure_has_the_right_value() -> None:
         "hidden_share": 1 - 3.0 / 4.0,
         "gather_hidden": 1 - (0.25 + 0.75) / (2 * 2.0),
         "scatter_hidden": 1 - (0.5 + 0.25) / (2 * 3.0),
+        "compute_share": 1.0 / 6.0,
+        "communication_share": 3.0 / 6.0,
+        "idle_share": 2.0 / 6.0,
         "gemm_tflops": gemm,
         "tflops": FLOPS / 4.0 / 1e9,
         "gemm_share": FLOPS / 4.0 / 1e9 / gemm,

@@ -16,10 +16,10 @@ from tpbench.measure.timeline import COMMUNICATION, PRODUCT
 from tpbench.workloads.tp_block import WORKLOAD, trace
 
 
-def traced(here: Rank, folder: Path, keep: bool) -> dict[str, Any]:
+def traced(here: Rank, folder: Path, keep: bool, stays: bool = False) -> dict[str, Any]:
     cell = problem(part="mlp")
     prepared = WORKLOAD.variants["block_tp"].prepare(cell, block_context(here, cell))
-    where = replace(context(here), folder=folder)
+    where = replace(context(here), folder=folder, process_stays=stays)
     return trace.trace_step(lambda: prepared.run(prepared.x).backward(prepared.grad), where, keep=keep)
 
 
@@ -36,3 +36,4 @@ def test_a_step_is_traced_and_kept(tmp_path: Path) -> None:
         assert json.load(file)["traceEvents"]
     first, second = run_on_ranks(2, traced, tmp_path / "nowhere", False)
     assert first and not second
+    assert run_on_ranks(2, traced, tmp_path / "nowhere", False, True) == [{}, {}]  # a profiler would slow the next job

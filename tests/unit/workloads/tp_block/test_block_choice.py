@@ -45,7 +45,7 @@ def test_under_a_graph_the_plain_step_is_a_graph_too() -> None:
 class TwoClocks:
     """A stopwatch by which each step takes 7 ms on the host and 4 ms on the device."""
 
-    def interleaved_ms(self, *timed: Any, iterations: int, on_host: bool = False) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Any, most: int, on_host: bool = False) -> list[list[float]]:
         return [[7.0 if on_host else 4.0] * 3 for _ in timed]
 
 

@@ -11,8 +11,10 @@ from tpbench.job import parse_job, unsupported_reason
 from tpbench.launcher.target import ThisHost, skip_reason
 from tpbench.workloads.tp_block import WORKLOAD
 
+EXPERIMENTS = ["tp_overlap", "tp_overlap_auto", "tp_overlap_memory", "tp_overlap_mlp", "tp_overlap_parts", "tp_stack"]
 
-@pytest.mark.parametrize("name", ["tp_overlap", "tp_overlap_memory", "tp_overlap_mlp", "tp_overlap_parts", "tp_stack"])
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
     content = yaml.safe_load((ROOT / "conf/experiment" / f"{name}.yaml").read_text())
     choices = {key: str(values).split(",") for key, values in content["hydra"]["sweeper"]["params"].items()}

@@ -92,6 +92,42 @@ def test_operations_in_a_row_are_right_at_any_speed(
                 torch.testing.assert_close(of_rank[2 * turn + 1], expected)
 
 
+@pytest.mark.parametrize("operations", ["g", "s", "gs", "sss", "gsg"])
+def test_replays_of_a_graph_are_right_at_any_speed(
+    operations: str, streams: Installs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replay gathers (g) and scatters (s) in the buffers of the capture, behind one barrier."""
+    rows, k, n, ranks, replays = 2, 3, 4, 2, 5
+
+    def work(engine: CopyEngineSchedule) -> list[Tensor]:
+        first, found = dict(engine.buffers.uses), []
+        for _ in range(replays):
+            engine.buffers.uses, engine.buffers.capturing = dict(first), False
+            for operation in operations:
+                number = len(found)
+                shard, matrix = numbers(engine.rank, number, rows, k), numbers(engine.rank, number + 50, k, n)
+                gathers = operation == "g"
+                found.append(
+                    engine.gather_matmul(shard, matrix)[1] if gathers else engine.matmul_scatter(shard, matrix)()
+                )
+        assert isinstance(engine.buffers, SimulatedBuffers) and engine.buffers.barriers == replays
+        return found
+
+    for seed in range(8):
+        streams(machine := Machine(at_random(seed)))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        found = queued(machine, ranks, work)
+        machine.run()
+        for number, operation in enumerate(operations * replays):
+            shards = [numbers(rank, number, rows, k) for rank in range(ranks)]
+            matrices = [numbers(rank, number + 50, k, n) for rank in range(ranks)]
+            parts = [shard @ matrix for shard, matrix in zip(shards, matrices, strict=True)]
+            total = torch.stack(parts).sum(0).chunk(ranks)
+            for rank, of_rank in enumerate(found):
+                right = torch.cat(shards) @ matrices[rank] if operation == "g" else total[rank]
+                torch.testing.assert_close(of_rank[number], right)
+
+
 def test_a_sum_goes_around_the_ring_to_its_owner(streams: Installs) -> None:
     """In fp32, (1 + 2^60) - 2^60 is 0. Only rank 0's sum starts at rank 1 and ends with its own part."""
     values = torch.tensor([1.0, 2.0**60, -(2.0**60)])

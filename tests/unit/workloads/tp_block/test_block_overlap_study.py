@@ -27,6 +27,7 @@ ROWS = [
     made("mlp", 8192, "block_copy_engine", 0.5, 0.5, graph=True),
     made("mlp", 8192, "block_no_tp", 9.0, 9.0),
     made("mlp", 8192, "block_copy_engine", 0.1, 0.1, layers=2),
+    made("mlp", 8192, "block_auto", 0.1, 0.1, try_graphs=True),
     made("mlp", 8192, "block_symm_mem", 0.1, 0.1, status="error"),
 ]
 
