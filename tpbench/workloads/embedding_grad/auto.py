@@ -12,6 +12,7 @@ from tpbench.workloads.embedding_grad import crossover, traffic
 from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
+from tpbench.workloads.embedding_grad.device_search import KernelRowFinder
 from tpbench.workloads.embedding_grad.exchange import Exchange, Phase, sequence
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.touched_rows import EvenlySpacedRows
@@ -98,14 +99,16 @@ def calibrate(
 ) -> float:
     """Return the density at which both take equal time on this machine. Collective; the same on every rank.
 
-    The times are of the device, on a CPU of the whole exchange. Touched rows are evenly spaced over the table, with the
-    values that the gradient has there.
+    The times are of the device, on a CPU of the whole exchange. They include a search on the device, for which the host
+    waits, but not one on the host. Touched rows are evenly spaced over the table, with the values that the gradient has
+    there.
     """
     saved_slice, finder = inputs.own_slice.clone(), sparse.finder
     points = []
     for density in CALIBRATED_AT:
         rows = max(1, round(density * inputs.problem.table_rows))
-        sparse.finder = EvenlySpacedRows(inputs.partition, inputs.rank, inputs.device, rows)
+        spaced = EvenlySpacedRows(inputs.partition, inputs.rank, inputs.device, rows)
+        sparse.finder = KernelRowFinder(inputs, spaced.numbers) if isinstance(finder, KernelRowFinder) else spaced
         points.append((density, stopwatch.ms(sequence(sparse.phases))))
     dense_ms = stopwatch.ms(dense.reduce)
     sparse.finder = finder

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tpbench.comm.collectives import gather_objects
+from tpbench.measure.inputs import GeneratedInputs
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import crossover, oracle, traffic
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.device_search import searches_on_device
 from tpbench.workloads.embedding_grad.exchange import Exchange, sequence
 from tpbench.workloads.embedding_grad.forward_index import KINDS, ForwardIndex
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
@@ -32,8 +37,32 @@ class ExchangeContext:
     stopwatch: Stopwatch
 
 
+class ChangedGradient(GeneratedInputs):
+    """The gradient of a session. A change takes the numbers of another seed, in the same rows."""
+
+    def __init__(self, session: EmbeddingGradSession) -> None:
+        super().__init__([session.inputs.grad], session.problem.seed)
+        self.session = session
+
+    def generate(self, seed: int) -> list[Tensor]:
+        inputs, grad = self.session.inputs, torch.zeros_like(self.tensors[0])
+        inputs.problem = replace(self.session.problem, seed=seed)  # the oracle's numbers are then of this seed, too
+        inputs.fill(grad)
+        return [grad]
+
+    def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
+        super().change(drawn)
+        self.session.save()
+
+    def undo(self) -> None:
+        self.session.restore()
+        super().undo()
+
+
 class EmbeddingGradSession:
-    """A variant on this rank's gradient."""
+    """A variant on this rank's gradient. Variants from outside this package are audited."""
+
+    fresh = keeps_output = False
 
     def __init__(
         self, problem: EmbeddingGrad, variant: Variant, context: Context, inputs: EmbeddingGradInputs | None = None
@@ -42,9 +71,13 @@ class EmbeddingGradSession:
         self.comm = CountedCollectives(context.dp_group, context.dp_rank, context.dp_size)
         self.stopwatch = Stopwatch(context)
         self.link_rates = measure_link_rates(self.inputs, self.comm, self.stopwatch)
+        self.trusted, self.audited = variant.place is None, variant.place is not None
+        self.audited_inputs = ChangedGradient(self)
         prepared = variant.prepare(problem, ExchangeContext(self.inputs, self.comm, self.stopwatch))
         self.exchange: Exchange = require(prepared, Exchange, variant, "the function")
-        self.saved = None if self.exchange.overwrites is None else self.exchange.overwrites.clone()
+        self.has_result = False
+        self.saved: Tensor | None = None
+        self.save()
         self.stand_in: StandIn | None = None
         self.index: ForwardIndex | None = None
         self.without_exchange: TrafficIteration | None = None
@@ -69,13 +102,26 @@ class EmbeddingGradSession:
         """Run one exchange, beside the stand-in if there is one."""
         self.comm.reset()
         self.iterate()
+        self.has_result = True
+
+    def outputs(self) -> list[Tensor]:
+        """Return this rank's slice of the mean gradient, if a step has computed it."""
+        return [self.exchange.result()] if self.has_result else []
 
     def release(self) -> None:
         """Free the last exchange's memory."""
-        self.exchange.release()
+        if not self.keeps_output:
+            self.exchange.release()
+            self.has_result = False
+
+    def save(self) -> None:
+        """Save what the exchange overwrites."""
+        self.saved = None if self.exchange.overwrites is None else self.exchange.overwrites.clone()
 
     def restore(self) -> None:
-        """Restore the gradient that the backward passes left."""
+        """Restore the gradient that the backward passes left, or change it if every iteration gets fresh inputs."""
+        if self.fresh:
+            self.audited_inputs.change()
         if self.exchange.overwrites is not None and self.saved is not None:
             self.exchange.overwrites.copy_(self.saved)
 
@@ -106,7 +152,9 @@ class EmbeddingGradSession:
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Measure each phase alone and the time beyond the stand-in, and predict the crossover. Collective."""
-        details: dict[str, Any] = {"predicted_crossover": self._predicted_crossover(columns["copy_gb_per_s"])}
+        details: dict[str, Any] = {}
+        if not searches_on_device(self.problem, self.inputs.device):  # the formula has no search
+            details["predicted_crossover"] = self._predicted_crossover(columns["copy_gb_per_s"])
         best_ms = columns.get("device_ms") or columns["time_ms"]
         details["exchange_gb_per_s"] = self.costs.bytes_communicated / best_ms / 1e6
         if self.stand_in is not None:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.merge import MisplacedRow
-from tpbench.workloads.embedding_grad.touched_rows import TouchedRows
+from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
+from tpbench.workloads.embedding_grad.replayed import Replayed
+from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder, TouchedRows
 
 
 class DeviceSearch:
@@ -19,9 +21,10 @@ class DeviceSearch:
     A captured CUDA graph may hold the addresses of all tensors here: none is ever replaced.
     """
 
-    def __init__(self, inputs: EmbeddingGradInputs, *, by_owner: bool) -> None:
+    def __init__(self, inputs: EmbeddingGradInputs, *, by_owner: bool, tokens: Tensor | None = None) -> None:
+        """Search among this rank's tokens, or among `tokens`, int32 rows of the table in any shape."""
         partition, device = inputs.partition, inputs.device
-        self.tokens = inputs.own_tokens.to(device).contiguous()
+        self.tokens = (inputs.own_tokens if tokens is None else tokens).to(device).contiguous()
         owners = partition.world_size if by_owner else 1
         self.rows_per_list = partition.padded_rows // owners
 
@@ -31,9 +34,10 @@ class DeviceSearch:
         self.epoch, self.misplaced = zeros(1), zeros(1)
         self.stamps, self.counts = zeros(partition.padded_rows), zeros(owners)
         self.lists = zeros(owners, min(self.tokens.numel(), self.rows_per_list))
+        self.run = Replayed(self._search, device)
+        """Function that queues the search. It increases `epoch` by 1, and fills `lists` and `counts`."""
 
-    def run(self) -> None:
-        """Queue the search. It increases `epoch` by 1, and fills `lists` and `counts`."""
+    def _search(self) -> None:
         from tpbench.workloads.embedding_grad.search_kernel import list_rows
 
         self.epoch.add_(1)
@@ -57,8 +61,8 @@ class DeviceSearch:
 class KernelRowFinder:
     """Search on the device by the kernel. The host waits for the numbers of rows, one for each owner."""
 
-    def __init__(self, inputs: EmbeddingGradInputs) -> None:
-        self.rank, self.search = inputs.rank, DeviceSearch(inputs, by_owner=True)
+    def __init__(self, inputs: EmbeddingGradInputs, tokens: Tensor | None = None) -> None:
+        self.rank, self.search = inputs.rank, DeviceSearch(inputs, by_owner=True, tokens=tokens)
 
     def find(self) -> TouchedRows:
         self.search.run()
@@ -84,3 +88,15 @@ class SortingRowFinder:
         start, stop = cuts[self.rank], cuts[self.rank + 1]
         counts = [after - before for before, after in itertools.pairwise(cuts)]
         return TouchedRows(counts, lambda: torch.cat([rows[:start], rows[stop:], rows[start:stop]]))
+
+
+def searches_on_device(problem: EmbeddingGrad, device: torch.device) -> bool:
+    """Return true if an exchange that can search on the host or on the device searches on the device."""
+    return problem.search == "kernel" or (problem.search == "auto" and device.type == "cuda")
+
+
+def row_finder(problem: EmbeddingGrad, inputs: EmbeddingGradInputs) -> CpuRowFinder | KernelRowFinder:
+    """Return the search that the problem names, for an exchange whose host needs the numbers of rows."""
+    if searches_on_device(problem, inputs.device):
+        return KernelRowFinder(inputs)
+    return CpuRowFinder(inputs, pinned=problem.pinned)

@@ -1,7 +1,8 @@
 """Triton kernel that copies rows of a table next to each other, as `index_select` does, with several rows a program.
 
-This module needs only torch and triton. torch gives each row a thread block of its own. If rows are short, the blocks
-take more time than the bytes: on an H200 rows of 384 bytes took 0.63 ns each, three times what their bytes need.
+This module needs only torch, triton and `tpbench.kernels`. torch gives each row a thread block of its own. If rows are
+short, the blocks take more time than the bytes: on an H200 rows of 384 bytes took 0.63 ns each, three times what their
+bytes need.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -13,9 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tpbench.kernels.cached_launch import cached_launch
+
 
 @triton.jit(do_not_specialize=["count"])
-def _gather_kernel(table, rows, output, count, table_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _gather_kernel(table, rows, output, table_rows, width, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Copy ROWS of the `count` rows by COLUMNS columns. A row outside the table becomes zeros."""
     column_blocks = tl.cdiv(width, COLUMNS)  # neighbouring programs take one row's parts: memory prefers whole rows
     index = tl.program_id(0) // column_blocks * ROWS + tl.arange(0, ROWS)  # (ROWS,)
@@ -43,6 +46,7 @@ def gather_rows(table: Tensor, rows: Tensor, output: Tensor, *, blocks: tuple[in
     if output.numel():
         width = table.shape[1]
         block, columns = blocks[0], min(blocks[1], triton.next_power_of_2(width))
-        grid = (triton.cdiv(len(rows), block) * triton.cdiv(width, columns),)
-        _gather_kernel[grid](table, rows, output, len(rows), len(table), width, block, columns)
+        programs = triton.cdiv(len(rows), block) * triton.cdiv(width, columns)
+        launch = cached_launch(_gather_kernel, ROWS=block, COLUMNS=columns)
+        launch(programs, (table, rows, output), (len(table), width), varying=(len(rows),))
     return output

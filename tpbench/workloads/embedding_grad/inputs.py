@@ -44,8 +44,12 @@ class EmbeddingGradInputs:
         dtype = getattr(torch, problem.dtype)
         self.grad = torch.zeros(self.partition.padded_rows, problem.width, dtype=dtype, device=self.device)
         """(padded rows, width): this rank's accumulated gradient, zero in rows without a token."""
+        self.fill(self.grad)
+
+    def fill(self, grad: Tensor) -> None:
+        """Write this rank's gradient into the rows that it touched of (padded rows, width) zeros."""
         for rows in self.touched[self.rank].split(self._chunk):
-            self.grad[rows.to(self.device)] = self.gradient_rows(self.rank, rows)
+            grad[rows.to(self.device)] = self.gradient_rows(self.rank, rows)
 
     @property
     def own_tokens(self) -> Tensor:

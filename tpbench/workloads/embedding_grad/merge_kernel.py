@@ -1,7 +1,7 @@
 """Triton kernel that sums rows from several ranks into the owner's slice of a table, in place.
 
-This module needs only torch and triton. torch's `index_add_` reads and writes the owner's row once for each rank that
-sends one, in no fixed order, with a rounding each time. Here each row is read once and rounded once.
+This module needs only torch, triton and `tpbench.kernels`. torch's `index_add_` reads and writes the owner's row once
+for each rank that sends one, in no fixed order, with a rounding each time. Here each row is read once and rounded once.
 
 A table maps (rank, row of the owner) to the position of that rank's row among those received, which turns the scatter
 into a gather. A program takes a block of the owner's rows and selects those that any rank touched. It adds what each
@@ -20,6 +20,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from tpbench.kernels.cached_launch import cached_launch
 
 _PLACE_BLOCK = 1024
 
@@ -51,20 +53,21 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 BLOCKS = Blocks(512, 512, 512) if INTERPRETED else Blocks(64, 16, 256)
 
 
-@triton.jit(do_not_specialize=["start", "count", "first_row"])
+@triton.jit(do_not_specialize=["source", "start", "count", "first_row"])
 def _place_kernel(
-    table, rows, start, count, first_row, rows_per_rank, misplaced, FROM_PEER: tl.constexpr, BLOCK: tl.constexpr
+    table, rows, misplaced, rows_per_rank, source, start, count, first_row, FROM_PEER: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Set table[row - first_row] to the row's position in `rows`, or to 0 for the owner's own rows.
+    """Set table[source, row - first_row] to the row's position in `rows`, or to 0 for the owner's own rows.
 
-    table: (rows_per_rank,), the line of one rank. rows: (any,), of which [start, start + count) are that rank's.
+    table: (ranks, rows_per_rank). rows: (any,), of which [start, start + count) are those of the rank `source`.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
     valid = index < count
     row = tl.load(rows + start + index, mask=valid, other=0).to(tl.int64) - first_row
     inside = (row >= 0) & (row < rows_per_rank)
     position = start + index if FROM_PEER else tl.zeros_like(index)
-    tl.store(table + row, position.to(tl.int32), mask=valid & inside)
+    line = tl.cast(source, tl.int64) * rows_per_rank
+    tl.store(table + line + row, position.to(tl.int32), mask=valid & inside)
     outside = tl.sum((valid & ~inside).to(tl.int32), axis=0)
     if outside > 0:
         tl.atomic_add(misplaced, outside)
@@ -163,10 +166,9 @@ def place_rows(
         from_peer = source != rank
         listed, start, count = (rows, start, count) if from_peer else (own_rows, 0, len(own_rows))
         if count:
-            grid = (triton.cdiv(count, _PLACE_BLOCK),)
-            _place_kernel[grid](
-                table[source], listed, start, count, first_row, rows_per_rank, misplaced, from_peer, _PLACE_BLOCK
-            )  # fmt: skip
+            launch = cached_launch(_place_kernel, FROM_PEER=from_peer, BLOCK=_PLACE_BLOCK)
+            programs, varying = triton.cdiv(count, _PLACE_BLOCK), (source, start, count, first_row)
+            launch(programs, (table, listed, misplaced), (rows_per_rank,), varying=varying)
 
 
 def merge_rows(own: Tensor, values: Tensor, table: Tensor, *, rank: int, scale: float, blocks: Blocks = BLOCKS) -> None:
@@ -208,8 +210,9 @@ def _launch(
     assert own.is_contiguous()
     block = min(blocks.block, triton.next_power_of_2(max(1, rows_per_rank)))
     columns = min(blocks.columns, triton.next_power_of_2(width))
-    grid = (triton.cdiv(rows_per_rank, block) * triton.cdiv(width, columns),)
-    _merge_kernel[grid](
-        own, values, table, epoch, rows_per_rank, width, scale, rank, ranks, inboxes,
-        block, min(block, blocks.rows), columns,
+    programs = triton.cdiv(rows_per_rank, block) * triton.cdiv(width, columns)
+    launch = cached_launch(
+        _merge_kernel, RANK=rank, RANKS=ranks, INBOXES=inboxes,
+        BLOCK=block, ROWS=min(block, blocks.rows), COLUMNS=columns,
     )  # fmt: skip
+    launch(programs, (own, values, table, epoch), (rows_per_rank, width), (scale,))

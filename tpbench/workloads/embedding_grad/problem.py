@@ -58,13 +58,13 @@ class EmbeddingGrad:
         added=True,
     )
     merge: Literal["triton", "index_add"] = setting("triton", help="method of adding received rows to the owner's rows")
-    search: Literal["auto", "kernel"] = setting(
+    search: Literal["auto", "host", "kernel"] = setting(
         "auto",
-        help="search for the touched rows: auto (on the host; sparse_all_to_all_gpu: by torch.unique), kernel (by a "
-        "Triton kernel on the GPU; then the host of sparse_symmetric waits for nothing)",
+        help="search for the touched rows: host (by numpy, before the forward), kernel (by a Triton kernel on the GPU; "
+        "then the host of sparse_symmetric waits for nothing), auto (kernel on GPUs, host on CPUs)",
         added=True,
     )
-    pinned: bool = setting(True, help="copy row numbers to the GPU from pinned memory, asynchronously")
+    pinned: bool = setting(True, help="copy row numbers to the GPU from pinned memory, asynchronously (search=host)")
 
     @property
     def tokens_per_rank(self) -> int:
@@ -95,6 +95,8 @@ class EmbeddingGrad:
             complaints.append(
                 f"transfer_order={self.transfer_order} needs other_mib: without other parameters there is no order"
             )
+        if not self.pinned and self.search != "host":
+            complaints.append("pinned=false needs search=host: other searches copy no row numbers to the GPU")
         if self.duplicates and self.distribution != "fixed":
             complaints.append(f"duplicates={self.duplicates} needs distribution=fixed")
         if self.distribution == "fixed" and not 1 <= self.distinct_fixed <= self.table_rows:
@@ -144,7 +146,8 @@ WORKLOAD = Workload(
         "latency_ms": "time of an all-to-all of one row a peer on this machine",
         "upload_gb_per_s": "bandwidth of a copy of row numbers from pinned memory to the GPU (null on a CPU)",
         "crossover_density": "density above which the variant uses the dense exchange, as calibrated (sparse_auto)",
-        "predicted_crossover": "density at which sparse and dense should take equal time, by the formula",
+        "predicted_crossover": "density at which dense and sparse_all_to_all search=host should take equal time, by "
+        "the formula",
         "exchange_gb_per_s": "bytes that the busiest rank sent, divided by the time of an iteration",
         "stand_in_ms": "measured time of the stand-in forward and backward alone, ms",
         "others_ms": "measured time of an iteration without the exchange (with other_mib), ms",
@@ -184,6 +187,5 @@ WORKLOAD = Workload(
             module="tpbench.workloads.embedding_grad.crossover_study",
         )
     },
-    graph_options={"search": "kernel"},
     reusable_process=True,
 )

@@ -1,8 +1,9 @@
 """Triton kernel that gathers touched rows of a table and writes them straight into their owners' memory.
 
-This module needs only torch and triton. Each owner has an inbox addressed by row, with a slice of the table for each
-other rank, so that the owner need not know counts or row numbers beforehand. Beside each row the kernel writes a mark,
-the number of the exchange (epoch). The owner sees from the marks which rows arrived; an inbox is never cleared.
+This module needs only torch, triton and `tpbench.kernels`. Each owner has an inbox addressed by row, with a slice of
+the table for each other rank, so that the owner need not know counts or row numbers beforehand. Beside each row the
+kernel writes a mark, the number of the exchange (epoch). The owner sees from the marks which rows arrived; an inbox is
+never cleared.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -14,10 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tpbench.kernels.cached_launch import cached_launch
+
 
 @triton.jit(do_not_specialize=["length"])
 def _push_kernel(
-    grad, rows, length, count, inboxes, marks, epoch, rows_per_rank, width, misplaced,
+    grad, rows, count, inboxes, marks, epoch, misplaced, rows_per_rank, width, length,
     RANK: tl.constexpr, RANKS: tl.constexpr, INBOXES: tl.constexpr, COUNTED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -90,8 +93,10 @@ def push_rows(
     rows_per_rank = grad.shape[0] // ranks
     assert grad.shape[0] == ranks * rows_per_rank and marks.shape == inboxes.shape
     block, columns = blocks[0], min(blocks[1], triton.next_power_of_2(width))
-    grid = (triton.cdiv(len(rows), block) * triton.cdiv(width, columns),)
-    _push_kernel[grid](
-        grad, rows, len(rows), count, inboxes, marks, epoch, rows_per_rank, width, misplaced,
-        rank, ranks, inbox_lines, count is not None, block, columns,
+    programs = triton.cdiv(len(rows), block) * triton.cdiv(width, columns)
+    launch = cached_launch(
+        _push_kernel, RANK=rank, RANKS=ranks, INBOXES=inbox_lines, COUNTED=count is not None,
+        ROWS=block, COLUMNS=columns,
     )  # fmt: skip
+    pointers = (grad, rows, count, inboxes, marks, epoch, misplaced)
+    launch(programs, pointers, (rows_per_rank, width), varying=(len(rows),))

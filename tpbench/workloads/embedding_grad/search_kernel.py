@@ -1,8 +1,8 @@
 """Triton kernel that lists the distinct rows of a step's tokens on the GPU, without the host.
 
-This module needs only torch and triton. Each row of the table has a stamp: the number of the search (epoch) that last
-saw the row. The token that changes a row's stamp to this search's number lists the row. Nothing must be sorted or
-cleared, and the number of listed rows stays on the GPU.
+This module needs only torch, triton and `tpbench.kernels`. Each row of the table has a stamp: the number of the search
+(epoch) that last saw the row. The token that changes a row's stamp to this search's number lists the row. Nothing must
+be sorted or cleared, and the number of listed rows stays on the GPU.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -14,10 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tpbench.kernels.cached_launch import cached_launch
+
 
 @triton.jit
 def _search_kernel(
-    tokens, count, table_rows, stamps, epoch, lists, counts, rows_per_list, capacity, misplaced,
+    tokens, stamps, epoch, lists, counts, misplaced, count, table_rows, rows_per_list, capacity,
     LISTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """List the rows of BLOCK tokens that no other token of this search has listed, each in the list of its owner."""
@@ -67,6 +69,6 @@ def list_rows(
     count = tokens.numel()
     if count:
         owners, capacity = lists.shape
-        _search_kernel[(triton.cdiv(count, block),)](
-            tokens, count, len(stamps), stamps, epoch, lists, counts, rows_per_list, capacity, misplaced, owners, block
-        )
+        launch = cached_launch(_search_kernel, LISTS=owners, BLOCK=block)
+        pointers = (tokens, stamps, epoch, lists, counts, misplaced)
+        launch(triton.cdiv(count, block), pointers, (count, len(stamps), rows_per_list, capacity))

@@ -16,6 +16,7 @@ from tpbench.workloads.embedding_grad.device_search import DeviceSearch
 from tpbench.workloads.embedding_grad.exchange import Exchange, Phase
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.merge import MisplacedRow
+from tpbench.workloads.embedding_grad.replayed import Replayed
 from tpbench.workloads.embedding_grad.sparse import SparseExchange
 from tpbench.workloads.embedding_grad.touched_rows import RowFinder
 
@@ -197,7 +198,7 @@ class SparseSymmetricGpu(Exchange):
         self.peers = PeerInboxes(inputs, inboxes, barrier, self.search.epoch)
         self.phases = (
             Phase("counts", self.search.run, after="batch"),
-            Phase("values", self.push),
+            Phase("values", Replayed(self.push, inputs.device)),
             Phase("merge", self.peers.merge),
         )
 

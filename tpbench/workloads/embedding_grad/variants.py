@@ -18,8 +18,8 @@ def _host_work(problem: EmbeddingGrad) -> str:
 
 def _host_search(problem: EmbeddingGrad) -> str:
     """Return why a graph cannot hold the step of an exchange that may search for the rows on the host."""
-    if problem.search != "kernel":
-        return f"with search={problem.search} the host searches for the touched rows"
+    if problem.search == "host":
+        return "with search=host the host searches for the touched rows"
     late = "with transfers=late the host waits for the backward pass" if problem.transfers == "late" else ""
     return late or _host_work(problem)
 
@@ -55,35 +55,35 @@ def dense_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
 
 
 @WORKLOAD.variant(
-    "touched rows to their owners; row numbers known on the CPU before the forward pass",
-    options={"merge", "pinned", "transfers"},
-    requires=("triton",),
-    no_graph_reason=NO_GRAPH,
-    uses_triton=_merges_with_triton,
-)
-def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
-    from tpbench.workloads.embedding_grad.merge import merge_for
-    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
-
-    finder = CpuRowFinder(context.inputs, pinned=problem.pinned)
-    return SparseAllToAll(context.inputs, context.comm, finder, merge_for(problem, context.inputs))
-
-
-@WORKLOAD.variant(
-    "touched rows to their owners; row numbers found on the GPU, for which the host waits",
-    options={"merge", "search", "transfers"},
+    "touched rows to their owners by all-to-alls, for whose sizes the host waits",
+    options={"merge", "pinned", "search", "transfers"},
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
     uses_triton=_searches_with_triton,
 )
-def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
+def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
-    from tpbench.workloads.embedding_grad.device_search import KernelRowFinder, SortingRowFinder
+    from tpbench.workloads.embedding_grad.device_search import row_finder
     from tpbench.workloads.embedding_grad.merge import merge_for
 
-    finder = (KernelRowFinder if problem.search == "kernel" else SortingRowFinder)(context.inputs)
-    return SparseAllToAll(context.inputs, context.comm, finder, merge_for(problem, context.inputs))
+    inputs = context.inputs
+    return SparseAllToAll(inputs, context.comm, row_finder(problem, inputs), merge_for(problem, inputs))
+
+
+@WORKLOAD.variant(
+    "the same, but the touched rows are found by torch.unique on the device",
+    options={"merge", "transfers"},
+    requires=("triton",),
+    no_graph_reason=NO_GRAPH,
+    uses_triton=_merges_with_triton,
+)
+def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
+    from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
+    from tpbench.workloads.embedding_grad.device_search import SortingRowFinder
+    from tpbench.workloads.embedding_grad.merge import merge_for
+
+    inputs = context.inputs
+    return SparseAllToAll(inputs, context.comm, SortingRowFinder(inputs), merge_for(problem, inputs))
 
 
 @WORKLOAD.variant(
@@ -99,25 +99,25 @@ def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
     inputs, comm = context.inputs, context.comm
-    if problem.search == "kernel":
-        return SparseSymmetricGpu(inputs, comm, *connect(inputs))
-    return SparseSymmetric(inputs, comm, CpuRowFinder(inputs, pinned=problem.pinned), *connect(inputs))
+    if problem.search == "host":
+        return SparseSymmetric(inputs, comm, CpuRowFinder(inputs, pinned=problem.pinned), *connect(inputs))
+    return SparseSymmetricGpu(inputs, comm, *connect(inputs))
 
 
 @WORKLOAD.variant(
     "all-gather of every rank's touched rows, as a coalesced COO tensor",
-    options={"merge", "pinned", "transfers"},
+    options={"merge", "pinned", "search", "transfers"},
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
-    uses_triton=_merges_with_triton,
+    uses_triton=_searches_with_triton,
 )
 def sparse_all_gather(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_gather import SparseAllGather
+    from tpbench.workloads.embedding_grad.device_search import row_finder
     from tpbench.workloads.embedding_grad.merge import merge_for
-    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
-    finder = CpuRowFinder(context.inputs, pinned=problem.pinned)
-    return SparseAllGather(context.inputs, context.comm, finder, merge_for(problem, context.inputs))
+    inputs = context.inputs
+    return SparseAllGather(inputs, context.comm, row_finder(problem, inputs), merge_for(problem, inputs))
 
 
 @WORKLOAD.variant(
@@ -145,13 +145,10 @@ def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.all_to_all import SparseAllToAll
     from tpbench.workloads.embedding_grad.auto import SparseAuto, calibrate
     from tpbench.workloads.embedding_grad.dense import DenseReduceScatter
-    from tpbench.workloads.embedding_grad.device_search import KernelRowFinder
+    from tpbench.workloads.embedding_grad.device_search import row_finder
     from tpbench.workloads.embedding_grad.merge import merge_for
-    from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder
 
     inputs, comm = context.inputs, context.comm
     dense = DenseReduceScatter(inputs, comm)
-    on_host = problem.search != "kernel"
-    finder = CpuRowFinder(inputs, pinned=problem.pinned) if on_host else KernelRowFinder(inputs)
-    sparse = SparseAllToAll(inputs, comm, finder, merge_for(problem, inputs))
+    sparse = SparseAllToAll(inputs, comm, row_finder(problem, inputs), merge_for(problem, inputs))
     return SparseAuto(inputs, comm, dense, sparse, calibrate(inputs, dense, sparse, context.stopwatch))

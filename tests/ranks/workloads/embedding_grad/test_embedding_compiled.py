@@ -20,11 +20,11 @@ import json, pathlib, re, runpy, sys
 import triton
 
 root, asked = sys.argv[1:]
+sys.path.insert(0, root)
 for file in sorted(pathlib.Path(root, "tpbench/workloads/embedding_grad").glob("*_kernel.py")):
     runpy.run_path(str(file))
-alone = "tpbench" not in sys.modules
+others = [name for name in sys.modules if name.startswith("tpbench.") and not name.startswith("tpbench.kernels")]
 
-sys.path.insert(0, root)
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from tpbench.workloads.embedding_grad import gather_kernel, merge_kernel, push_kernel, search_kernel
@@ -42,7 +42,7 @@ def stores(kernel, types, constants):
     code = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     return sorted(set(re.findall(r"st\\.global\\S*", code)))
 
-print(json.dumps({"alone": alone, "stores": [stores(*each) for each in json.loads(asked)]}))
+print(json.dumps({"others": others, "stores": [stores(*each) for each in json.loads(asked)]}))
 """
 SIZES = {"rows_per_rank": "i32", "width": "i32", "epoch": "*i32"}
 PUSH = {
@@ -85,5 +85,5 @@ def test_rows_are_stored_in_whole_vectors(compiled: dict[str, Any]) -> None:
     assert compiled["stores"] == [[marks, rows], [marks, rows], [rows], [rows], [rows], [marks]]
 
 
-def test_kernels_need_no_other_module_of_this_package(compiled: dict[str, Any]) -> None:
-    assert compiled["alone"]
+def test_kernels_need_only_the_other_kernels_of_this_package(compiled: dict[str, Any]) -> None:
+    assert compiled["others"] == []

@@ -26,7 +26,7 @@ def options(name: str) -> list[dict[str, Any]]:
     """Return the combinations of a variant's options."""
     own = WORKLOAD.variants[name].options
     found: list[dict[str, Any]] = [{"merge": merge} for merge in ("triton", "index_add")] if "merge" in own else [{}]
-    if name == "sparse_all_to_all_gpu":  # the other variants with this option use the same search
+    if name == "sparse_all_to_all":  # the other variants with this option use the same search
         found.append({"merge": "index_add", "search": "kernel"})
     return found
 
@@ -43,11 +43,12 @@ def cells(name: str, ranks: int) -> list[EmbeddingGrad]:
     ]
     found += [problem(merge=merge, table_rows=rows, width=width) for rows in (1, 3, 5, 96) for width in (1, 40)]
     found += [
-        problem(merge=merge, tokens=5, accumulate=accumulate, pinned=pinned)
+        problem(merge=merge, tokens=5, accumulate=accumulate, pinned=pinned, search="host")
         for accumulate in (1, 3)
         for pinned in (True, False)
     ]
     found.append(problem(distribution="fixed", tokens=101, accumulate=1))  # every row of every rank
+    found.append(problem(merge="index_add", search="kernel"))
     variant = WORKLOAD.variants[name]
     unused = {name: value for name, value in WORKLOAD.option_defaults.items() if name not in variant.options}
     different = dict.fromkeys(replace(cell, **unused) for cell in found)

@@ -43,7 +43,7 @@ def test_a_row_outside_the_mask_is_an_error_on_every_rank(name: str) -> None:
 
 def stepped(here: Rank) -> EmbeddingGradSession:
     """Return a session after one step."""
-    session = new_session(here, problem(), "sparse_all_to_all")
+    session = new_session(here, problem(search="host"), "sparse_all_to_all")
     session.step()
     return session
 

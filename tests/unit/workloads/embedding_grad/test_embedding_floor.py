@@ -1,4 +1,4 @@
-"""The floor is a lower bound: no committed row is faster, where every rank touched the whole table."""
+"""The floor is a lower bound: no committed row is faster."""
 
 from __future__ import annotations
 
@@ -23,16 +23,9 @@ def test_transfers_beside_memory_traffic_count_once() -> None:
         assert cost_columns(costs, copy_gb_per_s=1.0)["floor_ms"] == pytest.approx(floor_ms)
 
 
-def test_no_committed_row_of_a_whole_table_is_faster_than_the_floor() -> None:
-    """These rows have medians of the bandwidths, which can be below the fastest transfer by their noise."""
-    rows = plain_rows(load(ROOT / "outputs/reference", workload="embedding_grad", status="ok", distribution="fixed"))
-    whole = [row for row in rows if row["density"] == 1.0 and row["device_ms"] is not None]
-    assert {"dense_reduce_scatter", "sparse_auto", "sparse_symmetric"} <= {row["variant"] for row in whole}
-    for row in whole:
-        ranks, row_bytes = row["dp_size"], 2 * row["width"]
-        own = row["table_rows"] // ranks
-        moved, sent = unavoidable_bytes([[own] * ranks] * ranks, [own] * ranks, row_bytes)
-        link = row.get("link_gb_per_s") or max(row["all_to_all_gb_per_s"], row["reduce_scatter_gb_per_s"])
-        costs = Costs(bytes_moved=moved, bytes_communicated=0, wire_ms=sent / link / 1e6, wire_beside_memory=True)
-        floor_ms = cost_columns(costs, row["copy_gb_per_s"])["floor_ms"]
-        assert floor_ms <= 1.01 * row["device_ms"], row["variant"]
+def test_no_committed_row_is_faster_than_its_floor() -> None:
+    rows = plain_rows(load(ROOT / "outputs/reference", workload="embedding_grad", status="ok"))
+    with_floor = [row for row in rows if row["floor_ms"] is not None]
+    assert {"dense_reduce_scatter", "sparse_all_to_all", "sparse_symmetric"} <= {row["variant"] for row in with_floor}
+    for row in with_floor:
+        assert row["floor_ms"] <= row["device_ms"], (row["variant"], row["density"])
