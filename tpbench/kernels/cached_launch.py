@@ -38,25 +38,29 @@ class CachedLaunch:
     def __call__(
         self, programs: int, pointers: tuple[Tensor | None, ...], integers: tuple[Any, ...],
         floats: tuple[float, ...] = (), more_integers: tuple[int, ...] = (),
-        arrange: Callable[..., tuple[Any, ...]] | None = None,
+        arrange: Callable[..., tuple[Any, ...]] | None = None, varying: tuple[int, ...] = (),
     ) -> Any:  # fmt: skip
         """Queue the kernel on the current stream of the current device.
 
-        integers: may contain named tuples of integers. arrange: makes the kernel's arguments from the other four
-        tuples, where some of them are named tuples.
+        Args:
+            integers: may contain named tuples of integers.
+            arrange: makes the kernel's arguments from the other four tuples, where some of them are named tuples.
+            varying: integers at the end. The kernel lists them in `do_not_specialize`, so one compiled kernel serves
+                all their values of one width (32 or 64 bits).
 
         Returns the kernel that Triton compiled, or None in Triton's interpreter.
         """
         # Triton would compile an integer among the floats as an integer.
         floats = tuple(map(float, floats))
         if arrange is None:
-            arguments = (*pointers, *integers, *floats, *more_integers)
+            arguments = (*pointers, *integers, *floats, *more_integers, *varying)
         else:
             arguments = arrange(pointers, integers, floats, more_integers)
         if not unobserved(self.kernel):
             return self.kernel[(programs,)](*arguments, **self.constants)
         alike = tuple([None if each is None else (each.dtype, each.data_ptr() % 16 == 0) for each in pointers])
-        kind = (driver.active.get_current_device(), alike, integers, more_integers)
+        widths = tuple([each.bit_length() // 32 for each in varying])  # Triton passes 32 bits if they suffice
+        kind = (driver.active.get_current_device(), alike, integers, more_integers, widths)
         compiled = self._compiled.get(kind)
         if compiled is not None:
             compiled[programs, 1, 1](*arguments, *self.constants_in_place)

@@ -1,13 +1,16 @@
 """Losses of labels without a gradient: statistics of some rows at a time, and one exchange for all rows.
 
 The statistics of a row are those of `two_pass_state`. Here each thread keeps a running state of its own columns, and
-threads merge once per row. So memory is the limit: a general tile reduces over its threads several times.
+threads merge once per row. A general tile reduces over its threads several times. Exponents and entropies are in bits
+until a row is complete, because exp2 is the GPU's own instruction: exp would cost another multiplication.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -24,6 +27,10 @@ _VECTOR = 8
 _REPEATS = 4
 _WARPS = 4
 _LANES = 32 * _WARPS
+_NATS = tl.constexpr(math.log(2.0))
+"""Nats in a bit."""
+_LEAST = tl.constexpr(-1e30)
+"""The least exponent. Its power of two is 0, and 0 times it is 0, while 0 times -inf would be NaN."""
 
 
 class LabelStatistics:
@@ -46,7 +53,7 @@ class LabelStatistics:
             compiled = kernel(
                 rows, (logits, labels, self.values),
                 (self.values.shape[1], first, logits.stride(0), vocabulary.valid, vocabulary.start, vocabulary.size,
-                 self.loss.ignore_index), (self.loss.logits_scale,),
+                 self.loss.ignore_index), (self.loss.logits_scale, self.loss.logits_scale / math.log(2.0)),
             )  # fmt: skip
         return How("two_kernels", _VECTOR * _LANES * _REPEATS, 0, (compiled,))
 
@@ -73,7 +80,7 @@ class LabelStatistics:
 @triton.jit
 def label_statistics_kernel(
     logits, target, statistics, n_rows, first_row, logits_row, n_valid, vocab_start, vocab_size, ignore_index,
-    logits_scale, ENTROPY: tl.constexpr, SOFTCAP: tl.constexpr, VECTOR: tl.constexpr, LANES: tl.constexpr,
+    logits_scale, scale_bits, ENTROPY: tl.constexpr, SOFTCAP: tl.constexpr, VECTOR: tl.constexpr, LANES: tl.constexpr,
     REPEATS: tl.constexpr,
 ):  # fmt: skip
     """Store the state of the `n_valid` columns of one row in `statistics`, (3 or 4, n_rows) fp32, at first_row + row.
@@ -97,25 +104,26 @@ def label_statistics_kernel(
         x = capped(tl.load(begin + column, mask=inside, other=float("-inf")).to(tl.float32), SOFTCAP)
         if SOFTCAP > 0:
             x = tl.where(inside, x, float("-inf"))
-        x = x * logits_scale
         largest = tl.maximum(m, tl.max(tl.max(x, axis=2), axis=0))
         reference = reference_of(largest)
-        x = x - reference[None, :, None]
-        exp_x = tl.exp(x)
-        factor = tl.exp(m - reference)
+        bits = (x - reference[None, :, None]) * scale_bits
+        power = tl.exp2(bits)
+        factor = tl.exp2((m - reference) * scale_bits)
         if ENTROPY:
-            e = weigh(factor, e + s * (reference_of(m) - reference)) + tl.sum(tl.sum(weigh(exp_x, x), axis=2), axis=0)
-        s = s * factor + tl.sum(tl.sum(exp_x, axis=2), axis=0)
+            e = weigh(factor, e + s * ((reference_of(m) - reference) * scale_bits))
+            bits = tl.maximum(bits, _LEAST, propagate_nan=tl.PropagateNan.ALL)
+            e += tl.sum(tl.sum(power * bits, axis=2), axis=0)
+        s = s * factor + tl.sum(tl.sum(power, axis=2), axis=0)
         m = largest
     of_row = tl.max(m, axis=0)
-    factor = tl.exp(m - reference_of(of_row))
+    factor = tl.exp2((m - reference_of(of_row)) * scale_bits)
     local = label - vocab_start
     held = counts & (local >= 0) & (local < n_valid)
     own = capped(tl.load(begin + local, mask=held, other=0.0).to(tl.float32), SOFTCAP) * logits_scale
     place = statistics + first_row + row
-    tl.store(place, of_row)
+    tl.store(place, of_row * logits_scale)
     tl.store(place + n_rows, tl.sum(s * factor, axis=0))
     tl.store(place + 2 * n_rows, tl.where(held, own, 0.0))
     if ENTROPY:
-        shift = reference_of(m) - reference_of(of_row)
-        tl.store(place + 3 * n_rows, tl.sum(weigh(factor, e + s * shift), axis=0))
+        shift = (reference_of(m) - reference_of(of_row)) * scale_bits
+        tl.store(place + 3 * n_rows, tl.sum(weigh(factor, e + s * shift), axis=0) * _NATS)

@@ -47,7 +47,7 @@ class LinearEntropyLossResult:
     row_loss: Tensor
     """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
     entropy: Tensor | None
-    """(rows,) fp32: entropy of each row's distribution in nats. None if nobody asked for it."""
+    """(rows,) fp32: entropy of each row's distribution in nats. None without `entropy=True`."""
     grad_hidden: Tensor | None
     """Like hidden: its gradient, summed over the ranks, times grad_scale."""
     grad_weight: Tensor | None
@@ -152,7 +152,7 @@ def linear_entropy_loss(
     )  # fmt: skip
     dtypes = [hidden.dtype, target[0].dtype] if teacher else [hidden.dtype]
     chunks = chunks_of(rows, shards, bytes_of_row(vocabulary.share, dtypes), workspace_gib)
-    call = _Call(hidden, weight, bias, target, row_loss, chunks)
+    call = _Call(hidden, weight, bias, target, row_loss, chunks, grad)
     count = reduction == "mean" and row_loss.has_labels and rows > 0
     outputs = Outputs(
         torch.empty(rows, dtype=torch.float32, device=hidden.device),
@@ -167,7 +167,7 @@ def linear_entropy_loss(
     )
     if not grad and row_loss.has_labels and label_smoothing == 0 and rows > 0:
         return call.forward(outputs)
-    return call.run(outputs, grad, weight_grad)
+    return call.run(outputs, weight_grad)
 
 
 def _inverse_count(labels: Any, loss: RowLoss) -> Tensor:
@@ -176,30 +176,48 @@ def _inverse_count(labels: Any, loss: RowLoss) -> Tensor:
         return two_pass.inverse_count(labels.contiguous(), loss.vocabulary.size, loss.ignore_index)
 
 
-@dataclass
 class _Call:
-    """The inputs of one call."""
+    """The inputs of one call. The first product is queued at once, so that the GPU works while the host prepares."""
 
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    target: Any
-    loss: RowLoss
-    chunks: Chunks
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, loss: RowLoss, chunks: Chunks,
+        grad: bool,
+    ) -> None:  # fmt: skip
+        self.hidden, self.weight, self.bias, self.target = hidden, weight, bias, target
+        self.loss, self.chunks, self.grad = loss, chunks, grad
+        self.grad_hidden = gradient_like(hidden) if grad else None
+        self.states = hidden_states(hidden, self.grad_hidden, loss.group, chunks)
+        self.logits = hidden.new_empty((chunks.most if len(chunks) else 0, len(weight)))
+        """The memory that is used again for each chunk."""
+        self.first = self._queue(0) if len(chunks) else None
+
+    def _queue(self, index: int) -> tuple[Tensor, Tensor]:
+        """Queue the product of a chunk. Return its hidden states and its logits."""
+        hidden = self.states.chunk(index)
+        if not self.grad:  # no gradient is sent: the next chunk can be fetched beside this product
+            self.states.prefetch(index + 1)
+        logits = self.logits[: len(hidden)]
+        if self.bias is None:
+            multiply(hidden, self.weight.t(), logits)
+        else:
+            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
+        return hidden, logits
+
+    def _chunk(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the hidden states and the logits of a chunk."""
+        first, self.first = self.first, None
+        return self._queue(index) if first is None else first
 
     def forward(self, outputs: Outputs) -> LinearEntropyLossResult:
         """Compute the losses of labels without gradients. Ranks exchange the statistics of all rows at once."""
-        hidden, chunks, entropy = self.hidden, self.chunks, outputs.row_entropy
-        statistics = LabelStatistics(self.loss, chunks.rows, hidden.device, entropy is not None)
-        states = hidden_states(hidden, None, self.loss.group, chunks)
-        logits = hidden.new_empty((chunks.most, len(self.weight)))
+        chunks, entropy = self.chunks, outputs.row_entropy
+        statistics = LabelStatistics(self.loss, chunks.rows, self.hidden.device, entropy is not None)
         labels = chunks.in_order(self.target)
         how, first = None, 0
         for index in range(len(chunks)):
-            of_hidden = states.chunk(index)
-            states.prefetch(index + 1)
-            how = statistics.store(self._logits(of_hidden, logits), labels[first : first + len(of_hidden)], first)
-            first += len(of_hidden)
+            _, logits = self._chunk(index)
+            how = statistics.store(logits, labels[first : first + len(logits)], first)
+            first += len(logits)
         if chunks.shards == 1:
             sent = statistics.finish(labels, outputs.row_loss, entropy)
         else:
@@ -210,18 +228,9 @@ class _Call:
             if entropy is not None and row_entropy is not None:
                 chunks.put_all(entropy, row_entropy)
         self._reduce(outputs)
-        return self._result(outputs, (None, None, None), LinearHow(
-            len(chunks), chunks.most, logits.nbytes / 2**30, how, None, sent + self._hidden_bytes(False)
+        return self._result(outputs, (None, None), LinearHow(
+            len(chunks), chunks.most, self.logits.nbytes / 2**30, how, None, sent + self._hidden_bytes()
         ))  # fmt: skip
-
-    def _logits(self, hidden: Tensor, room: Tensor) -> Tensor:
-        """Compute the logits of a chunk in the first rows of `room`."""
-        logits = room[: len(hidden)]
-        if self.bias is None:
-            multiply(hidden, self.weight.t(), logits)
-        else:
-            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
-        return logits
 
     def _reduce(self, outputs: Outputs) -> None:
         if outputs.total is not None and len(self.chunks):
@@ -229,15 +238,15 @@ class _Call:
                 two_pass.reduce(outputs.row_loss, outputs.inverse_count, outputs.mean, outputs.total)
 
     def _result(
-        self, outputs: Outputs, grads: tuple[Tensor | None, Tensor | None, Tensor | None], how: LinearHow
+        self, outputs: Outputs, grads: tuple[Tensor | None, Tensor | None], how: LinearHow
     ) -> LinearEntropyLossResult:
+        """grads: of weight and bias."""
         loss = outputs.row_loss if outputs.total is None else outputs.total
-        return LinearEntropyLossResult(loss, outputs.row_loss, outputs.row_entropy, *grads, how)
+        return LinearEntropyLossResult(loss, outputs.row_loss, outputs.row_entropy, self.grad_hidden, *grads, how)
 
-    def run(self, outputs: Outputs, grad: bool, weight_grad: Tensor | None) -> LinearEntropyLossResult:
+    def run(self, outputs: Outputs, weight_grad: Tensor | None) -> LinearEntropyLossResult:
         """Compute all chunks. `outputs` has the results of all rows."""
-        hidden, weight, chunks = self.hidden, self.weight, self.chunks
-        grad_hidden = gradient_like(hidden) if grad else None
+        weight, chunks, states, grad = self.weight, self.chunks, self.states, self.grad
         added_to = weight_grad is not None
         if grad and weight_grad is None:
             empty = torch.empty if len(chunks) else torch.zeros
@@ -246,23 +255,20 @@ class _Call:
         if grad and self.bias is not None:
             grad_bias = torch.zeros(self.bias.shape, dtype=torch.float32, device=weight.device)
         lift = self._lift(outputs) if grad else 1.0
-        states = hidden_states(hidden, grad_hidden, self.loss.group, chunks)
         teachers = self._teachers()
-        logits = hidden.new_empty((chunks.most if len(chunks) else 0, len(weight)))
         how: How | None = None
         accumulation: Accumulation | None = None
         sent = 0
         for index in range(len(chunks)):
-            of_hidden = states.chunk(index)
-            of_logits = self._logits(of_hidden, logits)
+            of_hidden, of_logits = self._chunk(index)
             of_target = self._target(index, teachers)
             states.wait()
-            one = self._launch(index, of_logits, of_target, outputs, lift, grad)
+            one = self._launch(index, of_logits, of_target, outputs, lift)
             how, sent = how or one, sent + one.bytes_sent
             if grad:
                 multiply(of_logits, weight, states.gradient(index), 1.0 / lift)
                 states.send_gradient(index)
-            states.prefetch(index + 1)
+                states.prefetch(index + 1)
             if teachers is not None:
                 teachers.states.prefetch(index + 1)
             if weight_grad is None or not grad:
@@ -281,21 +287,21 @@ class _Call:
         how_all = LinearHow(
             len(chunks),
             chunks.most,
-            (logits.nbytes + (0 if teachers is None else teachers.logits.nbytes)) / 2**30,
+            (self.logits.nbytes + (0 if teachers is None else teachers.logits.nbytes)) / 2**30,
             how,
             accumulation,
-            sent + self._hidden_bytes(grad),
+            sent + self._hidden_bytes(),
         )
-        return self._result(outputs, (grad_hidden, weight_grad if grad else None, grad_bias), how_all)
+        return self._result(outputs, (weight_grad if grad else None, grad_bias), how_all)
 
-    def _launch(self, index: int, logits: Tensor, target: Tensor, outputs: Outputs, lift: float, grad: bool) -> How:
+    def _launch(self, index: int, logits: Tensor, target: Tensor, outputs: Outputs, lift: float) -> How:
         """Compute the loss of a chunk and, in place, the logits' gradient times `lift`."""
         take, put = self.chunks.take, self.chunks.put
         own = replace(
             outputs,
             row_loss=take(outputs.row_loss, index),
             row_entropy=None if outputs.row_entropy is None else take(outputs.row_entropy, index),
-            grad=logits if grad else None,
+            grad=logits if self.grad else None,
             total=None,
             grad_scale=outputs.grad_scale * lift,
             row_grad=None if outputs.row_grad is None else take(outputs.row_grad, index),
@@ -320,10 +326,10 @@ class _Call:
         chunk = self.chunks.take(self.target, index)
         return chunk.contiguous() if self.loss.has_labels else chunk
 
-    def _hidden_bytes(self, grad: bool) -> int:
+    def _hidden_bytes(self) -> int:
         size, sharded = self.loss.vocabulary.world_size, self.chunks.shards > 1
         rows, item = self.chunks.rows, self.hidden.itemsize
-        own = bytes_sent(rows, self.hidden.shape[1], item, size, sharded=sharded, grad=grad)
+        own = bytes_sent(rows, self.hidden.shape[1], item, size, sharded=sharded, grad=self.grad)
         if not isinstance(self.target, (tuple, list)):
             return own
         teacher = self.target[0]

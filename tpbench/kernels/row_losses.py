@@ -30,7 +30,7 @@ class How:
     kernels: tuple[Any, ...] = ()
     """The compiled kernels that read the logits (see `compiled.worst`). Each is None in the interpreter."""
     relaunch: Relaunch | None = field(default=None, repr=False, compare=False)
-    """The launch of the one kernel for other tensors of the same form, if that is all that the call does."""
+    """Does the same for other tensors of the same form, if one kernel computes everything."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def _grad_scale(loss: RowLoss, outputs: Outputs) -> float:
 
 
 def _one_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs) -> How | None:
-    """Launch the kernel that reads each logit once. None: it cannot do this, or nobody wants it."""
+    """Launch the kernel that reads each logit once. Return None if it cannot compute this loss, or if the
+    caller chose another algorithm or exchange."""
     vocabulary, out, device = loss.vocabulary, outputs.grad, logits.device
     peers = _peers(loss.algorithm, loss.exchange, loss.group, vocabulary.world_size, device)
     if peers is None:
@@ -158,8 +159,9 @@ def _one_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs) -
             prepared, logits, target, out, outputs.row_loss, outputs.total, workspace,
             inverse_count=outputs.inverse_count, **factors,
         )  # fmt: skip
-    again = Relaunch(prepared, None if isinstance(peers, str) else peers, device, **factors)
-    complete = loss.loss != "logprob" and outputs.inverse_count is None
+    negative = loss.loss == "logprob"
+    again = Relaunch(prepared, None if isinstance(peers, str) else peers, device, negative=negative, **factors)
+    complete = outputs.inverse_count is None
     return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), again if complete else None)
 
 

@@ -189,6 +189,29 @@ def test_fp16_gradients_of_a_mean_over_many_rows() -> None:
     check(hidden, weight / 8, target, grad_scale=1024.0, workspace_gib=gib(1500, 4000, 2))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with 24 GiB")
+def test_more_than_2_31_logits() -> None:
+    """The last rows of one chunk lie past 2^31 elements. Rows and gradients equal those of small chunks.
+
+    A logit may be rounded to a neighbouring bf16 number where a product of another size adds in another order.
+    """
+    rows, vocab, width = 33_000, 65_600, 64
+    hidden, weight, target = (
+        each.to(DEVICE) for each in make_linear(rows=rows, vocab=vocab, width=width, dtype=torch.bfloat16)
+    )
+    target[-1] = vocab - 1
+    whole, small = (
+        linear_entropy_loss(hidden, weight, target, workspace_gib=gib(chunk, vocab, 2)) for chunk in (rows, 4096)
+    )
+    assert whole.how.chunks == 1 and small.how.chunks > 1
+    right = torch.nn.functional.cross_entropy((hidden[-512:] @ weight.t()).double(), target[-512:], reduction="none")
+    torch.testing.assert_close(whole.row_loss[-512:].double(), right, rtol=0, atol=0.2)
+    torch.testing.assert_close(whole.row_loss, small.row_loss, rtol=0, atol=0.2)
+    for one, other in ((whole.grad_hidden, small.grad_hidden), (whole.grad_weight, small.grad_weight)):
+        assert one is not None and other is not None
+        assert_near(one, other.double().cpu(), torch.bfloat16)
+
+
 @pytest.mark.parametrize(
     ("error", "wrong"),
     [

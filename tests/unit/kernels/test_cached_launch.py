@@ -99,6 +99,15 @@ def test_another_kind_of_call_goes_tritons_way_once(gpu: FakeGpu, kernel: JITFun
     assert call(launch, **changes) is other and call(launch) is usual and gpu.bound == 2
 
 
+def test_integers_that_the_kernel_is_not_specialised_for_make_one_kind(gpu: FakeGpu) -> None:
+    launch = CachedLaunch(JITFunction(_kernel, do_not_specialize=["step", "scale", "late"]), SIZE=4, FLAG=True)
+    for number in (1, 16, 7, 2**31 - 1):
+        launch(3, (X, Y), (5,), varying=(number, number, 0))
+    assert gpu.bound == 1 and [each.arguments[3] for each in gpu.launched] == [1, 16, 7, 2**31 - 1]
+    launch(3, (X, Y), (5,), varying=(2**31, 1, 0))
+    assert gpu.bound == 2 and len(gpu.compiled) == 2
+
+
 ARGUMENTS = st.fixed_dictionaries(
     {},
     optional={

@@ -113,13 +113,24 @@ def test_each_form_launches_as_its_first_call_does(gpu: FakeGpu, group: Any, cha
     [
         {"grad": "in_place", "x": torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16)},
         {"labels": LABELS[::2]},  # not contiguous: they are copied
-        {"loss": "logprob"},
     ],
 )
 def test_calls_that_do_more_than_launch_are_not_repeated(gpu: FakeGpu, group: Any, changes: dict[str, Any]) -> None:
     for _ in range(3):
         call(group, **changes)
     assert not repeated_call._remembered and len(gpu.launched) == 3
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_repeated_log_probability_is_the_negative_loss(
+    gpu: FakeGpu, group: Any, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake kernel leaves the ones that new tensors contain here."""
+    monkeypatch.setattr(repeated_call.RepeatedCall, "_new", lambda self, like: torch.ones(like[0], dtype=like[2]))
+    for _ in range(3):
+        result = call(group, loss="logprob", reduction=reduction)
+    assert len(repeated_call._remembered) == 1 and len(gpu.launched) == 3
+    assert (result.row_loss == -1).all() and (result.loss == -1).all() and (result.grad == 1).all()
 
 
 @pytest.mark.parametrize(

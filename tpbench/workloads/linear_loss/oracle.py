@@ -26,6 +26,10 @@ Measured in bf16 on a GPU, with 2^17 columns and logits rounded once: 0.043."""
 GRADIENT_TOLERANCE = {"bfloat16": 2.0**-4, "float16": 2.0**-7, "float32": 2.0**-12}
 """Tolerance of the gradients of a row of hidden states and of the weight, by norm. A probability's relative error is
 the absolute error of its logit. The logits' gradient, partial sums over ranks and the result are rounded too."""
+TWO_LOGIT_FACTOR = 2
+"""Factor on the gradients' tolerance for a teacher, whose logits are rounded too. Errors count |log p - log q| times.
+Measured for reverse_kl in bf16, with 2^17 columns and several signs of the inputs: 0.051 to 0.070. With 2^12 columns
+rounded logits alone, all else exact, give 0.038 to 0.047."""
 
 _CHUNK = {"cpu": 2**20, "cuda": 2**26}
 """Elements of a block of logits. About six float64 temporaries of it exist at once: 3 GiB on a GPU."""
@@ -47,13 +51,14 @@ class Errors:
         """The larger error of the two gradients."""
         return max(self.hidden_grad_error, self.weight_grad_error)
 
-    def complaint(self, dtype: str) -> str | None:
-        """Return why the output is wrong, or None if it is correct."""
+    def complaint(self, dtype: str, teacher: bool = False) -> str | None:
+        """Return why the output is wrong, or None if it is correct. teacher: the targets are logits, not labels."""
+        gradient = GRADIENT_TOLERANCE[dtype] * (TWO_LOGIT_FACTOR if teacher else 1)
         limits = {
             "loss_error": LOSS_TOLERANCE[dtype],
             "entropy_error": ENTROPY_TOLERANCE[dtype],
-            "hidden_grad_error": GRADIENT_TOLERANCE[dtype],
-            "weight_grad_error": GRADIENT_TOLERANCE[dtype],
+            "hidden_grad_error": gradient,
+            "weight_grad_error": gradient,
         }
         wrong = [
             f"{name} {getattr(self, name):.3g} is above {limit:.3g}"

@@ -79,6 +79,7 @@ _PROFILE = (
     "device_ms",
     "products_ms",
     "over_products",
+    "over_products_alone",
     "tflops",
     "fraction_of_floor",
     "peak_gib",
@@ -104,7 +105,9 @@ WORKLOAD = Workload(
         "chunks": "chunks of rows (linear_tp)",
         "chunk_rows": "rows of a chunk (linear_tp)",
         "products_ms": "the problem's matrix products alone, timed alternately with the step, ms",
-        "over_products": "the step's time over products_ms, both timed alternately",
+        "over_products": "the step's time over products_ms, both timed alternately, so at equal clocks",
+        "over_products_alone": "the same, each timed in iterations of its own: at a GPU's power limit the one that "
+        "draws less power has a higher clock",
         "above_outputs_gib": "peak memory beyond the gradients that the step returns, maximum over ranks, GiB",
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
         "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
@@ -118,7 +121,14 @@ WORKLOAD = Workload(
         Option("exchange", ignorable=True),
     ),
     pivot=Pivot(rows=("hidden", "vocab", "tp_size", "tokens"), sections=("loss", "mode", "dtype")),
-    metrics={"over_products": -1, "above_outputs_gib": -1, "workspace_gib": -1, "products_ms": 0, "tflops": 1},
+    metrics={
+        "over_products": -1,
+        "over_products_alone": -1,
+        "above_outputs_gib": -1,
+        "workspace_gib": -1,
+        "products_ms": 0,
+        "tflops": 1,
+    },
     studies={
         "linear": Study(
             "how far is the loss from its matrix products, and how much memory does it need?",

@@ -20,8 +20,11 @@ class Products:
         hidden = shard.hidden
         self.hidden = hidden.repeat(-(-self.rows // len(hidden)), 1)[: self.rows].contiguous()
         self.logits = torch.empty(self.rows, shard.columns, dtype=hidden.dtype, device=hidden.device)
-        # Small random numbers, since products of zeros draw less power.
-        self.grad = torch.randn_like(self.logits) / 64 if problem.trains else self.logits
+        self.grad = self.logits
+        if problem.trains:
+            # Probabilities of this shard, like those in a step: the power of a product depends on its numbers.
+            torch.mm(self.hidden, shard.weight.t(), out=self.logits)
+            self.grad = torch.softmax(self.logits, dim=1)
         trained = (self.hidden, shard.weight) if problem.trains else ()
         self.outputs = tuple(torch.empty_like(each) for each in trained)
 

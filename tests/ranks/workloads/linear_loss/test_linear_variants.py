@@ -117,7 +117,7 @@ def test_the_floor_is_the_products_and_then_one_pass() -> None:
 
 
 def test_long_steps_are_timed_less_often() -> None:
-    assert [_iterations(ms, "cuda") for ms in (20.0, 300.0, 650.0)] == [20, 10, 6]
+    assert [_iterations(ms, "cuda") for ms in (20.0, 300.0, 650.0)] == [40, 10, 6]
 
 
 def _details(here: Rank) -> dict[str, Any]:
@@ -133,5 +133,5 @@ def test_the_products_are_timed_beside_the_step() -> None:
         pytest.skip("needs 2 GPUs")
     first, second = run_on_ranks(2, _details)
     assert first == second
-    assert first["products_ms"] > 0 and first["over_products"] > 0
+    assert first["products_ms"] > 0 and first["over_products"] > 0 and first["over_products_alone"] > 0
     assert first["above_outputs_gib"] == pytest.approx(1.0 - (4 * 16 + 51 * 16) * 2 / 2**30, rel=1e-3)

@@ -83,6 +83,8 @@ def test_an_error_of_exactly_the_tolerance_is_right(name: str, dtype: str) -> No
     above = limit * (1 + 2**-20)
     assert replace(none, **{name: above}).complaint(dtype) == f"{name} {above:.3g} is above {limit:.3g} ({dtype})"
     assert replace(none, **{name: math.nan}).complaint(dtype) is not None
+    twice = replace(none, **{name: 2 * limit})
+    assert (twice.complaint(dtype, teacher=True) is None) == name.endswith("grad_error")
 
 
 def test_the_gradients_error_is_the_larger_one() -> None:
