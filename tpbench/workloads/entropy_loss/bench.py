@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -20,13 +22,14 @@ class EntropyLossSession(StepSession[Output]):
     def __init__(self, problem: EntropyLoss, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
         self.shard = make_shard(problem, context)
-        inputs = self.inputs_for(variant, self.shard)
+        inputs = self.inputs_of(self.shard)
         super().__init__(variant, variant.prepare(problem, self.shard), Output, inputs)
 
     @property
     def costs(self) -> Costs:
         """Counted costs. The bytes that a variant sends may be known only after a step."""
-        return costs(self.problem, self.context.tp_size, self.bytes_communicated)
+        counted = costs(self.problem, self.context.tp_size, self.bytes_communicated)
+        return replace(counted, communicates_in_kernels=self.run.columns().get("algorithm_used") == "one_read")
 
     def check(self) -> Verdict:
         """Compare the output of the last step with the oracle, then free it."""
