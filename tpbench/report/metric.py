@@ -102,3 +102,8 @@ def ratio_text(ratio: float) -> str:
     if ratio >= 1000:
         return ">999x"
     return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
+def counted(number_of: int, what: str) -> str:
+    """Return a number with its noun, which gets an `s` unless the number is 1."""
+    return f"{number_of} {what}{'' if number_of == 1 else 's'}"

@@ -56,7 +56,8 @@ def _with_floor(table: PivotTable, grid: RecordGrid) -> PivotTable:
     for line, row in zip(table.lines, grid.rows, strict=True):
         pairs = zip(line.cells, row.records, strict=True)
         best = next((record for cell, record in pairs if cell and cell.ratio == 1 and record), None)
-        floor = PivotCell(str(best["row_id"]), "ok", value=best["floor_ms"]) if best else None
+        has_floor = best is not None and best["floor_ms"] is not None
+        floor = PivotCell(str(best["row_id"]), "ok", value=best["floor_ms"]) if best and has_floor else None
         lines.append(replace(line, cells=(*line.cells, floor)))
     return replace(table, columns=(*table.columns, FLOOR), lines=tuple(lines))
 

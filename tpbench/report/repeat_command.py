@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 import tpbench
-from tpbench.job import NOT_IN_KEY, Job, stored_job
+from tpbench.job import GRAPH, NOT_IN_KEY, Job, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
@@ -82,7 +82,7 @@ def arguments(job: Job) -> list[str]:
     flat = job.flat()
     names = set(flat) - {*NOT_IN_KEY, "workload", "variant"}
     if job.workload.scheduled is True:
-        names -= set(_values("measure/default"))
+        names -= set(_values("measure/default")) - {GRAPH}
     wanted = {name: flat[name] for name in sorted(names)}
     shape = min(_shapes(job.workload.name), key=lambda name: _distance(wanted, job, name), default="")
     given = _defaults(job, shape)

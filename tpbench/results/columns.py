@@ -80,14 +80,14 @@ COLUMNS = (
     Column(
         "compute_share",
         REAL,
-        "share of time_ms in which a kernel or copy runs that is no communication; null without a trace, which needs "
-        "CUPTI, and also reuse=false if the workload does not profile by itself",
+        "share of time_ms in which a kernel or copy runs that is no communication; without a trace by both clocks, or "
+        "null if they do not tell; a trace needs CUPTI and, unless the workload profiles by itself, reuse=false",
     ),
     Column(
         "communication_share",
         REAL,
         "share of time_ms in which the device only communicates: NCCL kernels, copies between GPUs, waiting for peers; "
-        "null without a trace",
+        "null as compute_share",
     ),
     Column("idle_share", REAL, "share of time_ms in which the device runs nothing; without a trace by device_ms"),
     Column(

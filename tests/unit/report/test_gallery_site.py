@@ -10,7 +10,8 @@ from tpbench.report.gallery.admission import Refusal
 from tpbench.report.gallery.entry import Entry
 from tpbench.report.gallery.site import _cell, _part, _table, write_site
 from tpbench.report.gallery.winners import Machine, Problem, _name, headlines
-from tpbench.report.page.cells import MISSING_CELL, PageCell, counted
+from tpbench.report.metric import counted
+from tpbench.report.page.cells import MISSING_CELL, PageCell
 from tpbench.report.ratio import Ratio
 from tpbench.settings import JobError
 

@@ -130,7 +130,7 @@ def test_the_report_names_the_commit_and_the_package(tmp_path, capsys):
     place = write(tmp_path, [1.0] * 6 + [1.05] * 6, git_commit="b" * 40, torch_version="2.99.0")
     assert main(["history", place]) == 1
     printed = capsys.readouterr().out
-    assert printed.startswith("time_ms of 2 cells in 24 rows: 1 cells changed, 0 fail now")
+    assert printed.startswith("time_ms of 2 cells in 24 rows: 1 changed, 0 fail now")
     (line,) = [line for line in printed.splitlines() if "torch_version" in line]
     assert line.split()[0] == "triton_tp" and "git_commit aaaaaaaa to bbbbbbbb" in line and "to 2.99.0" in line
     assert "2026-11-26" in line

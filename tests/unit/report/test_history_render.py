@@ -59,7 +59,7 @@ def test_the_tables_say_when_and_from_what_to_what_a_level_changed():
     failure = {"started_at": None, "status": "oom", "reason": "rank 0 ran out of memory"}
     quiet = series("quiet", [0.0, 0.0], failure=failure)
     lines = render.markdown([two_levels(), quiet], TIME, 0.025, False).splitlines()
-    assert lines[0] == "time_ms of 2 cells in 7 rows: 1 cells changed, 1 fail now"
+    assert lines[0] == "time_ms of 2 cells in 7 rows: 1 changed, 1 fails now"
     assert [line for line in lines if line.startswith("| ")] == [
         "| cell | first row after | ratio | before | after | p | what differs |",
         "| :--- | ---: | ---: | ---: | ---: | ---: | :--- |",
@@ -79,7 +79,7 @@ def test_the_tables_say_when_and_from_what_to_what_a_level_changed():
 
 def test_text_has_no_table_without_lines():
     text = render.text([series("quiet", [0.0, 0.0])], TIME, 0.025, False)
-    assert text.startswith("time_ms of 1 cells in 2 rows: 0 cells changed, 0 fail now\n\nLevels by commit")
+    assert text.startswith("time_ms of 1 cell in 2 rows: 0 changed, 0 fail now\n\nLevels by commit")
     assert "differs by more than 2.5%, and a t test of the logarithms has p < 0.05 after" in text
     assert "has a false alarm with a chance of at most 5%" in text
     assert text.endswith("A level is the geometric mean of its rows.\n")

@@ -149,3 +149,8 @@ def test_documents_of_equal_names_get_the_id_of_their_row(add, frame, tmp_path, 
     assert capsys.readouterr().err.count("report: wrote ") == 3
     with pytest.raises(JobError, match="none of these rows is a right one"):
         write_documents(frame()[lambda rows: rows["seed"] == 0], tmp_path)
+    add("triton_tp", 3.0, seed=1)  # newer than the first row
+    counts = {True: 4, False: 3}
+    for all_rows, count in counts.items():
+        assert len(write_documents(frame(), tmp_path / f"{all_rows}", all_rows=all_rows)) == count
+    assert len(write_documents(frame(), tmp_path / "default")) == counts[False]

@@ -7,6 +7,8 @@ from tpbench.report.compare.pairs import CellPair
 from tpbench.report.compare.unpaired import explain_unpaired
 from tpbench.report.grids import arrange_rows
 from tpbench.report.mixing import mixing_note
+from tpbench.report.pivot_report import _with_interval
+from tpbench.report.ratio import Ratio
 from tpbench.settings import JobError
 
 
@@ -110,3 +112,17 @@ def test_a_model_is_named_by_the_list_of_defaults(tmp_path):
 def test_a_job_and_an_environment_are_mappings(columns):
     with pytest.raises(JobError, match="the row does not have its job"):
         repeat_command.row_command(columns)
+
+
+@pytest.mark.parametrize(
+    ("distance", "text"),
+    [
+        (0.5, "2.00x, 1.50 to 2.50"),
+        (0.02, "2.000x, 1.980 to 2.020"),
+        (0.002, "2.0000x, 1.9980 to 2.0020"),
+        (1e-6, "2.0000x, 2.0000 to 2.0000"),
+        (0.0, "2.00x, 2.00 to 2.00"),
+    ],
+)
+def test_a_ratio_has_as_many_digits_as_its_interval_needs(distance, text):
+    assert _with_interval(Ratio(2.0, 2.0 - distance, 2.0 + distance)) == text

@@ -170,6 +170,9 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path, monkeypatch: pyte
     assert str(read._content(tmp_path)) in ("it is no regular file", "it cannot be opened: Is a directory")
     file = tmp_path / "file"
     file.write_bytes(b"12345")
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(2**32 + 1)  # a hole: it takes no room
+    assert str(read._content(tmp_path / "large")) == "it is larger than 4294967296 bytes"
     monkeypatch.setattr(read, "_MAX_BYTES", 5)
     assert read._content(file) == b"12345"
     monkeypatch.setattr(read, "_MAX_BYTES", 4)

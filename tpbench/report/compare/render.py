@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tpbench.report import writer
 from tpbench.report.compare.changes import FAILS, INCOMPARABLE, CellChange, Comparison, verdicts
 from tpbench.report.compare.method import method
+from tpbench.report.metric import counted
 from tpbench.report.records import MISSING
 from tpbench.results.printable import printable
 
@@ -18,14 +19,10 @@ def summary(comparison: Comparison) -> str:
     """Return how many cells were compared, with each verdict, and how many were not."""
     decided = comparison.decided
     others = [each for each in comparison.changes if each not in decided]
-    sentence = f"{_cells(len(decided))} compared in {comparison.metric.name}"
+    sentence = f"{counted(len(decided), 'cell')} compared in {comparison.metric.name}"
     if decided:
         sentence += f": {_counted(decided)}"
     return sentence + (f"; not compared: {_counted(others)}" if others else "")
-
-
-def _cells(count: int) -> str:
-    return f"{count} cell{'' if count == 1 else 's'}"
 
 
 def _counted(changes: Sequence[CellChange]) -> str:

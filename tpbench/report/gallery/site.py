@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tpbench.report.gallery.entry import Entry
 from tpbench.report.gallery.winners import Machine, Problem, headlines, measured_problems
-from tpbench.report.metric import ratio_text
-from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, counted, quantity, words
+from tpbench.report.metric import counted, ratio_text
+from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, quantity, words
 from tpbench.report.page.document import page
 from tpbench.report.page.template import render_page
 from tpbench.report.records import value_text
@@ -28,6 +28,8 @@ class EntryPart:
     entry: Entry
     rows: str
     refused: PageTable
+    warnings: str
+    """How many warnings there are."""
 
 
 def write_site(entries: Sequence[Entry], folder: Path) -> list[Path]:
@@ -94,4 +96,5 @@ def _part(entry: Entry) -> EntryPart:
         entry,
         f"{counted(len(entry.frame), 'row')}{when}{', ' + ', '.join(hardware) if hardware else ''}",
         PageTable("refused rows", ["row", "variant", "reason"], refused, keys=3, digits="none"),
+        counted(len(entry.faults), "warning"),
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tpbench.report import writer
 from tpbench.report.history.change_points import ALPHA
 from tpbench.report.history.series import STACK, Series
-from tpbench.report.metric import Metric
+from tpbench.report.metric import Metric, counted
 from tpbench.report.records import Record, value_text
 from tpbench.results.printable import printable
 
@@ -53,12 +53,13 @@ def _document(found: Sequence[Series], shown: Metric, threshold: float, all_cell
     changed = [each for each in found if each.changes]
     failed = [each for each in found if each.failure]
     rows = sum(len(each.rows) for each in found)
-    summary = f"{shown.name} of {len(found)} cells in {rows} rows: {len(changed)} cells changed, {len(failed)} fail now"
+    summary = f"{shown.name} of {counted(len(found), 'cell')} in {counted(rows, 'row')}: {len(changed)} changed"
+    summary += f", {len(failed)} fail{'s' if len(failed) == 1 else ''} now"
     levels = [line for each in found for line in _level_lines(each, shown)]
     notes = []
     if len(levels) > MANY and not all_cells:
         levels = [line for each in changed for line in _level_lines(each, shown)]
-        notes.append(f"{len(found) - len(changed)} cells did not change: --all lists their levels, too.")
+        notes.append(f"{counted(len(found) - len(changed), 'cell')} did not change: --all lists their levels, too.")
     tables = [
         writer.TextTable(CHANGES, _change_lines(changed, shown), "Changes", left=("cell", "what differs")),
         writer.TextTable(

@@ -74,8 +74,3 @@ def words(value: object, limit: int = 200) -> PageCell:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     text = printable(str(value).lower() if isinstance(value, bool) else str(value), limit)
     return PageCell(text, float(value) if is_number else None)  # type: ignore[arg-type]
-
-
-def counted(number_of: int, what: str) -> str:
-    """Return a number with its noun, which gets an `s` unless the number is 1."""
-    return f"{number_of} {what}{'' if number_of == 1 else 's'}"

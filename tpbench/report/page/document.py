@@ -12,10 +12,10 @@ import pandas as pd
 from tpbench.report import interleaved, ratio
 from tpbench.report.agreement import disagreeing_rows
 from tpbench.report.grids import RecordGrid, arrange_rows, heading
-from tpbench.report.metric import METRICS, metric
+from tpbench.report.metric import METRICS, counted, metric
 from tpbench.report.mixing import mixing_note
 from tpbench.report.page import tables
-from tpbench.report.page.cells import PageTable, counted
+from tpbench.report.page.cells import PageTable
 from tpbench.report.page.looks import Looks, assign_looks
 from tpbench.report.page.machines import FACTS, machines, machines_line
 from tpbench.report.page.overview import failure_groups, verdict_tables
@@ -131,7 +131,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         measured_on=machines_line(arranged.records, heading(_bare(shared_facts(arranged.grids)))),
         warnings=report.warnings,
         failures=failure_groups(report.failures),
-        failed=f"{failed} {'cell' if failed == 1 else 'cells'} without a result",
+        failed=f"{counted(failed, 'cell')} without a result",
         verdicts=verdict_tables([each for of_grid in found for each in of_grid], looks),
         parts=parts,
         good=GOOD,
