@@ -55,8 +55,9 @@ class AdamW(torch.optim.Optimizer):
 
     The arithmetic is in fp32; parameters and moments keep the dtype of the parameter, as with torch's fused kernel. As
     there, the caller may set two attributes before a step, each an fp32 scalar on the device. `grad_scale` divides the
-    gradients; where `found_inf` is 1, the step changes nothing. The count of steps stays on the device too, so a CUDA
-    graph can hold the update. Parameters and gradients must be contiguous.
+    gradients; where `found_inf` is 1, the step changes nothing. The count of steps, `step` in the state, is an fp64
+    scalar on the device that its parameters share, so a CUDA graph can hold the update. Parameters and gradients must
+    be contiguous.
     """
 
     grad_scale: Tensor | None = None
@@ -71,36 +72,56 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 0.01,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self._steps: dict[torch.device, Tensor] = {}
-        """Steps so far, an fp64 scalar on each device."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load a state. Raises ValueError unless the parameters of each device have one count of steps."""
+        super().__setstate__(state)
+        by_device: dict[torch.device, list[dict[str, Any]]] = {}
+        for parameter, own in self.state.items():
+            if own:
+                by_device.setdefault(parameter.device, []).append(own)
+        for device, states in by_device.items():
+            counts = {float(own["step"]) if "step" in own else None for own in states}
+            if None in counts or len(counts) > 1:
+                found = ", ".join(sorted(map(str, counts)))
+                raise ValueError(f"AdamW of tpbench needs one `step` for all parameters of a device, not {found}")
+            steps = torch.tensor(counts.pop(), dtype=torch.float64, device=device)
+            for own in states:
+                own["step"] = steps
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update each parameter that has a gradient. Gradients stay as they are."""
         result = None if closure is None else torch.enable_grad()(closure)()
-        counted: set[torch.device] = set()
+        steps: dict[torch.device, Tensor] = {}
         for group in self.param_groups:
             corrections: dict[torch.device, Tensor] = {}
             for parameter in group["params"]:
                 if parameter.grad is None or not parameter.numel():
                     continue
                 device = parameter.device
-                if device not in self._steps:
-                    self._steps[device] = torch.zeros((), dtype=torch.float64, device=device)
-                if device not in counted:
-                    self._steps[device] += 1 if self.found_inf is None else 1 - self.found_inf
-                    counted.add(device)
+                if device not in steps:
+                    steps[device] = self._steps_so_far(device)
+                    steps[device] += 1 if self.found_inf is None else 1 - self.found_inf
                 if device not in corrections:
-                    corrections[device] = _corrections(group["betas"], self._steps[device])
-                self._update(parameter, corrections[device], group)
+                    corrections[device] = _corrections(group["betas"], steps[device])
+                self._update(parameter, steps[device], corrections[device], group)
         return result
 
-    def _update(self, parameter: Tensor, corrections: Tensor, group: dict[str, Any]) -> None:
+    def _steps_so_far(self, device: torch.device) -> Tensor:
+        for parameter, own in self.state.items():
+            if own and parameter.device == device:
+                found: Tensor = own["step"]
+                return found
+        return torch.zeros((), dtype=torch.float64, device=device)
+
+    def _update(self, parameter: Tensor, steps: Tensor, corrections: Tensor, group: dict[str, Any]) -> None:
         grad, state, numel = parameter.grad, self.state[parameter], parameter.numel()
         assert grad is not None
         if not (parameter.is_contiguous() and grad.is_contiguous()):
             raise ValueError("AdamW of tpbench needs contiguous parameters and gradients")
         if not state:
+            state["step"] = steps
             state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(parameter) for _ in range(2))
         cached_launch(_adamw_kernel, BLOCK=BLOCK, num_warps=WARPS)(
             triton.cdiv(numel, BLOCK),
