@@ -89,7 +89,7 @@ class Oracle:
         weight = shard.weight.double()
         teacher_weight = None if shard.teacher is None else shard.teacher[1].double()
         right_weight = torch.zeros_like(weight) if self.problem.trains else None
-        got_hidden = None if output.grad_hidden is None else self._whole(output.grad_hidden)
+        got_hidden = self._whole_gradient(output.grad_hidden)
         for rows in self._blocks():
             hidden = self.hidden[rows].double()
             log_p = self._log_softmax(hidden @ weight.t())
@@ -171,11 +171,28 @@ class Oracle:
         dist.all_gather(parts, rows.contiguous(), group=self.shard.group)
         return torch.cat(parts)
 
+    def _whole_gradient(self, grad: Tensor | None) -> Tensor | None:
+        """Return all rows of the hidden states' gradient, or None if it is missing or has another shape on any rank."""
+        wrong = grad is None or grad.shape != self.shard.hidden.shape
+        if self._worst(torch.tensor(float(wrong), device=self.shard.device)) or grad is None:
+            return None
+        return self._whole(grad)
+
     def _identical(self, output: Output) -> bool:
-        losses = [output.loss.reshape(1), *(each for each in (output.row_loss, output.entropy) if each is not None)]
-        bits = torch.cat([each.float() for each in losses]).view(torch.int32)
+        expected = ((output.loss, 1), (output.row_loss, self.problem.tokens), (output.entropy, self.problem.tokens))
+        bits = torch.cat([self._bits(each, count) for each, count in expected])
         lowest, highest = (self._reduce(bits.clone(), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
         return torch.equal(lowest, highest)
+
+    def _bits(self, values: Tensor | None, count: int) -> Tensor:
+        """Return `1 + count` integers, also for values of another shape, so that all ranks can reduce them: the number
+        of values, and the bits of each in fp32."""
+        numel = -1 if values is None else values.numel()
+        bits = torch.zeros(1 + count, dtype=torch.int32, device=self.shard.device)
+        bits[0] = numel
+        if values is not None and numel == count:
+            bits[1:] = values.reshape(-1).float().view(torch.int32)
+        return bits
 
     def _worst(self, error: Tensor) -> float:
         return float(self._reduce(error.double().reshape(1), dist.ReduceOp.MAX))

@@ -92,6 +92,36 @@ def test_the_oracle_notices_a_wrong_loss_and_a_missing_entropy() -> None:
     assert "entropy_error inf" in str(oracle.compare(replace(session.output, entropy=None)).complaint("bfloat16"))
 
 
+def complaints_about_rank_1(here: Rank) -> dict[str, tuple[str | None, bool]]:
+    """Return the verdict on each output of which rank 1 has two copies, or has none."""
+    cell = problem(entropy=True, sequence_parallel=True, dtype="float32")
+    session = setup(cell, WORKLOAD.variants["linear_tp"], context(here), tflops=1.0)
+    session.step()
+    output, found = session.take_output(), {}
+    for name in ("loss", "row_loss", "entropy", "grad_hidden"):
+        value = getattr(output, name)
+        for kind, other in (("twice", torch.cat([value.reshape(-1)] * 2)), ("missing", None)):
+            if (name, kind) == ("loss", "missing"):
+                continue
+            changed: dict[str, Any] = {name: other} if here.rank == 1 else {}
+            errors = Oracle(cell, session.shard).compare(replace(output, **changed))
+            found[f"{name} {kind}"] = errors.complaint(cell.dtype), errors.loss_identical
+    return found
+
+
+def test_shapes_that_differ_between_ranks_are_wrong() -> None:
+    first, second = run_on_ranks(2, complaints_about_rank_1)
+    assert first == second
+    limits = {"loss": "loss_error", "row_loss": "loss_error", "entropy": "entropy_error",
+              "grad_hidden": "hidden_grad_error"}  # fmt: skip
+    for name, (complaint, identical) in first.items():
+        assert identical == name.startswith("grad")
+        if name == "row_loss missing":  # a variant need not compute it
+            assert complaint is None
+        else:
+            assert f"{limits[name.split()[0]]} inf is above" in str(complaint), name
+
+
 def test_compiled_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """fullgraph=True raises where the graph breaks. Without a GPU only the tracing is tested."""
     compile_ = torch.compile
