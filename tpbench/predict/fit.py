@@ -2,12 +2,16 @@
 
 The terms come from the workload's cost model (`tpbench.workloads.cost_model`). A time has alternative terms, and the
 ones with the smallest error are taken. Memory and bytes sent are counts, and are fitted in the same way.
+
+A wall time is the device time and what the host adds. The host's part depends on launches and ranks, not on bytes: a
+fit of wall times with terms of bytes would mistake differences between hosts for bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,13 +52,19 @@ class Fit:
         return sum(parts) or None if self.separates_collectives else None
 
 
-def fit(terms: Terms, sizes: Sequence[ProblemSize], values: Sequence[float]) -> Fit:
-    """Fit by least squares of the relative error, with coefficients of at least zero."""
+def fit(
+    terms: Terms, sizes: Sequence[ProblemSize], values: Sequence[float], known: Callable[[Any], float] | None = None
+) -> Fit:
+    """Fit by least squares of the relative error, with coefficients of at least zero.
+
+    `known` returns the part of the value of a size that the terms need not explain.
+    """
     rows = [terms(size) for size in sizes]
     names = list(dict.fromkeys(name for row in rows for name in row))
     matrix: np.ndarray[Any, Any] = np.array([[row.get(name, 0.0) for name in names] for row in rows])
-    targets = np.asarray(values, dtype=np.float64)
-    weights = 1 / np.maximum(targets, 1e-9)
+    measured = np.asarray(values, dtype=np.float64)
+    weights = 1 / np.maximum(measured, 1e-9)
+    targets = measured - ([known(size) for size in sizes] if known else 0.0)
     scaled = matrix * weights[:, None]
     norms = np.maximum(np.linalg.norm(scaled, axis=0), 1e-30)  # terms in ms and in bytes side by side
     solution, _ = optimize.nnls(scaled / norms, targets * weights, maxiter=100 * len(names))
@@ -83,13 +93,31 @@ def fit_cells(cost_model: CostModel, cells: Sequence[MeasuredCell]) -> dict[str,
     sending = [cell for cell in cells if cost_model.sent_terms(cell.size)]
     if any(cell.bytes_communicated is not None for cell in sending):
         fits["sent"] = fit(cost_model.sent_terms, *_known(sending, "bytes_communicated"))
-    for clock in ("time_ms", "device_ms"):
-        sizes, values = _known(cells, clock)
-        if sizes:
+    clocks = {clock: _known(cells, clock) for clock in ("device_ms", "time_ms")}
+    for clock, (sizes, values) in clocks.items():
+        if sizes and "device_ms" in fits:
+            fits[clock] = _with_host(fits["device_ms"], sizes, values)
+        elif sizes:
             sent = fits.get("sent", lambda size: 0.0)
             tried = [fit(_with_sent(terms, sent), sizes, values) for terms in cost_model.time_terms]
             fits[clock] = min(tried, key=lambda each: _error(each, sizes, values))
     return fits
+
+
+def _with_host(device: Fit, sizes: Sequence[ProblemSize], values: Sequence[float]) -> Fit:
+    """Return the fit of wall times: the device time, and the part of the host."""
+    host = fit(_host_terms, sizes, values, known=device)
+
+    def terms(size: ProblemSize) -> Mapping[str, float]:
+        return {**device.terms(size), **_host_terms(size)}
+
+    return replace(device, terms=terms, coefficients=device.coefficients | host.coefficients, kinds=host.kinds)
+
+
+def _host_terms(size: ProblemSize) -> Mapping[str, float]:
+    """Return the terms of the host's part: a constant, and for several ranks another one and one for each doubling."""
+    several = {"host start": 1.0, "host latency": math.log2(size.tp_size)} if size.tp_size > 1 else {}
+    return {"host launches": 1.0, **several}
 
 
 def _with_sent(terms: TimeTerms, sent: Callable[[ProblemSize], float]) -> Terms:

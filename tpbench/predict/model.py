@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -85,9 +85,6 @@ class VariantModel:
             for name in QUANTITIES
             if name in self.fits and (name == "peak_gib" or slowdown is not None)
         }
-        wall, device = estimates.get("time_ms"), estimates.get("device_ms")
-        if wall and device and wall.value < device.value:  # fitted separately, but no iteration ends before its device
-            estimates["time_ms"] = replace(wall, value=device.value)
         sent = self._sent(size)
         clock = self.fits.get("device_ms") or self.fits.get("time_ms")
         return Prediction(

@@ -109,6 +109,17 @@ def test_the_alternative_with_the_smallest_error_is_taken():
     assert "launch" in fit_cells(other, CELLS)["device_ms"].coefficients
 
 
+def test_a_wall_time_is_the_device_time_and_a_part_of_the_host_that_does_not_depend_on_bytes():
+    """Cells of two hosts, one of which takes twice as long: more bytes must not seem to cost host time."""
+    fits = fit_cells(COST, [cell(size, wall=0.2 if size.tokens < 4096 else 0.1) for size in SIZES])
+    host = {
+        tp: [fits["time_ms"](Size(1024 * tokens, tp)) - device_ms(Size(1024 * tokens, tp)) for tokens in (1, 16)]
+        for tp in (1, 2)
+    }
+    assert all(values[0] == pytest.approx(values[1]) and 0.1 < values[0] < 0.2 for values in host.values())
+    assert fits["time_ms"](Size(4096, 2), 3.0) == pytest.approx(fits["time_ms"](Size(4096, 2)) + 2 * 2.8)
+
+
 def test_what_no_cell_has_is_not_fitted():
     bare = [dataclasses.replace(each, device_ms=None, bytes_communicated=None) for each in CELLS]
     assert set(fit_cells(COST, bare)) == {"peak_gib", "time_ms"}
