@@ -9,15 +9,7 @@ import pandas as pd
 
 from tpbench.report.grids import RecordGrid, arrange_rows
 from tpbench.report.metric import ratio_text
-from tpbench.report.records import (
-    MISSING,
-    Record,
-    caveat_mark,
-    column_label,
-    mark_meanings,
-    remark_marks,
-    value_text,
-)
+from tpbench.report.records import MISSING, Record, column_label, mark_meanings, status_marks, value_text
 from tpbench.report.study import OF_BEST, compared_with_best, studies, value_of
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError, unknown
@@ -75,9 +67,7 @@ def _table(grid: RecordGrid, study: Study) -> StudyTable:
         if len(distinct) == 1 and distinct != {None}
     }
     cells, compared = list(grid.cells()), compared_with_best(grid, study)
-    marks = [
-        caveat_mark(cell.record) + remark_marks(cell.record) if cell.record["status"] == "ok" else "" for cell in cells
-    ]
+    marks = [status_marks(cell.record, study.columns) for cell in cells]
     statuses = [f"{value_text(cell.record['status'])}{mark}" for cell, mark in zip(cells, marks, strict=True)]
     has_status = set(statuses) != {"ok"}
     rows = [

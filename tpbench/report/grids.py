@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pandas as pd
 
 from tpbench.job import NOT_IN_KEY
+from tpbench.report.comparable import comparable
 from tpbench.report.records import (
     MISSING,
     Record,
@@ -169,6 +170,7 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
     So each row of the frame has exactly one place.
     """
     known = workloads()
+    frame = comparable(frame)
     found = row_records(frame if all_rows else newest(frame), columns, known)
     groups: dict[Key, list[Record]] = defaultdict(list)
     for record in found:

@@ -14,7 +14,7 @@ from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.metric import Metric, metric
 from tpbench.report.mixing import mixing_note
 from tpbench.report.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
-from tpbench.report.records import HOST_BOUND, Record, caveat_mark, column_label, remark_marks, value_text
+from tpbench.report.records import HOST_BOUND, Record, caveat_mark, column_label, memory_mark, remark_marks, value_text
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
@@ -133,7 +133,9 @@ def _cell(record: Record, shown: Metric) -> PivotCell:
     status = value_text(record["status"])
     has_value = status == "ok" or (status == "wrong" and shown.of_wrong)
     value = record[shown.name] if has_value else None
-    remarks = remark_marks(record) if shown.is_speed and value is not None else ""
+    remarks = ""
+    if value is not None:
+        remarks = remark_marks(record) if shown.is_speed else memory_mark(record, (shown.name,))
     return PivotCell(
         row_id=printable(str(record["row_id"])),
         status=status,

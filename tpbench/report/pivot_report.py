@@ -25,7 +25,7 @@ class PivotCell:
     mark: str = ""
     """A mark of `CAVEATS`."""
     remarks: str = ""
-    """Marks of `REMARKS`, beside a time or a rate."""
+    """Marks of `REMARKS`, beside a time, a rate or a memory."""
     device_ms: float | None = None
     """The device time, to be shown beside the wall time of a host-bound cell."""
     interleaved_ratio: Ratio | None = None

@@ -27,9 +27,11 @@ CAVEATS = {
 """Marks beside the value of a correct row that is no measurement, with their meaning."""
 HOST_BOUND = "†"
 THROTTLED = "‡"
+GRAPH_MEMORY = "§"
 REMARKS = {
     HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
     THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
+    GRAPH_MEMORY: "peak_gib with graph_gib, the memory of CUDA graphs, which torch counts in part: an upper bound",
 }
 """Marks beside the value of a measurement that a reader must not take at face value, with their meaning."""
 MISSING = "-"
@@ -41,7 +43,7 @@ _REQUIRED = (
     "environment",
     "interleaved", "round_ms", "device_round_ms", "host", "git_commit", "kernels_version", "finished_at",
 )  # fmt: skip
-_OF_REMARKS = ("bound", "throttle_reasons", "device_ms")
+_OF_REMARKS = ("bound", "throttle_reasons", "device_ms", "graph_gib")
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
@@ -93,8 +95,21 @@ def caveat_mark(record: Record) -> str:
     return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else ""
 
 
+def status_marks(record: Record, columns: Iterable[str]) -> str:
+    """Return the marks beside the status of a correct row whose `columns` a table shows, or an empty string."""
+    if record["status"] != "ok":
+        return ""
+    return caveat_mark(record) + remark_marks(record) + memory_mark(record, columns)
+
+
+def memory_mark(record: Record, columns: Iterable[str]) -> str:
+    """Return the mark of a row of which `peak_gib`, or a ratio with it, is shown with the memory of CUDA graphs."""
+    shown = any("peak_gib" in name.split("/") for name in columns)
+    return GRAPH_MEMORY if shown and record["status"] == "ok" and record.get("graph_gib") else ""
+
+
 def remark_marks(record: Record) -> str:
-    """Return the marks of `REMARKS` for a correct row, or an empty string."""
+    """Return the marks of `REMARKS` about the times of a correct row, or an empty string."""
     if record["status"] != "ok":
         return ""
     throttled = record.get("throttle_reasons") not in (None, "none")

@@ -9,7 +9,7 @@ from rich.text import Text
 from tpbench.report import writer
 from tpbench.report.pivot import pivot
 from tpbench.report.pivot_report import PivotCell, PivotReport
-from tpbench.report.records import HOST_BOUND, INTERPRETED, MISSING, SINGLE_PASS, THROTTLED
+from tpbench.report.records import GRAPH_MEMORY, HOST_BOUND, INTERPRETED, MISSING, SINGLE_PASS, THROTTLED
 
 _STYLES = {"ok": "", "oom": "yellow", "skipped": "dim", "wrong": "bold red", "timeout": "red", "error": "red"}
 
@@ -88,7 +88,10 @@ def comma_separated(report: PivotReport) -> str:
 def _csv_note(cell: PivotCell) -> str:
     if cell.status != "ok":
         return f"{cell.status}, {cell.reason}"
-    names = {INTERPRETED: "interpreted", SINGLE_PASS: "one pass", HOST_BOUND: "host-bound", THROTTLED: "throttled"}
+    names = {
+        INTERPRETED: "interpreted", SINGLE_PASS: "one pass", HOST_BOUND: "host-bound", THROTTLED: "throttled",
+        GRAPH_MEMORY: "with graph_gib",
+    }  # fmt: skip
     words = [names[mark] for mark in cell.mark + cell.remarks]
     if (ratio := cell.interleaved_ratio) is not None:
         words.insert(0, f"{ratio.value!r}x interleaved, {ratio.low!r} to {ratio.high!r}")

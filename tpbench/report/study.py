@@ -11,17 +11,17 @@ from typing import Any
 import pandas as pd
 
 from tpbench.report import writer
+from tpbench.report.comparable import comparable
 from tpbench.report.grids import RecordGrid, arrange_rows
 from tpbench.report.metric import metric, number, ratio_text
 from tpbench.report.points import compared_key, points_picture
 from tpbench.report.records import (
     MISSING,
     Record,
-    caveat_mark,
     column_label,
     is_measurement,
     mark_meanings,
-    remark_marks,
+    status_marks,
     value_text,
 )
 from tpbench.results.plain import plain_rows
@@ -87,6 +87,7 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
     """Return the module and the rows of each workload that computes the study itself."""
+    frame = comparable(frame)
     return [
         (importlib.import_module(study.module), plain_rows(frame[frame["workload"] == workload]))
         for workload, study in by_workload.items()
@@ -111,7 +112,7 @@ def grid_table(grid: RecordGrid, study: Study) -> StudyTable:
     shown, compared = filled_columns(grid, study), compared_with_best(grid, study)
     rows, marks = [], ""
     for at, cell in enumerate(grid.cells()):
-        mark = caveat_mark(cell.record) + remark_marks(cell.record) if cell.record["status"] == "ok" else ""
+        mark = status_marks(cell.record, shown)
         marks += mark
         numbers = [value_of(name, cell.record) for name in shown]
         status = f"{value_text(cell.record['status'])}{mark}"

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from tpbench.report.comparable import comparable
 from tpbench.report.compare.conditions import repeats
 from tpbench.report.records import Record, column_label, problem_fields, problem_identity, value_text
 from tpbench.results.cells import hardware, yielding
@@ -67,6 +68,7 @@ def _by_identity(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, tuple[Reco
 
 def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
     """Return the rows of each cell by hardware, oldest first. Failures beside a measurement are left out."""
+    frame = comparable(frame)
     frame = frame.drop(yielding(frame))
     frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
     frame = frame.sort_values("when", kind="stable", na_position="first")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.merge import MisplacedRow
-from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
+from tpbench.workloads.embedding_grad.problem import SEARCH_BY_DEVICE, EmbeddingGrad
 from tpbench.workloads.embedding_grad.replayed import Replayed
 from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder, TouchedRows
 
@@ -92,7 +92,7 @@ class SortingRowFinder:
 
 def searches_on_device(problem: EmbeddingGrad, device: torch.device) -> bool:
     """Return true if an exchange that can search on the host or on the device searches on the device."""
-    return problem.search == "kernel" or (problem.search == "auto" and device.type == "cuda")
+    return (SEARCH_BY_DEVICE[device.type] if problem.search == "auto" else problem.search) == "kernel"
 
 
 def row_finder(problem: EmbeddingGrad, inputs: EmbeddingGradInputs) -> CpuRowFinder | KernelRowFinder:

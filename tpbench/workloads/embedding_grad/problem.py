@@ -12,6 +12,9 @@ from tpbench.workloads import Option, Pivot, Study, Workload
 PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")
 """Phases of an iteration; each variant has some of them."""
 
+SEARCH_BY_DEVICE = {"cuda": "kernel", "cpu": "host"}
+"""The search that search=auto stands for."""
+
 Distribution = Literal["uniform", "zipf", "bigram", "zipf_bigram", "fixed", "one_owner", "one_rank", "none"]
 
 
@@ -162,7 +165,7 @@ WORKLOAD = Workload(
     },
     options=(
         Option("merge", ignorable=True),
-        Option("search", ignorable=True),
+        Option("search", ignorable=True, default_by_device=SEARCH_BY_DEVICE),
         Option("pinned", ignorable=True),
         Option("transfers", ignorable=True),
     ),
