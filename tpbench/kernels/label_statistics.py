@@ -64,16 +64,14 @@ class LabelStatistics:
         gathered = self.values[None] if size == 1 else all_gather(self.values, self.loss.group, size)
         block = 4096 if INTERPRETED else 128
         kernel = cached_launch(
-            two_pass_kernels.row_loss_kernel, LOSS=self.loss.formula, SMOOTHED=False, ENTROPY=int(self.entropy),
-            WIDTH=len(self.values), ROWS=block,
+            two_pass_kernels.row_loss_kernel, LOSS=self.loss.formula, LOGPROB=self.loss.is_logprob, SMOOTHED=False,
+            ENTROPY=int(self.entropy), WIDTH=len(self.values), ROWS=block,
         )  # fmt: skip
         with launching(row_loss.device):
             kernel(
                 -(-rows // block), (labels, gathered, row_loss, row_entropy),
                 (rows, size, vocabulary.size, self.loss.ignore_index), (0.0, self.loss.z_loss),
             )  # fmt: skip
-        if self.loss.loss == "logprob":
-            row_loss.neg_()
         return two_pass.bytes_exchanged(rows, size, self.loss.loss, 0.0, self.entropy)
 
 

@@ -63,9 +63,14 @@ class RowLoss:
         return self.logits_scale / self.temperature
 
     @property
+    def is_logprob(self) -> bool:
+        """True if the kernels store the negative of `formula`."""
+        return self.loss == "logprob"
+
+    @property
     def formula(self) -> str:
         """The loss that the kernels compute: a log-probability is the negative cross-entropy."""
-        return "cross_entropy" if self.loss == "logprob" else self.loss
+        return "cross_entropy" if self.is_logprob else self.loss
 
     @property
     def two_pass_algorithm(self) -> Literal["two_reads", "two_kernels"]:
@@ -109,18 +114,12 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs)
     Raises RuntimeError or ValueError if an exchange or an algorithm that was asked for by name cannot do it.
     """
     how = _one_pass(loss, logits, target, outputs)
-    if how is None:
-        how = _two_pass(loss, logits, target, outputs)
-    if loss.loss == "logprob":
-        outputs.row_loss.neg_()
-        if outputs.total is not None:
-            outputs.total.neg_()
-    return how
+    return _two_pass(loss, logits, target, outputs) if how is None else how
 
 
 def _grad_scale(loss: RowLoss, outputs: Outputs) -> float:
     scale = outputs.grad_scale * outputs.mean
-    return -scale if loss.loss == "logprob" else scale
+    return -scale if loss.is_logprob else scale
 
 
 def _one_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs) -> How | None:
@@ -136,7 +135,7 @@ def _one_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs) -
     else:
         prepared = prepare(
             form(logits), form(target), None if out is None else form(out), device.index, loss=loss.formula,
-            valid=vocabulary.valid, vocab_start=vocabulary.start, vocab_size=vocabulary.size,
+            logprob=loss.is_logprob, valid=vocabulary.valid, vocab_start=vocabulary.start, vocab_size=vocabulary.size,
             ignore_index=loss.ignore_index, reduce=outputs.total is not None, count=outputs.count,
             z_loss=loss.z_loss > 0, label_smoothing=loss.label_smoothing > 0, accumulate=outputs.accumulate,
             block_cap=loss.block_cap, share=vocabulary.share, widest=vocabulary.widest, rank=vocabulary.rank,
@@ -159,8 +158,7 @@ def _one_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs) -
             prepared, logits, target, out, outputs.row_loss, outputs.total, workspace,
             inverse_count=outputs.inverse_count, **factors,
         )  # fmt: skip
-    negative = loss.loss == "logprob"
-    again = Relaunch(prepared, None if isinstance(peers, str) else peers, device, negative=negative, **factors)
+    again = Relaunch(prepared, None if isinstance(peers, str) else peers, device, **factors)
     complete = outputs.inverse_count is None
     return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), again if complete else None)
 
@@ -176,12 +174,12 @@ def _two_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs) -
             inverse_count = two_pass.inverse_count(target, vocabulary.size, loss.ignore_index)
         kernels = two_pass.launch(
             logits, target, outputs.grad, outputs.row_loss, outputs.row_entropy, loss.group, algorithm, block,
-            loss=loss.formula, valid=vocabulary.valid, vocab_start=vocabulary.start, vocab_size=vocabulary.size,
-            ignore_index=loss.ignore_index, logits_scale=loss.logits_scale, target_scale=loss.target_scale,
-            label_smoothing=loss.label_smoothing, z_loss=loss.z_loss, softcap=loss.softcap,
-            target_softcap=loss.target_softcap, inverse_count=inverse_count, grad_scale=_grad_scale(loss, outputs),
-            entropy_scale=outputs.grad_scale, row_grad=outputs.row_grad, entropy_grad=outputs.entropy_grad,
-            accumulate=outputs.accumulate,
+            loss=loss.formula, logprob=loss.is_logprob, valid=vocabulary.valid, vocab_start=vocabulary.start,
+            vocab_size=vocabulary.size, ignore_index=loss.ignore_index, logits_scale=loss.logits_scale,
+            target_scale=loss.target_scale, label_smoothing=loss.label_smoothing, z_loss=loss.z_loss,
+            softcap=loss.softcap, target_softcap=loss.target_softcap, inverse_count=inverse_count,
+            grad_scale=_grad_scale(loss, outputs), entropy_scale=outputs.grad_scale, row_grad=outputs.row_grad,
+            entropy_grad=outputs.entropy_grad, accumulate=outputs.accumulate,
         )  # fmt: skip
         if outputs.total is not None:
             two_pass.reduce(outputs.row_loss, inverse_count, outputs.mean, outputs.total)

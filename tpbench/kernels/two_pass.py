@@ -59,12 +59,14 @@ def bytes_exchanged(
 def launch(
     logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, row_entropy: Tensor | None,
     group: dist.ProcessGroup | None, algorithm: Literal["two_reads", "two_kernels"], block: int, *, loss: str,
-    valid: int, vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float, target_scale: float,
+    logprob: bool, valid: int, vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float,
+    target_scale: float,
     label_smoothing: float, z_loss: float, softcap: float, target_softcap: float, inverse_count: Tensor | None,
     grad_scale: float, entropy_scale: float, row_grad: Tensor | None, entropy_grad: Tensor | None, accumulate: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Queue the kernels on the current stream. They store row_loss and, where they are not None, entropies and grad.
 
+    logprob: store log-probabilities of labels, the negative cross-entropies.
     Returns the compiled kernels that read the logits (None in the interpreter).
     """
     rows, columns = logits.shape
@@ -88,13 +90,15 @@ def launch(
         kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *vocabulary), scales))
         gathered = statistics[None] if world_size == 1 else all_gather(statistics, group, world_size)
         block_of_rows = 4096 if INTERPRETED else 128
-        losses = cached_launch(two_pass_kernels.row_loss_kernel, ROWS=block_of_rows, **of_rows)
+        losses = cached_launch(two_pass_kernels.row_loss_kernel, LOGPROB=logprob, ROWS=block_of_rows, **of_rows)
         losses(
             -(-rows // block_of_rows), (target, gathered, row_loss, row_entropy),
             (rows, world_size, vocab_size, ignore_index), (label_smoothing, z_loss),
         )  # fmt: skip
     if gathered is None or grad is not None:
-        gradient = cached_launch(two_pass_kernels.loss_and_gradient_kernel, ACCUMULATE=accumulate, **flags)
+        gradient = cached_launch(
+            two_pass_kernels.loss_and_gradient_kernel, LOGPROB=logprob, ACCUMULATE=accumulate, **flags
+        )
         kernels.append(
             gradient(
                 programs,

@@ -48,7 +48,8 @@ def statistics_kernel(
 @triton.jit
 def row_loss_kernel(
     target, gathered, row_loss, row_entropy, n_rows, world_size, vocab_size, ignore_index, label_smoothing, z_loss,
-    LOSS: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    LOSS: tl.constexpr, LOGPROB: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss of each row, and with ENTROPY its entropy, from all ranks' statistics.
 
@@ -57,7 +58,7 @@ def row_loss_kernel(
     """
     row, exists, counts, _label = rows_of_program(target, n_rows, vocab_size, ignore_index, LOSS, ROWS)
     m, s, b, c, d, e = gathered_state(gathered, row, exists, n_rows, world_size, LOSS, ENTROPY, WIDTH)
-    loss, _log_z = loss_of_rows(m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS, SMOOTHED)
+    loss, _log_z = loss_of_rows(m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS, LOGPROB, SMOOTHED)
     tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
     if ENTROPY:
         tl.store(row_entropy + row, tl.where(counts, entropy_of_rows(s, e), 0.0), mask=exists)
@@ -68,7 +69,7 @@ def loss_and_gradient_kernel(
     logits, target, gathered, inverse_count, row_loss, grad, row_entropy, row_grad, entropy_grad, n_rows, n_columns,
     world_size, logits_row, logits_column, target_row, target_column, grad_row, grad_column, n_valid, vocab_start,
     vocab_size, ignore_index, logits_scale, target_scale, label_smoothing, z_loss, grad_scale, entropy_scale,
-    LOSS: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, SOFTCAP: tl.constexpr,
+    LOSS: tl.constexpr, LOGPROB: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, SOFTCAP: tl.constexpr,
     TARGET_SOFTCAP: tl.constexpr, ACCUMULATE: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +88,7 @@ def loss_and_gradient_kernel(
         )  # fmt: skip
     else:
         m, s, b, c, d, e = gathered_state(gathered, row, exists, n_rows, world_size, LOSS, ENTROPY, WIDTH)
-    loss, log_z = loss_of_rows(m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS, SMOOTHED)
+    loss, log_z = loss_of_rows(m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS, LOGPROB, SMOOTHED)
     if gathered is None:
         tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
         if ENTROPY:

@@ -246,8 +246,14 @@ def gathered_state(
 
 
 @triton.jit
-def loss_of_rows(m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS: tl.constexpr, SMOOTHED: tl.constexpr):
-    """The loss of each row, (ROWS,), and the log of its sum of exp, from the state of the whole vocabulary."""
+def loss_of_rows(
+    m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS: tl.constexpr, LOGPROB: tl.constexpr,
+    SMOOTHED: tl.constexpr,
+):  # fmt: skip
+    """The loss of each row, (ROWS,), and the log of its sum of exp, from the state of the whole vocabulary.
+
+    With LOGPROB the label's log-probability takes the place of the loss.
+    """
     log_s = tl.log(s)
     if LOSS == "cross_entropy":
         loss = log_s + (reference_of(m) - b)
@@ -260,7 +266,10 @@ def loss_of_rows(m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS: tl.co
     else:
         loss = d / s - log_s + tl.log(c)
     log_z = reference_of(m) + log_s
-    return loss + z_loss * log_z * log_z, log_z
+    loss = loss + z_loss * log_z * log_z
+    if LOGPROB:
+        loss = -loss
+    return loss, log_z
 
 
 @triton.jit

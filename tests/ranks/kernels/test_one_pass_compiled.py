@@ -35,7 +35,7 @@ class Words(Workspace):
         """Allocate nothing."""
 
 
-def compile_kernel(loss: str, columns: int, world_size: int) -> tuple[str, str, int]:
+def compile_kernel(loss: str, columns: int, world_size: int, logprob: bool) -> tuple[str, str, int]:
     """Compile the kernel of a call with 64 rows. Returns its name, its PTX and its bytes of shared memory."""
     x = Form((64, columns), (columns, 1), torch.bfloat16, 0)
     target = Form((64,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
@@ -46,7 +46,7 @@ def compile_kernel(loss: str, columns: int, world_size: int) -> tuple[str, str, 
         for kernel in (one_pass_kernel, whole_row_kernel):
             monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))  # this GPU's compiler
         prepared = prepare(
-            x, target, x, 0, loss=loss, valid=columns, vocab_start=0, vocab_size=columns * world_size,
+            x, target, x, 0, loss=loss, logprob=logprob, valid=columns, vocab_start=0, vocab_size=columns * world_size,
             ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False, label_smoothing=False,
             accumulate=False, block_cap="auto", share=columns, widest=None, rank=0, world_size=world_size,
         )  # fmt: skip
@@ -62,14 +62,42 @@ def compile_kernel(loss: str, columns: int, world_size: int) -> tuple[str, str, 
     return prepared.kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared
 
 
-def test_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [("cross_entropy", 131072, 1), ("reverse_kl", 1024, 1), ("cross_entropy", 1024, 2), ("forward_kl", 1024, 2)]
-    # A new process imports Triton without its interpreter, which other tests here use.
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        compiled = list(pool.map(compile_kernel, *zip(*cases, strict=True)))
-    assert [name for name, _, _ in compiled] == ["whole_row_kernel"] + 3 * ["one_pass_kernel"]
-    for (_, code, shared_bytes), (_, _, world_size) in zip(compiled, cases, strict=True):
+CASES: tuple[tuple[str, int, int, bool], ...] = (
+    ("cross_entropy", 131072, 1, False),
+    ("reverse_kl", 1024, 1, False),
+    ("cross_entropy", 1024, 2, False),
+    ("forward_kl", 1024, 2, False),
+    ("cross_entropy", 1024, 2, True),
+)
+"""Arguments of `compile_kernel`."""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[tuple[str, str, int]]:
+    """The results of `compile_kernel` for CASES, from a process without the interpreter that other tests here use."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return list(pool.map(compile_kernel, *zip(*CASES, strict=True)))
+
+
+def test_kernels_compile(compiled: list[tuple[str, str, int]]) -> None:
+    assert [name for name, _, _ in compiled] == ["whole_row_kernel"] + 4 * ["one_pass_kernel"]
+    for (_, code, shared_bytes), (_, _, world_size, _) in zip(compiled, CASES, strict=True):
         assert "cp.async.cg.shared.global" in code  # tiles are copied in whole vectors
         assert ("st.relaxed.sys.global.b64" in code) == (world_size > 1)
         assert shared_bytes <= H200.shared_bytes
+
+
+def test_a_log_probability_costs_no_instruction(compiled: list[tuple[str, str, int]]) -> None:
+    """Its kernel differs from that of cross-entropy in the sign of one constant: the nats in a bit."""
+    (_, loss, _), (_, logprob, _) = compiled[2], compiled[4]
+    changed = [lines for lines in zip(_instructions(loss), _instructions(logprob), strict=True) if lines[0] != lines[1]]
+    assert len(changed) == 1
+    assert changed[0][0].replace("0f3F317218", "0fBF317218") == changed[0][1]
+
+
+def _instructions(code: str) -> list[str]:
+    """Return the lines of PTX code before its debug sections, without references to lines of the source."""
+    lines = code.partition(".section")[0].splitlines()
+    return [line.partition("//")[0] for line in lines if not line.lstrip().startswith(".loc")]

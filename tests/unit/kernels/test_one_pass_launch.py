@@ -60,9 +60,10 @@ class Words:
 
 def prepared(x: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None, **changes: Any) -> Prepared | str:
     given: dict[str, Any] = {
-        "loss": "cross_entropy", "valid": COLUMNS, "vocab_start": 0, "vocab_size": COLUMNS, "ignore_index": -100,
-        "reduce": True, "count": True, "z_loss": False, "label_smoothing": False, "accumulate": False,
-        "block_cap": "auto", "share": COLUMNS, "widest": None, "rank": 0, "world_size": 1, **changes,
+        "loss": "cross_entropy", "logprob": False, "valid": COLUMNS, "vocab_start": 0, "vocab_size": COLUMNS,
+        "ignore_index": -100, "reduce": True, "count": True, "z_loss": False, "label_smoothing": False,
+        "accumulate": False, "block_cap": "auto", "share": COLUMNS, "widest": None, "rank": 0, "world_size": 1,
+        **changes,
     }  # fmt: skip
     return prepare(form(x), form(target), None if out is None else form(out), 0, **given)
 
@@ -139,9 +140,9 @@ def formed(rows: int, columns: int, loss: str, world_size: int = 1, stride: int 
     x = Form((rows, columns), (stride or columns, 1), torch.bfloat16, 0)
     target = Form((rows,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
     given: dict[str, Any] = {
-        "loss": loss, "valid": columns, "vocab_start": 0, "vocab_size": columns * world_size, "ignore_index": -100,
-        "reduce": True, "count": loss == "cross_entropy", "z_loss": False, "label_smoothing": False,
-        "accumulate": False, "block_cap": "auto", "share": columns, "widest": None, "rank": 0,
+        "loss": loss, "logprob": False, "valid": columns, "vocab_start": 0, "vocab_size": columns * world_size,
+        "ignore_index": -100, "reduce": True, "count": loss == "cross_entropy", "z_loss": False,
+        "label_smoothing": False, "accumulate": False, "block_cap": "auto", "share": columns, "widest": None, "rank": 0,
         "world_size": world_size, **changes,
     }  # fmt: skip
     found = prepare(x, target, x, 0, **given)
@@ -193,6 +194,8 @@ def test_options_of_the_call_become_constants() -> None:
     assert (full["MASKED"], padded["MASKED"], padded["FULL"]) == (False, True, True)
     plain = constants_of(formed(64, 32768, "cross_entropy", reduce=False, count=False))
     assert (plain["REDUCE"], plain["COUNT"], full["COUNT"]) == (False, False, True)
+    assert not full["LOGPROB"]
+    assert constants_of(formed(64, 32768, "cross_entropy", logprob=True)) == {**full, "LOGPROB": True}
     apart = formed(64, 1001, "cross_entropy", world_size=2, stride=1003)
     assert (constants_of(apart)["ALIGNED"], constants_of(apart)["VECTOR"]) == (False, 1)
     assert apart.integers[8][0:2] == apart.integers[8][4:6] == (1003, 1)

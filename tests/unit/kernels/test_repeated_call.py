@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
 from tpbench.kernels import _checks, entropy_loss, repeated_call, row_losses, symmetric
 from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.one_pass import plan, workspace
 from tpbench.kernels.one_pass.kernel import one_pass_kernel
 from tpbench.kernels.one_pass.tiling import Machine
@@ -121,16 +123,45 @@ def test_calls_that_do_more_than_launch_are_not_repeated(gpu: FakeGpu, group: An
     assert not repeated_call._remembered and len(gpu.launched) == 3
 
 
+def host_steps(function: Callable[[], object]) -> list[str]:
+    """Return the names of the functions, of Python and of C, that a call of `function` calls."""
+    called: list[str] = []
+
+    def record(frame: Any, event: str, function: Any) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_qualname)
+        elif event == "c_call":
+            called.append(function.__qualname__)
+
+    sys.setprofile(record)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+@pytest.mark.parametrize("loss", KERNEL_LOSSES)
+def test_every_loss_is_repeated_by_the_same_host_steps(gpu: FakeGpu, group: Any, loss: str) -> None:
+    target = LABELS[:ROWS] if loss in LABEL_LOSSES else LOGITS[1]
+    for _ in range(2):
+        call(group)
+        call(group, labels=target, loss=loss)
+    launches = len(gpu.launched)
+    steps = host_steps(lambda: call(group, labels=target, loss=loss))
+    assert len(gpu.launched) == launches + 1
+    assert steps == host_steps(lambda: call(group))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_repeated_log_probability_is_the_negative_loss(
-    gpu: FakeGpu, group: Any, reduction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fake kernel leaves the ones that new tensors contain here."""
-    monkeypatch.setattr(repeated_call.RepeatedCall, "_new", lambda self, like: torch.ones(like[0], dtype=like[2]))
-    for _ in range(3):
-        result = call(group, loss="logprob", reduction=reduction)
-    assert len(repeated_call._remembered) == 1 and len(gpu.launched) == 3
-    assert (result.row_loss == -1).all() and (result.loss == -1).all() and (result.grad == 1).all()
+def test_the_kernel_itself_stores_log_probabilities(gpu: FakeGpu, group: Any, reduction: str) -> None:
+    for loss in ("cross_entropy", "logprob", "cross_entropy", "logprob"):
+        call(group, loss=loss, reduction=reduction)
+    names = one_pass_kernel.arg_names
+    given = [dict(zip(names, launched.arguments, strict=True)) for launched in gpu.launched]
+    assert [each["SPEC"].LOGPROB for each in given] == [False, True, False, True]
+    assert [each["scales"].grad_scale for each in given] == [1.0, -1.0, 1.0, -1.0]
+    assert {each["scales"].loss_scale for each in given} == {1.0}
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,10 @@ class Relaunch:
     """Launches the kernel of a call again, for other tensors of the same form."""
 
     def __init__(
-        self, prepared: Prepared, peers: memory.Workspace | None, device: torch.device, *, negative: bool,
-        **factors: float,
-    ) -> None:  # fmt: skip
-        """`peers`: the workspace of the group. None: one rank exchanges nothing. `negative`: negate row_loss and total
-        after the kernel. `factors`: as `launch` takes them."""
-        self.prepared, self.peers, self.device, self.negative = prepared, peers, device, negative
-        self.factors = factors
+        self, prepared: Prepared, peers: memory.Workspace | None, device: torch.device, **factors: float
+    ) -> None:
+        """`peers`: the workspace of the group. None: one rank exchanges nothing. `factors`: as `launch` takes them."""
+        self.prepared, self.peers, self.device, self.factors = prepared, peers, device, factors
         self.state: tuple[Any, ...] | None = None
         """The workspace, its size and the longest wait, for which the arguments were made."""
         self.run: Callable[..., None] | None = None
@@ -62,15 +59,6 @@ class Relaunch:
         self, logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None
     ) -> None:
         """Queue the kernel on the current stream of the device, which must be the current one."""
-        self._launch(logits, target, grad, row_loss, total)
-        if self.negative:
-            row_loss.neg_()
-            if total is not None:
-                total.neg_()
-
-    def _launch(
-        self, logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None
-    ) -> None:
         workspace = memory.local_workspace(self.device) if self.peers is None else self.peers
         workspace.enter()
         if (workspace, workspace.half, memory.WAIT_LIMIT_S) == self.state and unobserved(self.prepared.kernel.kernel):

@@ -12,6 +12,8 @@ class Specialization(NamedTuple):
     """The constants that a one-pass kernel is compiled for. Kernels receive it as the constant `SPEC`."""
 
     LOSS: str
+    LOGPROB: bool
+    """The kernel stores log-probabilities of labels: the negative cross-entropies."""
     GRAD: bool
     """The kernel stores the gradient."""
     REDUCE: bool

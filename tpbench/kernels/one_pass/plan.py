@@ -50,14 +50,17 @@ class Prepared:
 
 @functools.lru_cache(maxsize=256)
 def prepare(
-    logits: Form, target: Form, out: Form | None, device: int, *, loss: str, valid: int, vocab_start: int,
-    vocab_size: int, ignore_index: int, reduce: bool, count: bool, z_loss: bool, label_smoothing: bool,
-    accumulate: bool, block_cap: int | str, share: int, widest: int | None, rank: int, world_size: int,
+    logits: Form, target: Form, out: Form | None, device: int, *, loss: str, logprob: bool, valid: int,
+    vocab_start: int, vocab_size: int, ignore_index: int, reduce: bool, count: bool, z_loss: bool,
+    label_smoothing: bool, accumulate: bool, block_cap: int | str, share: int, widest: int | None, rank: int,
+    world_size: int,
 ) -> Prepared | str:  # fmt: skip
     """Prepare a call, or return the reason why the one-pass kernels cannot do it.
 
     Over several ranks the reason depends only on values that are equal on all of them. Results are cached: a call only
     adds its addresses and scales.
+
+    logprob: store log-probabilities of labels, the negative cross-entropies.
     """
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
@@ -81,7 +84,7 @@ def prepare(
     of_target = target.strides if loss != "cross_entropy" else (0, 0)
     of_grad = logits.strides if out is None else out.strides
     constants = Specialization(
-        LOSS=loss, GRAD=out is not None, REDUCE=reduce, COUNT=count, Z_LOSS=z_loss, ROWS=plan.rows,
+        LOSS=loss, LOGPROB=logprob, GRAD=out is not None, REDUCE=reduce, COUNT=count, Z_LOSS=z_loss, ROWS=plan.rows,
         REPEATS=plan.repeats, LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, WARPS=plan.warps,
         TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots, FULL=full, MASKED=not full or valid < columns,
         ALIGNED=plan.vector > 1, AHEAD=plan.ahead, WHOLE=plan.whole,

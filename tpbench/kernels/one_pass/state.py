@@ -217,7 +217,10 @@ def merge_threads(state, SPEC: gl.constexpr):
 
 @gluon.jit
 def row_loss(state, scales, SPEC: gl.constexpr):
-    """The loss of each row, (ROWS,), and log2 of its sum of exp, from the state of the whole vocabulary."""
+    """The loss of each row, (ROWS,), and log2 of its sum of exp, from the state of the whole vocabulary.
+
+    With LOGPROB the label's log-probability takes the place of the loss.
+    """
     log_s = gl.log2(state.s)
     r = reference(state.c)
     log_z = r + log_s
@@ -229,7 +232,10 @@ def row_loss(state, scales, SPEC: gl.constexpr):
         loss = state.a / state.s_t - gl.log2(state.s_t) + log_s
     else:
         loss = state.a / state.s - log_s + gl.log2(state.s_t)
-    loss *= LN_2
+    if SPEC.LOGPROB:
+        loss *= -LN_2
+    else:
+        loss *= LN_2
     if SPEC.Z_LOSS:
         loss += scales.z_loss * (log_z * LN_2) * (log_z * LN_2)
     return loss, log_z
