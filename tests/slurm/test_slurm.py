@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import psutil
 import pytest
 
 import tpbench as package
-from tests.support.command import ROOT, Running, environment, tpbench, until
+from tests.support.command import ROOT, Found, Running, environment, tpbench, until
 from tests.support.held import Held
 from tpbench.launcher.torchrun import MARKER
 
@@ -31,10 +33,23 @@ ENDLESS_AND_BRIEF = (*INTERPRETED, "min_iterations=1000000,3", "max_iterations=1
 """Two jobs, of which the first does not."""
 
 
+def logged_until(folder: Path, found: Callable[[], Found | None], what: str, timeout: float = 200) -> Found:
+    """Wait as `until` does. A failure shows Slurm's queue and the last lines of each log of the sweeps in a folder."""
+
+    def evidence() -> str:
+        line = ["squeue", "--states=all", "--format=%i %T %r %M of %l, begins %S"]
+        queue = subprocess.run(line, capture_output=True, text=True).stdout
+        logs = [each for each in sorted(folder.rglob("*")) if each.suffix in (".out", ".err", ".log")]
+        ends = [f"{each}:\n" + "\n".join(each.read_text(errors="replace").splitlines()[-15:]) for each in logs]
+        return "\n".join(["", queue, *ends])
+
+    return until(found, what, timeout, evidence)
+
+
 def job_of(folder: Path, cell: int = 0) -> str:
     """Slurm's number of the cell's job."""
-    file = until(lambda: next(iter(folder.glob(f"outputs/sweeps/*/{cell}/slurm_job")), None), "the submission")
-    return file.read_text()
+    files = f"outputs/sweeps/*/{cell}/slurm_job"
+    return logged_until(folder, lambda: next(iter(folder.glob(files)), None), "the submission").read_text()
 
 
 def ranks_of(folder: Path, cell: int = 0, phase: str = "first pass") -> list[psutil.Process]:
@@ -46,7 +61,7 @@ def ranks_of(folder: Path, cell: int = 0, phase: str = "first pass") -> list[psu
             return []
         return [each for each in psutil.process_iter() if _is_rank(each, folder, cell)]
 
-    return until(workers, f"cell {cell} to be {phase}")
+    return logged_until(folder, workers, f"cell {cell} to be {phase}")
 
 
 def _is_rank(process: psutil.Process, folder: Path, cell: int) -> bool:
@@ -76,9 +91,16 @@ HELD = "importing torch"
 """The phase in which the tests hold a rank."""
 
 
-def under(held: Held) -> str:
-    """The option that has a sweep's ranks held."""
-    return f'hydra.launcher.setup=["export PYTHONPATH={held.path}:$PYTHONPATH"]'
+def under(held: Held, *more: str) -> str:
+    """The option that has a sweep's ranks held. `more`: further lines of shell to run on the node beforehand."""
+    return f"hydra.launcher.setup={json.dumps([f'export PYTHONPATH={held.path}:$PYTHONPATH', *more])}"
+
+
+SCONTROL = """#!/bin/sh
+{scontrol} "$@"
+sleep 600
+"""
+"""A slow `scontrol`. The job that asks it for a requeue is ended before it has an answer, and so is this `scontrol`."""
 
 
 def state_of(job_id: str) -> str:
@@ -86,16 +108,16 @@ def state_of(job_id: str) -> str:
     return subprocess.run(line, capture_output=True, text=True).stdout.strip()
 
 
-def run_again_now(job_id: str) -> None:
+def run_again_now(job_id: str, folder: Path) -> None:
     """A requeued job is held back for two minutes, counted anew once Slurm has cleaned up after it: ask on for it to
     start. Not in the second in which its last run was ended, with which a node ends all of its runs."""
-    until(lambda: state_of(job_id) == "PENDING", "the job to be pending again")
+    logged_until(folder, lambda: state_of(job_id) == "PENDING", "the job to be pending again")
 
     def started() -> bool:
         hurry(job_id)
         return state_of(job_id) in ("RUNNING", "COMPLETED")  # COMPLETING is still the last run
 
-    until(started, "the job to start again")
+    logged_until(folder, started, "the job to start again")
 
 
 def hurry(job_id: str) -> None:
@@ -124,7 +146,12 @@ def overdue_once(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
     # Slurm tells it of its end half a minute earlier than asked: of two minutes the second run has enough.
     limits = ("hydra.launcher.time_limit_min=2", "hydra.launcher.signal_delay_s=5", "hydra.launcher.requeues=1")
     held = Held(folder)
-    done = tpbench(*SLURM, *limits, *INTERPRETED, under(held), "wait=false", cwd=folder)
+    slow = folder / "slow" / "scontrol"
+    slow.parent.mkdir()
+    slow.write_text(SCONTROL.format(scontrol=shutil.which("scontrol")))
+    slow.chmod(0o755)
+    setup = under(held, f"export PATH={slow.parent}:$PATH")
+    done = tpbench(*SLURM, *limits, *INTERPRETED, setup, "wait=false", cwd=folder)
     assert done.returncode == 0, done.stderr
     for rank in ranks_of(folder, phase=HELD):
         rank.send_signal(signal.SIGSTOP)
@@ -280,7 +307,7 @@ def test_a_cell_whose_job_was_cancelled_has_one_row_once_it_was_run_again(tmp_pa
     assert done.returncode == 0, done.stderr
     assert sorted(row["status"] for row in rows(tmp_path)) == ["error", "ok"]  # nothing in its place yet
     (second,) = set(tmp_path.glob("outputs/sweeps/*")) - {first}
-    until(lambda: collect(second, tmp_path).returncode == 0, "the cell to be done")
+    logged_until(tmp_path, lambda: collect(second, tmp_path).returncode == 0, "the cell to be done")
     assert [row["status"] for row in rows(tmp_path)] == ["ok", "ok"]
     assert collect(first, tmp_path).returncode == 0
     assert [row["status"] for row in rows(tmp_path)] == ["ok", "ok"]
@@ -292,9 +319,9 @@ def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
     ranks_of(tmp_path, phase=HELD)
     job_id = job_of(tmp_path)
     subprocess.run(["scancel", "--signal=USR2", job_id], check=True)
-    until(lambda: state_of(job_id) == "PENDING", "the job to be requeued")
+    logged_until(tmp_path, lambda: state_of(job_id) == "PENDING", "the job to be requeued")
     held.release()
-    run_again_now(job_id)
+    run_again_now(job_id, tmp_path)
     code, output = running.end()
     assert code == 0, output
     (row,) = rows(tmp_path)
@@ -305,10 +332,10 @@ def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
     def ended(times: int) -> bool:
         return log.read_text().count("Job completed successfully") == times
 
-    until(lambda: ended(1), "the end of the job, a moment after its row")
+    logged_until(tmp_path, lambda: ended(1), "the end of the job, a moment after its row")
     control("requeue", job_id)  # its row is on disk: it returns at once
-    run_again_now(job_id)
-    until(lambda: ended(2), "the second end")
+    run_again_now(job_id, tmp_path)
+    logged_until(tmp_path, lambda: ended(2), "the second end")
     assert {each.name for each in tmp_path.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
     assert len(rows(tmp_path)) == 1
 
@@ -391,8 +418,8 @@ def test_of_a_job_that_waits_it_is_said_for_what(tmp_path: Path) -> None:
 def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdue_once: Path) -> None:
     job_id = job_of(overdue_once)
     (log,) = overdue_once.glob("outputs/sweeps/*/slurm/*_0_log.out")
-    until(lambda: "Requeued job" in log.read_text(), "Slurm to tell the job of its end", timeout=150)
-    assert "this job is timed-out" in log.read_text()
+    told = "this job is timed-out"
+    logged_until(overdue_once, lambda: told in log.read_text(), "Slurm to tell the job of its end", timeout=150)
     (sweep,) = overdue_once.glob("outputs/sweeps/*")
 
     def collected() -> subprocess.CompletedProcess[str] | None:
@@ -400,7 +427,7 @@ def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdu
         done = collect(sweep, overdue_once)
         return None if done.returncode == 3 else done
 
-    done = until(collected, "the second run", timeout=150)
+    done = logged_until(overdue_once, collected, "the second run", timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["status"] for row in rows(overdue_once)] == ["ok"]
     assert {each.name for each in overdue_once.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
@@ -413,7 +440,7 @@ def test_over_the_time_limit_is_a_timeout_and_the_others_have_their_rows(overdue
         done = collect(sweep, overdue)
         return None if done.returncode == 3 else done
 
-    done = until(collected, "Slurm to end the jobs", timeout=150)
+    done = logged_until(overdue, collected, "Slurm to end the jobs", timeout=150)
     assert done.returncode == 1, done.stderr
     assert "2 cells: 2 done, 1 of them failed, 0 not done yet" in done.stdout
     assert [row["status"] for row in rows(overdue)] == ["timeout", "ok"]

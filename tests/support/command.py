@@ -107,14 +107,19 @@ def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path, 
     assert not [*folder.rglob("*.parquet"), *folder.rglob("task.json")]
 
 
-def until(found: Callable[[], Found | None], what: str, timeout: float = 200) -> Found:
-    """Call `found` until its result is true, and return that result. Fail with `what` after `timeout` seconds."""
+def until(
+    found: Callable[[], Found | None], what: str, timeout: float = 200, evidence: Callable[[], str] | None = None
+) -> Found:
+    """Call `found` until its result is true, and return that result.
+
+    Fail after `timeout` seconds with `what` and the text of `evidence`, which shows what happened instead.
+    """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if result := found():
             return result
         time.sleep(0.05)
-    raise AssertionError(f"waited too long for {what}")
+    raise AssertionError(f"waited too long for {what}{evidence() if evidence else ''}")
 
 
 class Running:

@@ -1,4 +1,7 @@
-"""Hold ranks at a known point, so that a test can disturb them before their job ends, on any machine."""
+"""Hold ranks at a known point, so that a test can disturb them before their job ends, on any machine.
+
+A held rank sleeps. So a job need not be long to be disturbed in time.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,30 @@ from tests.support.command import ROOT, Running, until
 
 HOOK = """
 import os, sys, time
-def hook(event, arguments):
-    if event == "import" and arguments[0] == "torch" and "RANK" in os.environ:
+def hold(text, write=sys.stderr.write):
+    count = write(text)
+    if {phase!r} in text and sys.argv[-1].endswith({task!r}):
+        sys.stderr.flush()
         open({waiting!r}, "a").close()
         while os.path.exists({hold!r}):
             time.sleep(0.02)
-sys.addaudithook(hook)
+    return count
+if "RANK" in os.environ:
+    sys.stderr.write = hold
 """
 
 
 class Held:
-    """Hold the ranks of commands with the environment `env` in the phase `importing torch` until `release`."""
+    """Hold the ranks of commands with the environment `env` as soon as they have logged `phase`, until `release`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, phase: str = "importing torch", task: str = "") -> None:
+        """Hold ranks from now on. `task`: the end of the path of a task file, to hold the ranks of that task only."""
         self.hold, self.waiting = folder / "hold", folder / "waiting"
         self.hold.touch()
         self.path = folder / "held"
         self.path.mkdir()
-        (self.path / "sitecustomize.py").write_text(HOOK.format(waiting=str(self.waiting), hold=str(self.hold)))
+        hook = HOOK.format(phase=phase, task=task, waiting=str(self.waiting), hold=str(self.hold))
+        (self.path / "sitecustomize.py").write_text(hook)
         self.env = {"PYTHONPATH": f"{self.path}{os.pathsep}{ROOT}"}
 
     def wait(self) -> None:

@@ -9,17 +9,18 @@ import pytest
 
 import tpbench as package
 from tests.support.command import Running, tpbench
-from tests.support.fault_catalogue import SLOW
+from tests.support.fault_catalogue import SMALL
+from tests.support.held import Held
 from tpbench.handover.result import WorkerResult
-
-TINY = ("shape=tiny_tp2", "measure=quick", "device=cpu")
 
 
 @pytest.mark.fault("the disk is full")
 def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path) -> None:
     (disk / "outputs").mkdir()
     (tmp_path / "outputs").symlink_to(disk / "outputs")
-    running = Running("-m", "variant=triton_tp,pytorch_tp_manual", *SLOW[1:], cwd=tmp_path)
+    sweep = ("-m", *SMALL, "variant=pytorch_tp_manual,pytorch_gather")
+    held = Held(tmp_path, "first pass")
+    running = Running(*sweep, cwd=tmp_path, env=held.env)
     running.wait_for("first pass", rank=0)
     with (disk / "filler").open("wb", buffering=0) as filler:
         while True:
@@ -27,20 +28,21 @@ def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path) -> None:
                 filler.write(b"\0" * 4096)
             except OSError:
                 break
+    held.release()
     code, output = running.end()
     assert code != 0
     assert "no row can be written to outputs: No space left on device" in output  # of the second cell
     row = package.load(tmp_path / "outputs").to_dict("records")[0]
-    assert (row["status"], row["variant"]) == ("ok", "triton_tp")
+    assert (row["status"], row["variant"]) == ("ok", "pytorch_tp_manual")
     (disk / "filler").unlink()
-    resumed(tmp_path, "-m", "variant=triton_tp,pytorch_tp_manual", *SLOW[1:], rows=2)
+    resumed(tmp_path, *sweep, rows=2)
 
 
 def resumed(folder: Path, *sweep: str, rows: int) -> None:
     """Resume a sweep: the cell whose result was left has its row, and is not measured again."""
     done = tpbench(*sweep, "resume=true", cwd=folder)
     assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("done triton_tp")]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("done pytorch_tp_manual")]
     assert line.endswith("measured before")
     assert list(package.load(folder / "outputs")["status"]) == ["ok"] * rows
     assert not list((folder / "outputs/sweeps").rglob("result.json"))
@@ -50,13 +52,15 @@ def resumed(folder: Path, *sweep: str, rows: int) -> None:
 def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk: Path) -> None:
     (disk / "outputs").mkdir()
     (tmp_path / "outputs").symlink_to(disk / "outputs")
-    running = Running(*SLOW, cwd=tmp_path)
+    held = Held(tmp_path, "first pass")
+    running = Running(*SMALL, cwd=tmp_path, env=held.env)
     running.wait_for("first pass", rank=0)
     for each in disk.glob("outputs/sweeps/*/0"):  # files are open for writing there, so only the rows can be frozen
         assert each.is_dir()
     rows = disk / "outputs" / "rows"
     subprocess.run(["mount", "--bind", str(rows), str(rows)], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", str(rows)], check=True)
+    held.release()
     try:
         code, output = running.end()
     finally:
@@ -66,13 +70,13 @@ def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk:
     left = Path(output.split("the row just measured is in ")[1].split()[0])
     result = WorkerResult.load(left.parent)
     assert result is not None and result.status == "ok"
-    resumed(tmp_path, *SLOW, rows=1)
+    resumed(tmp_path, *SMALL, rows=1)
 
 
 @pytest.mark.fault("outputs that are no folder")
 def test_outputs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file, not a folder")
-    done = tpbench(*TINY, cwd=tmp_path)
+    done = tpbench(*SMALL, cwd=tmp_path)
     assert done.returncode == 1
     assert "output_dir=outputs cannot be written: Not a directory" in done.stderr
     assert "Traceback" not in done.stderr

@@ -15,7 +15,8 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, Running, gone, tpbench
-from tests.support.fault_catalogue import ENDLESS, SLOW
+from tests.support.fault_catalogue import ENDLESS, SMALL
+from tests.support.held import Held
 
 
 def only_row(folder: Path) -> dict[str, object]:
@@ -112,8 +113,8 @@ def test_memory_limit(tmp_path: Path) -> None:
 
 @pytest.mark.fault("SIGINT of a sweep half done")
 def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path) -> None:
-    sweep = ("-m", "variant=pytorch_tp_manual,triton_tp", *SLOW[1:])
-    running = Running(*sweep, cwd=tmp_path)
+    sweep = ("-m", "variant=pytorch_tp_manual,triton_tp", *SMALL[1:])
+    running = Running(*sweep, cwd=tmp_path, env=Held(tmp_path, "first pass", task="/1/task.json").env)
     running.wait_for("first pass", rank=0, cell=1)
     family = running.family()
     os.kill(running.process.pid, signal.SIGINT)
