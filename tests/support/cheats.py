@@ -17,8 +17,11 @@ from tpbench.api.embedding_grad import EmbeddingGrad, ExchangeContext
 from tpbench.api.examples import embedding_grad as exchange_example
 from tpbench.api.examples import entropy_loss as example
 from tpbench.api.examples import tp_block as block_example
+from tpbench.api.examples import train_step as train_example
 from tpbench.api.tp_block import BlockContext, PreparedBlock, TpBlock
+from tpbench.api.train_step import Context, TorchTrainer, TrainStep
 from tpbench.workloads.entropy_loss import oracle
+from tpbench.workloads.train_step.batches import replica_batches
 
 
 def honest(problem: EntropyLoss, shard: Shard) -> Step:
@@ -127,6 +130,12 @@ def replaces_the_clock(problem: EntropyLoss, shard: Shard) -> Step:
         return now[0]
 
     time.perf_counter = perf_counter
+    return honest(problem, shard)
+
+
+def stops_the_clock(problem: EntropyLoss, shard: Shard) -> Step:
+    """Every time is 0 ms, by which nothing can be divided."""
+    time.perf_counter = lambda: 5.0
     return honest(problem, shard)
 
 
@@ -248,6 +257,109 @@ def block_that_returns_early(problem: TpBlock, context: BlockContext) -> Prepare
         return block.run(x) if len(calls) <= 3 else x * 1
 
     return dataclasses.replace(block, run=run)
+
+
+TRAINED_STEPS = 3
+"""Steps that the oracle has always compared. All of them are warm-up."""
+
+
+def honest_training(problem: TrainStep, context: Context) -> TorchTrainer:
+    return train_example.fast_train(problem, context)
+
+
+def training_that_stores_losses(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train the first steps, then return their last loss and norm."""
+    trainer, results = honest_training(problem, context), dict[str, list[Tensor]](accumulate=[], update=[])
+
+    def stored(name: str, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*arguments: Any) -> Tensor:
+            if len(results[name]) < TRAINED_STEPS:
+                results[name].append(compute(*arguments))
+            return results[name][-1].clone()
+
+        return run
+
+    trainer.accumulate = stored("accumulate", trainer.accumulate)  # type: ignore[method-assign]
+    trainer.update = stored("update", trainer.update)  # type: ignore[method-assign]
+    return trainer
+
+
+def training_that_knows_all_losses(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Return losses of an earlier, honest run. The weights stay as they are."""
+    earlier = honest_training(problem, context)
+    batches = [
+        replica_batches(problem, step, context.dp_rank, context.dp_size, context.device)
+        for step in range(problem.warmup_steps + problem.steps)
+    ]
+    known = [(earlier.accumulate(each), earlier.update()) for each in batches]
+    trainer, steps = honest_training(problem, context), list[None]()
+    compute = trainer.accumulate
+
+    def accumulate(given: Any, mark: Any) -> Tensor:
+        steps.append(None)
+        return known[len(steps) - 1][0] if len(steps) <= len(known) else compute(given, mark)
+
+    trainer.accumulate = accumulate  # type: ignore[method-assign]
+    trainer.update = lambda mark: known[min(len(steps), len(known)) - 1][1]  # type: ignore[method-assign]
+    return trainer
+
+
+def training_without_updates(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Compute every loss and gradient, but update the weights in the first steps only."""
+    trainer, steps = honest_training(problem, context), list[None]()
+    optimizer, step = trainer.optimizer, trainer.optimizer.step
+
+    def update() -> None:
+        steps.append(None)
+        if len(steps) <= TRAINED_STEPS:
+            step()
+
+    optimizer.step = update
+    return trainer
+
+
+def training_that_returns_early(problem: TrainStep, context: Context) -> TorchTrainer:
+    """After the first steps, return tensors that nothing writes."""
+    trainer, steps = honest_training(problem, context), list[None]()
+    accumulate, update = trainer.accumulate, trainer.update
+
+    def early(batches: Any, mark: Any) -> Tensor:
+        steps.append(None)
+        return accumulate(batches, mark) if len(steps) <= TRAINED_STEPS else torch.empty((), device=context.device)
+
+    def no_update(mark: Any) -> Tensor:
+        return update(mark) if len(steps) <= TRAINED_STEPS else torch.empty((), device=context.device)
+
+    trainer.accumulate, trainer.update = early, no_update  # type: ignore[method-assign]
+    return trainer
+
+
+def training_that_writes_to_its_batches(problem: TrainStep, context: Context) -> TorchTrainer:
+    """The results of the step are right."""
+    trainer = honest_training(problem, context)
+    compute = trainer.accumulate
+
+    def accumulate(batches: Any, mark: Any) -> Tensor:
+        loss = compute(batches, mark)
+        batches[0].tokens.zero_()
+        return loss
+
+    trainer.accumulate = accumulate  # type: ignore[method-assign]
+    return trainer
+
+
+def training_that_computes_when_read(problem: TrainStep, context: Context) -> TorchTrainer:
+    trainer = honest_training(problem, context)
+    compute = trainer.accumulate
+
+    def accumulate(batches: Any, mark: Any) -> Tensor:
+        loss = torch.empty((), device=context.device).as_subclass(_Lazy)
+        computed = compute(batches, mark)
+        object.__setattr__(loss, "compute", lambda: computed)
+        return loss
+
+    trainer.accumulate = accumulate  # type: ignore[method-assign]
+    return trainer
 
 
 def _copy(output: Output) -> Output:

@@ -5,6 +5,7 @@
 - Its outputs are read on the current stream at once. They must not change later: work on another stream or thread that
   was not joined would still write them.
 - On a GPU some iterations on changed inputs are timed: they must not be much slower than the others.
+- On a GPU both clocks are compared: the device must not work for long after the end event.
 - The inputs must be as they were before any code of the variant ran.
 """
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure.clock import Clock
+from tpbench.measure.columns import Samples
 from tpbench.measure.inputs import Inputs
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, Session, Verdict
@@ -128,7 +130,7 @@ def slower_on_changed_inputs(
     session: AuditedSession,
     step: Callable[[], None],
     clock: Clock,
-    timed: Sequence[np.ndarray[Any, Any]],
+    timed: Samples,
     context: Context,
 ) -> str | None:
     """Return that iterations take longer on changed inputs than the timed ones, or None. Collective.
@@ -137,13 +139,18 @@ def slower_on_changed_inputs(
     several iterations takes more than `SLOWER` times as long as nearly all timed ones: far above noise.
     """
     session.fresh = True
-    changed = [each.max() for each in gather_numbers(clock.samples(step, session.restore, CHANGED), context)]
+    changed = gather_numbers(clock.samples(step, session.restore, CHANGED), context)
     session.fresh = False
-    usual = [each.max() for each in timed]
-    if min(changed) <= SLOWER * np.percentile(usual, 95):
+    return slower(changed, timed)
+
+
+def slower(changed: Samples, timed: Samples) -> str | None:
+    """Return that each iteration on changed inputs takes much longer than nearly all timed ones, or None."""
+    longer, usual = [each.max() for each in changed], [each.max() for each in timed]
+    if min(longer) <= SLOWER * np.percentile(usual, 95):
         return None
     return (
-        f"an iteration takes {np.median(changed):.3g} ms if its inputs have changed, and {np.median(usual):.3g} ms if "
+        f"an iteration takes {np.median(longer):.3g} ms if its inputs have changed, and {np.median(usual):.3g} ms if "
         "not: it returns stored answers"
     )
 
@@ -162,7 +169,7 @@ def audit(
     step: Callable[[], None],
     context: Context,
     another_iteration: bool,
-    device_clock: tuple[Clock, Sequence[np.ndarray[Any, Any]]] | None,
+    device_clock: tuple[Clock, Samples] | None,
 ) -> str | None:
     """Return the first reason why the measurement does not count, or None. Collective.
 

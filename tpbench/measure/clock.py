@@ -68,6 +68,11 @@ class Clock(ABC):
 class WallClock(Clock):
     """Host time from the moment when all ranks are lined up with idle devices until this rank's device is idle."""
 
+    def __init__(self, device: torch.device, cache: ColdCache) -> None:
+        super().__init__(device, cache)
+        self.waits_ms: list[float] = []
+        """For each iteration so far: milliseconds from the return of the step until the device was idle."""
+
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
         samples: list[list[float]] = [[] for _ in timed]
         for index in abba_order(len(timed), iterations):
@@ -79,8 +84,11 @@ class WallClock(Clock):
             self._synchronize()
             began = time.perf_counter()
             step()
+            returned = time.perf_counter()
             self._synchronize()
-            samples[index].append((time.perf_counter() - began) * 1e3)
+            ended = time.perf_counter()
+            samples[index].append((ended - began) * 1e3)
+            self.waits_ms.append((ended - returned) * 1e3)
         return samples
 
 

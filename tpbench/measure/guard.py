@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -34,6 +35,10 @@ _WRAPPERS = (staticmethod, classmethod, property)
 _NOT_OWN = ("tpbench.outside", "tpbench.api")
 
 
+class FunctionsReplaced(Exception):
+    """A variant replaced functions that clocks and oracles call, and the measurement failed."""
+
+
 class Guard:
     """The functions as they were before any code of a variant ran."""
 
@@ -50,6 +55,19 @@ class Guard:
             setattr(owners[owner], name, self.functions[owner, name])
         return sorted(f"{owner}.{name}" for owner, name in replaced)
 
+    @contextlib.contextmanager
+    def naming_replaced(self) -> Iterator[None]:
+        """Raise FunctionsReplaced for an exception after functions were replaced, and put them back.
+
+        A clock that stands still lets a measurement divide by zero, for example.
+        """
+        try:
+            yield
+        except Exception as error:
+            if replaced := self.restored():
+                raise FunctionsReplaced(f"{replaced_by(replaced)}; then {type(error).__name__}: {error}") from error
+            raise
+
     def _owners(self) -> dict[str, Any]:
         modules = {
             name: module
@@ -63,6 +81,11 @@ class Guard:
             if isinstance(each, type) and each.__module__ == name
         }
         return _WATCHED | modules | classes
+
+
+def replaced_by(functions: list[str]) -> str:
+    """Return a sentence about functions that a variant replaced. Empty: it did so on another rank."""
+    return f"the variant replaced {', '.join(functions) or 'functions on another rank'}"
 
 
 def _functions(owners: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:

@@ -40,7 +40,7 @@ class Inputs:
     def remember(self) -> None:
         """Remember every bit. Call it before any code of a variant runs. Collective."""
         self.fingerprints = [fingerprint(each) for each in self.tensors]
-        self.seed = _common_seed()
+        self.seed = common_seed()
 
     def draw(self) -> dict[int, Tensor]:
         """Return random signs for the rows (rows,) of each floating-point tensor, by the tensor's index."""
@@ -139,8 +139,8 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _common_seed() -> int:
-    """Return a random number that is equal on all ranks and that a variant cannot know."""
+def common_seed() -> int:
+    """Return a random number that is equal on all ranks and that a variant cannot know. Collective."""
     seed = torch.tensor(secrets.randbits(40))
     if dist.is_initialized():
         dist.broadcast(seed, src=0)

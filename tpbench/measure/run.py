@@ -13,12 +13,13 @@ import torch.distributed as dist
 from tpbench.measure import memory
 from tpbench.measure.audit import audit, is_audited, lazy_output, refused, timed_result
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
+from tpbench.measure.clock_comparison import waits_longer
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
 from tpbench.measure.device_columns import clock_columns, iteration_columns
 from tpbench.measure.energy import SAMPLE_S
 from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.interleaving import InterleavedRank
-from tpbench.measure.ranks import gather_number
+from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.rounds import ClockRounds, run_rounds, timed_iterations
 from tpbench.measure.scheduled import run_scheduled
 from tpbench.measure.session import Context, ScheduledSession, Session, Verdict
@@ -115,6 +116,9 @@ def run(
         say("checking the timed iterations")
         slow = one_pass_is_enough and context.device.type == "cpu"
         device_clock = (clocks[1], samples[1]) if context.device.type == "cuda" else None
+        if device_clock is not None:
+            waits = gather_numbers(wall.waits_ms[-len(samples[0]) :], context)
+            wrong.append(waits_longer(waits, samples[1]))
         wrong.append(audit(audited, step, context, not slow, device_clock))
     if any(wrong):
         return refused(verdict, next(filter(None, wrong))), columns

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from tpbench.measure import memory
+from tpbench.measure.audit import refused
 from tpbench.measure.clock import WallClock
 from tpbench.measure.columns import cost_columns, iteration_memory_columns, memory_columns, time_columns
 from tpbench.measure.device_columns import clock_columns, iteration_columns
 from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.ranks import gather_numbers
+from tpbench.measure.schedule_audit import AuditedSchedule, audit_schedule
 from tpbench.measure.session import CapturableSession, Context, IterationSchedule, Session, Verdict
 
 
@@ -60,7 +62,11 @@ def run_scheduled(
     usage.end()
     on_device = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context) if cuda else None
     say("checking")
+    timed = gather_numbers(samples, context)
     verdict = session.check()
+    if not verdict.wrong and isinstance(session, AuditedSchedule) and session.audited:
+        say("checking the timed iterations")
+        verdict = refused(verdict, audit_schedule(session, wall, timed, on_device, context))
     columns: dict[str, Any] = {
         **memory_columns(max(usage.peak_gib), context),
         **iteration_memory_columns(usage, context),
@@ -71,5 +77,5 @@ def run_scheduled(
     }
     if verdict.wrong:
         return verdict, columns
-    columns = time_columns(session, context, gather_numbers(samples, context), on_device, columns, say)
+    columns = time_columns(session, context, timed, on_device, columns, say)
     return verdict, columns | iteration_columns(session.step, session, wall, gpu, context, columns, say)

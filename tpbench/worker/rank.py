@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from tpbench.job import Job
+    from tpbench.measure.guard import Guard
     from tpbench.measure.session import Context
 
 _PEER_LOST = re.compile(
@@ -107,16 +108,31 @@ def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> b
 
 def _measure_in_group(task: WorkerTask, device: torch.device, process: ReusableProcess) -> None:
     """Measure the cell within the process group. When this returns, nothing refers to the cell's tensors."""
+    from tpbench.measure.guard import FunctionsReplaced, Guard
+
+    if task.job.outside is None:
+        _measure_variant(task, device, process, None)
+        return
+    guard = Guard()  # before the variant's code is loaded
+    try:
+        with guard.naming_replaced():
+            _measure_variant(task, device, process, guard)
+    except FunctionsReplaced as error:
+        _save(task, "wrong", str(error), **_torch_columns(device))  # the first result that is saved counts
+        raise
+
+
+def _measure_variant(task: WorkerTask, device: torch.device, process: ReusableProcess, guard: Guard | None) -> None:
+    """Measure the cell and save the result. `guard`: that of a variant from outside this package."""
     from tpbench.measure import memory
     from tpbench.measure.audit import on_any_rank
     from tpbench.measure.bandwidth import copy_gb_per_s
-    from tpbench.measure.guard import Guard
+    from tpbench.measure.guard import replaced_by
     from tpbench.measure.run import run as measure
     from tpbench.measure.session import Verdict
 
     job = task.job
     bench = job.workload.bench
-    guard = Guard() if job.outside else None  # before the variant's code is loaded
     if job.outside is not None and (reason := job.outside.refusal(job.problem, job.tp_size)):
         if RANK == 0:
             _save(task, "skipped", reason, **_torch_columns(device))
@@ -131,7 +147,7 @@ def _measure_in_group(task: WorkerTask, device: torch.device, process: ReusableP
     verdict, measured = measure(session, context, job.measure, copy, say, job.interpreted, interleaved)
     replaced = guard.restored() if guard else []
     if on_any_rank(bool(replaced), context):
-        verdict = Verdict({}, f"the variant replaced {', '.join(replaced) or 'functions on another rank'}")
+        verdict = Verdict({}, replaced_by(replaced))
         measured = {}
     if RANK == 0:
         _save(task, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns, **measured, **verdict.columns)

@@ -12,9 +12,10 @@ import torch
 from tests.support import cheats
 from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.train_step import mesh_context
 from tpbench.measure import run as running
 from tpbench.measure import stopwatch
-from tpbench.measure.guard import Guard
+from tpbench.measure.guard import FunctionsReplaced, Guard
 from tpbench.measure.inputs import Inputs, fingerprint
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads import Variant
@@ -27,6 +28,8 @@ from tpbench.workloads.linear_loss.problem import WORKLOAD as LINEAR
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.tp_block import TpBlock
 from tpbench.workloads.tp_block.bench import setup as setup_block
+from tpbench.workloads.train_step import TrainStep
+from tpbench.workloads.train_step.bench import setup as setup_training
 
 CUDA = torch.cuda.is_available()
 TIMED = "the last iteration of the wall clock, after a correct first one: "
@@ -40,6 +43,7 @@ CHEATS = {
     "leaves_work_to_a_thread": "",
     "returns_a_tensor_that_computes_when_read": "the step returned a _Lazy in place of a torch.Tensor",
     "replaces_the_clock": "replaced time.perf_counter",
+    "stops_the_clock": "replaced time.perf_counter; then ZeroDivisionError: ",
     "replaces_a_comparison": "replaced torch.Tensor.abs, torch.Tensor.abs_, torch.equal",
     "replaces_the_oracle": "replaced tpbench.workloads.entropy_loss.oracle.Oracle.compare",
 }
@@ -58,8 +62,11 @@ def measured(here: Rank, name: str, fresh: bool = False) -> tuple[str | None, di
     settings = MeasureSettings(time_budget_s=0.2, min_iterations=5, max_iterations=20, fresh=fresh)
     place, guard = context(here), Guard()
     try:
-        session = setup(EntropyLoss(**SIZE), Variant(name, "", getattr(cheats, name), place=("file", 1)), place)
-        verdict, columns = running.run(session, place, settings, 2.0, lambda message: None)
+        with guard.naming_replaced():
+            session = setup(EntropyLoss(**SIZE), Variant(name, "", getattr(cheats, name), place=("file", 1)), place)
+            verdict, columns = running.run(session, place, settings, 2.0, lambda message: None)
+    except FunctionsReplaced as error:
+        return str(error).removeprefix("the variant "), {}
     finally:
         replaced = guard.restored()
     return (f"replaced {', '.join(replaced)}" if replaced else verdict.wrong), columns
@@ -159,6 +166,49 @@ def test_cheats_of_other_workloads_end_as_wrong() -> None:
     reasons = dict(zip(ELSEWHERE, run_on_ranks(2, elsewhere)[0], strict=True))
     begins = {name: begin for name, (_, _, begin) in ELSEWHERE.items()}
     assert {name: reason and reason[: len(begins[name] or "")] for name, reason in reasons.items()} == begins
+
+
+TRAINING = {
+    "model": "tiny", "architecture": "qwen3", "hidden_size": 32, "ffn_size": 64, "layers": 2, "heads": 4,
+    "kv_heads": 2, "head_dim": 8, "vocab": 96, "batch_size": 2, "seq_length": 16, "learning_rate": 1e-2,
+    "warmup_steps": 3, "steps": 4, "log_interval": 0,
+}  # fmt: skip
+TRAININGS = {
+    "honest_training": None,
+    "training_that_stores_losses": "losses of the timed steps",
+    "training_that_knows_all_losses": "losses of the changed batches",
+    "training_without_updates": "losses of the timed steps",
+    "training_that_returns_early": "losses of the timed steps",
+    "training_that_writes_to_its_batches": "the variant wrote to its inputs",
+    "training_that_computes_when_read": "the step returned a _Lazy in place of a torch.Tensor",
+}
+"""Variants of the train step, with a part of the reason."""
+
+
+def trained(here: Rank, fields: dict[str, Any]) -> dict[str, tuple[str | None, dict[str, Any]]]:
+    """Return the reason and the columns of each variant of `TRAININGS`. Its ranks are data-parallel."""
+    place = mesh_context(here, 1)
+    problem = TrainStep(**{**TRAINING, **fields})
+    results = {}
+    for name in TRAININGS:
+        with mock.patch.dict(stopwatch.ITERATIONS, cpu=1, cuda=1):
+            session = setup_training(problem, Variant(name, "", getattr(cheats, name), place=("file", 1)), place)
+        verdict, columns = running.run(session, place, MeasureSettings(), 2.0, lambda message: None)
+        results[name] = verdict.wrong, columns | verdict.columns
+    return results
+
+
+@pytest.mark.parametrize(
+    "fields", [{"dtype": "float32"}, {"dtype": "bfloat16", "batches": 1, "accumulate": 2}], ids=["float32", "bfloat16"]
+)
+def test_cheats_of_the_train_step_end_as_wrong(fields: dict[str, Any]) -> None:
+    results = run_on_ranks(2, trained, fields)[0]
+    for name, part in TRAININGS.items():
+        reason, columns = results[name]
+        assert (reason is None) == (part is None) and (part or "") in (reason or ""), (name, reason)
+        assert ("time_ms" in columns) == (part is None)
+        assert columns["oracle"] == "7 steps and 3 on changed batches by one process"
+        assert len(columns["losses"]) == 7
 
 
 def changed(here: Rank) -> list[Any]:

@@ -77,6 +77,17 @@ def test_wall_time_begins_when_the_ranks_are_lined_up(monkeypatch: pytest.Monkey
     assert log == [word for name in "abbaab" for word in (*before, name)]
 
 
+def test_the_wall_clock_keeps_the_wait_for_the_device_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    lone_rank(monkeypatch)
+    with simulated_time() as time:
+        cache: Any = LoggedCache([])
+        wall = WallClock(CPU, cache)
+        monkeypatch.setattr(wall, "_synchronize", lambda: time.sleep(0.003))
+        assert wall.samples(lambda: time.sleep(0.001), lambda: None, 2) == pytest.approx([4.0] * 2)
+        wall.samples(lambda: None, lambda: None, 1)
+    assert wall.waits_ms == pytest.approx([3.0] * 3)
+
+
 def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     cycles: list[int] = []

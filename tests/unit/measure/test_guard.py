@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tpbench.measure.guard import Guard
+from tpbench.measure.guard import FunctionsReplaced, Guard
 
 
 class _Base:
@@ -101,6 +101,22 @@ def test_a_class_belongs_to_the_module_that_defines_it(monkeypatch: pytest.Monke
 def test_a_module_that_was_not_imported_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tpbench.blocked_for_a_test", None)  # type: ignore[arg-type]
     assert Guard().restored() == []
+
+
+def test_a_failure_after_functions_were_replaced_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, guard = time.perf_counter, Guard()
+    with pytest.raises(FunctionsReplaced) as found, guard.naming_replaced():
+        monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+        _ = 1.0 / (time.perf_counter() - time.perf_counter())
+    assert str(found.value) == "the variant replaced time.perf_counter; then ZeroDivisionError: float division by zero"
+    assert time.perf_counter is clock and isinstance(found.value.__cause__, ZeroDivisionError)
+
+
+def test_another_failure_stays_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError), Guard().naming_replaced():
+        _ = 1 / 0
+    with Guard().naming_replaced():
+        pass
 
 
 def test_what_torch_itself_replaces_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 
 from tpbench.measure import memory
+from tpbench.measure.audit import on_any_rank
 from tpbench.measure.gemm import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
 from tpbench.workloads.train_step import sizes
-from tpbench.workloads.train_step.batches import Batch, replica_batches
+from tpbench.workloads.train_step.batches import Batch, replica_batches, rolled
 from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
 from tpbench.workloads.train_step.oracle import compute_reference
 from tpbench.workloads.train_step.phase_times import Mark, PhaseTimer, phase_columns
@@ -25,6 +26,7 @@ from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 from tpbench.workloads.train_step.profiling import profile_step
 from tpbench.workloads.train_step.progress import ProgressLines
 from tpbench.workloads.train_step.reference import compare
+from tpbench.workloads.train_step.run_audit import CHANGED_STEPS, RunAudit
 from tpbench.workloads.train_step.step_graph import StepGraph, on_stream
 from tpbench.workloads.train_step.throughput import throughput
 from tpbench.workloads.train_step.trainer import Trainer
@@ -33,14 +35,19 @@ from tpbench.workloads.train_step.trainer import Trainer
 class TrainStepSession:
     """Training with one variant on this rank.
 
-    Every step trains on new batches. They are made before the step, outside the timed region. Losses stay on the device
-    until the end.
+    Each step's batches are made before the step, outside the timed region. They are new ones, unless `problem.batches`
+    says how many the steps repeat. Losses stay on the device until the end.
+
+    A variant from outside this package is audited.
     """
 
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
-        self.reference = compute_reference(problem, context)
+        self.audit = None if variant.place is None else RunAudit(problem, variant)
+        self.audited, self.fresh = self.audit is not None, False
+        self.reference = compute_reference(problem, context, self.audit.changes if self.audit else ())
+        self.changed_iterations = CHANGED_STEPS if self.reference.later else 0
         self.schedule = IterationSchedule(
             problem.warmup_steps, problem.steps, held_before=memory.held_bytes(context.device)
         )
@@ -67,15 +74,14 @@ class TrainStepSession:
 
     def step(self) -> None:
         """Train one step, and time its phases if the problem asks for that."""
-        if self.graph is not None:
+        if not self.times_phases or self.fresh:
             self.train()
-            if self.times_phases:
-                self.phases.end_replay(self.graph_marks)
-        elif self.times_phases:
+        elif self.graph is not None:
+            self.train()
+            self.phases.end_replay(self.graph_marks)
+        else:
             self.train(self.phases.mark)
             self.phases.end_step()
-        else:
-            self.train()
 
     def train(self, mark: MarkPhase = ignore_phase) -> None:
         """Train one step and call `mark` at the beginning of each phase, or replay the graph if there is one."""
@@ -84,6 +90,8 @@ class TrainStepSession:
         else:
             with on_stream(self.stream):
                 loss, norm = self.trainer.accumulate(self.batches, mark), self.trainer.update(mark)
+        if self.audit:
+            loss, norm = self.audit.read(loss), self.audit.read(norm)
         self.losses.append(loss)
         self.norms.append(norm)
 
@@ -99,10 +107,18 @@ class TrainStepSession:
 
     def restore(self) -> None:
         """Make the next step's batches, and write a progress line if one is due."""
-        step, context = len(self.losses), self.context
+        step, context, problem = len(self.losses), self.context, self.problem
         self.phases.read()
         self.progress.report(step, self.losses)
-        self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
+        if self.audit:
+            self.audit.compare(self._read_batches())
+        end = problem.warmup_steps + problem.steps
+        made = end - 1 if self.fresh else step
+        self.batches = replica_batches(problem, made, context.dp_rank, context.dp_size, context.device)
+        if self.audit:
+            if self.fresh:
+                self.batches = rolled(self.batches, self.audit.changes[step - end])
+            self.audit.keep(self.batches)
 
     def release(self) -> None:
         """Do nothing: a step leaves nothing to free."""
@@ -112,6 +128,7 @@ class TrainStepSession:
         self.progress.report(len(self.losses), self.losses)
         losses, norms = self._trajectories()
         errors = compare(self.reference, losses, norms)
+        wrong = errors.complaint(self.problem.dtype) or self._audited(losses)
         columns = {
             "loss_value": losses[-1],
             "loss_error": errors.loss_error,
@@ -126,7 +143,12 @@ class TrainStepSession:
                 (memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30 + self.graph_gib
             ),
         }
-        return Verdict(columns, errors.complaint(self.problem.dtype))
+        return Verdict(columns, self._agreed(wrong))
+
+    def check_changed(self) -> str | None:
+        """Return why a step on changed batches is wrong, or None. Collective."""
+        losses, _ = self._trajectories()
+        return self._agreed(self._audited(losses))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return throughput, times of phases and, from an additional step on request, exposed communication.
@@ -139,6 +161,22 @@ class TrainStepSession:
             self.context.say("profiling")
             result |= profile_step(self.train, self.restore, self.context)
         return result
+
+    def _read_batches(self) -> Sequence[Batch]:
+        """Return the batches that the last step read."""
+        return self.batches if self.graph is None else self.graph.batches
+
+    def _audited(self, losses: Sequence[float]) -> str | None:
+        """Return why the steps so far are wrong on this rank, or None. None for a variant of this package."""
+        if self.audit is None:
+            return None
+        self.audit.compare(self._read_batches())
+        return self.audit.complaint(self.reference, losses)
+
+    def _agreed(self, wrong: str | None) -> str | None:
+        """Return the reason of this rank, that of another rank if only that has one, or None. Collective."""
+        anywhere = on_any_rank(bool(wrong), self.context)
+        return wrong or ("the result is wrong on another rank" if anywhere else None)
 
     def _trajectories(self) -> tuple[list[float], list[float]]:
         """Return the loss of every step, the mean over replicas, and the gradient norm of every step."""

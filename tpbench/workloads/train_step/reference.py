@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpbench.workloads.train_step.later_reference import LaterReference
 from tpbench.workloads.train_step.problem import NORM_GROWTH
 
 LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-3, "float16": 2e-3}
@@ -23,6 +24,8 @@ class Reference:
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     """Empty if only a forward pass was affordable."""
+    later: LaterReference | None = None
+    """Losses of the rest of an audited run. None: only the first steps are compared."""
 
 
 @dataclass(frozen=True)

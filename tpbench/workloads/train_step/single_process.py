@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from tpbench.measure import memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
-from tpbench.workloads.train_step.batches import micro_batch, model_inputs, replica_batches
+from tpbench.workloads.train_step.batches import Batch, micro_batch, model_inputs, replica_batches, rolled
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.trainer import TorchTrainer, autocast
 from tpbench.workloads.train_step.weights import fill
@@ -26,26 +27,48 @@ def single_process_trainer(problem: TrainStep, context: Context) -> TorchTrainer
     return TorchTrainer(problem, model, context, losses.torch_loss)
 
 
-def train_first_steps(problem: TrainStep, steps: int, context: Context) -> torch.Tensor:
-    """Train on the micro-batches of all replicas. Return losses and gradient norms, (2, steps) float64 on the CPU.
+def train_first_steps(problem: TrainStep, steps: int, context: Context, changes: Sequence[int] = ()) -> torch.Tensor:
+    """Train on the micro-batches of all replicas, then on the last ones rolled by each of `changes` positions.
 
-    All numbers are NaN if memory does not suffice.
+    Return (3, steps + changes) float64 on the CPU: losses, gradient norms, and the losses that the changed batches have
+    after the warm-up; the last row is 0 for other batches. All numbers are NaN if memory does not suffice.
     """
-    result = torch.full((2, steps), torch.nan, dtype=torch.float64)
+    count = steps + len(changes)
+    result = torch.zeros(3, count, dtype=torch.float64)
     try:
         trainer = single_process_trainer(problem, context)
-        for step in range(steps):
-            batches = [
-                micro_batch(problem, step, micro, replica, context.dp_size, context.device)
-                for micro in range(problem.accumulate)
-                for replica in range(context.dp_size)
-            ]
+        last = _global_batches(problem, steps - 1, context)
+        changed = [rolled(last, positions) for positions in changes]
+        for step in range(count):
+            if step == problem.warmup_steps:
+                result[2, steps:] = torch.tensor([_loss(trainer, each) for each in changed])
+            batches = changed[step - steps] if step >= steps else _global_batches(problem, step, context)
             result[0, step], result[1, step] = float(trainer.accumulate(batches)), float(trainer.update())
     except (RuntimeError, MemoryError) as error:
         if memory.shortage(error) is None:
             raise
         result.fill_(torch.nan)
     return result
+
+
+def _global_batches(problem: TrainStep, step: int, context: Context) -> list[Batch]:
+    """Return the micro-batches of all replicas in one step."""
+    return [
+        micro_batch(problem, step, micro, replica, context.dp_size, context.device)
+        for micro in range(problem.accumulate)
+        for replica in range(context.dp_size)
+    ]
+
+
+@torch.no_grad()
+def _loss(trainer: TorchTrainer, batches: Sequence[Batch]) -> float:
+    """Return the mean loss of micro-batches by forward passes."""
+    total = 0.0
+    for batch in batches:
+        with autocast(trainer.problem, trainer.context.device):
+            logits = trainer.model(input_ids=batch.tokens, **trainer.inputs).logits
+        total += float(trainer.loss(logits, batch.labels)) / len(batches)
+    return total
 
 
 @torch.no_grad()

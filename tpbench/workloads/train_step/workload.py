@@ -102,7 +102,8 @@ WORKLOAD = Workload(
         "losses": "mean loss of every step, including warm-up",
         "grad_norms": "gradient norm before clipping of every step, including warm-up",
         "grad_norm": "gradient norm before clipping of the last step",
-        "oracle": "reference of the row: the first steps by one process, or a forward pass of the first step",
+        "oracle": "reference of the row: the first steps by one process, or a forward pass of the first step; for a "
+        "variant from outside tpbench all steps, or which are not checked",
         "init_s": "time to make, shard and wrap the model, s",
     },
     options=(

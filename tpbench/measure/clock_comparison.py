@@ -1,0 +1,49 @@
+"""Compare wall time and device time: the device must not work for long after the end event.
+
+The end event is recorded on the current stream. Work on another stream that the current stream does not wait for is
+therefore missing in the device time. The wall clock waits for the whole device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpbench.measure.columns import Samples
+
+LONGER_WAIT, WAIT_MS = 2.0, 0.1
+"""The host may wait for the device for so many times the device time, and for so many ms more."""
+
+LATER_SHARE, LATER_MS = 0.1, 1.0
+"""The device may be idle later than the end event by this share of the device time and so many ms. In 63 rows of train
+steps the difference is 0.04 to 0.3 ms."""
+
+
+def waits_longer(waits: Samples, on_device: Samples) -> str | None:
+    """Return that the host waits longer for the device than an iteration takes on it, or None.
+
+    `waits`: from the return of the step until the device is idle, by wall clock. All launches are queued by then, so
+    that an honest device needs at most the time of a whole iteration, however slow the host is. The rank whose step
+    returns last waits for no other rank's launches: hence the shortest wait of each iteration counts.
+    """
+    wait_ms = float(np.median([each.min() for each in waits]))
+    device_ms = float(np.median([each.max() for each in on_device]))
+    if wait_ms <= LONGER_WAIT * device_ms + WAIT_MS:
+        return None
+    return _not_joined(f"the device works for {wait_ms:.3g} ms after the step has returned", device_ms)
+
+
+def idle_later(wall: Samples, on_device: Samples) -> str | None:
+    """Return that the device works after the end event of an iteration, or None.
+
+    Both clocks time the same iterations of an idle device, so that the start event is recorded at once. The wall time
+    is then longer by the work after the end event. An honest host delays both ends alike.
+    """
+    later_ms = float(np.max(np.median([one - other for one, other in zip(wall, on_device, strict=True)], axis=0)))
+    device_ms = float(np.median([each.max() for each in on_device]))
+    if later_ms <= LATER_SHARE * device_ms + LATER_MS:
+        return None
+    return _not_joined(f"the device works for {later_ms:.3g} ms after the end event", device_ms)
+
+
+def _not_joined(finding: str, device_ms: float) -> str:
+    return f"{finding}, and {device_ms:.3g} ms between the events: the current stream does not wait for that work"
