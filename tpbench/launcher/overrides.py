@@ -5,6 +5,7 @@ The rewrites exist because Hydra has no setting for them.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -125,9 +126,10 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
         raise JobError("\n".join(dict.fromkeys(errors)))
 
 
-def _fields_of_some_workloads() -> set[str]:
+@functools.cache
+def _fields_of_some_workloads() -> frozenset[str]:
     shared: set[str] = set.intersection(*map(command_line_names, workloads().values()))
-    return command_line_names() - shared
+    return frozenset(command_line_names() - shared)
 
 
 def _errors(override: Override, folders: Sequence[Path]) -> list[str]:

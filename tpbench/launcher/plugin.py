@@ -9,19 +9,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hydra.core.config_loader import ConfigLoader
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException, HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
 from tpbench import packages
 from tpbench.launcher import outside_variants
 from tpbench.launcher.attempt import FAILURES
+from tpbench.launcher.compose import SweepComposer, plain_values
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.overrides import chosen_fields, present_names
@@ -50,17 +50,19 @@ class TorchrunLauncher(Launcher):
         """Accept the options of the launcher's file. `_runner` reads them later, when errors reach the user."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.context, self.config = hydra_context, config
-        _compose_once(hydra_context.config_loader)
+        loader = hydra_context.config_loader
+        assert isinstance(loader, ConfigLoaderImpl)
+        self.config, self.composer = config, SweepComposer(loader, config)
+        # Before `launch`, Hydra's sweeper composes every cell to validate it, and has no option to switch that off.
+        setattr(loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
+        folders = _folders(self.config.hydra)
         requests = []
-        for index, overrides in enumerate(job_overrides, start=initial_job_idx):
-            config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
-            with open_dict(config):
-                config.hydra.job.id, config.hydra.job.num = str(index), index
-            requests.append(_request(config, index))
+        for index, overrides in enumerate(map(present_names, job_overrides), start=initial_job_idx):
+            values = self.composer.values(overrides, index)
+            requests.append(Request(index, values, chosen_fields(overrides), folders))
         _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra.launcher)
         return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
 
@@ -87,39 +89,14 @@ def register() -> None:
 def run_single(config: DictConfig) -> None:
     """Run one job, for a command line without `-m`. Raises CompactHydraException if the job failed."""
     hydra_config = HydraConfig.get()
-    with open_dict(config):
-        config.hydra = hydra_config
-    _run([_request(config, 0)], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
+    chosen = chosen_fields(hydra_config.overrides.task)
+    request = Request(0, plain_values(config), chosen, _folders(hydra_config))
+    _run([request], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
 
 
-def _compose_once(loader: ConfigLoader) -> None:
-    """Make the loader return a job's configuration to the launcher that the sweeper has composed a moment before.
-
-    Hydra's sweeper composes every job (0.1 s each) to validate it, and has no option to switch that off.
-    """
-    compose = loader.load_sweep_config
-    composed: dict[tuple[str, ...], DictConfig] = {}
-
-    def compose_once(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        key = tuple(sweep_overrides)
-        if key in composed:
-            return composed.pop(key)
-        composed[key] = config = compose(master_config, present_names(sweep_overrides))
-        return config
-
-    setattr(loader, "load_sweep_config", compose_once)  # noqa: B010  mypy forbids an assignment
-
-
-def _request(config: DictConfig, index: int) -> Request:
-    # A job's own fields may contain ${hydra:...}, which is resolved from HydraConfig.
-    HydraConfig.instance().set_config(config)
-    plain = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    try:
-        values: Any = OmegaConf.to_container(plain, resolve=True)
-    except (OmegaConfBaseException, RecursionError) as error:
-        raise JobError(f"a value refers to another one that cannot be found: {error}") from None
-    folders = [Path(each.path) for each in config.hydra.runtime.config_sources if each.schema == "file"]
-    return Request(index, values, chosen_fields(config.hydra.overrides.task), folders)
+def _folders(hydra_config: Any) -> list[Path]:
+    """Return the folders that the configuration came from."""
+    return [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
 
 
 def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> None:
