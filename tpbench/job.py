@@ -65,6 +65,11 @@ class Job:
         return _holds(self.workload.scheduled, self.problem)
 
     @property
+    def unused_settings(self) -> frozenset[str]:
+        """Settings of a measurement that cannot change this job: all but `graph` if the problem is scheduled."""
+        return frozenset(_MEASURE_NAMES - {GRAPH} if self.scheduled else ())
+
+    @property
     def world_size(self) -> int:
         return self.tp_size * self.dp_size
 
@@ -107,6 +112,7 @@ _PARTS = ("measure", "problem", "outside")
 """Fields that hold fields of their own."""
 GRAPH = "graph"
 """The only setting of a measurement that a workload with a fixed number of iterations has too."""
+_MEASURE_NAMES = {each.name for each in fields(MeasureSettings)}
 RANKS = "world_size"
 """Number of ranks. It may be set beside a job's fields, and tp_size x dp_size must be equal to it."""
 
@@ -115,8 +121,8 @@ def field_names(workload: Workload | None = None) -> set[str]:
     """Return the flat names of the fields of one workload's jobs, or of any workload's."""
     problems = [each.problem for each in ([workload] if workload else workloads().values())]
     names = {each.name for cls in (Job, MeasureSettings, *problems) for each in fields(cls)}
-    unused = {each.name for each in fields(MeasureSettings)} if workload and workload.scheduled is True else set()
-    return names - {"problem", "outside"} - (unused - {GRAPH}) | {RANKS}
+    unused = _MEASURE_NAMES - {GRAPH} if workload and workload.scheduled is True else set()
+    return names - {"problem", "outside"} - unused | {RANKS}
 
 
 def former_field_names() -> dict[str, str]:
@@ -180,7 +186,7 @@ def stored_job(flat: Mapping[str, Any], outside: OutsideVariant | None = None) -
 
 def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str:
     """Return the complaint about a name that jobs of this workload do not have, with the way to change the line."""
-    if workload.scheduled is True and name in {each.name for each in fields(MeasureSettings)}:
+    if workload.scheduled is True and name in _MEASURE_NAMES:
         return (
             f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
             f"{' (steps=2 makes it short)' if 'steps' in valid else ''}"

@@ -44,7 +44,7 @@ class Cell:
     distinguishing: tuple[str, ...] = ()
     """Fields that distinguish this cell from cells of the sweep whose jobs have the same text."""
     ignored: tuple[str, ...] = ()
-    """Options that the command line set and the cell's variant does not have. They have their defaults in the job."""
+    """Options and settings that the command line set and that cannot change the cell."""
 
     def __str__(self) -> str:
         flat = self.job.flat() if self.distinguishing else {}
@@ -88,24 +88,38 @@ def plan(
 
 
 def _ignored_options(job: Job, request: Request) -> tuple[str, ...]:
-    """Return the options that the command line set to another value than their default and that the job ignores."""
+    """Return the names that the command line set and that the job ignores.
+
+    They are options whose value is not the default, and settings of a measurement.
+    """
     defaults = job.workload.option_defaults
     ignorable = [each.name for each in job.workload.options if each.ignorable]
-    return tuple(
+    options = [
         name
         for name in ignorable
         if name in request.chosen
         and name not in job.implementation.options
         and str(request.values.get(name)).lower() != str(defaults[name]).lower()
-    )
+    ]
+    return (*options, *sorted(job.unused_settings.intersection(request.chosen)))
 
 
 def ignored_notes(cells: Sequence[Cell]) -> list[str]:
-    """Return a line for each variant that ignores options of the command line."""
-    by_variant: dict[str, dict[str, None]] = {}
+    """Return a line for each variant that ignores options of the command line, and one for ignored settings."""
+    options: dict[str, dict[str, None]] = {}
+    settings: dict[str, dict[str, None]] = {}
     for cell in cells:
-        by_variant.setdefault(cell.job.variant, {}).update(dict.fromkeys(cell.ignored))
-    return [f"{variant} has no {', '.join(names)}: ignored" for variant, names in by_variant.items() if names]
+        unused = cell.job.unused_settings
+        for name in cell.ignored:
+            owner, ignored = (cell.job.workload.name, settings) if name in unused else (cell.job.variant, options)
+            ignored.setdefault(owner, {})[name] = None
+    return [
+        *(f"{variant} has no {', '.join(names)}: ignored" for variant, names in options.items()),
+        *(
+            f"{workload} ignores {', '.join(names)} where its problem fixes the iterations (steps=2 makes it short)"
+            for workload, names in settings.items()
+        ),
+    ]
 
 
 def distinguish(cells: Sequence[Cell]) -> list[Cell]:

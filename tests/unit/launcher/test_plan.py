@@ -145,6 +145,16 @@ def test_an_option_with_its_default_is_not_called_ignored() -> None:
 BLOCK = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8, "shape_workload": "tp_block"}
 
 
+def test_settings_that_a_stack_of_blocks_ignores_are_named() -> None:
+    block = {name: value for name, value in BLOCK.items() if name != "shape_workload"}
+    block |= {"measure": "quick", "precision": 0.1, "graph": False}
+    stacks = [{**block, "variant": name, "layers": 2} for name in ("block_tp", "block_copy_engine")]
+    assert ignoring(*stacks, {**block, "variant": "block_tp"}) == [
+        "tp_block ignores measure, precision where its problem fixes the iterations (steps=2 makes it short)"
+    ]
+    assert ignoring({**block, "variant": "block_tp"}) == []
+
+
 @pytest.mark.parametrize("variant", ["block_auto", "block_copy_engine"])
 def test_an_option_value_that_a_variant_refuses_is_refused_before_it_runs(variant: str) -> None:
     graph = {**BLOCK, "variant": variant, "graph": True}

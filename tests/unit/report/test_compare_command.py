@@ -64,6 +64,26 @@ def test_cells_that_were_not_measured_twice_are_no_pass(compare, before, after):
     assert "nothing was compared, so this is no pass" in said
 
 
+@pytest.mark.parametrize("arguments, passes", [((), False), (("--allow-missing",), True)])
+def test_a_cell_that_vanishes_is_no_pass_unless_that_is_allowed(compare, arguments, passes):
+    code, lines, said = compare([*cells(), synthetic.cell("quack", 32768, 4)], cells(), *arguments)
+    assert code == (not passes) and {line["verdict"] for line in lines} == {"same", "only before"}
+    complaint = "1 cell measured before and missing after, so this is no pass: quack vocab=32768"
+    assert (complaint in said) == (not passes)
+
+
+@pytest.mark.parametrize("changes", [{"status": "oom"}, {"status": "skipped"}, {"gpu_name": "NVIDIA H100"}])
+def test_a_cell_may_vanish_that_did_not_work_or_ran_on_another_machine(compare, changes):
+    code, lines, said = compare([*cells(), synthetic.cell("quack", 32768, 4, **changes)], cells())
+    assert code == 0 and "only before" in {line["verdict"] for line in lines} and "missing" not in said
+
+
+def test_a_sweep_may_have_fewer_cells_than_the_folder_that_it_is_in(outputs, capsys):
+    synthetic.write([synthetic.cell("quack", 32768, 4, run="more", sweep_id="more")], outputs / "rows", "more")
+    assert main(["compare", str(outputs), "bbbbbb", "--rows", str(outputs)]) == 0
+    assert "missing" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "before", ["20261120-100000-aaaaaa", "20261120", "aaaaaa", "{outputs}/sweeps/20261120-100000-aaaaaa"]
 )

@@ -13,10 +13,10 @@ from tpbench.report.compare import render
 from tpbench.report.compare.changes import INCOMPARABLE, Comparison, compare_cells
 from tpbench.report.compare.conditions import ACROSS
 from tpbench.report.compare.method import ASSUMPTION, FALSE_ALARMS
-from tpbench.report.compare.pairs import pair_cells
+from tpbench.report.compare.pairs import lost_cells, pair_cells
 from tpbench.report.compare.sides import read_sides
 from tpbench.report.compare.unpaired import explain_unpaired
-from tpbench.report.metric import METRICS, metric
+from tpbench.report.metric import METRICS, counted, metric
 from tpbench.report.output_format import print_or_write
 from tpbench.settings import JobError, unknown
 
@@ -26,16 +26,17 @@ FORMATS = {
     "csv": render.comma_separated,
     "html": render.page,
 }
+_SHOWN_LOST = 4
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command. The exit code is 1 if a cell got worse by more than the threshold or fails now.
+    """Run the command. The exit code is 1 if a cell got worse by more than the threshold, fails now or is missing.
 
     It is 2 if nothing was compared, because a check that compared nothing must not pass.
     """
     asked = _parser().parse_args(arguments)
     try:
-        comparison = _compare(asked)
+        comparison, lost = _compare(asked)
         content = FORMATS[asked.format](comparison)
         print_or_write(content, asked.output)
     except (JobError, OSError) as error:
@@ -53,11 +54,21 @@ def main(arguments: Sequence[str]) -> int:
     if not comparison.decided:
         print("report: nothing was compared, so this is no pass", file=sys.stderr)
         return 2
-    return int(any(change.fails() for change in changes))
+    if lost:
+        print(
+            f"report: {counted(len(lost), 'cell')} measured before and missing after, so this is no pass: "
+            f"{', '.join(lost[:_SHOWN_LOST])}{', ...' * (len(lost) > _SHOWN_LOST)} (--allow-missing accepts that)",
+            file=sys.stderr,
+        )
+    return int(bool(lost) or any(change.fails() for change in changes))
 
 
-def _compare(asked: argparse.Namespace) -> Comparison:
-    """Return the comparison. Raises JobError for a wrong request, and if no cell is on both sides."""
+def _compare(asked: argparse.Namespace) -> tuple[Comparison, list[str]]:
+    """Return the comparison, and the names of cells that AFTER must have and has not.
+
+    If the sides share rows, one is a part of the other, which may have more cells. Raises JobError for a wrong request,
+    and if no cell is on both sides.
+    """
     shown = metric(asked.metric)
     allowed = asked.across.split(",") if asked.across else []
     for name in allowed:
@@ -71,14 +82,15 @@ def _compare(asked: argparse.Namespace) -> Comparison:
         require_values(frame, shown, side)
     for remark in remarks:
         print(f"report: {remark}", file=sys.stderr)
-    return compare_cells(pairs, asked.metric, asked.threshold, allowed)
+    lost = [] if asked.allow_missing or remarks else lost_cells(pairs)
+    return compare_cells(pairs, asked.metric, asked.threshold, allowed), lost
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="report.py compare",
         description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell got worse by more than the "
-        "threshold or does not work any more, 2 if nothing could be compared.",
+        "threshold, does not work any more or is missing in AFTER, 2 if nothing could be compared.",
         epilog=f"{FALSE_ALARMS}. {ASSUMPTION}. Repeated rows of a cell replace this assumption step by step: run both "
         "sweeps several times, in turns, and name all of them. A machine that is slower during one side than during "
         "the other cannot be told from slower code.",
@@ -97,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--across", metavar="A,B", help="compare although these differ, say driver_version,torch_version"
+    )
+    parser.add_argument(
+        "--allow-missing", action="store_true", help="pass although cells of BEFORE have no row in AFTER"
     )
     parser.add_argument("--format", default="text", choices=FORMATS, help="(text)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to the screen")

@@ -58,6 +58,20 @@ def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
     return pairs
 
 
+def lost_cells(pairs: Iterable[CellPair]) -> list[str]:
+    """Return the names of the cells that were measured before and have no row after.
+
+    Cells of hardware that the second set has no row of do not count: its sweep ran elsewhere.
+    """
+    pairs = list(pairs)
+    machines = {pair.after["hardware"] for pair in pairs if pair.after}
+    return [
+        pair.name
+        for pair in pairs
+        if pair.before and not pair.after and pair.before["status"] == "ok" and pair.before["hardware"] in machines
+    ]
+
+
 def _by_identity(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, tuple[Record, ...]]]:
     """Return the newest row by cell and hardware, after the rows that it repeats."""
     return {
