@@ -10,11 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels.gather_values import gather_values
-
-# torch 2.13 renamed both functions and warns about the old names.
-all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from tpbench.kernels.collectives import all_gather as all_gather
+from tpbench.kernels.collectives import gather_values
+from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tpbench.kernels.entropy_function import EntropyLossResult, entropy_loss
     from tpbench.kernels.entropy_module import EntropyLoss
-    from tpbench.kernels.linear_function import LinearEntropyLossResult, LinearHow, linear_entropy_loss
+    from tpbench.kernels.launch_rows import How
+    from tpbench.kernels.linear_function import linear_entropy_loss
     from tpbench.kernels.linear_module import LinearEntropyLoss
-    from tpbench.kernels.row_losses import How
+    from tpbench.kernels.linear_result import LinearEntropyLossResult, LinearHow
     from tpbench.kernels.two_pass import block_for, bytes_exchanged
 
 __all__ = [
@@ -30,10 +31,10 @@ __all__ = [
 _MODULES = {
     "EntropyLoss": "entropy_module",
     "EntropyLossResult": "entropy_function",
-    "How": "row_losses",
+    "How": "launch_rows",
     "LinearEntropyLoss": "linear_module",
-    "LinearEntropyLossResult": "linear_function",
-    "LinearHow": "linear_function",
+    "LinearEntropyLossResult": "linear_result",
+    "LinearHow": "linear_result",
     "block_for": "two_pass",
     "bytes_exchanged": "two_pass",
     "entropy_loss": "entropy_function",

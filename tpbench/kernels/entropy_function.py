@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import _checks
+from tpbench.kernels import checks
+from tpbench.kernels.launch_rows import How, launch_rows
 from tpbench.kernels.losses import KERNEL_LOSSES, KernelLoss
 from tpbench.kernels.repeated_call import RepeatedCall, call_form, find, remember
-from tpbench.kernels.row_losses import How, Outputs, RowLoss, launch_rows
-from tpbench.kernels.two_pass import INTERPRETED
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.two_pass import INTERPRETED, column_block
 from tpbench.kernels.vocabulary import shard_of_vocabulary
 
 
@@ -26,10 +27,11 @@ class EntropyLossResult:
     row_loss: Tensor
     """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
     entropy: Tensor | None
-    """(rows,) fp32: entropy of each row's p in nats, 0 for a row that does not count. None if nobody asked for it."""
+    """(rows,) fp32: entropy of each row's p in nats, 0 for a row that does not count. None without `entropy=True`."""
     grad: Tensor | None
     """(rows, local vocab): gradient of the (reduced) loss with respect to the local logits, times grad_scale."""
     how: How
+    """The kernels that computed the loss, and the bytes that they sent."""
 
 
 def entropy_loss(
@@ -146,14 +148,13 @@ def entropy_loss(
         z_loss, softcap, entropy, grad, grad_scale, row_grad, entropy_grad, block_cap, exchange, algorithm,
     )  # fmt: skip
     form = call_form(logits, target, options)
-    if (again := find(form)) is not None:
-        total, row_loss, out = again(logits, target)
-        return EntropyLossResult(total, row_loss, None, out, again.how)
+    if (repeated := find(form)) is not None:
+        reduced, row_loss, out = repeated(logits, target)
+        return EntropyLossResult(reduced, row_loss, None, out, repeated.how)
     _check(logits, target, loss, group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange, grad)
-    _checks.loss_options(loss, logits_scale, temperature, label_smoothing, z_loss, softcap, entropy, grad_scale)
-    _checks.row_gradients(row_grad, entropy_grad, len(logits), logits.device, entropy)
-    world_size = 1 if group is None else group.size()
-    _checks.algorithm(algorithm, exchange, world_size)
+    checks.loss_options(loss, logits_scale, temperature, label_smoothing, z_loss, softcap, entropy, grad_scale)
+    checks.row_gradients(row_grad, entropy_grad, len(logits), logits.device, entropy)
+    checks.algorithm(algorithm, exchange, 1 if group is None else group.size())
 
     logits, target = logits.detach(), target.detach()
     rows, columns = logits.shape
@@ -161,13 +162,13 @@ def entropy_loss(
     vocabulary = shard_of_vocabulary(columns, group, vocab_start, vocab_size, device)
     if loss == "logprob":
         logits_scale, temperature = logits_scale / temperature, 1.0
-    row_options = RowLoss(
+    loss_of_row = RowLoss(
         loss, group, vocabulary, ignore_index, logits_scale, temperature, label_smoothing, z_loss, softcap or 0.0, 0.0,
         block_cap, exchange, algorithm,
     )  # fmt: skip
     # Without both sizes the ranks exchange them in each call.
     repeatable = group is None or (vocab_start is not None and vocab_size is not None)
-    if row_options.has_labels:
+    if loss_of_row.has_labels:
         repeatable = repeatable and target.is_contiguous()
         target = target.contiguous()
     out = _output(logits, grad)
@@ -175,37 +176,30 @@ def entropy_loss(
     row_entropy = torch.empty_like(row_loss) if entropy else None
     if rows == 0:
         nothing = row_loss if reduction == "none" else row_loss.sum()
-        how = How(row_options.two_pass_algorithm, row_options.block(columns))
+        how = How(loss_of_row.two_pass_algorithm, column_block(loss_of_row, columns))
         return EntropyLossResult(nothing, row_loss, row_entropy, out, how)
-    outputs = Outputs(
-        row_loss,
-        row_entropy,
-        out,
-        None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device),
-        accumulate=isinstance(grad, Tensor),
-        mean=1.0 / rows if reduction == "mean" and not row_options.has_labels else 1.0,
-        count=reduction == "mean" and row_options.has_labels,
-        grad_scale=grad_scale,
-        row_grad=row_grad,
-        entropy_grad=entropy_grad,
+    total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
+    outputs = Outputs(row_loss, row_entropy, out, total, accumulate=isinstance(grad, Tensor))
+    scaling = Scaling.of_reduction(
+        reduction, loss_of_row, rows, grad_scale=grad_scale, row_grad=row_grad, entropy_grad=entropy_grad
     )
-    how = launch_rows(row_options, logits, target, outputs)
-    total = row_loss if outputs.total is None else outputs.total
+    how = launch_rows(loss_of_row, logits, target, outputs, scaling)
+    reduced = row_loss if total is None else total
     if how.relaunch is not None and repeatable and grad in ("new", "none"):  # memory to overwrite is always checked
-        remember(form, RepeatedCall(how, total, row_loss, out))
-    return EntropyLossResult(total, row_loss, row_entropy, out, how)
+        remember(form, RepeatedCall(how, reduced, row_loss, out))
+    return EntropyLossResult(reduced, row_loss, row_entropy, out, how)
 
 
 def _check(
     logits: Any, target: Any, loss: Any, group: Any, vocab_start: Any, vocab_size: Any, reduction: Any,
     ignore_index: Any, block_cap: Any, exchange: Any, grad: Any,
 ) -> None:  # fmt: skip
-    _checks.matrix("logits", logits)
-    _checks.choice("loss", loss, KERNEL_LOSSES)
-    _checks.target(target, logits, loss)
-    _checks.gradient(grad, logits, target)
-    _checks.call_options(group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange)
-    _checks.runnable("logits", logits, INTERPRETED)
+    checks.matrix("logits", logits)
+    checks.choice("loss", loss, KERNEL_LOSSES)
+    checks.target(target, logits, loss)
+    checks.gradient(grad, logits, target)
+    checks.call_options(group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange)
+    checks.runnable("logits", logits, INTERPRETED)
 
 
 def _output(logits: Tensor, grad: str | Tensor) -> Tensor | None:

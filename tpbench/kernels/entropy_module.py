@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpbench.kernels import _checks, two_pass_kernels
+from tpbench.kernels import checks, two_pass_kernels
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.entropy_function import entropy_loss
+from tpbench.kernels.fp16_scale import fp16_gradient_scale
 from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
 
 _SETTINGS = {
@@ -35,8 +36,7 @@ class EntropyLoss(torch.nn.Module):
 
     For fp16 logits and reduction="mean", the gradient is stored times a power of two near the number of rows, and
     backward divides by it. A loss scaler moves small gradients into fp16's range by the upstream gradient. That is too
-    late for gradients that the division by the rows rounded to zero (Micikevicius et al. 2018, arXiv:1710.03740,
-    section 3.2).
+    late for gradients that the division by the rows rounded to zero.
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
@@ -71,9 +71,10 @@ class EntropyLoss(torch.nn.Module):
 class _EntropyLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, grad: Any, settings: dict[str, Any]) -> Tensor:
-        ctx.lift = _lift(logits, settings)
-        scaled = settings if ctx.lift == 1.0 else {**settings, "grad_scale": settings.get("grad_scale", 1.0) * ctx.lift}
-        result = entropy_loss(logits, target, grad=grad, **scaled)
+        ctx.stored_scale = _stored_scale(logits, settings)
+        if ctx.stored_scale != 1.0:
+            settings = {**settings, "grad_scale": settings.get("grad_scale", 1.0) * ctx.stored_scale}
+        result = entropy_loss(logits, target, grad=grad, **settings)
         ctx.grad = result.grad
         return result.loss
 
@@ -83,27 +84,20 @@ class _EntropyLoss(torch.autograd.Function):
         if ctx.grad is None:
             raise RuntimeError("EntropyLoss keeps one gradient and gave it to an earlier backward: run forward again")
         grad, ctx.grad = ctx.grad, None
-        if ctx.lift != 1.0:
-            upstream = upstream / ctx.lift
+        if ctx.stored_scale != 1.0:
+            upstream = upstream / ctx.stored_scale
         return scale_rows(grad, upstream.contiguous()), None, None, None
 
 
-def _lift(logits: Tensor, settings: dict[str, Any]) -> float:
-    """Return the power of two that the stored gradient is multiplied by.
-
-    It is at most 2^14, so that the mean's gradient stays in fp16's range even if one row of many counts. It is smaller
-    if other factors already increase the gradient.
-    """
+def _stored_scale(logits: Tensor, settings: dict[str, Any]) -> float:
+    """Return the factor on the gradient between forward and backward (see `fp16_scale`)."""
     if logits.dtype != torch.float16 or settings.get("reduction", "mean") != "mean":
         return 1.0
-    _checks.matrix("logits", logits)
-    lifted = 1.0
-    for name in ("grad_scale", "logits_scale"):
-        factor = settings.get(name, 1.0)
-        _checks.number(name, factor, low=-math.inf)
-        lifted *= abs(factor)
-    room = min(len(logits), 2**14) / max(lifted, 1.0)
-    return float(2 ** max(0, math.floor(math.log2(max(room, 1.0)))))
+    checks.matrix("logits", logits)
+    factors = {name: settings.get(name, 1.0) for name in ("grad_scale", "logits_scale")}
+    for name, factor in factors.items():
+        checks.number(name, factor, low=-math.inf)
+    return fp16_gradient_scale(len(logits), *factors.values())
 
 
 def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:

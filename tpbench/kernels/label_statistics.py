@@ -17,10 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tpbench.kernels import two_pass, two_pass_kernels
+from tpbench.kernels import two_pass
 from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.row_losses import How, RowLoss
-from tpbench.kernels.two_pass import INTERPRETED, all_gather, launching, statistics_width
+from tpbench.kernels.collectives import gather_by_rank
+from tpbench.kernels.launch_rows import How
+from tpbench.kernels.row_loss import RowLoss
+from tpbench.kernels.two_pass import launching, statistics_width
 from tpbench.kernels.two_pass_state import capped, reference_of, weigh
 
 _VECTOR = 8
@@ -59,20 +61,11 @@ class LabelStatistics:
 
     def finish(self, labels: Tensor, row_loss: Tensor, row_entropy: Tensor | None) -> int:
         """Exchange the statistics and store losses and entropies of all rows. Returns the bytes that this rank sent."""
-        vocabulary, rows = self.loss.vocabulary, self.values.shape[1]
-        size = vocabulary.world_size
-        gathered = self.values[None] if size == 1 else all_gather(self.values, self.loss.group, size)
-        block = 4096 if INTERPRETED else 128
-        kernel = cached_launch(
-            two_pass_kernels.row_loss_kernel, LOSS=self.loss.formula, LOGPROB=self.loss.is_logprob, SMOOTHED=False,
-            ENTROPY=int(self.entropy), WIDTH=len(self.values), ROWS=block,
-        )  # fmt: skip
+        world_size = self.loss.vocabulary.world_size
+        gathered = gather_by_rank(self.values, self.loss.group, world_size)
         with launching(row_loss.device):
-            kernel(
-                -(-rows // block), (labels, gathered, row_loss, row_entropy),
-                (rows, size, vocabulary.size, self.loss.ignore_index), (0.0, self.loss.z_loss),
-            )  # fmt: skip
-        return two_pass.bytes_exchanged(rows, size, self.loss.loss, 0.0, self.entropy)
+            two_pass.losses_of_statistics(self.loss, gathered, labels, row_loss, row_entropy)
+        return two_pass.bytes_exchanged(len(labels), world_size, self.loss.loss, 0.0, self.entropy)
 
 
 @triton.jit

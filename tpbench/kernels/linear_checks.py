@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.kernels import _checks
+from tpbench.kernels import checks
 from tpbench.kernels.losses import LABEL_LOSSES
 
 
@@ -25,7 +25,7 @@ def tensors(hidden: Any, weight: Any, target: Any, loss: str, bias: Any, rows_pe
                 f"got {bias.dtype} of shape {tuple(bias.shape)} on {bias.device}"
             )
     if loss in LABEL_LOSSES:
-        _checks.labels(target, rows, hidden.device, loss)
+        checks.labels(target, rows, hidden.device, loss)
     elif isinstance(target, (tuple, list)):
         if len(target) != 2:
             raise ValueError(f"target must be (teacher_hidden, teacher_weight) or logits, got {len(target)} values")
@@ -40,7 +40,7 @@ def tensors(hidden: Any, weight: Any, target: Any, loss: str, bias: Any, rows_pe
         if target[0].device != hidden.device:
             raise ValueError(f"teacher_hidden must be on the device {hidden.device}, got {target[0].device}")
     else:
-        _checks.matrix("target", target)
+        checks.matrix("target", target)
         if target.shape != (rows, len(weight)):
             raise ValueError(f"target must have shape ({rows}, {len(weight)}), got {tuple(target.shape)}")
         if target.device != hidden.device:
@@ -52,7 +52,7 @@ def weight_gradient(value: Any, weight: Tensor) -> None:
     if value is None:
         return
     _factor("weight_grad", value, "(local vocab, h)")
-    _checks.writable("weight_grad", value)
+    checks.writable("weight_grad", value)
     if value.shape != weight.shape or value.device != weight.device:
         raise ValueError(
             f"weight_grad must have the weight's shape {tuple(weight.shape)} and device {weight.device}; "
@@ -67,7 +67,7 @@ def _factor(name: str, value: Any, shape: str, dimensions: int = 2) -> None:
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if value.dim() != dimensions:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
-    if value.dtype not in _checks.DTYPES:
+    if value.dtype not in checks.DTYPES:
         raise TypeError(f"{name} must be bfloat16, float16 or float32, got {value.dtype}")
 
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.kernels.collectives import all_gather, reduce_scatter
 from tpbench.kernels.linear_chunks import Chunks
-from tpbench.kernels.two_pass import gather_into
 
 
 class HiddenStates(Protocol):
@@ -83,9 +83,9 @@ class ShardedHiddenStates:
 
     def prefetch(self, index: int) -> None:
         if index < len(self.chunks):
-            own = self.hidden[self.chunks.local(index)].contiguous()
-            whole = self.gathered[index % len(self.gathered), : self._rows(index)]
-            self.pending.append(gather_into(whole, own, self.group, async_op=True))
+            part = self.hidden[self.chunks.local(index)].contiguous()
+            gathered = self.gathered[index % len(self.gathered), : self._rows(index)]
+            self.pending.append(all_gather(gathered, part, group=self.group, async_op=True))
 
     def gradient(self, index: int) -> Tensor:
         assert self.summed is not None
@@ -93,9 +93,8 @@ class ShardedHiddenStates:
 
     def send_gradient(self, index: int) -> None:
         assert self.grad is not None
-        scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        own = self.grad[self.chunks.local(index)]
-        self.pending.append(scatter(own, self.gradient(index), group=self.group, async_op=True))
+        part = self.grad[self.chunks.local(index)]
+        self.pending.append(reduce_scatter(part, self.gradient(index), group=self.group, async_op=True))
 
     def wait(self) -> None:
         while self.pending:

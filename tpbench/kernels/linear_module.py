@@ -28,8 +28,8 @@ class LinearEntropyLoss(torch.nn.Module):
     written. A second backward through the same forward raises RuntimeError.
 
     With reduction="none", loss="logprob", entropy=True or fp16 hidden states, forward computes no gradient, and
-    backward computes the logits of each chunk again: every row has its own upstream gradient then, or a loss scaler
-    must act before the gradient is rounded to fp16. This costs a fourth product.
+    backward computes the logits of each chunk again. This costs a fourth product. It is needed because every row has
+    its own upstream gradient then, or because a loss scaler must act before the gradient is rounded to fp16.
 
     Targets and the teacher get no gradient.
     """
@@ -57,12 +57,12 @@ class LinearEntropyLoss(torch.nn.Module):
         if not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
             result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **self.settings)
             return result.loss if result.entropy is None else (result.loss, result.entropy)
-        again = (
+        recompute = (
             self.settings.get("reduction", "mean") == "none"
             or bool(self.settings.get("entropy"))
             or hidden.dtype == torch.float16
         )
-        apply: Any = (_Again if again else _AtOnce).apply
+        apply: Any = (_GradientsInBackward if recompute else _GradientsInForward).apply
         results: Tensor | tuple[Tensor, Tensor] = apply(hidden, weight, bias, target, self.settings)
         return results
 
@@ -70,8 +70,8 @@ class LinearEntropyLoss(torch.nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
 
 
-class _AtOnce(torch.autograd.Function):
-    """Gradients are computed in forward."""
+class _GradientsInForward(torch.autograd.Function):
+    """The loss whose forward computes the gradients, and whose backward scales them."""
 
     @staticmethod
     def forward(
@@ -93,8 +93,8 @@ class _AtOnce(torch.autograd.Function):
         return (*grads, None, None)
 
 
-class _Again(torch.autograd.Function):
-    """Gradients are computed in backward, from logits that are computed again."""
+class _GradientsInBackward(torch.autograd.Function):
+    """The loss whose backward computes the logits again, and the gradients from them."""
 
     @staticmethod
     def forward(
@@ -108,7 +108,7 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, *of_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, *targets = ctx.saved_tensors
         target = targets[0] if len(targets) == 1 else tuple(targets)
         sharded = ctx.settings.get("hidden_sharded") and ctx.settings.get("group") is not None
@@ -119,7 +119,7 @@ class _Again(torch.autograd.Function):
             target,
             bias=bias,
             row_grad=upstream.float().expand(rows).contiguous(),
-            entropy_grad=of_entropy[0].float().contiguous() if of_entropy else None,
+            entropy_grad=entropy_upstream[0].float().contiguous() if entropy_upstream else None,
             **ctx.settings,
         )
         return result.grad_hidden, result.grad_weight, result.grad_bias, None, None

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tpbench.kernels.row_losses import How
+from tpbench.kernels.launch_rows import How
 from tpbench.kernels.two_pass import launching
 
 MOST_REMEMBERED = 256

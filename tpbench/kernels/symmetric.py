@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpbench.kernels.gather_values import gather_values
+from tpbench.kernels.collectives import gather_values
 from tpbench.kernels.one_pass.workspace import Workspace, stream_of
 
 MOST_RANKS = 16

@@ -11,14 +11,15 @@ import importlib
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 import triton
 from torch import Tensor
 
 from tpbench.kernels import two_pass_kernels
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.collectives import gather_by_rank
 from tpbench.kernels.losses import LABEL_LOSSES
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
 
 INTERPRETED: bool = not isinstance(two_pass_kernels.statistics_kernel, triton.JITFunction)
 """True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
@@ -56,58 +57,78 @@ def bytes_exchanged(
     return (world_size - 1) * rows * statistics_width(loss, label_smoothing, entropy) * 4
 
 
-def launch(
-    logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, row_entropy: Tensor | None,
-    group: dist.ProcessGroup | None, algorithm: Literal["two_reads", "two_kernels"], block: int, *, loss: str,
-    logprob: bool, valid: int, vocab_start: int, vocab_size: int, ignore_index: int, logits_scale: float,
-    target_scale: float,
-    label_smoothing: float, z_loss: float, softcap: float, target_softcap: float, inverse_count: Tensor | None,
-    grad_scale: float, entropy_scale: float, row_grad: Tensor | None, entropy_grad: Tensor | None, accumulate: bool,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Queue the kernels on the current stream. They store row_loss and, where they are not None, entropies and grad.
+def column_block(loss: RowLoss, columns: int) -> int:
+    """Return the column block of these kernels for a loss over `columns` local columns."""
+    return block_for(columns, loss.block_cap, loss.formula, loss.two_pass_algorithm, loss.vocabulary.share)
 
-    logprob: store log-probabilities of labels, the negative cross-entropies.
+
+def launch(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> tuple[Any, ...]:
+    """Queue the kernels for rows of logits on the current stream. They fill `outputs`.
+
     Returns the compiled kernels that read the logits (None in the interpreter).
     """
     rows, columns = logits.shape
-    world_size = 1 if group is None else group.size()
-    width = statistics_width(loss, label_smoothing, row_entropy is not None)
+    vocabulary, grad, row_entropy = loss.vocabulary, outputs.grad, outputs.row_entropy
+    world_size = vocabulary.world_size
+    inverse_count = scaling.inverse_count
+    if scaling.count and inverse_count is None:
+        inverse_count = inverse_row_count(target, vocabulary.size, loss.ignore_index)
+    entropy = row_entropy is not None
+    width = statistics_width(loss.formula, loss.label_smoothing, entropy)
+    block = column_block(loss, columns)
     shape = tile(rows, block)
-    strides = (*logits.stride(), *(target.stride() if target.dim() == 2 else (0, 0)))
-    vocabulary = (valid, vocab_start, vocab_size, ignore_index)
-    scales = (logits_scale, target_scale)
-    of_rows: dict[str, Any] = {
-        "LOSS": loss, "SMOOTHED": label_smoothing > 0, "ENTROPY": int(row_entropy is not None), "WIDTH": width,
-    }  # fmt: skip
-    flags = {**of_rows, "SOFTCAP": float(softcap), "TARGET_SOFTCAP": float(target_softcap), **shape}
-    flags["WIDE"] = is_wide(columns, block, logits, target, grad)
     programs = -(-rows // shape["ROWS"])
+    strides = (*logits.stride(), *(target.stride() if target.dim() == 2 else (0, 0)))
+    shard = (vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
+    scales = (loss.logits_scale, loss.target_scale)
+    of_rows: dict[str, Any] = {
+        "LOSS": loss.formula, "SMOOTHED": loss.label_smoothing > 0, "ENTROPY": int(entropy), "WIDTH": width,
+    }  # fmt: skip
+    of_tiles = {
+        **of_rows, "SOFTCAP": float(loss.softcap), "TARGET_SOFTCAP": float(loss.target_softcap), **shape,
+        "WIDE": is_wide(columns, block, logits, target, grad),
+    }  # fmt: skip
     kernels = []
     gathered = None
-    if algorithm == "two_kernels":
+    if loss.two_pass_algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
-        states = cached_launch(two_pass_kernels.statistics_kernel, **flags)
-        kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *vocabulary), scales))
-        gathered = statistics[None] if world_size == 1 else all_gather(statistics, group, world_size)
-        block_of_rows = 4096 if INTERPRETED else 128
-        losses = cached_launch(two_pass_kernels.row_loss_kernel, LOGPROB=logprob, ROWS=block_of_rows, **of_rows)
-        losses(
-            -(-rows // block_of_rows), (target, gathered, row_loss, row_entropy),
-            (rows, world_size, vocab_size, ignore_index), (label_smoothing, z_loss),
-        )  # fmt: skip
+        states = cached_launch(two_pass_kernels.statistics_kernel, **of_tiles)
+        kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *shard), scales))
+        gathered = gather_by_rank(statistics, loss.group, world_size)
+        losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
     if gathered is None or grad is not None:
         gradient = cached_launch(
-            two_pass_kernels.loss_and_gradient_kernel, LOGPROB=logprob, ACCUMULATE=accumulate, **flags
-        )
+            two_pass_kernels.loss_and_gradient_kernel, LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate,
+            **of_tiles,
+        )  # fmt: skip
         kernels.append(
             gradient(
                 programs,
-                (logits, target, gathered, inverse_count, row_loss, grad, row_entropy, row_grad, entropy_grad),
-                (rows, columns, world_size, *strides, *((0, 0) if grad is None else grad.stride()), *vocabulary),
-                (*scales, label_smoothing, z_loss, grad_scale, entropy_scale),
+                (logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
+                 scaling.entropy_grad),
+                (rows, columns, world_size, *strides, *((0, 0) if grad is None else grad.stride()), *shard),
+                (*scales, loss.label_smoothing, loss.z_loss, loss.grad_scale(scaling), scaling.grad_scale),
             )
         )  # fmt: skip
+    if outputs.total is not None:
+        reduce(outputs.row_loss, inverse_count, scaling.mean, outputs.total)
     return tuple(kernels)
+
+
+def losses_of_statistics(
+    loss: RowLoss, gathered: Tensor, target: Tensor, row_loss: Tensor, row_entropy: Tensor | None
+) -> None:
+    """Store losses and entropies of rows from all ranks' statistics, (world size, numbers, rows)."""
+    world_size, width, rows = gathered.shape
+    block = 4096 if INTERPRETED else 128
+    kernel = cached_launch(
+        two_pass_kernels.row_loss_kernel, LOSS=loss.formula, LOGPROB=loss.is_logprob,
+        SMOOTHED=loss.label_smoothing > 0, ENTROPY=int(row_entropy is not None), WIDTH=width, ROWS=block,
+    )  # fmt: skip
+    kernel(
+        -(-rows // block), (target, gathered, row_loss, row_entropy),
+        (rows, world_size, loss.vocabulary.size, loss.ignore_index), (loss.label_smoothing, loss.z_loss),
+    )  # fmt: skip
 
 
 def tile(rows: int, block: int) -> dict[str, int]:
@@ -131,8 +152,11 @@ def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(device.index)  # torch takes 2 us to find the number of a torch.device
 
 
-def inverse_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """Return 1 / rows that count, (1,) fp32 on the device. Labels are equal on all ranks: nothing to exchange."""
+def inverse_row_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
+    """Return 1 / the number of rows that count, (1,) fp32 on the device.
+
+    Labels are equal on all ranks, so nothing is exchanged.
+    """
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
     count = cached_launch(two_pass_kernels.inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     count(1, (labels, inverse), (labels.shape[0], vocab_size, ignore_index))
@@ -143,17 +167,3 @@ def reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float, total:
     """Store factor * sum(row_loss), times inverse_count unless it is None, in `total`. The sum has a fixed order."""
     kernel = cached_launch(two_pass_kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     kernel(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
-
-
-def all_gather(values: Tensor, group: dist.ProcessGroup | None, world_size: int) -> Tensor:
-    """Gather the values of all ranks: (world_size, *values.shape), in rank order."""
-    gathered = torch.empty((world_size * values.shape[0], *values.shape[1:]), dtype=values.dtype, device=values.device)
-    gather_into(gathered, values, group)
-    return gathered.view(world_size, *values.shape)
-
-
-def gather_into(gathered: Tensor, values: Tensor, group: dist.ProcessGroup | None, async_op: bool = False) -> Any:
-    """Gather the values of all ranks along their first dimension. Returns the work if async_op, else None."""
-    # torch 2.13 renamed this function and warns of the old name.
-    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return gather(gathered, values, group=group, async_op=async_op)

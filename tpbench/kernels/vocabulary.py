@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from tpbench.kernels.two_pass import all_gather
+from tpbench.kernels.collectives import gather_by_rank
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def shard_of_vocabulary(
             return Vocabulary(vocab_start, vocab_size, columns, None, world_size, rank)
         # Not cached by local size: if it changed on some ranks only, those would gather alone.
         mine = torch.tensor([columns, -1 if vocab_start is None else vocab_start], device=device)
-        sizes, given = all_gather(mine, group, world_size).T.tolist()
+        sizes, given = gather_by_rank(mine, group, world_size).T.tolist()
         starts = [0, *itertools.accumulate(sizes)]
         if wrong := [each for each, told in enumerate(given) if told not in (-1, starts[each])]:  # on all ranks alike
             raise ValueError(

@@ -15,7 +15,7 @@ import torch
 from tests.support.kernel_reference import DTYPES, LOSSES, TOLERANCE, assert_right, far_away, make, reference
 from tests.support.ranks import Rank, RankError, enough_gpus, run_on_ranks
 from tpbench.kernels import entropy_loss
-from tpbench.kernels.gather_values import gather_values
+from tpbench.kernels.collectives import gather_values
 from tpbench.kernels.one_pass import workspace as one_pass_workspace
 from tpbench.kernels.symmetric import unavailable_reason
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
-from tpbench.kernels import _checks, entropy_loss, repeated_call, row_losses, symmetric
+from tpbench.kernels import checks, entropy_loss, launch_rows, repeated_call, symmetric
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.one_pass import plan, workspace
@@ -50,10 +50,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(plan, "machine", lambda device: Machine(132, 232448))
     monkeypatch.setattr(one_pass_kernel, "device_caches", defaultdict(one_pass_kernel.create_binder))
-    monkeypatch.setattr(_checks, "runnable", lambda *_: None)
-    for module in (row_losses, repeated_call):
+    monkeypatch.setattr(checks, "runnable", lambda *_: None)
+    for module in (launch_rows, repeated_call):
         monkeypatch.setattr(module, "launching", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(row_losses, "INTERPRETED", False)
+    monkeypatch.setattr(launch_rows, "INTERPRETED", False)
     peers = LocalWords(None, torch.device("cpu"))  # type: ignore[arg-type]
     monkeypatch.setattr(symmetric, "workspace", lambda group, device: peers)
     monkeypatch.setattr(symmetric, "stream_of", lambda device: 7)

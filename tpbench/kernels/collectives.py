@@ -1,0 +1,49 @@
+"""Collectives of tensors, under one name for all versions of torch, and an all-gather of small Python values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 renamed both functions and warns about the old names.
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""all_gather(gathered, own, group, async_op): gather along the first dimension, in rank order."""
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""reduce_scatter(own, values, op, group, async_op): reduce, and keep this rank's part of the first dimension."""
+
+
+def gather_by_rank(values: Tensor, group: dist.ProcessGroup | None, world_size: int) -> Tensor:
+    """Return the values of all ranks, (world_size, *values.shape), in rank order. Collective.
+
+    One rank gets a view of its values.
+    """
+    if world_size == 1:
+        return values[None]
+    gathered = torch.empty((world_size * values.shape[0], *values.shape[1:]), dtype=values.dtype, device=values.device)
+    all_gather(gathered, values, group=group)
+    return gathered.view(world_size, *values.shape)
+
+
+def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
+    """Return one value from each rank, in rank order, as JSON returns it: a tuple comes back as a list. Collective.
+
+    torch's all_gather_object would unpickle what the other ranks send. `device` is used if the group has no backend for
+    CPU tensors.
+    """
+    place = torch.device("cpu") if "cpu" in str(dist.get_backend_config(group)) else device
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(place)
+    sizes = _gather(torch.tensor([len(content)], device=place), group)
+    padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=place)
+    padded[: len(content)] = content
+    texts = zip(_gather(padded, group), sizes, strict=True)
+    return [json.loads(bytes(text[: int(size)].tolist())) for text, size in texts]
+
+
+def _gather(own: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, own, group=group)
+    return gathered
