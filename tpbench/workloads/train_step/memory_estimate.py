@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tpbench.workloads.train_step.block_styles import layer_styles
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 from tpbench.workloads.train_step.sizes import parameters_per_rank
 
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
-WHOLE_ATTENTION = ("olmo2", "olmo3", "phi3")
-"""Architectures whose plan gathers the columns of queries, keys and values on every rank."""
-WHOLE_FEED_FORWARD = ("phi3",)
-"""Architectures whose plan gathers the columns of gate and up on every rank."""
 LINEAR_LOSS_GIB = 0.5
 """Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of tpbench/kernels/linear_chunks.py, which needs
 torch."""
@@ -74,21 +71,25 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     # Sequence parallelism also shards the tensors between the matrix products. AutoTP has no sequence parallelism.
     hidden = problem.hidden_size / (1 if variant == "autotp" else tp_size)
-    heads_share = 1 if problem.architecture in WHOLE_ATTENTION else tp_size
-    columns_share = 1 if problem.architecture in WHOLE_FEED_FORWARD else tp_size
-    queries, keys = (count * problem.head_dim / heads_share for count in (problem.heads, problem.kv_heads))
     # Kept: the inputs of two norms, and their outputs as inputs of products; queries, keys and values, with the rotated
     # copies of queries and keys; attention's output; gate, up, the activated gate and their product.
     norms = 2 * (stored * hidden + compute * problem.hidden_size)
-    attention = compute * (4 * queries + 3 * keys)
-    if problem.architecture.startswith("qwen3"):
-        attention += compute * (queries + keys)
+    rotated = 2 if problem.architecture.startswith("qwen3") else 1  # Qwen3 also keeps them before their norms
+    heads = (3 + rotated) * problem.heads + (2 + rotated) * problem.kv_heads
+    attention = compute * heads * problem.head_dim
     if problem.attention == "eager":
-        attention += 2 * problem.heads / heads_share * problem.seq_length * compute
-    one_layer = norms + attention + compute * 4 * problem.ffn_size / columns_share
-    per_token = problem.depth * one_layer
+        attention += 2 * problem.heads * problem.seq_length * compute
+    feed_forward = compute * 4 * problem.ffn_size
+    # A rank has its share of the columns in column-wise layers, and all columns in gathered and replicated ones.
+    layers = [
+        norms
+        + attention / (tp_size if styles.attention == "colwise" else 1)
+        + feed_forward / (tp_size if styles.feed_forward == "colwise" else 1)
+        for styles in layer_styles(problem)
+    ]
+    per_token = sum(layers)
     if problem.activation_checkpointing:
-        per_token = problem.depth * hidden * stored + one_layer
+        per_token = problem.depth * hidden * stored + max(layers)
     return round(problem.tokens * per_token)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tpbench.workloads.train_step.block_styles import layer_styles
 from tpbench.workloads.train_step.problem import TrainStep
 
 _FOUR_NORMS = ("gemma2", "gemma3_text", "glm4")
@@ -14,8 +15,15 @@ _NORMS_OF_ALL_HEADS = ("olmo2", "olmo3")
 
 def layer_matmul_parameters(problem: TrainStep) -> int:
     """Return the number of weights in the matrix products of one decoder layer."""
-    attention = 2 * problem.heads + 2 * problem.kv_heads
-    return problem.hidden_size * (attention * problem.head_dim + 3 * problem.ffn_size)
+    return _attention_parameters(problem) + _feed_forward_parameters(problem)
+
+
+def _attention_parameters(problem: TrainStep) -> int:
+    return problem.hidden_size * (2 * problem.heads + 2 * problem.kv_heads) * problem.head_dim
+
+
+def _feed_forward_parameters(problem: TrainStep) -> int:
+    return 3 * problem.hidden_size * problem.ffn_size
 
 
 def vocab_parameters(problem: TrainStep) -> int:
@@ -60,7 +68,12 @@ def step_flops(problem: TrainStep, tp_size: int) -> int:
 
 
 def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
-    """Return the number of weights on one rank before replicas shard them. With vocab_parallel=false, AutoTP does not
-    shard the embedding."""
+    """Return the number of weights on one rank before replicas shard them.
+
+    Blocks that `tp_mapping` replicates are whole and, with vocab_parallel=false, so is AutoTP's embedding.
+    """
     whole = vocab_parameters(problem) if variant == "autotp" and not problem.vocab_parallel else 0
+    for styles in layer_styles(problem):
+        whole += _attention_parameters(problem) * (styles.attention == "replicated")
+        whole += _feed_forward_parameters(problem) * (styles.feed_forward == "replicated")
     return whole + -(-(parameters(problem) - whole) // tp_size)

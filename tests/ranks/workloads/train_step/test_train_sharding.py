@@ -72,6 +72,15 @@ def test_gathered_logits_leave_autotps_embedding_whole() -> None:
         assert rows == 96 and held <= estimated <= 1.02 * held
 
 
+@pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
+def test_replicated_blocks_are_whole_on_every_rank(name: str) -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs, or none")
+    mapping = {"tp_mapping": '{"layers.1.mlp.*": "replicated", "layers.0.self_attn.*": "replicated"}'}
+    for _, held, estimated in run_on_ranks(2, held_weights, name, mapping):
+        assert held <= estimated <= 1.02 * held
+
+
 def first_tokens(here: Rank, tp_size: int) -> tuple[int, int, list[int]]:
     context = mesh_context(here, tp_size)
     batch = micro_batch(tiny_problem(), 0, 0, context.dp_rank, context.dp_size, here.device)
