@@ -16,10 +16,9 @@ from tpbench.predict import render
 from tpbench.predict.cells import MeasuredCells, cost_model_of, measured, predictable
 from tpbench.predict.memory import ASSUMPTION, MODELS
 from tpbench.predict.model import VariantModel, models
-from tpbench.predict.quantities import whole_numbers
-from tpbench.predict.target import Target
-from tpbench.predict.target import target as find_target
+from tpbench.predict.target import find_target
 from tpbench.predict.validation import validation
+from tpbench.predict.whole_numbers import whole_numbers
 from tpbench.report.rows import read_rows
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Workload, workloads
@@ -135,27 +134,22 @@ def _sizes(workload: Workload, asked: argparse.Namespace) -> list[Any]:
 def _answers(
     cells: MeasuredCells, fitted: Mapping[str, VariantModel], workload: Workload, asked: argparse.Namespace
 ) -> list[render.Answer]:
+    """Return the answer for each size. Raises JobError for a size that no job can have or no row tells about."""
     target = find_target(cells, asked.gpu, asked.gpu_memory, asked.bandwidth, MODELS.get(asked.beside))
-    return [_answer(cells, fitted, workload, asked, size, target) for size in _sizes(workload, asked)]
-
-
-def _answer(
-    cells: MeasuredCells,
-    fitted: Mapping[str, VariantModel],
-    workload: Workload,
-    asked: argparse.Namespace,
-    size: Any,
-    target: Target,
-) -> render.Answer:
-    problem = {each.name: getattr(size, each.name) for each in fields(size) if each.name != "tp_size"}
-    if complaints := workload.problem(**problem).check(size.tp_size, 1):
-        raise JobError("\n".join(complaints))
-    able = {head: model for head, model in fitted.items() if size.kind in model.fits["peak_gib"].kinds}
-    chosen = _chosen(able, asked)
-    if not chosen:
-        raise JobError(f"{size.kind} was not measured on {cells.gpu}")
-    predictions = [model(size, target.slowdown) for model in chosen.values()]
-    return render.Answer(size, predictions, chosen, target, cells.cost_model.question, filtered=bool(asked.variant))
+    answers = []
+    for size in _sizes(workload, asked):
+        problem = {each.name: getattr(size, each.name) for each in fields(size) if each.name != "tp_size"}
+        if complaints := workload.problem(**problem).check(size.tp_size, 1):
+            raise JobError("\n".join(complaints))
+        chosen = _chosen(
+            {head: model for head, model in fitted.items() if size.kind in model.fits["peak_gib"].kinds}, asked
+        )
+        if not chosen:
+            raise JobError(f"{size.kind} was not measured on {cells.gpu}")
+        predictions = [model(size, target.slowdown) for model in chosen.values()]
+        question = cells.cost_model.question
+        answers.append(render.Answer(size, predictions, chosen, target, question, filtered=bool(asked.variant)))
+    return answers
 
 
 def _chosen(able: Mapping[str, VariantModel], asked: argparse.Namespace) -> Mapping[str, VariantModel]:

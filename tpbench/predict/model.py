@@ -6,12 +6,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
 from tpbench.predict.fit import Fit, fit_cells
-from tpbench.predict.memory import MeasuredMemory, RanOut
+from tpbench.predict.memory import MeasuredMemory, RanOut, memory_reason, memory_verdict
 from tpbench.workloads.cost_model import CostModel, ProblemSize
 
 FEWEST = 4
@@ -47,9 +48,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted cost of a variant."""
+    """Predicted cost of a variant on one problem."""
 
     head: str
+    size: Any
+    """The problem's `ProblemSize`."""
     time_ms: Estimate | None
     device_ms: Estimate | None
     communication_ms: float | None
@@ -58,6 +61,19 @@ class Prediction:
     """None: no row over several ranks tells it."""
     peak_gib: Estimate
     seen: MeasuredMemory = MeasuredMemory()
+
+    @property
+    def needed_gib(self) -> float:
+        """Predicted need, inputs included."""
+        return float(self.size.inputs_gib) + self.peak_gib.value
+
+    def memory_verdict(self, free_gib: float) -> str:
+        """Return `fits`, `tight` or `OOM`, for the memory that the operation may use."""
+        return memory_verdict(self.size, self.peak_gib, free_gib, self.seen)
+
+    def memory_reason(self, free_gib: float) -> str | None:
+        """Return the measured cells that make this verdict worse than the prediction alone, or None if none do."""
+        return memory_reason(self.size, self.peak_gib, free_gib, self.seen)
 
 
 @dataclass(frozen=True)
@@ -89,6 +105,7 @@ class VariantModel:
         clock = self.fits.get("device_ms") or self.fits.get("time_ms")
         return Prediction(
             self.head,
+            size,
             estimates.get("time_ms"),
             estimates.get("device_ms"),
             None if slowdown is None or clock is None or sent is None else clock.communication(size),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpbench.predict.memory import memory_reason, memory_verdict
 from tpbench.predict.model import VariantModel
 from tpbench.workloads.cost_model import ProblemSize
 
@@ -22,12 +21,12 @@ def predicted_oom(models: Mapping[str, VariantModel], head: str, size: ProblemSi
     model = models.get(head)
     if model is None or size.kind not in model.fits["peak_gib"].kinds:
         return None
-    peak = model(size).peak_gib
-    if memory_verdict(size, peak, free_gib, model.seen) != "OOM":
+    predicted = model(size)
+    if predicted.memory_verdict(free_gib) != "OOM":
         return None
-    if reason := memory_reason(size, peak, free_gib, model.seen):
+    if reason := predicted.memory_reason(free_gib):
         return f"expected to run out of memory: {reason}"
     return (
-        f"predicted to run out of memory: {size.inputs_gib + peak.value:.3g} GiB (error {peak.error:.1%}), "
+        f"predicted to run out of memory: {predicted.needed_gib:.3g} GiB (error {predicted.peak_gib.error:.1%}), "
         f"{free_gib:.3g} GiB free"
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tpbench.predict.memory import RESERVE_GIB, memory_reason, memory_verdict
+from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import LARGEST_ERROR, SHARE, Estimate, Prediction, VariantModel, beyond
 from tpbench.predict.target import Target
 from tpbench.predict.verdict import verdict
@@ -41,7 +41,7 @@ class Answer:
     @property
     def verdict(self) -> str:
         """The answer in one sentence, without a full stop."""
-        return verdict(self.predictions, self.question, self.size, self.free_gib, filtered=self.filtered)
+        return verdict(self.predictions, self.question, self.free_gib, filtered=self.filtered)
 
 
 def text(answers: Sequence[Answer]) -> str:
@@ -69,7 +69,7 @@ def _table(answer: Answer) -> str:
             each.head, _with_error(each.time_ms, "ms"), _with_error(each.device_ms, "ms"),
             _communication(each, answer.target),
             UNKNOWN if each.bytes_communicated is None else f"{number(each.bytes_communicated / 2**20)} MiB",
-            _with_error(each.peak_gib, "GiB"), memory_verdict(size, each.peak_gib, free, each.seen),
+            _with_error(each.peak_gib, "GiB"), each.memory_verdict(free),
         ])  # fmt: skip
     cells = sum(len(answer.models[each.head].cells) for each in answer.predictions)
     notes = [
@@ -79,11 +79,7 @@ def _table(answer: Answer) -> str:
         f"+-: {SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error grows with "
         f"each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}",
         _unknown_communication(answer),
-        *(
-            f"{each.head}: {reason}"
-            for each in answer.predictions
-            if (reason := memory_reason(size, each.peak_gib, free, each.seen))
-        ),
+        *(f"{each.head}: {reason}" for each in answer.predictions if (reason := each.memory_reason(free))),
     ]
     lines = [f"{size}: predicted from {cells} cells measured on {gpu}", *aligned_lines(grid), *filter(None, notes)]
     return "\n".join(lines) + "\n"
@@ -135,8 +131,7 @@ def _as_object(answer: Answer) -> dict[str, object]:
             "time_ms": estimate(each.time_ms), "device_ms": estimate(each.device_ms),
             "communication_ms": each.communication_ms, "bytes_communicated": each.bytes_communicated,
             "peak_gib": estimate(each.peak_gib),
-            "memory": memory_verdict(size, each.peak_gib, answer.free_gib, each.seen),
-            "memory_reason": memory_reason(size, each.peak_gib, answer.free_gib, each.seen),
+            "memory": each.memory_verdict(answer.free_gib), "memory_reason": each.memory_reason(answer.free_gib),
             "beyond": beyond(answer.models[each.head].cells, size),
         }
         for each in answer.predictions

@@ -73,7 +73,7 @@ def this_gpu() -> tuple[str, float] | None:
         return nvml_text(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
 
 
-def target(
+def find_target(
     cells: MeasuredCells,
     gpu: str | None = None,
     memory_gib: float | None = None,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
-from tpbench.predict.memory import free_gib, memory_verdict
+from tpbench.predict.memory import free_gib
 from tpbench.predict.model import QUANTITIES, VariantModel
 from tpbench.predict.render import aligned_lines
 from tpbench.report.metric import number
@@ -58,9 +58,8 @@ def _predicted_memory(model: VariantModel, cell: MeasuredCell) -> str:
     if cell.size.kind not in model.fits["peak_gib"].kinds:
         return "unknown"
     others = replace(model, ran_out=tuple(each for each in model.ran_out if each.size != cell.size))
-    peak, free = others(cell.size).peak_gib, free_gib(cell.memory_limit_gib or 0.0, cell.size)
-    word = memory_verdict(cell.size, peak, free, others.seen)
-    return f"{word}, {number(cell.size.inputs_gib + peak.value)} GiB of {number(free)} GiB"
+    predicted, free = others(cell.size), free_gib(cell.memory_limit_gib or 0.0, cell.size)
+    return f"{predicted.memory_verdict(free)}, {number(predicted.needed_gib)} GiB of {number(free)} GiB"
 
 
 def _median(errors: Sequence[float]) -> str:

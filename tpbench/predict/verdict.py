@@ -4,47 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpbench.predict.memory import memory_reason, memory_verdict
 from tpbench.predict.model import Estimate, Prediction
 from tpbench.report.metric import number
-from tpbench.workloads.cost_model import ProblemSize, Question
+from tpbench.workloads.cost_model import Question
 
 _FEW_TIMES = 10
 
 
 def verdict(
-    predictions: Sequence[Prediction],
-    question: Question | None,
-    size: ProblemSize,
-    free: float,
-    *,
-    filtered: bool = False,
+    predictions: Sequence[Prediction], question: Question | None, free: float, *, filtered: bool = False
 ) -> str:
     """Return the answer to the workload's question, or without one the fastest variant that fits.
 
-    If the variants were `filtered`, the answer claims nothing about others.
+    `free`: memory that the operation may use, inputs included, in GiB. If the variants were `filtered`, the answer
+    claims nothing about others.
     """
     asked = next((each for each in predictions if question and each.head == question.variant), None)
     others = [each for each in predictions if each is not asked]
-    fitting = [each for each in others if memory_verdict(size, each.peak_gib, free, each.seen) == "fits"]
+    fitting = [each for each in others if each.memory_verdict(free) == "fits"]
     best = min(fitting, key=_order, default=None)
     if asked is None or question is None:
-        return _fastest(fitting, best, others, size, free, filtered)
-    fits = memory_verdict(size, asked.peak_gib, free, asked.seen)
+        return _fastest(fitting, best, others, free, filtered)
+    fits = asked.memory_verdict(free)
     memory = f"{question.subject} takes {number(asked.peak_gib.value)} GiB"
     if fits != "fits":
         word = "does not fit" if fits == "OOM" else "may not fit"
         none = "" if filtered else ", and no other variant with enough rows surely fits"
         instead = f": use {best.head}, which does" if best else none
-        return f"{memory} and {word} into {number(free)} GiB{_because(asked, size, free)}{instead}"
+        return f"{memory} and {word} into {number(free)} GiB{_because(asked, free)}{instead}"
     if best is None:
         none = "" if filtered else "; no other variant with enough rows surely does"
         return f"{memory} and fits into {number(free)} GiB{none}"
     return f"{memory} {_against(asked, best, question)}"
 
 
-def _because(prediction: Prediction, size: ProblemSize, free: float) -> str:
-    reason = memory_reason(size, prediction.peak_gib, free, prediction.seen)
+def _because(prediction: Prediction, free: float) -> str:
+    reason = prediction.memory_reason(free)
     return f" ({reason})" if reason else ""
 
 
@@ -80,16 +75,14 @@ def _fastest(
     fitting: Sequence[Prediction],
     best: Prediction | None,
     all_of_them: Sequence[Prediction],
-    size: ProblemSize,
     free: float,
     filtered: bool,
 ) -> str:
     if best is None:
         smallest = min(all_of_them, key=lambda each: each.peak_gib.value)
-        needed = size.inputs_gib + smallest.peak_gib.value
         return (
             f"No {'chosen ' if filtered else ''}variant surely fits into {number(free)} GiB: the smallest, "
-            f"{smallest.head}, takes {number(needed)} GiB{_because(smallest, size, free)}"
+            f"{smallest.head}, takes {number(smallest.needed_gib)} GiB{_because(smallest, free)}"
         )
     memory = f"takes {number(best.peak_gib.value)} GiB and fits"
     unknown, value = _order(best)

@@ -11,8 +11,8 @@ from tpbench.predict import target
 from tpbench.predict.command import main
 from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import Estimate, Prediction
-from tpbench.predict.quantities import whole_numbers
 from tpbench.predict.verdict import verdict
+from tpbench.predict.whole_numbers import whole_numbers
 from tpbench.workloads.cost_model import Question
 from tpbench.workloads.entropy_loss.cost_model import LossSize
 
@@ -35,7 +35,7 @@ def predict(rows, capsys):
 
 def prediction(head, gib, device_ms=None, error=0.1, wall_ms=None):
     times = [value and Estimate(value, error) for value in (wall_ms, device_ms)]
-    return Prediction(head, *times, 0.0, 0.0, Estimate(gib, 0.01))
+    return Prediction(head, LossSize(), *times, 0.0, 0.0, Estimate(gib, 0.01))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def prediction(head, gib, device_ms=None, error=0.1, wall_ms=None):
 )  # fmt: skip
 def test_the_verdict_on_the_gather(gather, kernel, said):
     predictions = [prediction("triton_tp", *kernel), prediction("pytorch_gather", *gather)]
-    sentence = verdict(predictions, GATHER, LossSize(), 78.0)
+    sentence = verdict(predictions, GATHER, 78.0)
     assert sentence.startswith("The gather takes") and said in sentence
 
 
@@ -68,9 +68,9 @@ def test_the_verdict_on_the_gather(gather, kernel, said):
     ],
 )
 def test_a_verdict_on_chosen_variants_claims_nothing_about_others(gather_gib, said):
-    sentence = verdict([prediction("pytorch_gather", gather_gib, 1)], GATHER, LossSize(), 78.0, filtered=True)
+    sentence = verdict([prediction("pytorch_gather", gather_gib, 1)], GATHER, 78.0, filtered=True)
     assert sentence == f"The gather takes {gather_gib:.2f} GiB {said}"
-    without = verdict([prediction("a", 99, 1)], GATHER, LossSize(), 78.0, filtered=True)
+    without = verdict([prediction("a", 99, 1)], GATHER, 78.0, filtered=True)
     assert without.startswith("No chosen variant surely fits into 78.00 GiB")
 
 
@@ -126,7 +126,7 @@ def test_bytes_that_no_row_tells_are_unknown(tmp_path, capsys):
 
 def test_wall_times_are_compared_with_wall_times():
     predictions = [prediction("triton_tp", 1, 1.0, wall_ms=2.0), prediction("pytorch_gather", 14, wall_ms=20.0)]
-    assert "10 times as long as triton_tp (wall time)" in verdict(predictions, GATHER, LossSize(), 78.0)
+    assert "10 times as long as triton_tp (wall time)" in verdict(predictions, GATHER, 78.0)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_wall_times_are_compared_with_wall_times():
 )
 def test_the_verdict_without_the_gather(predictions, said):
     made = [prediction(*each) for each in predictions]
-    assert verdict(made, GATHER, LossSize(), 78.0) == verdict(made, None, LossSize(), 78.0) == said
+    assert verdict(made, GATHER, 78.0) == verdict(made, None, 78.0) == said
 
 
 def test_the_verdict_comes_first(predict):

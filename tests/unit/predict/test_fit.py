@@ -12,7 +12,7 @@ from tpbench.predict.fit import Fit, fit, fit_cells
 from tpbench.predict.memory import MODELS, MeasuredMemory, RanOut, free_gib, memory_reason, memory_verdict
 from tpbench.predict.model import Estimate, VariantModel, beyond, leave_out, models
 from tpbench.predict.oom import predicted_oom
-from tpbench.predict.quantities import whole_numbers
+from tpbench.predict.whole_numbers import whole_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,24 +305,24 @@ def test_a_cell_is_predicted_to_run_out():
 
 def test_the_gpu_in_question_is_that_of_the_rows_unless_something_says_otherwise(monkeypatch):
     cells = cells_of(*CELLS)
-    assert target.target(cells) == target.Target(100.0, "GPU", True)
+    assert target.find_target(cells) == target.Target(100.0, "GPU", True)
     for near, far in ((104.9, 105.1), (95.1, 94.9)):
-        assert target.target(cells, memory_gib=near) == target.Target(near, "GPU", True)
-        assert target.target(cells, memory_gib=far) == target.Target(far, "GPU", False, None)
-    assert target.target(cells, gpu="GPU", memory_gib=10.0) == target.Target(10.0, "GPU", True)
-    assert target.target(cells, bandwidth=2000.0) == target.Target(100.0, "GPU", False, 2.0)
-    assert target.target(cells, bandwidth=3810.0).is_measured  # within five percent
-    assert not target.target(cells, bandwidth=3800.0).is_measured
-    assert target.target(cells, memory_gib=10.0, bandwidth=4000.0) == target.Target(10.0, "GPU", False, 1.0)
+        assert target.find_target(cells, memory_gib=near) == target.Target(near, "GPU", True)
+        assert target.find_target(cells, memory_gib=far) == target.Target(far, "GPU", False, None)
+    assert target.find_target(cells, gpu="GPU", memory_gib=10.0) == target.Target(10.0, "GPU", True)
+    assert target.find_target(cells, bandwidth=2000.0) == target.Target(100.0, "GPU", False, 2.0)
+    assert target.find_target(cells, bandwidth=3810.0).is_measured  # within five percent
+    assert not target.find_target(cells, bandwidth=3800.0).is_measured
+    assert target.find_target(cells, memory_gib=10.0, bandwidth=4000.0) == target.Target(10.0, "GPU", False, 1.0)
     slow = [dataclasses.replace(each, copy_gb_per_s=None, memory_limit_gib=None) for each in CELLS]
-    assert target.target(cells_of(*slow), bandwidth=2000.0) == target.Target(80.0, "GPU", False, None)
-    assert target.target(cells_of(*slow), memory_gib=40.0) == target.Target(40.0, "GPU", True)
+    assert target.find_target(cells_of(*slow), bandwidth=2000.0) == target.Target(80.0, "GPU", False, None)
+    assert target.find_target(cells_of(*slow), memory_gib=40.0) == target.Target(40.0, "GPU", True)
     monkeypatch.setattr(target, "this_gpu", lambda: ("mine", 60.0))
-    assert target.target(cells) == target.Target(60.0, "GPU", False, None, name="mine")
+    assert target.find_target(cells) == target.Target(60.0, "GPU", False, None, name="mine")
     for given in ({"gpu": "GPU"}, {"memory_gib": 100.0}, {"bandwidth": 4000.0}):
-        assert target.target(cells, **given).name == "" and target.target(cells, **given).is_measured
+        assert target.find_target(cells, **given).name == "" and target.find_target(cells, **given).is_measured
     monkeypatch.setattr(target, "this_gpu", lambda: ("GPU", 60.0))
-    assert target.target(cells).memory_gib == 100.0
+    assert target.find_target(cells).memory_gib == 100.0
 
 
 def test_the_gpu_of_this_machine_is_the_first_of_nvml(monkeypatch, request):
