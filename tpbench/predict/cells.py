@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.report.grids import arrange_rows
+from tpbench.report.arrange import arrange_rows
 from tpbench.report.records import caveat_mark
 from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads

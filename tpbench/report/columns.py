@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.grids import RecordGrid, arrange_rows
+from tpbench.report.arrange import arrange_rows
+from tpbench.report.grids import RecordGrid
 from tpbench.report.metric import ratio_text
 from tpbench.report.records import MISSING, Record, column_label, mark_meanings, status_marks, value_text
 from tpbench.report.study import OF_BEST, compared_with_best, studies, value_of

@@ -10,19 +10,20 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 
 from tpbench.report import plots, render, writer
 from tpbench.report.agreement import frame_warnings
-from tpbench.report.available import require_values
+from tpbench.report.arrange import arrange_rows
 from tpbench.report.columns import column_tables, parse_columns
 from tpbench.report.documents import write_documents
-from tpbench.report.grids import arrange_rows
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.output_format import format_of
 from tpbench.report.pivot import pivot
 from tpbench.report.pivot_report import PivotReport
 from tpbench.report.repeat import repeat
+from tpbench.report.rows import require_values
 from tpbench.report.selection import add_filters, selected_rows
 from tpbench.report.study import check_study, studies, study_csv, study_document, study_picture, study_tables
 from tpbench.settings import JobError, unknown
@@ -110,38 +111,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _content(asked: argparse.Namespace) -> str | bytes:
     """Return the report as text, or as the bytes of a picture."""
-    is_picture = asked.format in PICTURES
     columns = None if asked.columns is None else parse_columns(asked.columns)
-    if columns and asked.format not in STUDIES:
-        raise JobError(f"--columns is for --format {', '.join(STUDIES)}")
-    is_metric_table = asked.format in TABLES and not columns and asked.study is None
-    if (asked.floor or asked.transpose) and not is_metric_table:
-        raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
-    if asked.study is not None:
-        check_study(asked.study)
-        if asked.plot is not None or asked.format not in (*STUDIES, *PICTURES):
-            valid = ", ".join((*STUDIES, *PICTURES))
-            raise JobError(f"--study is for --format {valid}; a page has the studies that its rows allow")
-    elif is_picture != (asked.plot is not None):
-        raise JobError("a picture needs both: --format png or svg, and --plot NAME")
-    elif is_picture and asked.plot not in plots.PLOTS:
-        raise JobError(unknown("plot", asked.plot, plots.PLOTS))
-    if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
-        raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
+    _check(asked, with_columns=bool(columns))
     frame = selected_rows(asked)
-    if asked.study is not None and is_picture:
-        return plots.study_picture(study_picture(frame, asked.study), asked.study, asked.format)
     if columns or asked.study is not None:
-        if asked.study is not None:
-            frame = frame[frame["workload"].isin(studies()[asked.study])]
-        if columns:
-            tables = column_tables(frame, columns, asked.study, all_rows=asked.all)
-        else:
-            tables = study_tables(frame, asked.study, all_rows=asked.all)
-        warnings = frame_warnings(frame, all_rows=asked.all)
-        _warn(warnings, asked)
-        return STUDIES[asked.format](tables, warnings)
-    if is_picture:
+        return _study(frame, columns, asked)
+    if asked.format in PICTURES:
         return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=asked.all), asked.plot, asked.format)
     if asked.metric is not None:
         require_values(frame, metric(asked.metric))
@@ -157,6 +132,42 @@ def _content(asked: argparse.Namespace) -> str | bytes:
             render.show(render.text(report), console)
         return capture.get()
     return TABLES[asked.format](report)
+
+
+def _check(asked: argparse.Namespace, *, with_columns: bool) -> None:
+    """Raise JobError for options that do not fit together."""
+    is_picture = asked.format in PICTURES
+    if with_columns and asked.format not in STUDIES:
+        raise JobError(f"--columns is for --format {', '.join(STUDIES)}")
+    is_metric_table = asked.format in TABLES and not with_columns and asked.study is None
+    if (asked.floor or asked.transpose) and not is_metric_table:
+        raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
+    if asked.study is not None:
+        check_study(asked.study)
+        if asked.plot is not None or asked.format not in (*STUDIES, *PICTURES):
+            valid = ", ".join((*STUDIES, *PICTURES))
+            raise JobError(f"--study is for --format {valid}; a page has the studies that its rows allow")
+    elif is_picture != (asked.plot is not None):
+        raise JobError("a picture needs both: --format png or svg, and --plot NAME")
+    elif is_picture and asked.plot not in plots.PLOTS:
+        raise JobError(unknown("plot", asked.plot, plots.PLOTS))
+    if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
+        raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
+
+
+def _study(frame: pd.DataFrame, columns: Sequence[str] | None, asked: argparse.Namespace) -> str | bytes:
+    """Return the tables of chosen columns or of a study, or its picture."""
+    if asked.study is not None and asked.format in PICTURES:
+        return plots.study_picture(study_picture(frame, asked.study), asked.study, asked.format)
+    if asked.study is not None:
+        frame = frame[frame["workload"].isin(studies()[asked.study])]
+    if columns:
+        tables = column_tables(frame, columns, asked.study, all_rows=asked.all)
+    else:
+        tables = study_tables(frame, asked.study, all_rows=asked.all)
+    warnings = frame_warnings(frame, all_rows=asked.all)
+    _warn(warnings, asked)
+    return STUDIES[asked.format](tables, warnings)
 
 
 def _warn(warnings: Sequence[str], asked: argparse.Namespace) -> None:

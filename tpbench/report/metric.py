@@ -32,7 +32,7 @@ class Metric:
     """-1: less is better. 1: more is better. 0: neither, and no ratio is shown."""
     ratio: str
     """Meaning of "2.00x" beside a value."""
-    of_wrong: bool
+    shown_if_wrong: bool
     """True for results of the oracle: they are shown of cells that failed its check, too."""
 
     @property
@@ -63,11 +63,11 @@ class Metric:
 
 def metric(name: str) -> Metric:
     """Return the metric of that name, of any row or of one workload. Raises JobError that lists the valid names."""
-    special = _special()
-    if name not in METRICS and name not in special:
+    of_workloads = _of_workloads()
+    if name not in METRICS and name not in of_workloads:
         raise JobError(unknown("metric", name, metrics_of_all()))
     column = all_columns()[name]
-    better = special.get(name, -1 if name in _LESS_IS_BETTER else 1 if name in _MORE_IS_BETTER else 0)
+    better = of_workloads.get(name, -1 if name in _LESS_IS_BETTER else 1 if name in _MORE_IS_BETTER else 0)
     ratio = {-1: "twice the least of its line", 0: "", 1: "half the best of its line"}[better]
     ratio = _LESS_IS_BETTER.get(name, ratio)
     return Metric(name, column.doc, column.unit, better, ratio, name in _ORACLE)
@@ -75,10 +75,10 @@ def metric(name: str) -> Metric:
 
 def metrics_of_all() -> list[str]:
     """Return the names of all metrics, those of single workloads last."""
-    return list(dict.fromkeys((*METRICS, *_special())))
+    return list(dict.fromkeys((*METRICS, *_of_workloads())))
 
 
-def _special() -> dict[str, int]:
+def _of_workloads() -> dict[str, int]:
     """Return the metrics that workloads add, each with the sign of `Metric.better`."""
     return {each: better for workload in workloads().values() for each, better in workload.metrics.items()}
 

@@ -1,4 +1,4 @@
-"""Where a report goes: to the screen or to a file, whose suffix can name the format."""
+"""Output of a report to the screen or to a file, whose suffix can name the format."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pandas as pd
 
 from tpbench.report.agreement import disagreements, printed
-from tpbench.report.grids import GridRow, RecordGrid, RecordGrids, arrange_rows
+from tpbench.report.arrange import arrange_rows
+from tpbench.report.grids import GridRow, RecordGrid, RecordGrids
 from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.metric import Metric, metric
 from tpbench.report.mixing import mixing_note
@@ -131,7 +132,7 @@ def _line(row: GridRow, shown: Metric) -> PivotLine:
 
 def _cell(record: Record, shown: Metric) -> PivotCell:
     status = value_text(record["status"])
-    has_value = status == "ok" or (status == "wrong" and shown.of_wrong)
+    has_value = status == "ok" or (status == "wrong" and shown.shown_if_wrong)
     value = record[shown.name] if has_value else None
     remarks = ""
     if value is not None:

@@ -1,4 +1,4 @@
-"""Reading of the rows that a command was pointed at. Warnings about files go to stderr."""
+"""Rows that a command was pointed at. Warnings about files go to stderr."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from tpbench.report.metric import Metric, metrics_of_all
 from tpbench.results.read import RowWarning, load
 from tpbench.settings import JobError
 
@@ -25,3 +26,12 @@ def read_rows(places: Sequence[str]) -> pd.DataFrame:
     if frame.empty:
         raise JobError(f"no rows in {', '.join(places)}: run `python -m tpbench ...` first")
     return frame
+
+
+def require_values(frame: pd.DataFrame, shown: Metric, where: str = "") -> None:
+    """Raise JobError if no correct row has the metric. If no row is correct, a report shows the failures."""
+    measured = frame[frame["status"] == "ok"]
+    present = [name for name in metrics_of_all() if name in measured and measured[name].notna().any()]
+    if measured.empty or shown.name in present:
+        return
+    raise JobError(f"no row{where and f' of {where}'} has {shown.name} ({shown.doc}); they have: {', '.join(present)}")

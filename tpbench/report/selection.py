@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Sequence
 
 import pandas as pd
 
-from tpbench.report.conditions import parse_conditions, values_of
 from tpbench.report.records import value_text
 from tpbench.report.rows import read_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
@@ -51,3 +52,21 @@ def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:
         if value not in set(texts):
             raise JobError(f"in these rows, {unknown(name, value, set(texts[frame[name].notna()]))}")
     return frame[texts.isin(wanted)]
+
+
+def parse_conditions(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return name and value of each condition of `--only`.
+
+    Raises JobError with the right line for one without an equals sign.
+    """
+    for name, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        if "=" not in name:
+            value = "" if "=" in following else following
+            right = f"{name}={value or 'VALUE'}"
+            raise JobError(f"--only {f'{name} {value}'.strip()}: the equals sign is missing: write --only {right}")
+    return [(name, value) for name, _, value in (each.partition("=") for each in arguments)]
+
+
+def values_of(text: str, present: set[str]) -> list[str]:
+    """Return the values that a condition names: the whole text if rows have it, else its parts between commas."""
+    return [text] if text in present or "," not in text else text.split(",")

@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 
 from tpbench.report import writer
+from tpbench.report.arrange import arrange_rows
 from tpbench.report.comparable import comparable
-from tpbench.report.grids import RecordGrid, arrange_rows
+from tpbench.report.grids import RecordGrid
 from tpbench.report.metric import metric, number, ratio_text
 from tpbench.report.points import compared_key, points_picture
 from tpbench.report.records import (

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from tpbench.report.grids import GridRow, RecordGrid, heading
+from tpbench.report.grids import GridRow, RecordGrid
 from tpbench.report.interleaved import interleaved_ratio
-from tpbench.report.metric import number
 from tpbench.report.mixing import PROVENANCE, mixed
 from tpbench.report.ratio import Ratio, ratio
-from tpbench.report.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks, value_text
+from tpbench.report.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks
 
 CLOCKS = {"device_ms": "device", "time_ms": "wall"}
 """Columns of times, the leading one first, with the names of their clocks."""
@@ -161,79 +158,6 @@ def _weight(verdict: Verdict) -> tuple[bool, float]:
     return (verdict.runner_up is not None, verdict.time_ms)
 
 
-def answer(found: Sequence[Verdict]) -> str:
-    """Return one sentence: the fastest variant, its share of the floor, and its distance to the next variant.
-
-    Problems with a single measured cell do not count, unless there are no others.
-    """
-    compared_ones = [each for each in found if each.runner_up]
-    decided = [(each, each.fastest) for each in compared_ones or found]
-    won = Counter(value_text(fastest.record["variant"]) for _, fastest in decided if fastest)
-    if not won:
-        return "No row is both correct and a measurement."
-    (winner, count), *others = won.most_common()
-    of_winner = [(each, fastest) for each, fastest in decided if fastest and _variant(fastest) == winner]
-    clocks = {CLOCKS[each.clock] for each, _ in of_winner}
-    total = sum(won.values())
-    where = "" if total == 1 else f" in {'all' if count == total else f'{count} of'} {total} problems"
-    middle = " (medians)" if count > 1 else ""
-    words = [f"Fastest: {winner}{where}"]
-    floors = [fastest.record["fraction_of_floor"] for _, fastest in of_winner]
-    if known := [share for share in floors if share is not None]:
-        words.append(f"{100 * median(known):.0f}% of the floor")
-    behind = [(each.runner_up, each) for each, _ in of_winner]
-    compared = [(other, float(other.record[each.clock]) / each.time_ms) for other, each in behind if other]
-    if compared:
-        names = Counter(_variant(other) for other, _ in compared)
-        times = median(factor for _, factor in compared)
-        next_name = names.most_common(1)[0][0] if len(names) == 1 else "the next variant"
-        words.append(f"{_times(times)} faster than {next_name}")
-    sentence = f"{', '.join(words)}{middle if len(words) > 1 else ''}, by {' or '.join(sorted(clocks))} time"
-    rest = ", ".join(f"{name} in {number_of}" for name, number_of in others[:3])
-    more = sum(number_of for _, number_of in others[3:])
-    return f"{sentence}{f'; {rest}' if rest else ''}{f', others in {more}' if more else ''}."
-
-
-def _variant(cell: Timed) -> str:
-    return value_text(cell.record["variant"])
-
-
-def _times(factor: float) -> str:
-    return f"{factor:.2f} times" if factor < 1.1 else f"{factor:.1f} times" if factor < 10 else f"{factor:.0f} times"
-
-
-def disagreement(found: Sequence[Verdict]) -> str:
-    """Return a sentence about the problems in which wall time and device time name different winners, or nothing."""
-    differing = [each for each in found if "wall differs" in each.doubts]
-    if not differing:
-        return ""
-    most = max(differing, key=lambda each: each.time_ms)
-    grids = list({id(each.grid): each.grid for each in found}.values())
-    where = group_names(grids)[grids.index(most.grid)]
-    fastest = most.fastest
-    assert fastest is not None
-    wall = next(each for each in most.order if each.column == most.wall_fastest)
-    return (
-        f"The clocks disagree in {len(differing)} of {len(found)} problems. The longest is "
-        f"{where}{', ' if where else ''}{most.problem}: by device "
-        f"time {fastest.column} ({number(most.time_ms)} ms, wall {number(fastest.record['time_ms'])} ms), by wall time "
-        f"{wall.column} ({number(wall.record['time_ms'])} ms, device {number(wall.record[most.clock])} ms)."
-    )
-
-
-def group_names(grids: Sequence[RecordGrid]) -> list[str]:
-    """Return for each grid the facts that not all grids share, as one line."""
-    shared = shared_facts(grids)
-    return [heading({name: text for name, text in grid.facts.items() if name not in shared}) for grid in grids]
-
-
-def shared_facts(grids: Sequence[RecordGrid]) -> dict[str, str]:
-    """Return the facts that all grids have in common."""
-    if not grids:
-        return {}
-    return {name: text for name, text in grids[0].facts.items() if all(each.facts.get(name) == text for each in grids)}
-
-
-def provenance_columns() -> tuple[str, ...]:
+def verdict_columns() -> tuple[str, ...]:
     """Return the columns that records need for a verdict, besides times."""
     return (*PROVENANCE, "beside", "fraction_of_floor", "peak_gib", *CLOCKS, *_SAMPLES.values())

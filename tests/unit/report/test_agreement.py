@@ -3,7 +3,7 @@
 import pytest
 
 from tpbench.report.agreement import disagreeing_rows, disagreements, equal_problems, frame_warnings
-from tpbench.report.grids import arrange_rows
+from tpbench.report.arrange import arrange_rows
 from tpbench.report.records import problem_identity
 from tpbench.workloads import workloads
 

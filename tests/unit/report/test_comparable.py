@@ -4,9 +4,9 @@ import pytest
 
 from tests.support.planned import job
 from tpbench.report import render
+from tpbench.report.arrange import arrange_rows
 from tpbench.report.columns import column_tables
 from tpbench.report.compare.pairs import pair_cells
-from tpbench.report.grids import arrange_rows
 from tpbench.report.pivot import pivot
 from tpbench.report.study import study_tables
 

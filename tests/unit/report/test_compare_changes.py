@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from tpbench.report.compare import changes, conditions, method, uncertainty
-from tpbench.report.compare.changes import CellChange, Comparison, compare_cells, verdicts
+from tpbench.report.compare.changes import CellChange, Comparison, compare_cells, verdict_words
 from tpbench.report.compare.pairs import CellPair
 from tpbench.report.compare.uncertainty import Difference, Observation, Scatter
 from tpbench.report.compare.unpaired import explain_unpaired
@@ -107,7 +107,7 @@ def test_a_difference_of_exactly_the_threshold_is_the_same():
     ],
 )
 def test_words_for_a_ratio_above_and_below_one(name, words):
-    assert verdicts(metric(name)) == words
+    assert verdict_words(metric(name)) == words
 
 
 def test_memory_counts_from_a_mebibyte_on():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tpbench.report import verdicts
+from tpbench.report import answers
 from tpbench.report.agreement import _far_apart
 from tpbench.report.interleaved import abba_ratio, averages_below_interval, interleaved_ratio
 from tpbench.report.metric import Metric, metric, number, ratio_text
@@ -48,7 +48,7 @@ def test_a_ratio_is_that_to_the_best_sound_value():
 
 
 @pytest.mark.parametrize(
-    ("name", "better", "ratio", "of_wrong"),
+    ("name", "better", "ratio", "shown_if_wrong"),
     [
         ("time_ms", -1, "twice the fastest of its line", False),
         ("device_p95_ms", -1, "twice the fastest of its line", False),
@@ -59,9 +59,9 @@ def test_a_ratio_is_that_to_the_best_sound_value():
         ("tokens_per_s", 1, "half the best of its line", False),
     ],
 )
-def test_metrics(name, better, ratio, of_wrong):
+def test_metrics(name, better, ratio, shown_if_wrong):
     found = metric(name)
-    assert (found.better, found.ratio, found.of_wrong) == (better, ratio, of_wrong)
+    assert (found.better, found.ratio, found.shown_if_wrong) == (better, ratio, shown_if_wrong)
 
 
 # Rounds of interleaved cells
@@ -156,7 +156,7 @@ def test_a_missing_value_is_no_other_host():
     ("factor", "text"), [(1.099, "1.10 times"), (1.1, "1.1 times"), (9.9, "9.9 times"), (10, "10 times")]
 )
 def test_times(factor, text):
-    assert verdicts._times(factor) == text
+    assert answers._times(factor) == text
 
 
 def test_the_farthest_outliers_are_drawn_and_long_names_are_cut():

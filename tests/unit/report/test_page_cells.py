@@ -9,10 +9,10 @@ import pytest
 
 from tests.unit.report.test_compare_changes import pair, record, slower
 from tpbench.report import documents
+from tpbench.report.arrange import arrange_rows
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import compare_cells
 from tpbench.report.documents import write_documents
-from tpbench.report.grids import arrange_rows
 from tpbench.report.metric import metric
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.page.tables import (

@@ -23,7 +23,7 @@ def record(**fields):
     ],
 )  # fmt: skip
 def test_only_an_error_is_shown_of_a_wrong_row(name, status, value):
-    assert metric("loss_error").of_wrong and not metric("time_ms").of_wrong
+    assert metric("loss_error").shown_if_wrong and not metric("time_ms").shown_if_wrong
     found = _cell(record(status=status, interpreted=True), metric(name))
     assert found.value == value and found.mark == ("*" if value else "")
     assert _cell(record(status=status), metric(name)).mark == ""

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report import plots
+from tpbench.report.arrange import arrange_rows
 from tpbench.report.command import main
-from tpbench.report.grids import arrange_rows
 from tpbench.report.plots import samples as samples_plot
 from tpbench.report.plots import speedups as speedups_plot
 from tpbench.report.plots import style

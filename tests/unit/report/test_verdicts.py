@@ -4,9 +4,10 @@ import pytest
 
 from tpbench.report import mixing
 from tpbench.report.agreement import disagreeing_rows
-from tpbench.report.grids import arrange_rows
+from tpbench.report.answers import answer, disagreement
+from tpbench.report.arrange import arrange_rows
 from tpbench.report.pivot import pivot
-from tpbench.report.verdicts import DOUBTS, answer, disagreement, provenance_columns, selected, verdicts
+from tpbench.report.verdicts import DOUBTS, selected, verdict_columns, verdicts
 from tpbench.workloads import workloads
 
 STEADY = [1.0 + 0.001 * at for at in range(12)]
@@ -17,7 +18,7 @@ def judge(frame):
     """Return a function that returns the verdicts of all added rows."""
 
     def judge():
-        arranged = arrange_rows(frame(), provenance_columns())
+        arranged = arrange_rows(frame(), verdict_columns())
         disputed = disagreeing_rows(list(arranged.records), workloads())
         return [each for grid in arranged.grids for each in verdicts(grid, disputed)]
 

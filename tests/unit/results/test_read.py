@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tpbench
 from tests.support.command import ROOT
-from tpbench.report.grids import arrange_rows
+from tpbench.report.arrange import arrange_rows
 from tpbench.results import read, upgrade
 from tpbench.results.checksum import has_checksum, is_damaged, with_checksum
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME

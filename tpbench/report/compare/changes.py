@@ -94,7 +94,7 @@ class Comparison:
         )
 
 
-def verdicts(shown: Metric) -> tuple[str, str, str, str]:
+def verdict_words(shown: Metric) -> tuple[str, str, str, str]:
     """Return the words for a ratio above 1 and below 1, then those for bad and good, empty if neither is."""
     if shown.better == 0:
         return HIGHER, LOWER, "", ""
@@ -190,7 +190,7 @@ def _conclude(change: CellChange, p: float, shown: Metric, threshold: float) -> 
         return replace(change, p=p)
     if p >= ALPHA:
         return replace(change, verdict=UNCLEAR, p=p)
-    above, below, _, _ = verdicts(shown)
+    above, below, _, _ = verdict_words(shown)
     return replace(change, verdict=above if ratio.value > 1 else below, p=p)
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpbench.report.available import require_values
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import INCOMPARABLE, Comparison, compare_cells
 from tpbench.report.compare.conditions import ACROSS
@@ -18,6 +17,7 @@ from tpbench.report.compare.sides import read_sides
 from tpbench.report.compare.unpaired import explain_unpaired
 from tpbench.report.metric import METRICS, counted, metric
 from tpbench.report.output_format import print_or_write
+from tpbench.report.rows import require_values
 from tpbench.settings import JobError, unknown
 
 FORMATS = {

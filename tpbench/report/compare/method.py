@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpbench.report.compare.changes import ALPHA, SAME, UNCLEAR, Comparison, verdicts
+from tpbench.report.compare.changes import ALPHA, SAME, UNCLEAR, Comparison, verdict_words
 from tpbench.report.compare.uncertainty import LEAST_SPREAD, is_counted
 from tpbench.report.ratio import CONFIDENCE
 
@@ -19,7 +19,7 @@ FALSE_ALARMS = (
 
 def method(comparison: Comparison) -> list[str]:
     """Return what the verdicts mean, how runs scatter, and the false-alarm rate."""
-    above, below, _, _ = verdicts(comparison.metric)
+    above, below, _, _ = verdict_words(comparison.metric)
     tested = comparison.tested
     name = comparison.metric.name
     sentences = [

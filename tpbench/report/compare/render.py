@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tpbench.report import writer
-from tpbench.report.compare.changes import FAILS, INCOMPARABLE, CellChange, Comparison, verdicts
+from tpbench.report.compare.changes import FAILS, INCOMPARABLE, CellChange, Comparison, verdict_words
 from tpbench.report.compare.method import method
 from tpbench.report.metric import counted
 from tpbench.report.records import MISSING
@@ -101,7 +101,7 @@ def page(comparison: Comparison) -> str:
     from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable
     from tpbench.report.page.template import render_page
 
-    _, _, bad, good = verdicts(comparison.metric)
+    _, _, bad, good = verdict_words(comparison.metric)
     kinds = {bad: "bad", FAILS: "bad", good: "best"}
     shared = shared_notes(comparison)
     rows = []

@@ -23,7 +23,7 @@ INDEX = "index.html"
 
 @dataclass(frozen=True)
 class EntryPart:
-    """What the site's first page says about one entry."""
+    """One entry on the site's first page."""
 
     entry: Entry
     rows: str

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from tpbench.report.agreement import disagreeing_rows
+from tpbench.report.arrange import arrange_rows
 from tpbench.report.gallery.entry import Entry
-from tpbench.report.grids import arrange_rows
 from tpbench.report.page.machines import FACTS
 from tpbench.report.records import MISSING, Record, column_label, problem_identity, value_text
-from tpbench.report.verdicts import Verdict, provenance_columns, verdicts
+from tpbench.report.verdicts import Verdict, verdict_columns, verdicts
 from tpbench.results.schema import workload_columns
 from tpbench.workloads import workloads
 
@@ -69,7 +69,7 @@ def measured_problems(entries: Sequence[Entry]) -> tuple[list[Machine], list[Pro
     problems: dict[tuple[str, ProblemKey], Problem] = {}
     own = {name for columns in workload_columns().values() for name in columns}
     for entry in entries:
-        arranged = arrange_rows(entry.frame, [*FACTS, *provenance_columns(), *own])
+        arranged = arrange_rows(entry.frame, [*FACTS, *verdict_columns(), *own])
         disputed = disagreeing_rows(list(arranged.records), workloads())
         columns: dict[str, int] = {}
         for grid in arranged.grids:

@@ -11,7 +11,9 @@ import pandas as pd
 
 from tpbench.report import interleaved, ratio
 from tpbench.report.agreement import disagreeing_rows
-from tpbench.report.grids import RecordGrid, arrange_rows, heading
+from tpbench.report.answers import answer, disagreement, group_names, shared_facts
+from tpbench.report.arrange import arrange_rows
+from tpbench.report.grids import RecordGrid, heading
 from tpbench.report.metric import METRICS, counted, metric
 from tpbench.report.mixing import mixing_note
 from tpbench.report.page import tables
@@ -26,24 +28,13 @@ from tpbench.report.pivot import tabulate
 from tpbench.report.plots import timeline
 from tpbench.report.records import Record
 from tpbench.report.samples import OUTLIER
-from tpbench.report.verdicts import (
-    CLOCKS,
-    DOUBTS,
-    GOOD,
-    Verdict,
-    answer,
-    disagreement,
-    group_names,
-    provenance_columns,
-    shared_facts,
-    verdicts,
-)
+from tpbench.report.verdicts import CLOCKS, DOUBTS, GOOD, Verdict, verdict_columns, verdicts
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.workloads import workloads
 
 _METRICS = ("device_ms", "time_ms", "fraction_of_floor", "peak_gib")
 _COLUMNS = (
-    *METRICS, *FACTS, *provenance_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
+    *METRICS, *FACTS, *verdict_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
     "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
 )  # fmt: skip
 _FIGURES = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpbench.report.answers import group_names
 from tpbench.report.metric import number, ratio_text
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.page.chart import marker_svg
 from tpbench.report.page.looks import Looks
 from tpbench.report.pivot_report import FailureGroup
-from tpbench.report.verdicts import GOOD, Verdict, group_names, selected
+from tpbench.report.verdicts import GOOD, Verdict, selected
 
 _COLUMNS = ("fastest", "device time", "wall time", "runner-up", "of floor", "memory", "trust")
 NO_MEMORY_GIB = 0.001
