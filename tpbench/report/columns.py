@@ -1,4 +1,4 @@
-"""Tables of chosen columns: a line for each cell, with columns of its row and ratios of two columns."""
+"""Tables of the columns, and ratios of two columns, that a user chose: a line for each cell."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import replace
 import pandas as pd
 
 from tpbench.report.arrange import arrange_rows
-from tpbench.report.grids import RecordGrid
-from tpbench.report.metric import ratio_text
-from tpbench.report.records import MISSING, Record, column_label, mark_meanings, status_marks, value_text
-from tpbench.report.study import OF_BEST, compared_with_best, studies, value_of
+from tpbench.report.cell_table import cell_table, filled_columns
+from tpbench.report.study import studies
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Study, workloads
@@ -43,61 +41,10 @@ def column_tables(
     if not grids:
         raise JobError(f"no rows for the study {study}, which is of {', '.join(known)}")
     tables = [
-        _table(grid, replace(known[grid.workload], columns=filled))
+        cell_table(grid, replace(known[grid.workload], columns=tuple(names)), compact=True)
         for grid in grids
-        if (filled := _filled(grid, names))
+        if filled_columns(grid, names)
     ]
     if not tables:
         raise JobError(f"these rows have no {' and no '.join(names)}")
     return tables
-
-
-def _filled(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names for which some record of the grid has a value."""
-    cells = list(grid.cells())
-    return tuple(name for name in names if any(_text(name, cell.record) != MISSING for cell in cells))
-
-
-def _table(grid: RecordGrid, study: Study) -> StudyTable:
-    """Return the table of one grid. Keys with one value stand in its heading."""
-    values = [{row.key[at] for row in grid.rows} for at in range(len(grid.key_names))]
-    shown = [at for at, distinct in enumerate(values) if len(distinct) > 1]
-    shared = {
-        column_label(name): value_text(*distinct)
-        for name, distinct in zip(grid.key_names, values, strict=True)
-        if len(distinct) == 1 and distinct != {None}
-    }
-    cells, compared = list(grid.cells()), compared_with_best(grid, study)
-    marks = [status_marks(cell.record, study.columns) for cell in cells]
-    statuses = [f"{value_text(cell.record['status'])}{mark}" for cell, mark in zip(cells, marks, strict=True)]
-    has_status = set(statuses) != {"ok"}
-    rows = [
-        (
-            *(value_text(cell.key[at]) for at in shown),
-            cell.column,
-            *((status,) if has_status else ()),
-            *compared[at : at + 1],
-            *(_text(name, cell.record) for name in study.columns),
-        )
-        for at, (cell, status) in enumerate(zip(cells, statuses, strict=True))
-    ]
-    columns = (
-        *(column_label(grid.key_names[at]) for at in shown),
-        "variant",
-        *(("status",) if has_status else ()),
-        *((OF_BEST,) if compared else ()),
-        *study.columns,
-    )
-    heading = ", ".join((grid.heading, *(f"{name}={value}" for name, value in shared.items())))
-    return StudyTable(heading, columns, tuple(rows), {**grid.facts, **shared}, mark_meanings("".join(marks)))
-
-
-def _text(name: str, record: Record) -> str:
-    """Return a value of a row, or the ratio of two values as "2.00x"."""
-    above, _, below = name.partition("/")
-    if not below:
-        return value_of(name, record)
-    try:
-        return ratio_text(float(record[above]) / float(record[below]))
-    except (TypeError, ValueError, ZeroDivisionError):  # a value is missing, text or 0
-        return MISSING

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,33 +11,17 @@ import pandas as pd
 
 from tpbench.report import writer
 from tpbench.report.arrange import arrange_rows
+from tpbench.report.cell_table import cell_table
 from tpbench.report.comparable import comparable
-from tpbench.report.grids import RecordGrid
-from tpbench.report.metric import metric, number, ratio_text
-from tpbench.report.points import compared_key, points_picture
+from tpbench.report.points import points_picture
 from tpbench.report.records import (
-    MISSING,
     Record,
-    column_label,
-    is_measurement,
-    mark_meanings,
-    status_marks,
-    value_text,
 )
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Picture, StudyTable
-
-OF_BEST = "of best"
-"""Name of the column that compares a cell with the best."""
-
-
-@functools.cache
-def percentage_columns() -> frozenset[str]:
-    """Return the columns that are written as percentages."""
-    return frozenset({"fraction_of_floor"}.union(*(each.percentages for each in workloads().values())))
 
 
 def studies() -> dict[str, dict[str, Study]]:
@@ -64,7 +47,7 @@ def study_tables(frame: pd.DataFrame, name: str, *, all_rows: bool = False) -> l
     if not computed:
         columns = dict.fromkeys(each for study in by_workload.values() for each in (*study.columns, *study.best_by))
         grids = arrange_rows(frame, columns, all_rows=all_rows).grids
-        tables = [grid_table(grid, by_workload[grid.workload]) for grid in grids if grid.workload in by_workload]
+        tables = [cell_table(grid, by_workload[grid.workload]) for grid in grids if grid.workload in by_workload]
     if not tables:
         raise JobError(f"no rows for the study {name}, which is of {', '.join(by_workload)}")
     return tables
@@ -106,55 +89,6 @@ def _printable(table: StudyTable) -> StudyTable:
         facts={name: printable(value) for name, value in table.facts.items()},
         notes=tuple(printable(note, 400) for note in table.notes),
     )
-
-
-def grid_table(grid: RecordGrid, study: Study) -> StudyTable:
-    """Return a line for each cell of a grid, with the columns of the study."""
-    shown, compared = filled_columns(grid, study), compared_with_best(grid, study)
-    rows, marks = [], ""
-    for at, cell in enumerate(grid.cells()):
-        mark = status_marks(cell.record, shown)
-        marks += mark
-        numbers = [value_of(name, cell.record) for name in shown]
-        status = f"{value_text(cell.record['status'])}{mark}"
-        rows.append((*map(value_text, cell.key), cell.column, status, *compared[at : at + 1], *numbers))
-    columns = (*map(column_label, grid.key_names), "variant", "status", *([OF_BEST] if compared else ()), *shown)
-    return StudyTable(grid.heading, columns, tuple(rows), grid.facts, mark_meanings(marks))
-
-
-def compared_with_best(grid: RecordGrid, study: Study) -> list[str]:
-    """Return for each cell how many times worse it is than the best with which it is compared.
-
-    Only correct and measured cells are compared. The list is empty if the study has no column to compare.
-    """
-    cells = list(grid.cells())
-    name = next((each for each in study.best_by if any(cell.record.get(each) is not None for cell in cells)), None)
-    if name is None:
-        return []
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for at, cell in enumerate(cells):
-        if is_measurement(cell.record) and cell.record.get(name) is not None:
-            groups.setdefault(compared_key(grid, study, cell), []).append(at)
-    compared = [MISSING] * len(cells)
-    for group in groups.values():
-        ratios = metric(name).ratios([float(cells[at].record[name]) for at in group])
-        for at, ratio in zip(group, ratios, strict=True):
-            compared[at] = MISSING if ratio is None else ratio_text(ratio)
-    return compared
-
-
-def filled_columns(grid: RecordGrid, study: Study) -> tuple[str, ...]:
-    """Return the columns of the study for which some record has a value."""
-    records = [cell.record for cell in grid.cells()]
-    return tuple(name for name in study.columns if any(record.get(name) is not None for record in records))
-
-
-def value_of(name: str, record: Record) -> str:
-    """Return a value of a row as a table prints it."""
-    value = record.get(name)
-    if isinstance(value, float):
-        return f"{100 * value:.1f}%" if name in percentage_columns() else number(value)
-    return value_text(value)
 
 
 def study_document(tables: Sequence[StudyTable], warnings: Sequence[str] = ()) -> writer.TextDocument:

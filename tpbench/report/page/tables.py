@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tpbench.report.cell_table import OF_BEST, compared_with_best, filled_columns, percentage_columns
 from tpbench.report.grids import RecordGrid
 from tpbench.report.metric import Metric, metric
 from tpbench.report.mixing import mixing_note
@@ -18,7 +19,6 @@ from tpbench.report.ratio import clean
 from tpbench.report.records import Record, column_label, mark_meanings, value_text
 from tpbench.report.repeat_command import row_command
 from tpbench.report.samples import CLOCKS, measured_cells, outliers, speedups
-from tpbench.report.study import OF_BEST, compared_with_best, filled_columns, percentage_columns
 from tpbench.results.schema import all_columns, workload_columns
 from tpbench.settings import JobError
 from tpbench.workloads import Study
@@ -131,7 +131,7 @@ def failure_table(grid: RecordGrid) -> PageTable:
 def study_table(grid: RecordGrid, name: str, study: Study) -> PageTable:
     """Return the numbers of a study for every cell."""
     compared = compared_with_best(grid, study)
-    return replace(_cell_table(grid, filled_columns(grid, study), f"study {name}", compared), digits="none")
+    return replace(_cell_table(grid, filled_columns(grid, study.columns), f"study {name}", compared), digits="none")
 
 
 def complete_table(grid: RecordGrid) -> PageTable:
