@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,8 @@ class Picture:
     are not joined."""
     doubling: tuple[float, ...] = ()
     """Values of x that the axis marks, at equal distances if each is twice the one before. Empty: a linear axis."""
+
+
+def oldest_first(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return rows in the order in which their jobs started, after those without a time."""
+    return sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0))

@@ -1,8 +1,5 @@
 """Study `crossover`: speed-ups over the dense exchange by density, and the density at which dense becomes faster.
 
-Rows are comparable if they agree in the columns of `GROUP`: one table, world size, distribution and kind of machine,
-under one driver, NCCL and torch. They differ in how many rows are touched. Dates, hosts and versions of tpbench may
-differ, because the newest row of a cell counts. Device times are used if there are any. Interpreted rows are left out.
 A last column has the crossovers by wall clock, which includes the host's search for the touched rows.
 """
 
@@ -12,56 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any
 
-from tpbench.settings import added_defaults
 from tpbench.workloads.embedding_grad import crossover
-from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
+from tpbench.workloads.embedding_grad.density_times import DENSE, DensityTime, GroupKey, Row, density_times, facts_of
 from tpbench.workloads.study_data import Panel, Picture, Series, StudyTable, VerticalLine
 
-DENSE = "dense_reduce_scatter"
 PREDICTED = "sparse_all_to_all"
 """Variant that the formula of the crossover describes: a gather, all-to-alls and a merge."""
-SOFTWARE = {"driver_version": "driver", "nccl_version": "NCCL", "torch_version": "torch"}
-"""Columns with versions on which a time may depend, with their names. The version of torch includes that of CUDA."""
-GROUP = (
-    "hardware", "software", "dtype", "table_rows", "width", "dp_size", "distribution", "overlap_ms", "transfers",
-    "index", "other_mib", "transfer_order",
-)  # fmt: skip
-"""Columns that must agree for times to be compared over densities. (Of skewed rows, the busiest rank has more.)"""
-OPTIONS = {"merge": "triton", "search": "auto", "pinned": True, "graph": False}
-"""Options that make another column of a variant, with the value that is not mentioned."""
-
-Row: TypeAlias = Mapping[str, Any]
-GroupKey: TypeAlias = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class DensityTime:
-    """Time of one variant at one density."""
-
-    group: GroupKey
-    """Values of the columns of `GROUP`."""
-    variant: str
-    """The variant and the options that it was run with."""
-    density: float
-    ms: float
-    dense_ms: float | None
-    """Time of the dense reduce-scatter, if any was measured in the group."""
-    wall_ms: float
-    dense_wall_ms: float | None
-    predicted: float | None
-    """Density of the crossover by the formula."""
-
-    @property
-    def speedup(self) -> float | None:
-        """Ratio of the dense time and this one."""
-        return None if self.dense_ms is None else self.dense_ms / self.ms
-
-    @property
-    def wall_speedup(self) -> float | None:
-        """The same ratio of wall times."""
-        return None if self.dense_wall_ms is None else self.dense_wall_ms / self.wall_ms
 
 
 @dataclass(frozen=True)
@@ -111,7 +66,7 @@ def picture(rows: Sequence[Row]) -> Picture | None:
     If some exchanges ran alone, those beside a stand-in backward are left out: their time is mostly the stand-in's.
     """
     times = [each for each in density_times(rows) if each.speedup is not None]
-    alone = [each for each in times if not _facts(each.group)["overlap_ms"]]
+    alone = [each for each in times if not facts_of(each.group)["overlap_ms"]]
     times = alone or times
     groups = _by_group(times)
     groups = {group: found for group, found in groups.items() if len({each.density for each in found}) > 1} or groups
@@ -126,7 +81,7 @@ def _panel(group: GroupKey, found: Iterable[DensityTime], ends: Iterable[Crossov
         for speedup, by_wall_clock in ((each.speedup, False), (each.wall_speedup, True)):
             if speedup is not None:
                 points[each.variant, by_wall_clock].append((100 * each.density, speedup))
-    facts = _facts(group)
+    facts = facts_of(group)
     size = "{table_rows} x {width}, {dp_size} ranks, {distribution}".format(**facts)
     marks = [
         VerticalLine(end.variant, 100 * density, dotted)
@@ -137,34 +92,6 @@ def _panel(group: GroupKey, found: Iterable[DensityTime], ends: Iterable[Crossov
     ]
     lines = tuple(Series(variant, tuple(line), by_wall_clock) for (variant, by_wall_clock), line in points.items())
     return Panel(size + _suffix(facts, several), lines, tuple(marks))
-
-
-def density_times(rows: Sequence[Row]) -> list[DensityTime]:
-    """Return the time of each correct row but those of the dense reduce-scatter, by group, variant and density.
-
-    `dense_ms` is the time of the newest dense row of the same density, or the median over those of any density, because
-    a dense exchange sends the whole table. A replayed CUDA graph is no baseline, because most sparse exchanges cannot
-    be captured. Rows of replayed exchanges are compared with it like the others.
-    """
-    newest: dict[tuple[Any, ...], Row] = {}
-    for row in sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0)):
-        if row["status"] == "ok" and not row["interpreted"]:
-            newest[_group_of(row), _variant_of(row), round(float(row["density"]), 4)] = row
-    walls = {key: float(row["time_ms"]) for key, row in newest.items()}
-    times = {key: float(row["time_ms" if row["device_ms"] is None else "device_ms"]) for key, row in newest.items()}
-    found = []
-    for key in sorted((key for key in times if key[1] != DENSE), key=_order):
-        group, variant, density = key
-        dense_ms, dense_wall_ms = _dense_time(times, group, density), _dense_time(walls, group, density)
-        predicted = newest[key]["predicted_crossover"]
-        found.append(DensityTime(group, variant, density, times[key], dense_ms, walls[key], dense_wall_ms, predicted))
-    return found
-
-
-def _dense_time(times: Mapping[tuple[GroupKey, str, float], float], group: GroupKey, density: float) -> float | None:
-    """Return the time of the dense reduce-scatter at a density, else the median over densities, else None."""
-    dense = {key[2]: ms for key, ms in times.items() if key[:2] == (group, DENSE)}
-    return dense.get(density, median(dense.values())) if dense else None
 
 
 def crossovers(times: Iterable[DensityTime]) -> list[Crossover]:
@@ -185,7 +112,7 @@ def crossovers(times: Iterable[DensityTime]) -> list[Crossover]:
         measured, without = _measured([(each.density, each.ms) for each in line], dense_ms)
         by_wall, without_by_wall = _measured([(each.density, each.wall_ms) for each in line], dense_wall_ms)
         predictions = [each.predicted for each in line if each.predicted is not None]
-        described = variant.split()[0] == PREDICTED and not _facts(group)["overlap_ms"]
+        described = variant.split()[0] == PREDICTED and not facts_of(group)["overlap_ms"]
         predicted = median(predictions) if described and predictions else None
         found.append(Crossover(group, variant, measured, predicted, without, without_by_wall or _percent(by_wall)))
     return found
@@ -201,27 +128,6 @@ def _measured(points: Sequence[tuple[float, float]], dense_ms: float) -> tuple[f
     return found, ""
 
 
-def _order(key: tuple[GroupKey, str, float]) -> tuple[Any, ...]:
-    group, variant, density = key
-    return ([(value is None, value) for value in group], variant, density)
-
-
-def _group_of(row: Row) -> GroupKey:
-    hardware = row["gpu_name"] or row["cpu_model"] or "unknown"
-    software = " ".join(f"{label} {row[name]}" for name, label in SOFTWARE.items() if row[name] is not None)
-    older = added_defaults(EmbeddingGrad)  # values of rows from before these columns existed
-    values = (older.get(name) if row.get(name) is None else row[name] for name in GROUP[2:])
-    return (hardware, software, *values)
-
-
-def _variant_of(row: Row) -> str:
-    # Old rows have no graph and no search.
-    options = {name: default if row.get(name) is None else row[name] for name, default in OPTIONS.items()}
-    return " ".join(
-        [row["variant"], *(f"{name}={options[name]}".lower() for name in OPTIONS if options[name] != OPTIONS[name])]
-    )
-
-
 def _by_group(times: Iterable[DensityTime]) -> dict[GroupKey, list[DensityTime]]:
     groups: dict[GroupKey, list[DensityTime]] = defaultdict(list)
     for each in times:
@@ -229,18 +135,14 @@ def _by_group(times: Iterable[DensityTime]) -> dict[GroupKey, list[DensityTime]]
     return groups
 
 
-def _facts(group: GroupKey) -> dict[str, Any]:
-    return dict(zip(GROUP, group, strict=True))
-
-
 def _several_softwares(times: Iterable[DensityTime]) -> bool:
-    return len({_facts(each.group)["software"] for each in times}) > 1
+    return len({facts_of(each.group)["software"] for each in times}) > 1
 
 
 def _speedup_table(group: GroupKey, found: Sequence[DensityTime]) -> StudyTable:
     facts = {
         name: str(value)
-        for name, value in _facts(group).items()
+        for name, value in facts_of(group).items()
         if value not in (0.0, "early", "none", "passes", "", None)
     }
     heading = ", ".join(f"{name} {value}" for name, value in facts.items())
@@ -257,7 +159,7 @@ def _speedup_table(group: GroupKey, found: Sequence[DensityTime]) -> StudyTable:
 
 
 def _crossover_name(end: Crossover, several: bool) -> str:
-    facts = _facts(end.group)
+    facts = facts_of(end.group)
     size = "width {width}, {dp_size} ranks, {distribution}".format(**facts)
     return f"{end.variant}, {size}{_suffix(facts, several)}"
 

@@ -38,18 +38,28 @@ class Inbox:
     """(ranks,) int64: the addresses of all ranks' marks."""
 
 
-def connect(inputs: EmbeddingGradInputs) -> tuple[list[Inbox], Callable[[], None], float]:
-    """Return the two inboxes of each rank, a barrier of all ranks' streams, and the memory in GiB. Collective.
+@dataclass(frozen=True)
+class ConnectedInboxes:
+    """The inboxes of a rank, which its peers write into."""
 
-    Raises RuntimeError if the ranks are on several machines.
-    """
+    inboxes: Sequence[Inbox]
+    """Exchanges use them in turn."""
+    barrier: Callable[[], None]
+    """Hold back the current stream until the streams of all ranks reach the barrier. Later work sees what the ranks
+    wrote before it."""
+    gib: float = 0.0
+    """Memory of this rank that they take, in GiB."""
+
+
+def connect(inputs: EmbeddingGradInputs) -> ConnectedInboxes:
+    """Return two inboxes for each rank. Collective. Raises RuntimeError if the ranks are on several machines."""
     from tpbench.comm.symmetric_buffers import SymmetricBuffers
 
     if not on_one_machine(inputs.group):
         raise RuntimeError("the ranks are on several machines: sparse_symmetric writes into its peers' memory")
     buffers = SymmetricBuffers(inputs.group, inputs.device, "kernel")
     inboxes = make_inboxes(buffers, inputs)
-    return inboxes, buffers.barrier, buffers.gib
+    return ConnectedInboxes(inboxes, buffers.barrier, buffers.gib)
 
 
 def make_inboxes(buffers: SymmetricBuffers, inputs: EmbeddingGradInputs) -> list[Inbox]:
@@ -76,17 +86,11 @@ class PeerInboxes:
     the device, so that a replayed CUDA graph advances it, too.
     """
 
-    def __init__(
-        self, inputs: EmbeddingGradInputs, inboxes: Sequence[Inbox], barrier: Callable[[], None], epoch: Tensor
-    ) -> None:
-        """Use `barrier` to hold back the current stream until the streams of all ranks reach it.
-
-        Later work must see what the ranks wrote before the barrier. `epoch`: (1,) int32 on the device, the number of
-        the exchange. The caller increases it by 1 before each push.
-        """
-        self.inputs, self.inboxes, self.barrier, self.epoch = inputs, inboxes, barrier, epoch
-        self.values = torch.stack([inbox.value_addresses for inbox in inboxes])
-        self.marks = torch.stack([inbox.mark_addresses for inbox in inboxes])
+    def __init__(self, inputs: EmbeddingGradInputs, connected: ConnectedInboxes, epoch: Tensor) -> None:
+        """`epoch`: (1,) int32 on the device, the number of the exchange. The caller increases it by 1 before a push."""
+        self.inputs, self.connected, self.epoch = inputs, connected, epoch
+        self.values = torch.stack([inbox.value_addresses for inbox in connected.inboxes])
+        self.marks = torch.stack([inbox.mark_addresses for inbox in connected.inboxes])
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
 
     def push(self, rows: Tensor, count: Tensor | None = None) -> None:
@@ -104,7 +108,7 @@ class PeerInboxes:
             misplaced=self.misplaced,
             count=count,
         )
-        self.barrier()
+        self.connected.barrier()
 
     def merge(self) -> None:
         """Merge the rows with this exchange's mark into this rank's slice."""
@@ -127,19 +131,10 @@ class SparseSymmetric(SparseExchange):
     """Push rows that the host found, wait for all ranks, merge."""
 
     def __init__(
-        self,
-        inputs: EmbeddingGradInputs,
-        comm: CountedCollectives,
-        finder: RowFinder,
-        inboxes: Sequence[Inbox],
-        barrier: Callable[[], None],
-        workspace_gib: float,
+        self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder, connected: ConnectedInboxes
     ) -> None:
         super().__init__(inputs, comm, finder)
-        self.workspace_gib = workspace_gib
-        self.peers = PeerInboxes(
-            inputs, inboxes, barrier, epoch=torch.zeros(1, dtype=torch.int32, device=inputs.device)
-        )
+        self.peers = PeerInboxes(inputs, connected, torch.zeros(1, dtype=torch.int32, device=inputs.device))
         self.phases = (
             Phase("counts", self.find, after="batch", on_host=True),
             Phase("values", self.push),
@@ -172,7 +167,7 @@ class SparseSymmetric(SparseExchange):
         return traffic.sparse_push(self.inputs.counts, self.inputs.row_bytes)
 
     def columns(self) -> dict[str, Any]:
-        return {**super().columns(), "workspace_gib": self.workspace_gib}
+        return {**super().columns(), "workspace_gib": self.peers.connected.gib}
 
 
 class SparseSymmetricGpu(Exchange):
@@ -183,19 +178,11 @@ class SparseSymmetricGpu(Exchange):
 
     chosen = "sparse"
 
-    def __init__(
-        self,
-        inputs: EmbeddingGradInputs,
-        comm: CountedCollectives,
-        inboxes: Sequence[Inbox],
-        barrier: Callable[[], None],
-        workspace_gib: float,
-    ) -> None:
+    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, connected: ConnectedInboxes) -> None:
         super().__init__(inputs, comm)
         self.overwrites = inputs.own_slice
-        self.workspace_gib = workspace_gib
         self.search = DeviceSearch(inputs, by_owner=False)
-        self.peers = PeerInboxes(inputs, inboxes, barrier, self.search.epoch)
+        self.peers = PeerInboxes(inputs, connected, self.search.epoch)
         self.phases = (
             Phase("counts", self.search.run, after="batch"),
             Phase("values", Replayed(self.push, inputs.device)),
@@ -222,4 +209,4 @@ class SparseSymmetricGpu(Exchange):
         return traffic.sparse_push(self.inputs.counts, self.inputs.row_bytes)
 
     def columns(self) -> dict[str, Any]:
-        return {**super().columns(), "workspace_gib": self.workspace_gib}
+        return {**super().columns(), "workspace_gib": self.peers.connected.gib}

@@ -100,8 +100,8 @@ def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
 
     inputs, comm = context.inputs, context.comm
     if problem.search == "host":
-        return SparseSymmetric(inputs, comm, CpuRowFinder(inputs, pinned=problem.pinned), *connect(inputs))
-    return SparseSymmetricGpu(inputs, comm, *connect(inputs))
+        return SparseSymmetric(inputs, comm, CpuRowFinder(inputs, pinned=problem.pinned), connect(inputs))
+    return SparseSymmetricGpu(inputs, comm, connect(inputs))
 
 
 @WORKLOAD.variant(

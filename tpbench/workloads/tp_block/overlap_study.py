@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tpbench.workloads.study_data import Panel, Picture, Series, StudyTable
+from tpbench.workloads.study_data import Panel, Picture, Series, StudyTable, oldest_first
 
 PLAIN, WHOLE = "block_tp", "block_no_tp"
 PARTS = ("column", "row", "mlp", "block")
@@ -65,7 +65,7 @@ def picture(rows: Sequence[Row]) -> Picture | None:
 def speedups(rows: Sequence[Row]) -> list[Speedup]:
     """Return the speed-ups of all overlapped variants, in the order of parts, sizes, variants and tokens."""
     newest: dict[tuple[Any, ...], Row] = {}
-    for row in sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0)):
+    for row in oldest_first(rows):
         measured = row["status"] == "ok" and not row["interpreted"] and row["warmed_up"] is not False
         one_block = not row.get("layers") and row["variant"] != WHOLE
         own_graphs = row.get("try_graphs") and not row["graph"]

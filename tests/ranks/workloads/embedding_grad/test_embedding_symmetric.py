@@ -21,7 +21,13 @@ from tpbench.workloads.embedding_grad.merge import MisplacedRow
 from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.push_kernel import push_rows
 from tpbench.workloads.embedding_grad.search_kernel import list_rows
-from tpbench.workloads.embedding_grad.symmetric import Inbox, SparseSymmetric, SparseSymmetricGpu, addresses
+from tpbench.workloads.embedding_grad.symmetric import (
+    ConnectedInboxes,
+    Inbox,
+    SparseSymmetric,
+    SparseSymmetricGpu,
+    addresses,
+)
 from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder, TouchedRows
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels need GPU memory")
@@ -41,11 +47,11 @@ def all_ranks(
         for rank, own in enumerate(inboxes):
             own.append(Inbox(values[rank], marks[rank], addresses(values), addresses(marks)))
     comms = [CountedCollectives(no_group, rank, ranks) for rank in range(ranks)]
-    connected = [(inboxes[rank], lambda: None, 0.0) for rank in range(ranks)]
+    connected = [ConnectedInboxes(own, lambda: None) for own in inboxes]
     if search == "device":
-        return [SparseSymmetricGpu(one, comm, *more) for one, comm, more in zip(inputs, comms, connected, strict=True)]
+        return [SparseSymmetricGpu(one, comm, more) for one, comm, more in zip(inputs, comms, connected, strict=True)]
     return [
-        SparseSymmetric(one, comm, CpuRowFinder(one, pinned=False), *more)
+        SparseSymmetric(one, comm, CpuRowFinder(one, pinned=False), more)
         for one, comm, more in zip(inputs, comms, connected, strict=True)
     ]
 
