@@ -141,24 +141,24 @@ class VariantModel:
 
 def beyond(cells: Sequence[MeasuredCell], size: ProblemSize) -> dict[str, float]:
     """Return the factor by which each field of the size lies outside the measured range. Fields within are left out."""
-    found = {}
+    factors = {}
     for name, (low, high) in span(cells).items():
         value = getattr(size, name)
         if value > high or value < low:
-            found[name] = max(value / high, low / value)
-    return found
+            factors[name] = max(value / high, low / value)
+    return factors
 
 
 def models(measured: MeasuredCells, *, errors: bool = True) -> dict[str, VariantModel]:
     """Return a model for each variant that was measured often enough. `errors=False` leaves out the slow part."""
-    made = {}
+    by_head = {}
     for head in measured.heads:
         cells = tuple(cell for cell in measured.cells if cell.head == head and cell.status == "ok")
         if len({cell.size for cell in cells}) >= FEWEST and any(cell.peak_gib is not None for cell in cells):
             left_out = leave_out(measured.cost_model, cells) if errors else {}
             ran_out = tuple(cell for cell in measured.ran_out if cell.head == head)
-            made[head] = VariantModel(head, cells, fit_cells(measured.cost_model, cells), left_out, ran_out)
-    return made
+            by_head[head] = VariantModel(head, cells, fit_cells(measured.cost_model, cells), left_out, ran_out)
+    return by_head
 
 
 def leave_out(cost_model: CostModel, cells: Sequence[MeasuredCell]) -> dict[str, list[float]]:

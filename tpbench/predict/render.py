@@ -115,22 +115,23 @@ def extrapolation(models: Sequence[VariantModel], size: ProblemSize) -> str | No
 
 def as_json(answers: Sequence[Answer]) -> str:
     """Return the same as JSON: an object for one problem, a list for several."""
-    made = [_as_object(answer) for answer in answers]
-    return json.dumps(made[0] if len(made) == 1 else made, indent=2) + "\n"
+    objects = [_answer_object(answer) for answer in answers]
+    return json.dumps(objects[0] if len(objects) == 1 else objects, indent=2) + "\n"
 
 
-def _as_object(answer: Answer) -> dict[str, object]:
-    def estimate(found: Estimate | None) -> dict[str, object] | None:
-        if found is None:
-            return None
-        return {"value": found.value, "low": found.low, "high": found.high, "known": found.known}
+def _estimate_object(estimate: Estimate | None) -> dict[str, object] | None:
+    if estimate is None:
+        return None
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "known": estimate.known}
 
+
+def _answer_object(answer: Answer) -> dict[str, object]:
     size, target = answer.size, answer.target
     variants = {
         each.head: {
-            "time_ms": estimate(each.time_ms), "device_ms": estimate(each.device_ms),
+            "time_ms": _estimate_object(each.time_ms), "device_ms": _estimate_object(each.device_ms),
             "communication_ms": each.communication_ms, "bytes_communicated": each.bytes_communicated,
-            "peak_gib": estimate(each.peak_gib),
+            "peak_gib": _estimate_object(each.peak_gib),
             "memory": each.memory_verdict(answer.free_gib), "memory_reason": each.memory_reason(answer.free_gib),
             "beyond": beyond(answer.models[each.head].cells, size),
         }

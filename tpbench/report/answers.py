@@ -12,13 +12,13 @@ from tpbench.report.records import value_text
 from tpbench.report.verdicts import CLOCKS, Timed, Verdict
 
 
-def answer(found: Sequence[Verdict]) -> str:
+def answer(verdicts: Sequence[Verdict]) -> str:
     """Return one sentence: the fastest variant, its share of the floor, and its distance to the next variant.
 
     Problems with a single measured cell do not count, unless there are no others.
     """
-    compared_ones = [each for each in found if each.runner_up]
-    decided = [(each, each.fastest) for each in compared_ones or found]
+    compared_ones = [each for each in verdicts if each.runner_up]
+    decided = [(each, each.fastest) for each in compared_ones or verdicts]
     won = Counter(value_text(fastest.record["variant"]) for _, fastest in decided if fastest)
     if not won:
         return "No row is both correct and a measurement."
@@ -53,19 +53,19 @@ def _times(factor: float) -> str:
     return f"{factor:.2f} times" if factor < 1.1 else f"{factor:.1f} times" if factor < 10 else f"{factor:.0f} times"
 
 
-def disagreement(found: Sequence[Verdict]) -> str:
+def disagreement(verdicts: Sequence[Verdict]) -> str:
     """Return a sentence about the problems in which wall time and device time name different winners, or nothing."""
-    differing = [each for each in found if "wall differs" in each.doubts]
+    differing = [each for each in verdicts if "wall differs" in each.doubts]
     if not differing:
         return ""
     most = max(differing, key=lambda each: each.time_ms)
-    grids = list({id(each.grid): each.grid for each in found}.values())
+    grids = list({id(each.grid): each.grid for each in verdicts}.values())
     where = group_names(grids)[grids.index(most.grid)]
     fastest = most.fastest
     assert fastest is not None
     wall = next(each for each in most.order if each.column == most.wall_fastest)
     return (
-        f"The clocks disagree in {len(differing)} of {len(found)} problems. The longest is "
+        f"The clocks disagree in {len(differing)} of {len(verdicts)} problems. The longest is "
         f"{where}{', ' if where else ''}{most.problem}: by device "
         f"time {fastest.column} ({number(most.time_ms)} ms, wall {number(fastest.record['time_ms'])} ms), by wall time "
         f"{wall.column} ({number(wall.record['time_ms'])} ms, device {number(wall.record[most.clock])} ms)."

@@ -36,9 +36,9 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
     """
     known = workloads()
     frame = comparable(frame)
-    found = row_records(frame if all_rows else newest(frame), columns, known)
+    records = row_records(frame if all_rows else newest(frame), columns, known)
     groups: dict[Key, list[Record]] = defaultdict(list)
-    for record in found:
+    for record in records:
         workload = known.get(record["workload"])
         pivot = workload.pivot if workload else Pivot()
         for name, compute in pivot.derived.items():
@@ -50,7 +50,7 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
         groups,
         key=lambda key: (positions.get(key[0], len(positions)), key[1] == "cpu", [sort_key(value) for value in key]),
     )
-    return RecordGrids(tuple(_grid(groups[key], known.get(key[0])) for key in ordered), tuple(found))
+    return RecordGrids(tuple(_grid(groups[key], known.get(key[0])) for key in ordered), tuple(records))
 
 
 def _derive(compute: Callable[[Record], Any], record: Record) -> Any:
@@ -60,24 +60,24 @@ def _derive(compute: Callable[[Record], Any], record: Record) -> Any:
         return None
 
 
-def _grid(found: list[Record], workload: Workload | None) -> RecordGrid:
+def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
     pivot = workload.pivot if workload else Pivot()
     problem = (problem_identity(workload) if workload else {"dp_size": 1}) | {"nodes": 1}
     placed = {*pivot.rows, *pivot.sections, *pivot.implied}
     free = {name: default for name, default in problem.items() if name not in placed}
-    keys = [*pivot.rows, *(name for name in free if len(_values(found, name)) > 1)]
-    facts = {name: value_text(found[0][name]) for name in ("workload", *pivot.sections, "hardware", "device")}
-    if found[0]["hardware"] is None:
+    keys = [*pivot.rows, *(name for name in free if len(_values(records, name)) > 1)]
+    facts = {name: value_text(records[0][name]) for name in ("workload", *pivot.sections, "hardware", "device")}
+    if records[0]["hardware"] is None:
         facts["hardware"] = "unknown hardware"
     for name, default in free.items():
-        for value in _values(found, name) if name not in keys else ():
+        for value in _values(records, name) if name not in keys else ():
             if value != default:
                 facts[column_label(name)] = value_text(value)
-    columns = _columns(found, workload)
-    added = _distinguishing_keys(found, keys, columns)
+    columns = _columns(records, workload)
+    added = _distinguishing_keys(records, keys, columns)
     keys += added
     cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
-    for record, column in zip(found, columns, strict=True):
+    for record, column in zip(records, columns, strict=True):
         cells[tuple(record[name] for name in keys)][column] = record
     ordered = sorted(set(columns), key=lambda column: _column_order(column, workload))
     return RecordGrid(
@@ -94,14 +94,14 @@ def _grid(found: list[Record], workload: Workload | None) -> RecordGrid:
     )
 
 
-def _values(found: Iterable[Record], name: str) -> set[Any]:
+def _values(records: Iterable[Record], name: str) -> set[Any]:
     """Return the distinct values of a column. A row that was never run may lack it, which is no other value."""
-    return {record[name] for record in found} - {None}
+    return {record[name] for record in records} - {None}
 
 
-def _columns(found: list[Record], workload: Workload | None) -> list[Key]:
+def _columns(records: list[Record], workload: Workload | None) -> list[Key]:
     """Return the column of each row: its variant, then (name, value) of its options in declared order."""
-    return [(record["variant"], *chosen_options(record, workload)) for record in found]
+    return [(record["variant"], *chosen_options(record, workload)) for record in records]
 
 
 def _column_order(column: Key, workload: Workload | None) -> Key:
@@ -116,22 +116,22 @@ def _column_name(column: Key) -> str:
     return " ".join([value_text(variant), *(f"{column_label(name)}={value_text(value)}" for name, value in options)])
 
 
-def _distinguishing_keys(found: list[Record], keys: list[str], columns: list[Key]) -> list[str]:
+def _distinguishing_keys(records: list[Record], keys: list[str], columns: list[Key]) -> list[str]:
     """Put further keys into the records such that no two share a cell, and return the names of these keys."""
     added: list[str] = []
     differing: set[str] = set()
-    for group in _collisions(found, keys, columns):
+    for group in _collisions(records, keys, columns):
         jobs = [job_fields(record) for record in group]
         names = {name for job in jobs for name in job} - {*NOT_IN_KEY}
         differing |= {name for name in names if len({job.get(name) for job in jobs}) > 1}
     if differing:
         added = [f"job {name}" for name in sorted(differing)]
-        for record in found:
+        for record in records:
             job = job_fields(record)
             record.update({f"job {name}": job.get(name) for name in differing})
-    collisions = _collisions(found, [*keys, *added], columns)
+    collisions = _collisions(records, [*keys, *added], columns)
     if collisions:
-        for record in found:
+        for record in records:
             record["run"] = 1
         for group in collisions:
             for count, record in enumerate(reversed(group), start=1):
@@ -140,9 +140,9 @@ def _distinguishing_keys(found: list[Record], keys: list[str], columns: list[Key
     return added
 
 
-def _collisions(found: list[Record], keys: list[str], columns: list[Key]) -> list[list[Record]]:
+def _collisions(records: list[Record], keys: list[str], columns: list[Key]) -> list[list[Record]]:
     """Return the groups of records that share a cell."""
     cells: dict[Key, list[Record]] = defaultdict(list)
-    for record, column in zip(found, columns, strict=True):
+    for record, column in zip(records, columns, strict=True):
         cells[(*(record[name] for name in keys), column)].append(record)
     return [group for group in cells.values() if len(group) > 1]

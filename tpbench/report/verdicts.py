@@ -139,19 +139,19 @@ def _doubts(
     return tuple(name for name in DOUBTS if holds.get(name))
 
 
-def selected(found: Sequence[Verdict]) -> list[Verdict]:
+def selected(all_verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts to show first: all if they are few, else the slowest problem of each grid and rank count.
 
     A problem with a runner-up goes before one that a single variant ran.
     """
-    if len(found) <= SELECTED:
-        return list(found)
+    if len(all_verdicts) <= SELECTED:
+        return list(all_verdicts)
     chosen: dict[tuple[int, int], Verdict] = {}
-    for each in found:
+    for each in all_verdicts:
         key = (id(each.grid), each.ranks)
         if each.order and (key not in chosen or _weight(each) > _weight(chosen[key])):
             chosen[key] = each
-    return [each for each in found if any(each is other for other in chosen.values())]
+    return [each for each in all_verdicts if any(each is other for other in chosen.values())]
 
 
 def _weight(verdict: Verdict) -> tuple[bool, float]:

@@ -219,7 +219,7 @@ def test_scatter_is_that_of_repeated_rows_beside_the_assumption():
     [([1, 3], [2, 4], (2, 2)), ([1, 2], [3, 4], (1, 1)), ([1, 4], [2, 3], (2, 1)), ([1], [2], (1, 1))],
 )
 def test_turns(before, after, expected):
-    assert uncertainty.turns(of(*before), of(*after)) == expected
+    assert uncertainty.alternating_blocks(of(*before), of(*after)) == expected
 
 
 def test_a_difference_is_a_t_test_of_logarithms():

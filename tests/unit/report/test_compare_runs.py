@@ -12,7 +12,7 @@ from tests.support import synthetic
 from tpbench.report.compare.changes import ALPHA, compare_cells
 from tpbench.report.compare.method import method
 from tpbench.report.compare.pairs import CellPair, pair_cells
-from tpbench.report.compare.uncertainty import Observation, scatter, turns
+from tpbench.report.compare.uncertainty import Observation, alternating_blocks, scatter
 from tpbench.report.metric import metric
 from tpbench.results.read import load
 
@@ -110,8 +110,8 @@ def test_turns():
     def at(*times):
         return [Observation(0.0, 1.0, True, time) for time in times]
 
-    assert turns(at(0, 2), at(1, 3)) == (2, 2) and turns(at(0, 1), at(2, 3)) == (1, 1)
-    assert turns(at(0, 1, 4), at(2)) == (2, 1) and turns(at(0), at(0)) == (1, 1)
+    assert alternating_blocks(at(0, 2), at(1, 3)) == (2, 2) and alternating_blocks(at(0, 1), at(2, 3)) == (1, 1)
+    assert alternating_blocks(at(0, 1, 4), at(2)) == (2, 1) and alternating_blocks(at(0), at(0)) == (1, 1)
     assert scatter(metric("time_ms"), [at(0), at(1)]).factor == 1.0
 
 

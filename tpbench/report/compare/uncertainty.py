@@ -96,8 +96,8 @@ def scatter(metric: Metric, groups: Iterable[Sequence[Observation]]) -> Scatter:
     return Scatter(prior, (prior + total) / (prior + freedom), freedom)
 
 
-def turns(before: Sequence[Observation], after: Sequence[Observation]) -> tuple[int, int]:
-    """Return how often each side was measured in turn: A B A B is (2, 2), A A B B is (1, 1)."""
+def alternating_blocks(before: Sequence[Observation], after: Sequence[Observation]) -> tuple[int, int]:
+    """Return how many blocks of successive rows each side has, by their start: A B A B is (2, 2), A A B B is (1, 1)."""
     order = sorted([(each.started, 0) for each in before] + [(each.started, 1) for each in after])
     sides = [side for side, _ in itertools.groupby(side for _, side in order)]
     return sides.count(0), sides.count(1)
@@ -110,7 +110,7 @@ def difference(before: Sequence[Observation], after: Sequence[Observation], scat
     Linear models and empirical Bayes methods, 2004, with a fixed number of prior degrees of freedom). Rows of one side
     that follow each other count as one, because a drift of the machine affects all of them alike.
     """
-    counts = turns(before, after)
+    counts = alternating_blocks(before, after)
     freedom = scattered.prior + sum(counts) - 2
     assumed = float(np.mean([_assumed(side) for side in (before, after)]))
     own = len(before) + len(after) - 2

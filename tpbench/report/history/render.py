@@ -23,21 +23,21 @@ def is_worse(series: Series, shown: Metric) -> bool:
     return bool(series.changes) and (series.changes[-1].ratio - 1) * shown.better < 0
 
 
-def text(found: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> str:
+def text(all_series: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> str:
     """Return aligned columns."""
-    return f"{writer.as_text(_document(found, shown, threshold, all_cells)).plain}\n"
+    return f"{writer.as_text(_document(all_series, shown, threshold, all_cells)).plain}\n"
 
 
-def markdown(found: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> str:
+def markdown(all_series: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> str:
     """Return tables for an issue or a page."""
-    return writer.as_markdown(_document(found, shown, threshold, all_cells))
+    return writer.as_markdown(_document(all_series, shown, threshold, all_cells))
 
 
-def comma_separated(found: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> str:
+def comma_separated(all_series: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> str:
     """Return a line for each period of each cell, with all digits. A change stands in the line of its first row."""
     columns = ["cell", "started_at", *STACK, "rows", f"level {shown.name}", "ratio of change", "p"]
     lines: list[list[str | float | None]] = []
-    for series in found:
+    for series in all_series:
         changed = {series.rows[change.at]["row_id"]: change for change in series.changes}
         for period in series.periods:
             here = [changed[row["row_id"]] for row in period.rows if row["row_id"] in changed]
@@ -49,17 +49,18 @@ def comma_separated(found: Sequence[Series], shown: Metric, threshold: float, al
     return writer.as_csv(columns, lines)
 
 
-def _document(found: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> writer.TextDocument:
-    changed = [each for each in found if each.changes]
-    failed = [each for each in found if each.failure]
-    rows = sum(len(each.rows) for each in found)
-    summary = f"{shown.name} of {counted(len(found), 'cell')} in {counted(rows, 'row')}: {len(changed)} changed"
+def _document(all_series: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> writer.TextDocument:
+    changed = [each for each in all_series if each.changes]
+    failed = [each for each in all_series if each.failure]
+    rows = sum(len(each.rows) for each in all_series)
+    summary = f"{shown.name} of {counted(len(all_series), 'cell')} in {counted(rows, 'row')}: {len(changed)} changed"
     summary += f", {len(failed)} fail{'s' if len(failed) == 1 else ''} now"
-    levels = [line for each in found for line in _level_lines(each, shown)]
+    levels = [line for each in all_series for line in _level_lines(each, shown)]
     notes = []
     if len(levels) > MANY and not all_cells:
         levels = [line for each in changed for line in _level_lines(each, shown)]
-        notes.append(f"{counted(len(found) - len(changed), 'cell')} did not change: --all lists their levels, too.")
+        unchanged = len(all_series) - len(changed)
+        notes.append(f"{counted(unchanged, 'cell')} did not change: --all lists their levels, too.")
     tables = [
         writer.TextTable(CHANGES, _change_lines(changed, shown), "Changes", left=("cell", "what differs")),
         writer.TextTable(

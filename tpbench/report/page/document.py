@@ -42,8 +42,7 @@ _FIGURES = {
     "time_ms": "Wall time by size, with its floor",
     "peak_gib": "Extra peak memory by size",
 }
-
-
+"""Titles of the folded pictures, by metric."""
 _CAPTIONS = {
     "device_ms": "Device time",
     "time_ms": "Wall time",
@@ -136,13 +135,13 @@ def _bare(facts: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in facts.items() if name not in ("workload", "hardware", "device")}
 
 
-def _summary(records: tuple[Record, ...], found: int) -> str:
+def _summary(records: tuple[Record, ...], rows: int) -> str:
     count = Counter(str(record["status"]) for record in records)
     known = (*STATUSES, *(set(count) - set(STATUSES)))
     by_status = ", ".join(f"{count[status]} {status}" for status in known if count[status])
     times = sorted(record["finished_at"] for record in records if record["finished_at"] is not None)
     when = f" Measured {times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}." if times else ""
-    older = f" ({found - len(records)} older rows of the same cells are left out)" if found > len(records) else ""
+    older = f" ({rows - len(records)} older rows of the same cells are left out)" if rows > len(records) else ""
     return f"{len(records)} cells: {by_status}{older}.{when}"
 
 

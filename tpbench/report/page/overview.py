@@ -50,21 +50,21 @@ class Verdicts:
     """Number of problems."""
 
 
-def verdict_tables(found: Sequence[Verdict], looks: Looks) -> Verdicts:
+def verdict_tables(verdicts: Sequence[Verdict], looks: Looks) -> Verdicts:
     """Return the tables of verdicts of all grids, in the order of the grids."""
-    grids = list({id(each.grid): each.grid for each in found}.values())
+    grids = list({id(each.grid): each.grid for each in verdicts}.values())
     names = dict(zip(map(id, grids), group_names(grids), strict=True))
-    shown = selected(found)
+    shown = selected(verdicts)
     groups = []
     for at, grid in enumerate(grids):
         lines = [_line(each, looks) for each in shown if each.grid is grid]
         if lines:
             groups.append(VerdictGroup(names[id(grid)] or grid.workload, f"s{at}", lines))
     every = None
-    if len(shown) < len(found):
-        rows = [[words(names[id(each.grid)]), *_cells(each), _trust_cell(each)] for each in found]
+    if len(shown) < len(verdicts):
+        rows = [[words(names[id(each.grid)]), *_cells(each), _trust_cell(each)] for each in verdicts]
         every = PageTable("verdicts of all problems", ["group", "problem", *_COLUMNS], rows, keys=3, digits="none")
-    return Verdicts(("problem", *_COLUMNS), groups, every, len(found))
+    return Verdicts(("problem", *_COLUMNS), groups, every, len(verdicts))
 
 
 def _line(verdict: Verdict, looks: Looks) -> VerdictLine:

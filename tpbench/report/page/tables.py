@@ -30,8 +30,6 @@ _MEASURES = (
     "time_ms", "device_ms", "floor_ms", "fraction_of_floor", "gb_per_s",
     "copy_gb_per_s", "peak_gib", "bytes_moved", "bytes_communicated", "loss_value", "loss_error", "grad_error",
 )  # fmt: skip
-
-
 _TIMES = ("time_ms", "device_ms")
 
 

@@ -75,9 +75,9 @@ def picture(rows: Sequence[Row]) -> Picture | None:
     return Picture(panels, "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}") if panels else None
 
 
-def _panel(group: GroupKey, found: Iterable[DensityTime], ends: Iterable[Crossover], several: bool) -> Panel:
+def _panel(group: GroupKey, times: Iterable[DensityTime], ends: Iterable[Crossover], several: bool) -> Panel:
     points: dict[tuple[str, bool], list[tuple[float, float]]] = defaultdict(list)
-    for each in found:
+    for each in times:
         for speedup, by_wall_clock in ((each.speedup, False), (each.wall_speedup, True)):
             if speedup is not None:
                 points[each.variant, by_wall_clock].append((100 * each.density, speedup))
@@ -139,18 +139,18 @@ def _several_softwares(times: Iterable[DensityTime]) -> bool:
     return len({facts_of(each.group)["software"] for each in times}) > 1
 
 
-def _speedup_table(group: GroupKey, found: Sequence[DensityTime]) -> StudyTable:
+def _speedup_table(group: GroupKey, times: Sequence[DensityTime]) -> StudyTable:
     facts = {
         name: str(value)
         for name, value in facts_of(group).items()
         if value not in (0.0, "early", "none", "passes", "", None)
     }
     heading = ", ".join(f"{name} {value}" for name, value in facts.items())
-    variants = sorted({each.variant for each in found})
-    if all(each.dense_ms is None for each in found):
+    variants = sorted({each.variant for each in times})
+    if all(each.dense_ms is None for each in times):
         lone = f"No row of {DENSE} was measured there: there is nothing to compare {', '.join(variants)} with."
         return StudyTable(heading, notes=(lone,))
-    cells = {(each.density, each.variant): each.speedup for each in found}
+    cells = {(each.density, each.variant): each.speedup for each in times}
     lines = tuple(
         (_percent(density), *(_times(cells.get((density, variant))) for variant in variants))
         for density in sorted({density for density, _ in cells})

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tpbench.measure.bottleneck import columns_by_exposure
 from tpbench.measure.inputs import GeneratedInputs
-from tpbench.measure.session import Context, Costs, Verdict
+from tpbench.measure.session import Context, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
@@ -50,7 +50,7 @@ class TpBlockSession:
         self.output: Tensor | None = None
         self.trusted, self.audited = variant.place is None, variant.place is not None
         self.audited_inputs = ChangedActivations(self)
-        self.costs = self._costs()
+        self.costs = self.rates.costs(problem, self.prepared.size, self.inputs.dtype.itemsize)
 
     def step(self) -> None:
         """Run one forward and backward pass, after freeing the results of the last one."""
@@ -126,9 +126,6 @@ class TpBlockSession:
         present = {name: grad for name, grad in grads.items() if grad is not None}
         result = oracle.BlockResult(self.output.detach(), self.prepared.x.grad, present)
         return result if self.prepared.size == self.inputs.size else oracle.own_part(result, self.inputs)
-
-    def _costs(self) -> Costs:
-        return self.rates.costs(self.problem, self.prepared.size, self.inputs.dtype.itemsize)
 
 
 def setup(problem: TpBlock, variant: Variant, context: Context) -> TpBlockSession | StackSession:

@@ -80,10 +80,10 @@ def speedups(rows: Sequence[Row]) -> list[Speedup]:
     return sorted(found, key=_order)
 
 
-def pays_from(found: Iterable[Speedup], clock: str) -> int | None:
+def pays_from(members: Iterable[Speedup], clock: str) -> int | None:
     """Return the least number of tokens from which on the best variant pays at every measured length, or None."""
     best: dict[int, float] = defaultdict(float)
-    for each in found:
+    for each in members:
         best[each.tokens] = max(best[each.tokens], each.by_clock.get(clock, 0.0))
     least = None
     for tokens in sorted(best, reverse=True):
@@ -93,27 +93,27 @@ def pays_from(found: Iterable[Speedup], clock: str) -> int | None:
     return least
 
 
-def _pays_from(found: Sequence[Speedup]) -> list[str]:
-    longest = max(each.tokens for each in found)
-    least = [pays_from(found, clock) for clock in CLOCKS]
+def _pays_from(members: Sequence[Speedup]) -> list[str]:
+    longest = max(each.tokens for each in members)
+    least = [pays_from(members, clock) for clock in CLOCKS]
     return [f"not up to {longest}" if tokens is None else str(tokens) for tokens in least]
 
 
-def _speedup_table(group: GroupKey, found: Sequence[Speedup]) -> StudyTable:
-    variants = list(dict.fromkeys(each.variant for each in found))
-    cells = {(each.tokens, each.variant): each.by_clock for each in found}
+def _speedup_table(group: GroupKey, members: Sequence[Speedup]) -> StudyTable:
+    variants = list(dict.fromkeys(each.variant for each in members))
+    cells = {(each.tokens, each.variant): each.by_clock for each in members}
     lines = [
         (str(tokens), *(_ratios(cells.get((tokens, variant), {})) for variant in variants))
-        for tokens in sorted({each.tokens for each in found})
+        for tokens in sorted({each.tokens for each in members})
     ]
     facts = dict(zip(GROUP, map(str, group), strict=True))
     heading = f"speed-up over {PLAIN} by wall time (by device time), {_title(group)}, {facts['hardware']}"
     return StudyTable(heading, ("tokens", *variants), tuple(lines), facts)
 
 
-def _panel(group: GroupKey, found: Iterable[Speedup]) -> Panel:
+def _panel(group: GroupKey, members: Iterable[Speedup]) -> Panel:
     points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for each in found:
+    for each in members:
         for clock, ratio in each.by_clock.items():
             points[each.variant, clock].append((each.tokens, ratio))
     lines = [Series(variant, tuple(line), clock == "time_ms") for (variant, clock), line in points.items()]
@@ -130,9 +130,9 @@ def _names(group: GroupKey) -> tuple[str, str, str, str]:
     return str(facts["part"]), str(facts["hidden"]), str(facts["tp_size"]), str(bool(facts["graph"])).lower()
 
 
-def _by_group(found: Iterable[Speedup]) -> dict[GroupKey, list[Speedup]]:
+def _by_group(members: Iterable[Speedup]) -> dict[GroupKey, list[Speedup]]:
     groups: dict[GroupKey, list[Speedup]] = defaultdict(list)
-    for each in found:
+    for each in members:
         groups[each.group].append(each)
     return groups
 
@@ -142,11 +142,11 @@ def _group_of(row: Row) -> GroupKey:
     return (hardware, *(row[name] for name in GROUP[1:-1]), bool(row["graph"]))
 
 
-def _order(each: Speedup) -> tuple[Any, ...]:
-    facts = dict(zip(GROUP, each.group, strict=True))
+def _order(speedup: Speedup) -> tuple[Any, ...]:
+    facts = dict(zip(GROUP, speedup.group, strict=True))
     part = PARTS.index(facts["part"]) if facts["part"] in PARTS else len(PARTS)
     sizes = (facts["hidden"], facts["tp_size"], facts["graph"])
-    return (part, sizes, tuple(map(str, each.group)), each.variant, each.tokens)
+    return (part, sizes, tuple(map(str, speedup.group)), speedup.variant, speedup.tokens)
 
 
 def _ratios(by_clock: Mapping[str, float]) -> str:

@@ -92,6 +92,8 @@ def exchange_tokens(block: nn.Module, tokens: TokenExchange, *, replicated: bool
 
 
 class _GatherCopies(torch.autograd.Function):
+    """Gather rows for a computation that every rank repeats. Backward, keep this rank's rows."""
+
     @staticmethod
     def forward(ctx: Any, share: Tensor, group: Any) -> Tensor:
         ctx.group = group
@@ -103,6 +105,8 @@ class _GatherCopies(torch.autograd.Function):
 
 
 class _KeepShare(torch.autograd.Function):
+    """Keep this rank's rows of a tensor that every rank has. Backward, gather the rows."""
+
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: Any) -> Tensor:
         ctx.group = group
@@ -166,6 +170,8 @@ def _all_gather(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
+    """Gather rows. Backward, sum them over the ranks and scatter."""
+
     @staticmethod
     def forward(ctx: Any, share: Tensor, group: Any) -> Tensor:
         ctx.group = group
@@ -177,6 +183,8 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
+    """Sum rows over the ranks and scatter. Backward, gather."""
+
     @staticmethod
     def forward(ctx: Any, partial: Tensor, group: Any) -> Tensor:
         ctx.group = group
