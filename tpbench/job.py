@@ -154,9 +154,10 @@ def parse_job(
     workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
         fitting = sorted(shape for shape, owner in (shapes or {}).items() if owner == workload.name)
+        advice = f'; a variant of {shape_of} says so: @variant(workload="{shape_of}")' if from_outside else ""
         raise JobError(
             f"variant={variant.name} is of the workload {workload.name}, the shape is of {shape_of} "
-            f"(shapes that fit: {', '.join(fitting) or 'none'})"
+            f"(shapes that fit: {', '.join(fitting) or 'none'}){advice}"
         )
     former = former_names(workload.problem)
     chosen = dict.fromkeys(former.get(name, name) for name in chosen)

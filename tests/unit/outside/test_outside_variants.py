@@ -116,6 +116,14 @@ def test_a_mistake_is_one_line_before_anything_runs(value: str, text: str, messa
     assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
 
 
+def test_a_function_without_the_decorator_is_told_how_to_name_its_workload(folder: Path) -> None:
+    outside = {"my_loss.py:one": from_file(folder / "my_loss.py", "fast_tp")}
+    with pytest.raises(JobError, match=r'a variant of tp_block says so: @variant\(workload="tp_block"\)$'):
+        parse_job({"variant": "my_loss.py:one", "shape_workload": "tp_block"}, outside=outside)
+    with pytest.raises(JobError, match=r"\(shapes that fit: none\)$"):
+        parse_job({"variant": "triton_tp", "shape_workload": "tp_block"})
+
+
 def test_guarded_imports_and_required_packages_may_be_missing(folder: Path) -> None:
     text = "try:\n    import nowhere_x\nexcept ImportError:\n    pass\nimport nowhere_y\n"
     Path("f.py").write_text(f"{text}@variant(requires=['nowhere_y'])\ndef a(problem, shard): ...")
