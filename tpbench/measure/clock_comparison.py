@@ -1,7 +1,8 @@
-"""Compare wall time and device time: the device must not work for long after the end event.
+"""Compare wall time and device time: the events must not miss work.
 
-The end event is recorded on the current stream. Work on another stream that the current stream does not wait for is
-therefore missing in the device time. The wall clock waits for the whole device.
+Both events are recorded on the current stream. Work on another stream is missing in the device time if it does not wait
+for the current stream first, or if the current stream does not wait for it last. The wall clock waits for the whole
+device.
 """
 
 from __future__ import annotations
@@ -46,4 +47,4 @@ def idle_later(wall: Samples, on_device: Samples) -> str | None:
 
 
 def _not_joined(finding: str, device_ms: float) -> str:
-    return f"{finding}, and {device_ms:.3g} ms between the events: the current stream does not wait for that work"
+    return f"{finding}, and {device_ms:.3g} ms between the events: they miss work on another stream"

@@ -116,10 +116,10 @@ def run(
         say("checking the timed iterations")
         slow = one_pass_is_enough and context.device.type == "cpu"
         device_clock = (clocks[1], samples[1]) if context.device.type == "cuda" else None
+        wrong.append(audit(audited, step, context, not slow, device_clock))
         if device_clock is not None:
             waits = gather_numbers(wall.waits_ms[-len(samples[0]) :], context)
             wrong.append(waits_longer(waits, samples[1]))
-        wrong.append(audit(audited, step, context, not slow, device_clock))
     if any(wrong):
         return refused(verdict, next(filter(None, wrong))), columns
     on_device = samples[1] if context.device.type == "cuda" else None

@@ -32,8 +32,8 @@ def test_an_honest_host_waits_for_at_most_an_iteration(
 def test_a_long_wait_shows_work_that_the_end_event_does_not_wait_for() -> None:
     found = waits_longer(samples((5.0, 5.2), (4.9, 5.0), (5.1, 5.0)), samples((0.01, 0.02), (0.02, 0.01)))
     assert found == (
-        "the device works for 5 ms after the step has returned, and 0.02 ms between the events: the current stream "
-        "does not wait for that work"
+        "the device works for 5 ms after the step has returned, and 0.02 ms between the events: they miss work on "
+        "another stream"
     )
     assert waits_longer(samples((2.2,)), samples((1.0,))) is not None
     assert waits_longer(samples((2.1,)), samples((1.0,))) is None
