@@ -8,6 +8,12 @@ from torch import Tensor
 
 LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ALGORITHMS: dict[str, dict[str, str]] = {
+    "two_reads": {"algorithm": "two_reads"}, "two_kernels": {"algorithm": "two_kernels"},
+}  # fmt: skip
+"""Options of `entropy_loss` on one rank that choose each algorithm."""
+if torch.cuda.is_available():
+    ALGORITHMS["one_read where it fits"] = {"exchange": "symmetric"}
 TOLERANCE = {torch.float32: 2.0**-16, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 """Relative error of a gradient's row that is allowed, by norm: twice the rounding error of the dtype."""
 

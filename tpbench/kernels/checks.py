@@ -1,4 +1,4 @@
-"""Checks of `entropy_loss`'s arguments. Each error names the argument and says what is valid."""
+"""Checks of the arguments of `entropy_loss` and `linear_entropy_loss`. Errors name the argument and what is valid."""
 
 from __future__ import annotations
 
@@ -170,17 +170,17 @@ def writable(name: str, value: Tensor) -> None:
         reach += (size - 1) * stride
 
 
-def _meet(one: Tensor, other: Tensor) -> bool:
+def _share_memory(a: Tensor, b: Tensor) -> bool:
     """Return true if the tensors start at the same address or, if both are contiguous, overlap.
 
     Tensors with gaps may be separate parts of one tensor, for example halves of its columns.
     """
-    first, second = one.data_ptr(), other.data_ptr()
-    if not one.numel() or first == second:
-        return bool(one.numel())
-    if not (one.is_contiguous() and other.is_contiguous()):
+    start_a, start_b = a.data_ptr(), b.data_ptr()
+    if not a.numel() or start_a == start_b:
+        return bool(a.numel())
+    if not (a.is_contiguous() and b.is_contiguous()):
         return False
-    return first < second + other.numel() * other.itemsize and second < first + one.numel() * one.itemsize
+    return start_a < start_b + b.numel() * b.itemsize and start_b < start_a + a.numel() * a.itemsize
 
 
 def gradient(grad: Any, logits: Tensor, target: Tensor) -> None:
@@ -193,14 +193,14 @@ def gradient(grad: Any, logits: Tensor, target: Tensor) -> None:
         matrix("grad", grad)
         like("grad", grad, logits)
         writable("grad", grad)
-        if _meet(grad, logits):
+        if _share_memory(grad, logits):
             raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
     elif not (isinstance(grad, str) and grad in GRADS):
         raise ValueError(f"grad must be one of {', '.join(GRADS)}, or a tensor to accumulate into; got {grad!r}")
     elif grad == "in_place":
         writable("logits", logits)
     written = grad if isinstance(grad, Tensor) else logits if grad == "in_place" else None
-    if written is not None and _meet(written, target):
+    if written is not None and _share_memory(written, target):
         if (written.data_ptr(), written.stride(), written.dtype) != (target.data_ptr(), target.stride(), target.dtype):
             name = "grad" if isinstance(grad, Tensor) else "logits"
             raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")

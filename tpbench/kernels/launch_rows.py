@@ -26,7 +26,7 @@ class How:
     bytes_sent: int = 0
     """Bytes that this rank sent to its peers."""
     kernels: tuple[Any, ...] = ()
-    """The compiled kernels that read the logits (see `compiled.worst`). Each is None in the interpreter."""
+    """The compiled kernels that read the logits (see `kernel_resources`). Each is None in the interpreter."""
     relaunch: Relaunch | None = field(default=None, repr=False, compare=False)
     """Does the same for other tensors of the same form, if one kernel computes everything."""
 
@@ -101,7 +101,7 @@ def _two_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, s
 def _peers(loss: RowLoss, device: torch.device) -> symmetric.PeerWorkspace | Literal["one rank"] | None:
     """Return the workspace through which ranks exchange inside a one-pass kernel.
 
-    "one rank": nothing is exchanged. None: the two-pass kernels compute the loss.
+    "one rank": ranks exchange nothing. None: the two-pass kernels compute the loss.
     """
     algorithm, exchange = loss.algorithm, loss.exchange
     if algorithm in ("two_reads", "two_kernels") or (exchange == "nccl" and algorithm == "auto"):

@@ -69,12 +69,7 @@ def call_form(logits: object, target: object, options: tuple[Any, ...]) -> Hasha
         return None
     if logits.layout is not torch.strided or target.layout is not torch.strided:
         return None
-    form = (_tensor_form(logits), _tensor_form(target), options, tuple(map(type, options)))
-    try:
-        hash(form)
-    except TypeError:  # an option that is not valid
-        return None
-    return form
+    return (_tensor_form(logits), _tensor_form(target), options, tuple(map(type, options)))
 
 
 def _tensor_form(tensor: Tensor) -> Hashable:
@@ -85,8 +80,11 @@ def _tensor_form(tensor: Tensor) -> Hashable:
 
 
 def find(form: Hashable | None) -> RepeatedCall | None:
-    """Return how to repeat a call of this form, or None if there was none."""
-    return _remembered.get(form)
+    """Return the repetition of a call of this form, or None if there was no such call."""
+    try:
+        return _remembered.get(form)
+    except TypeError:  # an option that has no hash is not valid
+        return None
 
 
 def remember(form: Hashable | None, call: RepeatedCall) -> None:

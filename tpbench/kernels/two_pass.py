@@ -81,25 +81,23 @@ def launch(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scal
     strides = (*logits.stride(), *(target.stride() if target.dim() == 2 else (0, 0)))
     shard = (vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
     scales = (loss.logits_scale, loss.target_scale)
-    of_rows: dict[str, Any] = {
-        "LOSS": loss.formula, "SMOOTHED": loss.label_smoothing > 0, "ENTROPY": int(entropy), "WIDTH": width,
-    }  # fmt: skip
-    of_tiles = {
-        **of_rows, "SOFTCAP": float(loss.softcap), "TARGET_SOFTCAP": float(loss.target_softcap), **shape,
+    constants: dict[str, Any] = {
+        "LOSS": loss.formula, "SMOOTHED": loss.label_smoothing > 0, "ENTROPY": int(entropy),
+        "SOFTCAP": float(loss.softcap), "TARGET_SOFTCAP": float(loss.target_softcap), "WIDTH": width, **shape,
         "WIDE": is_wide(columns, block, logits, target, grad),
     }  # fmt: skip
     kernels = []
     gathered = None
     if loss.two_pass_algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
-        states = cached_launch(two_pass_kernels.statistics_kernel, **of_tiles)
+        states = cached_launch(two_pass_kernels.statistics_kernel, **constants)
         kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *shard), scales))
         gathered = gather_by_rank(statistics, loss.group, world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
     if gathered is None or grad is not None:
         gradient = cached_launch(
             two_pass_kernels.loss_and_gradient_kernel, LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate,
-            **of_tiles,
+            **constants,
         )  # fmt: skip
         kernels.append(
             gradient(

@@ -47,7 +47,8 @@ class Relaunch:
     def __init__(
         self, prepared: Prepared, peers: memory.Workspace | None, device: torch.device, **factors: float
     ) -> None:
-        """`peers`: the workspace of the group. None: one rank exchanges nothing. `factors`: as `launch` takes them."""
+        """`peers`: the workspace of the group. None: one rank, which has a workspace for each stream. `factors`: the
+        factors that `launch` gets by name."""
         self.prepared, self.peers, self.device, self.factors = prepared, peers, device, factors
         self.state: tuple[Any, ...] | None = None
         """The workspace, its size and the longest wait, for which the arguments were made."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpbench.workloads.entropy_loss.differentiated import (
+    bytes_of_three_all_reduces,
+    differentiated,
+    rows_that_count,
+)
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
@@ -28,16 +34,17 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
     dtype = torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
     target = DTensor.from_local(shard.target, mesh, [Replicate()])
 
-    def run() -> Output:
-        logits = shard.logits.detach().requires_grad_()
+    def loss_of(logits: Tensor) -> tuple[Tensor, None]:
         whole = DTensor.from_local(logits.to(dtype), mesh, [Along(1)], run_check=False)
-        with loss_parallel():
-            loss = F.cross_entropy(whole, target, ignore_index=IGNORED)
-            (grad,) = torch.autograd.grad(loss, logits)
-        local: Any = loss.detach()
-        return Output(local.to_local().float(), None, grad)
+        return F.cross_entropy(whole, target, ignore_index=IGNORED), None
 
-    return Step(run, bytes_communicated=_three_all_reduces(shard))
+    def run() -> Output:
+        with loss_parallel():
+            output = differentiated(shard.logits, loss_of)
+        loss: Any = output.loss
+        return replace(output, loss=loss.to_local().float())
+
+    return Step(run, bytes_communicated=bytes_of_three_all_reduces(shard))
 
 
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
@@ -56,10 +63,8 @@ def _liger_whole(problem: EntropyLoss, shard: Shard) -> Step:
     work = shard.logits.clone()  # the gradient overwrites it; a training step would make new logits
 
     def run() -> Output:
-        logits = work.detach().requires_grad_()
-        loss = function(logits.to(dtype), shard.target)
-        (grad,) = torch.autograd.grad(loss, logits)
-        return Output(loss.detach().float(), None, grad)
+        output = differentiated(work, lambda logits: (function(logits.to(dtype), shard.target), None))
+        return replace(output, loss=output.loss.float())
 
     return Step(run, restore=lambda: _copy(work, shard.logits))
 
@@ -68,16 +73,13 @@ def _liger_sharded(shard: Shard) -> Step:
     from liger_kernel.transformers import LigerVocabParallelCrossEntropy
 
     function = LigerVocabParallelCrossEntropy(ignore_index=IGNORED)
-    count = (shard.target != IGNORED).sum().clamp(min=1)
+    count = rows_that_count(shard)
 
-    def run() -> Output:
-        logits = shard.logits.detach().requires_grad_()
+    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
         row_loss = function(logits[:, None], shard.target[:, None], shard.group)[:, 0]
-        loss = row_loss.sum() / count
-        (grad,) = torch.autograd.grad(loss, logits)
-        return Output(loss.detach(), row_loss.detach(), grad)
+        return row_loss.sum() / count, row_loss
 
-    return Step(run, bytes_communicated=_three_all_reduces(shard))
+    return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=bytes_of_three_all_reduces(shard))
 
 
 def megatron(problem: EntropyLoss, shard: Shard) -> Step:
@@ -88,21 +90,21 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
     counts = shard.target != IGNORED
-    count = counts.sum().clamp(min=1)
+    count = rows_that_count(shard)
     # Megatron subtracts the maximum in place from logits.float(), which is a copy unless the logits are fp32.
     overwritten = shard.logits.dtype == torch.float32
     work = shard.logits.clone() if overwritten else shard.logits
 
-    def run() -> Output:
-        logits = work.detach().requires_grad_()
-        each = vocab_parallel_cross_entropy(logits[:, None], shard.target[:, None], tp_group=shard.group)[:, 0]
-        row_loss = torch.where(counts, each, 0.0)
-        loss = row_loss.sum() / count
-        (grad,) = torch.autograd.grad(loss, logits)
-        return Output(loss.detach(), row_loss.detach(), grad)
+    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+        losses = vocab_parallel_cross_entropy(logits[:, None], shard.target[:, None], tp_group=shard.group)[:, 0]
+        row_loss = torch.where(counts, losses, 0.0)
+        return row_loss.sum() / count, row_loss
 
-    restore = (lambda: _copy(work, shard.logits)) if overwritten else None
-    return Step(run, bytes_communicated=_three_all_reduces(shard), restore=restore)
+    return Step(
+        lambda: differentiated(work, loss_of),
+        bytes_communicated=bytes_of_three_all_reduces(shard),
+        restore=(lambda: _copy(work, shard.logits)) if overwritten else None,
+    )
 
 
 def quack(problem: EntropyLoss, shard: Shard) -> Step:
@@ -112,8 +114,7 @@ def quack(problem: EntropyLoss, shard: Shard) -> Step:
     """
     from quack.cross_entropy import cross_entropy_fwd
 
-    count = (shard.target != IGNORED).sum().clamp(min=1)
-    factor = 1.0 / count
+    factor = 1.0 / rows_that_count(shard)
 
     def run() -> Output:
         row_loss, grad = cross_entropy_fwd(shard.logits, shard.target, ignore_index=IGNORED, return_dx=True)
@@ -122,9 +123,71 @@ def quack(problem: EntropyLoss, shard: Shard) -> Step:
     return Step(run)
 
 
-def _three_all_reduces(shard: Shard) -> int:
-    """Return the bytes of three fp32 all-reduces (maximum, sum, label's logit), each once around a ring and back."""
-    return 3 * 2 * (shard.tp_size - 1) * shard.tokens * 4 // shard.tp_size
+def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
+    """https://github.com/Dao-AILab/flash-attention: flash_attn.ops.triton.cross_entropy.cross_entropy_loss.
+
+    Ranks gather each other's log-sum-exp and sum the logits of the labels. The gradient is a new tensor, because the
+    variant leaves `inplace_backward` at its default.
+    """
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+
+    count = rows_that_count(shard)
+
+    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+        row_loss, _ = cross_entropy_loss(
+            logits,
+            shard.target,
+            logit_scale=problem.logits_scale,
+            ignore_index=IGNORED,
+            process_group=shard.group,
+        )
+        return row_loss.sum() / count, row_loss
+
+    gathered = 4 * shard.tokens * (shard.tp_size - 1)
+    summed = 2 * 4 * shard.tokens * (shard.tp_size - 1) // shard.tp_size
+    return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=gathered + summed)
+
+
+def transformer_engine(problem: EntropyLoss, shard: Shard) -> Step:
+    """https://github.com/NVIDIA/TransformerEngine: transformer_engine.pytorch.parallel_cross_entropy.
+
+    Ranks gather four fp32 numbers of each row.
+    """
+    from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+
+    count = rows_that_count(shard)
+
+    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+        row_loss = parallel_cross_entropy(
+            logits[None], shard.target[None], dist_process_group=shard.group, ignore_idx=IGNORED
+        )[0]
+        return row_loss.sum() / count, row_loss
+
+    sent = 4 * 4 * shard.tokens * (shard.tp_size - 1)
+    return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=sent)
+
+
+def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
+    """https://github.com/pytorch/torchtitan: torchtitan.components.loss.cross_entropy_loss of DTensors.
+
+    It is written in torch operations and fp32, and returns the sum over rows. Ranks exchange three all-reduces.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import Shard as Along
+    from torchtitan.components.loss import cross_entropy_loss
+
+    assert shard.group is not None  # the variant does not support tp_size=1
+    mesh = DeviceMesh.from_group(shard.group, shard.device.type, mesh_dim_names=("tp",))
+    labels = DTensor.from_local(shard.target[None], mesh, [Replicate()], run_check=False)
+    count = rows_that_count(shard)
+
+    def loss_of(logits: Tensor) -> tuple[Tensor, None]:
+        whole = DTensor.from_local(logits[None], mesh, [Along(2)], run_check=False)
+        total: Any = cross_entropy_loss(whole, labels)
+        return total.to_local() / count, None
+
+    return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=bytes_of_three_all_reduces(shard))
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

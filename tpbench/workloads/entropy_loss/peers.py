@@ -102,9 +102,9 @@ def liger(problem: EntropyLoss, shard: Any) -> Any:
     unsupported_reason=lambda problem, tp_size: _uneven(problem, tp_size) or _no_other_loss(problem),
 )
 def flash_attn(problem: EntropyLoss, shard: Any) -> Any:
-    from tpbench.workloads.entropy_loss import framework_losses
+    from tpbench.workloads.entropy_loss import adapters
 
-    return framework_losses.flash_attn(problem, shard)
+    return adapters.flash_attn(problem, shard)
 
 
 @WORKLOAD.variant(
@@ -114,9 +114,9 @@ def flash_attn(problem: EntropyLoss, shard: Any) -> Any:
     unsupported_reason=_transformer_engine,
 )
 def transformer_engine(problem: EntropyLoss, shard: Any) -> Any:
-    from tpbench.workloads.entropy_loss import framework_losses
+    from tpbench.workloads.entropy_loss import adapters
 
-    return framework_losses.transformer_engine(problem, shard)
+    return adapters.transformer_engine(problem, shard)
 
 
 @WORKLOAD.variant(
@@ -125,6 +125,6 @@ def transformer_engine(problem: EntropyLoss, shard: Any) -> Any:
     unsupported_reason=_torchtitan,
 )
 def torchtitan(problem: EntropyLoss, shard: Any) -> Any:
-    from tpbench.workloads.entropy_loss import framework_losses
+    from tpbench.workloads.entropy_loss import adapters
 
-    return framework_losses.torchtitan(problem, shard)
+    return adapters.torchtitan(problem, shard)

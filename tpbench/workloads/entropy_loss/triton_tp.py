@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tpbench.kernels import How, entropy_loss
-from tpbench.kernels.compiled import worst
+from tpbench.kernels.kernel_resources import worst_resources
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
@@ -39,13 +39,13 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
         if last is None:
             return {}
         found: dict[str, Any] = {"algorithm_used": last.algorithm, "block_used": last.block}
-        made = worst(last.kernels, shard.device)
-        if made is not None:
+        resources = worst_resources(last.kernels, shard.device)
+        if resources is not None:
             found |= {
-                "registers": made.registers,
-                "spilled_bytes": made.spilled_bytes,
-                "shared_kib": made.shared_bytes / 1024,
-                "occupancy": made.occupancy,
+                "registers": resources.registers,
+                "spilled_bytes": resources.spilled_bytes,
+                "shared_kib": resources.shared_bytes / 1024,
+                "occupancy": resources.occupancy,
             }
         return found
 

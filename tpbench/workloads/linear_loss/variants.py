@@ -7,6 +7,25 @@ from typing import Any
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
 
 
+def one_rank_with_labels(problem: LinearLoss, tp_size: int) -> str | None:
+    """Return why a loss for one rank, from labels, cannot do the problem."""
+    return "it is for one GPU" if tp_size > 1 else labels_only(problem)
+
+
+def labels_of_even_shards(problem: LinearLoss, tp_size: int) -> str | None:
+    """Return why a loss from labels that needs shards of one size cannot do the problem."""
+    if problem.vocab % tp_size:
+        return f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}"
+    return labels_only(problem)
+
+
+def labels_only(problem: LinearLoss) -> str | None:
+    """Return why a cross-entropy from labels cannot do the problem."""
+    if not problem.from_labels:
+        return f"it has no {problem.loss}, only cross_entropy"
+    return "it divides by zero where every row is ignored" if problem.ignored == 1.0 else None
+
+
 @WORKLOAD.variant(
     "tpbench.kernels.linear_entropy_loss: chunks of rows, our loss in place, sums over ranks behind products",
     options={"entropy", "sequence_parallel", "main_grad", "logits_gib", "exchange"},
@@ -15,9 +34,9 @@ from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
     requires_cuda=lambda problem: problem.exchange == "symmetric",
 )
 def linear_tp(problem: LinearLoss, shard: Any) -> Any:
-    from tpbench.workloads.linear_loss import ours
+    from tpbench.workloads.linear_loss import linear_tp as implementation
 
-    return ours.prepare(problem, shard)
+    return implementation.prepare(problem, shard)
 
 
 @WORKLOAD.variant(
@@ -28,9 +47,9 @@ def linear_tp(problem: LinearLoss, shard: Any) -> Any:
     requires_cuda=lambda problem: problem.exchange == "symmetric",
 )
 def linear_unfused(problem: LinearLoss, shard: Any) -> Any:
-    from tpbench.workloads.linear_loss import ours
+    from tpbench.workloads.linear_loss import linear_tp as implementation
 
-    return ours.prepare_unfused(problem, shard)
+    return implementation.prepare_unfused(problem, shard)
 
 
 @WORKLOAD.variant("all-gather the logits to the whole vocabulary, then torch's own loss in fp32")
@@ -55,28 +74,9 @@ def linear_loss_parallel(problem: LinearLoss, shard: Any) -> Any:
 @WORKLOAD.variant(
     "torch.compile of F.linear and F.cross_entropy in fp32, with autograd's backward",
     requires_cuda=True,
-    unsupported_reason=lambda problem, tp_size: one_rank_with_labels(problem, tp_size),
+    unsupported_reason=one_rank_with_labels,
 )
 def linear_compiled(problem: LinearLoss, shard: Any) -> Any:
     from tpbench.workloads.linear_loss import in_torch
 
     return in_torch.compiled(problem, shard)
-
-
-def one_rank_with_labels(problem: LinearLoss, tp_size: int) -> str | None:
-    """Return why a loss for one rank, from labels, cannot do the problem."""
-    return "it is for one GPU" if tp_size > 1 else labels_only(problem)
-
-
-def labels_of_even_shards(problem: LinearLoss, tp_size: int) -> str | None:
-    """Return why a loss from labels that needs shards of one size cannot do the problem."""
-    if problem.vocab % tp_size:
-        return f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}"
-    return labels_only(problem)
-
-
-def labels_only(problem: LinearLoss) -> str | None:
-    """Return why a cross-entropy from labels cannot do the problem."""
-    if not problem.from_labels:
-        return f"it has no {problem.loss}, only cross_entropy"
-    return "it divides by zero where every row is ignored" if problem.ignored == 1.0 else None

@@ -27,7 +27,7 @@ class Multiprocessor:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class KernelResources:
     """The resources of one kernel, or of several kernels the worst value in each respect."""
 
     registers: int
@@ -42,17 +42,20 @@ class Compiled:
 
 def occupancy(registers: int, shared_bytes: int, warps: int, on: Multiprocessor) -> float:
     """Return the share of a multiprocessor's warps that programs with these registers and shared bytes can fill."""
-    a_warp = -(-max(1, registers) * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
-    by_registers = on.registers // _QUARTERS // a_warp * _QUARTERS // warps
+    warp_registers = -(-max(1, registers) * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+    by_registers = on.registers // _QUARTERS // warp_registers * _QUARTERS // warps
     by_threads = on.threads // (WARP * warps)
     by_shared = on.shared_bytes // (shared_bytes + _RESERVED_BYTES)
     return min(by_registers, by_threads, by_shared) * warps * WARP / on.threads
 
 
-def worst(kernels: Iterable[Any], device: torch.device) -> Compiled | None:
-    """Return the worst values of kernels, as Triton's launches return them, or None if Triton compiled none."""
-    launched = [each for each in kernels if each is not None]
-    if not launched:
+def worst_resources(kernels: Iterable[Any], device: torch.device) -> KernelResources | None:
+    """Return the worst resources of compiled kernels, or None if Triton compiled none.
+
+    kernels: what launches return, each None in Triton's interpreter.
+    """
+    compiled = [each for each in kernels if each is not None]
+    if not compiled:
         return None
     limits: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the registers
     on = Multiprocessor(
@@ -60,10 +63,10 @@ def worst(kernels: Iterable[Any], device: torch.device) -> Compiled | None:
         limits.max_threads_per_multi_processor,
         limits.shared_memory_per_multiprocessor,
     )
-    shapes = [(each.n_regs, each.metadata.shared, each.metadata.num_warps) for each in launched]
-    return Compiled(
+    shapes = [(each.n_regs, each.metadata.shared, each.metadata.num_warps) for each in compiled]
+    return KernelResources(
         registers=max(registers for registers, _, _ in shapes),
-        spilled_bytes=max(4 * each.n_spills for each in launched),  # Triton counts words of local memory
+        spilled_bytes=max(4 * each.n_spills for each in compiled),  # Triton counts words of local memory
         shared_bytes=max(shared for _, shared, _ in shapes),
         occupancy=min(occupancy(*shape, on) for shape in shapes),
     )

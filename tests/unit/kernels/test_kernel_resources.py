@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tpbench.kernels.block_caps import FILE, measured_cap, winners
-from tpbench.kernels.compiled import Multiprocessor, occupancy, worst
+from tpbench.kernels.kernel_resources import Multiprocessor, occupancy, worst_resources
 
 H200 = Multiprocessor(registers=65536, threads=2048, shared_bytes=228 * 1024)
 A10 = Multiprocessor(registers=65536, threads=1536, shared_bytes=100 * 1024)
@@ -52,10 +52,10 @@ def test_the_worst_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: limits)
     device = torch.device("cuda", 0)
-    found = worst([kernel(40, 0, 512, 16), kernel(64, 3, 128, 32)], device)
+    found = worst_resources([kernel(40, 0, 512, 16), kernel(64, 3, 128, 32)], device)
     assert found is not None
     assert (found.registers, found.spilled_bytes, found.shared_bytes, found.occupancy) == (64, 12, 512, 0.5)
-    assert worst([None, None], device) is None and worst([], device) is None
+    assert worst_resources([None, None], device) is None and worst_resources([], device) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -66,7 +66,7 @@ def test_a_kernel_says_what_it_was_compiled_to() -> None:
     labels = torch.zeros(64, dtype=torch.int64, device="cuda")
     for algorithm, kernels in (("two_reads", 1), ("two_kernels", 2), ("one_read", 1)):
         how = entropy_loss(logits, labels, algorithm=algorithm).how
-        found = worst(how.kernels, logits.device)
+        found = worst_resources(how.kernels, logits.device)
         assert len(how.kernels) == kernels and found is not None
         assert 16 <= found.registers <= 255 and 0 < found.occupancy <= 1
 

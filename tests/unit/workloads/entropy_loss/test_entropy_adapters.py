@@ -1,7 +1,8 @@
-"""Adapters of training frameworks, called with functions that have the real signatures and compute with torch.
+"""Adapters of other projects, called with functions that have the real signatures and compute with torch.
 
-Signatures are of flash-attention (commit 058ad35) and Transformer Engine 2.20.2. torchtitan 0.3.0 needs many packages,
-so it is not installed for tests. Its own function passed the oracle on two ranks, on CPUs with torch 2.13.
+Signatures are of flash-attention (commit 058ad35) and Transformer Engine 2.20.2. The functions of Liger, Megatron and
+QuACK have only the arguments that the adapters use. torchtitan 0.3.0 needs many packages, so it is not installed for
+tests. Its own function passed the oracle on two ranks, on CPUs with torch 2.13.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.entropy_loss import alone, context, problem
-from tpbench.workloads.entropy_loss import WORKLOAD, framework_losses
+from tpbench.workloads.entropy_loss import WORKLOAD, adapters
 from tpbench.workloads.entropy_loss.bench import setup
+from tpbench.workloads.entropy_loss.oracle import Oracle
 
 
 def flash_attn_loss(
@@ -40,7 +42,47 @@ def transformer_engine_loss(
     return rows.view(target.shape)
 
 
+class LigerCrossEntropyLoss:
+    def __init__(self, ignore_index: int) -> None:
+        self.ignore_index = ignore_index
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits, target, ignore_index=self.ignore_index)
+
+
+class LigerVocabParallelCrossEntropy(LigerCrossEntropyLoss):
+    def __call__(self, logits: Tensor, target: Tensor, group: Any = None) -> Tensor:
+        assert logits.ndim == 3 and target.shape == logits.shape[:2]
+        rows = F.cross_entropy(
+            logits.flatten(0, 1).float(), target.flatten(), ignore_index=self.ignore_index, reduction="none"
+        )
+        return rows.view(target.shape)
+
+
+def megatron_loss(logits: Tensor, target: Tensor, label_smoothing: float = 0.0, tp_group: Any = None) -> Tensor:
+    """It has no label to ignore: such a row gets the loss of another label."""
+    return LigerVocabParallelCrossEntropy(-1)(logits, target.clamp(min=0))
+
+
+def cross_entropy_fwd(x: Tensor, target: Tensor, ignore_index: int, return_dx: bool) -> tuple[Tensor, Tensor]:
+    """The gradient is that of the sum over rows."""
+    assert return_dx
+    leaf = x.detach().requires_grad_()
+    rows = F.cross_entropy(leaf.float(), target, ignore_index=ignore_index, reduction="none")
+    return rows.detach(), torch.autograd.grad(rows.sum(), leaf)[0]
+
+
 MODULES: dict[str, dict[str, Any]] = {
+    "liger_kernel": {},
+    "liger_kernel.transformers": {
+        "LigerCrossEntropyLoss": LigerCrossEntropyLoss,
+        "LigerVocabParallelCrossEntropy": LigerVocabParallelCrossEntropy,
+    },
+    "megatron": {},
+    "megatron.core": {},
+    "megatron.core.tensor_parallel": {"vocab_parallel_cross_entropy": megatron_loss},
+    "quack": {},
+    "quack.cross_entropy": {"cross_entropy_fwd": cross_entropy_fwd},
     "flash_attn": {},
     "flash_attn.ops": {},
     "flash_attn.ops.triton": {},
@@ -60,7 +102,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("ignored", [0.0, 0.3])
-@pytest.mark.parametrize("name", ["flash_attn", "transformer_engine"])
+@pytest.mark.parametrize("name", ["flash_attn", "transformer_engine", "liger", "megatron", "quack"])
 def test_an_adapter_passes_the_oracle(name: str, ignored: float) -> None:
     cell = problem(loss="cross_entropy", dtype="bfloat16", ignored=ignored)
     session = setup(cell, WORKLOAD.variants[name], context())
@@ -68,12 +110,20 @@ def test_an_adapter_passes_the_oracle(name: str, ignored: float) -> None:
     assert session.check().wrong is None
 
 
+@pytest.mark.parametrize("ignored", [0.0, 0.3])
+def test_the_sharded_loss_of_liger_passes_the_oracle(ignored: float) -> None:
+    cell = problem(loss="cross_entropy", dtype="bfloat16", ignored=ignored)
+    shard = alone(cell)
+    output = adapters._liger_sharded(shard).run()
+    assert Oracle(cell, shard).compare(output).complaint(cell) is None
+
+
 def test_flash_attention_scales_the_logits() -> None:
     cell = problem(loss="cross_entropy", dtype="float32", logits_scale=0.5)
     assert WORKLOAD.variants["flash_attn"].unsupported_reason(cell, 1) is None
     shard = alone(cell)
     wanted = F.cross_entropy(shard.logits * 0.5, shard.target)
-    assert framework_losses.flash_attn(cell, shard).run().loss == pytest.approx(float(wanted), rel=1e-5)
+    assert adapters.flash_attn(cell, shard).run().loss == pytest.approx(float(wanted), rel=1e-5)
 
 
 @pytest.mark.parametrize(

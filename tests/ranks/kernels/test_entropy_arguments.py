@@ -1,0 +1,116 @@
+"""The arguments of `entropy_loss`: errors that name them, and algorithms that are asked for by name."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.kernel_reference import make
+from tpbench.kernels import entropy_loss
+
+ROOM = torch.zeros(5, 8, device="cuda" if torch.cuda.is_available() else "cpu")
+LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "names", "changes"),
+    [
+        (TypeError, "logits", {"logits": [1.0]}),
+        (TypeError, "logits must be bfloat16, float16 or float32", {"logits": LOGITS.double()}),
+        (ValueError, "logits must have shape", {"logits": LOGITS[0]}),
+        (TypeError, "target must hold labels", {"target": LABELS.float()}),
+        (ValueError, "target must have shape", {"target": LABELS[:3]}),
+        (ValueError, "target must be on", {"target": torch.empty(4, dtype=torch.int64, device="meta")}),
+        (ValueError, "target must have shape", {"loss": "reverse_kl"}),
+        (ValueError, "target must have the logits' shape", {"loss": "reverse_kl", "target": LOGITS[:, :7]}),
+        (ValueError, "loss must be one of cross_entropy, soft", {"loss": "kl"}),
+        (ValueError, "reduction must be one of", {"reduction": "avg"}),
+        (TypeError, "group", {"group": "tp"}),
+        (ValueError, "vocab_start", {"vocab_start": 4}),
+        (ValueError, "vocab_start must be at least 0", {"vocab_start": -1}),
+        (ValueError, "vocab_size must be at most the 8", {"vocab_size": 9}),
+        (ValueError, "vocab_size must be at least 1", {"vocab_size": 0}),
+        (TypeError, "ignore_index", {"ignore_index": 1.5}),
+        (ValueError, "logits_scale", {"logits_scale": 0.0}),
+        (TypeError, "logits_scale", {"logits_scale": "1"}),
+        (ValueError, "temperature", {"temperature": -1.0}),
+        (ValueError, "temperature softens", {"temperature": 2.0}),
+        (ValueError, "label_smoothing", {"label_smoothing": 1.1}),
+        (ValueError, "label_smoothing smooths", {"label_smoothing": 0.1, "loss": "forward_kl", "target": LOGITS}),
+        (ValueError, "z_loss", {"z_loss": math.nan}),
+        (ValueError, "grad must be one of new, in_place, none", {"grad": "old"}),
+        (ValueError, "grad must have the logits' shape", {"grad": LOGITS[:3]}),
+        (ValueError, "grad must not share", {"grad": LOGITS}),
+        (ValueError, "grad must not overlap", {"grad": LOGITS[:1].expand(4, 8)}),
+        (ValueError, "logits must not overlap", {"logits": LOGITS[:1].expand(4, 8), "grad": "in_place"}),
+        (ValueError, "grad must be one of new, in_place, none", {"grad": [1.0]}),
+        (ValueError, "grad must not share", {"logits": ROOM[:4], "grad": ROOM[1:]}),
+        (
+            ValueError,
+            "target must not share memory with logits",
+            {"logits": ROOM[:4], "target": ROOM[1:], "loss": "forward_kl", "grad": "in_place"},
+        ),
+        (
+            ValueError,
+            "target must not share memory with grad",
+            {"target": ROOM[:4], "grad": ROOM[1:], "loss": "forward_kl"},
+        ),
+        (TypeError, "logits must be a dense tensor", {"logits": LOGITS.to_sparse()}),
+        (
+            ValueError,
+            "logits must not be a negative view",
+            {"logits": torch.zeros(4, 8, dtype=torch.cfloat).conj().imag},
+        ),
+        (ValueError, "logits must have a column", {"logits": LOGITS[:, :0]}),
+        (ValueError, "logits must be on a CUDA device", {"logits": LOGITS.to("meta"), "target": LABELS.to("meta")}),
+        (ValueError, "ignore_index must be at most", {"ignore_index": 2**63}),
+        (ValueError, "vocab_size must be at most 2147483647", {"vocab_size": 2**31}),
+        (ValueError, "vocab_start must be at most 2147483647", {"vocab_start": 2**31}),
+        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 1e39}),
+        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 10**400}),
+        (ValueError, "temperature must leave", {"loss": "reverse_kl", "target": LOGITS, "temperature": 1e-39}),
+        (ValueError, "z_loss must be finite in float32", {"z_loss": 1e39}),
+        (TypeError, "grad_scale", {"grad_scale": None}),
+        (ValueError, "grad_scale must be finite in float32; got inf", {"grad_scale": math.inf}),
+        (ValueError, "grad_scale must be finite in float32; got nan", {"grad_scale": math.nan}),
+        (ValueError, "block_cap must be 'auto' or a power of two", {"block_cap": 100}),
+        (ValueError, "exchange must be one of auto, nccl, symmetric", {"exchange": "mpi"}),
+        (ValueError, "algorithm must be one of auto, two_reads, two_kernels, one_read", {"algorithm": "split"}),
+    ],
+)
+def test_errors_name_the_argument(error: type[Exception], names: str, changes: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"logits": LOGITS, "target": LABELS, **changes}
+    with pytest.raises(error, match=names):
+        entropy_loss(arguments.pop("logits"), arguments.pop("target"), **arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without CUDA")
+def test_one_read_needs_cuda() -> None:
+    with pytest.raises(RuntimeError, match="exchange='symmetric' needs CUDA"):
+        entropy_loss(LOGITS, LABELS, exchange="symmetric")
+    with pytest.raises(RuntimeError, match="algorithm='one_read' needs CUDA"):
+        entropy_loss(LOGITS, LABELS, algorithm="one_read")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_an_algorithm_asked_for_by_name_is_not_replaced() -> None:
+    with pytest.raises(ValueError, match="algorithm='one_read' cannot do this: it has no label_smoothing"):
+        entropy_loss(LOGITS, LABELS, algorithm="one_read", label_smoothing=0.1)
+    with pytest.raises(ValueError, match="whole 16-byte vectors"):
+        entropy_loss(LOGITS[:, 1:], LABELS, algorithm="one_read")
+
+
+@pytest.mark.parametrize("name", ["two_reads", "two_kernels"])
+def test_the_result_names_its_algorithm(name: Any) -> None:
+    how = entropy_loss(LOGITS, LABELS, algorithm=name).how
+    assert (how.algorithm, how.block, how.bytes_sent, len(how.kernels)) == (name, 16, 0, 1 + (name == "two_kernels"))
+
+
+def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy_function"], "INTERPRETED", False)
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
+        entropy_loss(*make("cross_entropy"))

@@ -1,0 +1,147 @@
+"""`EntropyLoss`, the module: upstream gradients, fp16, and what autograd must notice."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.kernel_reference import ALGORITHMS, LOSSES, make, reference
+from tpbench.kernels import EntropyLoss, entropy_loss
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(params=ALGORITHMS)
+def algorithm(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The options that choose an algorithm."""
+    return dict(ALGORITHMS[request.param])
+
+
+LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_module_scales_by_the_upstream_gradient(reduction: str, in_place: bool, device: torch.device) -> None:
+    values, target = make("cross_entropy", device=device)
+    target[1] = -100
+    upstream = torch.tensor([3.0, 1.0, 0.0, -2.5, 1.0, 1.0, 7.0, 1.0, 0.5], device=device)
+    upstream = upstream if reduction == "none" else upstream[3]
+    expected = values.clone().requires_grad_()
+    F.cross_entropy(expected * 2, target, reduction=reduction, label_smoothing=0.1).backward(upstream)
+    leaf = values.clone().requires_grad_()
+    module = EntropyLoss(reduction=reduction, label_smoothing=0.1, logits_scale=2.0, in_place=in_place)
+    loss = module(leaf * 1.0, target)
+    loss.backward(upstream)
+    torch.testing.assert_close(leaf.grad, expected.grad)
+
+
+def test_an_upstream_gradient_and_labels_with_strides(device: torch.device, algorithm: dict[str, Any]) -> None:
+    """The backward pass of a sum hands one expanded number to all rows: a gradient whose stride is 0."""
+    values, target = make("cross_entropy", device=device)
+    apart = torch.stack((target, target * 0), 1)[:, 0]
+    leaf, expected = values.clone().requires_grad_(), values.clone().requires_grad_()
+    (EntropyLoss(reduction="none", **algorithm)(leaf, apart).sum() * 3.0).backward()
+    (F.cross_entropy(expected, target, reduction="sum") * 3.0).backward()
+    torch.testing.assert_close(leaf.grad, expected.grad)
+
+
+def test_the_module_with_an_upstream_gradient_of_one(device: torch.device) -> None:
+    values, target = make("reverse_kl", dtype=torch.bfloat16, device=device)
+    leaf = values.clone().requires_grad_()
+    EntropyLoss(loss="reverse_kl")(leaf, target).backward()
+    expected = entropy_loss(values, target, loss="reverse_kl").grad
+    assert leaf.grad is not None and expected is not None and torch.equal(leaf.grad, expected)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_loss_scaler_comes_in_time_for_fp16(
+    loss: Any, in_place: bool, device: torch.device, algorithm: dict[str, Any]
+) -> None:
+    """Many gradients of a mean over 1000 rows are too small for fp16: the scale of 2^16 comes before the rounding."""
+    values, target = make(loss, rows=1000, vocab=64, dtype=torch.float16, device=device)
+    right = reference(values, target, loss=loss, grad_scale=2.0**16)[2]
+    leaf = values.clone().requires_grad_()
+    (EntropyLoss(loss=loss, in_place=in_place, **algorithm)(leaf * 1.0, target) * 2.0**16).backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad.double().cpu(), right, rtol=2.0**-10, atol=2.0**-14)
+
+
+@pytest.mark.parametrize(("logits_scale", "grad_scale"), [(1.0, 2.0**16), (30.0, -3.0), (1.0, 0.0), (2.0**-20, 1.0)])
+def test_gradients_in_fp16_stay_finite_with_any_factors(
+    logits_scale: float, grad_scale: float, device: torch.device, algorithm: dict[str, Any]
+) -> None:
+    """Also of a mean over one row of many."""
+    for counted in (1, 4000):
+        values, target = make("cross_entropy", rows=4000, vocab=8, dtype=torch.float16, device=device)
+        target[counted:] = -100
+        options = {"logits_scale": logits_scale, "grad_scale": grad_scale / (4000 if counted == 1 else 1)}
+        right = reference(values, target, **options)[2]
+        leaf = values.requires_grad_()
+        EntropyLoss(**options, **algorithm)(leaf, target).backward()
+        assert leaf.grad is not None
+        # A probability of one less one leaves an fp32's rounding, times the factors; and fp16 its smallest number.
+        slack = abs(logits_scale * grad_scale) * 2.0**-23 / counted + 2.0**-24
+        torch.testing.assert_close(leaf.grad.double().cpu(), right, rtol=2.0**-10, atol=slack)
+
+
+@pytest.mark.parametrize(
+    ("error", "names", "changes"),
+    [
+        (ValueError, "logits must have shape", {"logits": LOGITS.half()[0, 0]}),
+        (TypeError, "grad_scale must be a number", {"grad_scale": "2"}),
+        (ValueError, "grad_scale must be finite", {"grad_scale": math.nan}),
+        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 10**400}),
+        (ValueError, "logits_scale must be .* greater than 0", {"logits_scale": -1.0}),
+        (ValueError, "reduction must be one of", {"reduction": "avg"}),
+    ],
+)
+def test_errors_name_the_argument_that_decides_the_scale_in_fp16(
+    error: type[Exception], names: str, changes: dict[str, Any], algorithm: dict[str, Any]
+) -> None:
+    options = dict(changes)
+    logits = options.pop("logits", LOGITS.half()).clone().requires_grad_()
+    with pytest.raises(error, match=names):
+        EntropyLoss(**options, **algorithm)(logits, LABELS)
+
+
+def test_a_second_backward_raises(device: torch.device) -> None:
+    values, target = make("cross_entropy", device=device)
+    loss = EntropyLoss()(values.requires_grad_(), target)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="run forward again"):
+        loss.backward()
+
+
+def test_the_module_without_gradients(device: torch.device) -> None:
+    values, target = make("cross_entropy", device=device)
+    assert not EntropyLoss()(values, target).requires_grad
+    with torch.no_grad():
+        assert not EntropyLoss(in_place=True)(values.clone().requires_grad_(), target).requires_grad
+    with pytest.raises(TypeError, match="in_place"):
+        EntropyLoss(grad="none")
+    with pytest.raises(TypeError, match="no setting zloss; there are algorithm, block_cap, "):
+        EntropyLoss(zloss=0.5)
+    assert "z_loss=0.5" in repr(EntropyLoss(z_loss=0.5))
+
+
+def test_a_backward_that_needs_overwritten_values_raises(device: torch.device, algorithm: dict[str, Any]) -> None:
+    """tanh, as of soft-capped logits, keeps its result for its backward."""
+    values, target = make("cross_entropy", device=device)
+    capped = values.requires_grad_().tanh()
+    loss = EntropyLoss(in_place=True, **algorithm)(capped, target)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    main_grad = torch.zeros_like(values)
+    entropy_loss(values, target, grad=main_grad, **algorithm)
+    assert main_grad._version == 1 and values._version == 0
+    with torch.inference_mode():
+        entropy_loss(torch.zeros_like(values), target, grad="in_place", **algorithm)
