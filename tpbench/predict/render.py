@@ -17,7 +17,7 @@ from tpbench.report.writer import aligned
 from tpbench.workloads.cost_model import ProblemSize, Question
 
 UNKNOWN = "unknown"
-"""Text of a number whose error bar is too wide, and of communication that the rows do not tell."""
+"""Text of a number whose error bar is too wide, with that error, and of communication that the rows do not tell."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def _table(answer: Answer) -> str:
         answer.target.memory_text(size),
         extrapolation([answer.models[each.head] for each in answer.predictions], size),
         f"+-: {SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error grows with "
-        f"each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}",
+        f"each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}, so measure a cell of about "
+        "that size",
         _unknown_communication(answer),
         *(f"{each.head}: {reason}" for each in answer.predictions if (reason := each.memory_reason(free))),
     ]
@@ -149,7 +150,8 @@ def _answer_object(answer: Answer) -> dict[str, object]:
 def _with_error(estimate: Estimate | None, unit: str) -> str:
     if estimate is None:
         return MISSING
-    return f"{number(estimate.value)} {unit} +-{estimate.error:.0%}" if estimate.known else UNKNOWN
+    error = f"+-{estimate.error:.0%}"
+    return f"{number(estimate.value)} {unit} {error}" if estimate.known else f"{UNKNOWN} ({error})"
 
 
 def aligned_lines(grid: Sequence[Sequence[str]]) -> list[str]:
