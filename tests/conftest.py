@@ -1,5 +1,6 @@
 """Settings of all tests: Triton's interpreter, hypothesis, threads, and a summary of the faults that were tried."""
 
+import gc
 import os
 
 import pytest
@@ -21,6 +22,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "developer")
 # Tests run side by side. More threads would wait for each other in busy loops, which multiplies the CPU time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start, and for workers of pytest-xdist
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Leave torch, transformers and the collected tests out of garbage collections, of which each would visit them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

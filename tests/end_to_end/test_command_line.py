@@ -56,9 +56,13 @@ def test_wrong_input_gets_one_message_and_launches_nothing(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Run the default sweep of `scripts/run`, with a vocabulary that the ranks cannot share equally."""
+    """Run the default sweep of `scripts/run`, with a vocabulary that the ranks cannot share equally.
+
+    Worker processes are reused: the tests of faults and of resumed sweeps run cells in processes of their own.
+    """
     folder = tmp_path_factory.mktemp("sweep")
-    return folder, tpbench(*DEFAULT, "vocab=1001", "device=cpu", "graph=false", "block_cap=auto,4096", cwd=folder)
+    options = ("vocab=1001", "device=cpu", "graph=false", "block_cap=auto,4096", "reuse=true")
+    return folder, tpbench(*DEFAULT, *options, cwd=folder)
 
 
 def test_a_sweep_makes_a_right_row_for_every_cell(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -149,18 +153,18 @@ def test_one_job_without_a_sweep_and_more_ranks_than_columns_divide(tmp_path: Pa
 def test_replicas_have_tokens_of_their_own(
     sweep: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    done = tpbench("variant=triton_tp", "shape=tiny_tp2", "dp_size=2", "vocab=1001", *QUICK, cwd=tmp_path)
+    done = tpbench("variant=pytorch_tp_manual", "shape=tiny_tp2", "dp_size=2", "vocab=1001", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (row,) = package.load(tmp_path / "outputs").to_dict("records")
     assert (row["status"], row["world_size"]) == ("ok", 4)
-    one = package.load(sweep[0] / "outputs", variant="triton_tp").iloc[0]
+    one = package.load(sweep[0] / "outputs", variant="pytorch_tp_manual").iloc[0]
     assert (one["world_size"], one["tokens"]) == (2, row["tokens"])
     assert row["loss_value"] != one["loss_value"]
 
 
 def test_what_the_oracle_refuses_is_wrong_and_has_no_time(tmp_path: Path) -> None:
     # Gradients of some 1e-9 drown in fp16's subnormals: torch's own loss in the logits' dtype loses them.
-    done = tpbench("variant=pytorch_gather", "compute_dtype=logits", "dtype=float16", "loss=forward_kl", "tokens=4096",
+    done = tpbench("variant=pytorch_gather", "compute_dtype=logits", "dtype=float16", "loss=forward_kl", "tokens=2048",
                    "vocab=8192", "tp_size=1", "measure=quick", "device=cpu", cwd=tmp_path)  # fmt: skip
     (row,) = package.load(tmp_path / "outputs").to_dict("records")
     assert (row["status"], done.returncode) == ("wrong", 1)

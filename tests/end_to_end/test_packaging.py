@@ -45,8 +45,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
-    # The wheel is made from the source distribution, so both are tried.
-    subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(source)], check=True)
+    # The wheel is made from the source distribution, so both are tried. An isolated build would download setuptools;
+    # `scripts/environment` makes one.
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)], check=True)
     (wheel,) = folder.glob("tpbench-*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
     return folder / "site"

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("slurm")
 
 SLURM = ("-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.poll_s=0.5")
 TINY = ("variant=pytorch_gather", "shape=tiny_tp2", "measure=quick", "device=cpu")
+SINGLE = (*TINY, "tp_size=1")
+"""A job of one rank."""
 INTERPRETED = ("variant=triton_tp", "tokens=16", "vocab=16384", "tp_size=1", "measure=quick", "device=cpu")
 ENDLESS = (*INTERPRETED, "min_iterations=1000000", "max_iterations=1000000")
 """A job that does not end by itself while anybody watches."""
@@ -151,7 +153,7 @@ def overdue_once(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
     slow.write_text(SCONTROL.format(scontrol=shutil.which("scontrol")))
     slow.chmod(0o755)
     setup = under(held, f"export PATH={slow.parent}:$PATH")
-    done = tpbench(*SLURM, *limits, *INTERPRETED, setup, "wait=false", cwd=folder)
+    done = tpbench(*SLURM, *limits, *SINGLE, setup, "wait=false", cwd=folder)
     assert done.returncode == 0, done.stderr
     for rank in ranks_of(folder, phase=HELD):
         rank.send_signal(signal.SIGSTOP)
@@ -160,7 +162,7 @@ def overdue_once(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
 
 
 def test_an_array_of_four_cells_ends_in_the_same_table(tmp_path: Path) -> None:
-    done = tpbench(*SLURM, *TINY, "variant=pytorch_tp_manual,pytorch_gather", "seed=1,2", cwd=tmp_path)
+    done = tpbench(*SLURM, *SINGLE, "variant=pytorch_tp_manual,pytorch_gather", "seed=1,2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = rows(tmp_path)
     assert [(row["variant"], row["seed"], row["status"]) for row in found] == [
@@ -230,7 +232,7 @@ def test_of_a_sweep_that_slurm_does_not_take_whole_no_job_stays(tmp_path: Path) 
     sbatch.parent.mkdir()
     sbatch.write_text(REFUSING.format(folder=tmp_path, sbatch=shutil.which("sbatch")))
     sbatch.chmod(0o755)
-    sweep = (*SLURM, *TINY, "seed=1,2,3,4,5", script(tmp_path, "sleep 100"))
+    sweep = (*SLURM, *SINGLE, "seed=1,2,3,4,5", script(tmp_path, "sleep 100"))
     running = Running(*sweep, cwd=tmp_path, env={"PATH": f"{sbatch.parent}:{os.environ['PATH']}"})
     code, output = running.end()
     assert code == 1
@@ -238,7 +240,7 @@ def test_of_a_sweep_that_slurm_does_not_take_whole_no_job_stays(tmp_path: Path) 
     assert "MaxSubmitJobs or a limit like it" in output
     job_id = job_of(tmp_path).partition("_")[0]
     until(lambda: set(state_of(job_id).split()) <= {"CANCELLED", "COMPLETING", ""}, "the first array to be cancelled")
-    done = tpbench(*SLURM, *TINY, "seed=1,2,3", "resume=true", cwd=tmp_path)
+    done = tpbench(*SLURM, *SINGLE, "seed=1,2,3", "resume=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {row["status"] for row in rows(tmp_path)} == {"ok"}
 
@@ -296,7 +298,7 @@ def test_a_cancelled_job_costs_its_own_row_only(tmp_path: Path) -> None:
 
 def test_a_cell_whose_job_was_cancelled_has_one_row_once_it_was_run_again(tmp_path: Path) -> None:
     held = Held(tmp_path)
-    sweep = (*SLURM, *INTERPRETED, "tokens=16,2", under(held))
+    sweep = (*SLURM, *SINGLE, "tokens=16,2", under(held))
     running = Running(*sweep, cwd=tmp_path)
     ranks_of(tmp_path, phase=HELD)
     subprocess.run(["scancel", job_of(tmp_path)], check=True)
@@ -315,7 +317,7 @@ def test_a_cell_whose_job_was_cancelled_has_one_row_once_it_was_run_again(tmp_pa
 
 def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
     held = Held(tmp_path)
-    running = Running(*SLURM, *INTERPRETED, under(held), cwd=tmp_path)
+    running = Running(*SLURM, *SINGLE, under(held), cwd=tmp_path)
     ranks_of(tmp_path, phase=HELD)
     job_id = job_of(tmp_path)
     subprocess.run(["scancel", "--signal=USR2", job_id], check=True)
@@ -342,7 +344,7 @@ def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
 
 def test_killed_launcher_leaves_jobs_that_a_resumed_sweep_waits_for(tmp_path: Path) -> None:
     held = Held(tmp_path)
-    sweep = (*SLURM, *INTERPRETED, "tokens=16,2", under(held))
+    sweep = (*SLURM, *SINGLE, "tokens=16,2", under(held))
     running = Running(*sweep, cwd=tmp_path)
     ranks_of(tmp_path, phase=HELD)
     running.process.kill()
@@ -360,7 +362,7 @@ def test_killed_launcher_leaves_jobs_that_a_resumed_sweep_waits_for(tmp_path: Pa
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_the_sweep_takes_its_jobs_along_and_resumed_runs_them(number: int, tmp_path: Path) -> None:
     held = Held(tmp_path)
-    sweep = (*SLURM, *INTERPRETED, under(held))
+    sweep = (*SLURM, *SINGLE, under(held))
     running = Running(*sweep, cwd=tmp_path)
     ranks = ranks_of(tmp_path, phase=HELD)
     for rank in ranks:

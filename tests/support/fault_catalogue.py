@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SMALL = ("variant=pytorch_tp_manual", "tokens=16", "vocab=64", "tp_size=2", "measure=quick", "min_iterations=3",
          "max_iterations=3", "device=cpu")  # fmt: skip
+SINGLE = (*SMALL, "tp_size=1")
+"""A job of one rank, for faults that meet the launcher or its disk."""
 ENDLESS = ("variant=triton_tp", "tokens=2048", "vocab=16384", "tp_size=2", "measure=quick", "min_iterations=10000",
            "max_iterations=10000", "device=cpu")  # fmt: skip
 """A job of an hour on the fastest processor, so it never ends before it is disturbed."""

@@ -9,7 +9,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import Running, tpbench
-from tests.support.fault_catalogue import SMALL
+from tests.support.fault_catalogue import SINGLE
 from tests.support.held import Held
 from tpbench.handover.result import WorkerResult
 
@@ -18,7 +18,7 @@ from tpbench.handover.result import WorkerResult
 def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path) -> None:
     (disk / "outputs").mkdir()
     (tmp_path / "outputs").symlink_to(disk / "outputs")
-    sweep = ("-m", *SMALL, "variant=pytorch_tp_manual,pytorch_gather")
+    sweep = ("-m", *SINGLE, "variant=pytorch_tp_manual,pytorch_gather")
     held = Held(tmp_path, "first pass")
     running = Running(*sweep, cwd=tmp_path, env=held.env)
     running.wait_for("first pass", rank=0)
@@ -53,7 +53,7 @@ def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk:
     (disk / "outputs").mkdir()
     (tmp_path / "outputs").symlink_to(disk / "outputs")
     held = Held(tmp_path, "first pass")
-    running = Running(*SMALL, cwd=tmp_path, env=held.env)
+    running = Running(*SINGLE, cwd=tmp_path, env=held.env)
     running.wait_for("first pass", rank=0)
     for each in disk.glob("outputs/sweeps/*/0"):  # files are open for writing there, so only the rows can be frozen
         assert each.is_dir()
@@ -70,13 +70,13 @@ def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk:
     left = Path(output.split("the row just measured is in ")[1].split()[0])
     result = WorkerResult.load(left.parent)
     assert result is not None and result.status == "ok"
-    resumed(tmp_path, *SMALL, rows=1)
+    resumed(tmp_path, *SINGLE, rows=1)
 
 
 @pytest.mark.fault("outputs that are no folder")
 def test_outputs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file, not a folder")
-    done = tpbench(*SMALL, cwd=tmp_path)
+    done = tpbench(*SINGLE, cwd=tmp_path)
     assert done.returncode == 1
     assert "output_dir=outputs cannot be written: Not a directory" in done.stderr
     assert "Traceback" not in done.stderr

@@ -15,7 +15,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, Running, gone, tpbench
-from tests.support.fault_catalogue import ENDLESS, SMALL
+from tests.support.fault_catalogue import ENDLESS, SINGLE
 from tests.support.held import Held
 
 
@@ -104,16 +104,16 @@ def test_out_of_memory_on_one_rank_only(tmp_path: Path) -> None:
 @pytest.mark.fault("a limit on memory")
 def test_memory_limit(tmp_path: Path) -> None:
     done = tpbench(
-        "variant=pytorch_gather", "tokens=4096", "vocab=65536", "memory_limit_gib=0.5", "device=cpu", cwd=tmp_path
+        "variant=pytorch_gather", "tokens=2048", "vocab=65536", "memory_limit_gib=0.25", "device=cpu", cwd=tmp_path
     )
     row = only_row(tmp_path)
-    assert (row["status"], row["memory_limit_gib"], done.returncode) == ("oom", 0.5, 0)
+    assert (row["status"], row["memory_limit_gib"], done.returncode) == ("oom", 0.25, 0)
     assert row["oom_bytes"] >= 2**27
 
 
 @pytest.mark.fault("SIGINT of a sweep half done")
 def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path) -> None:
-    sweep = ("-m", "variant=pytorch_tp_manual,triton_tp", *SMALL[1:])
+    sweep = ("-m", "variant=pytorch_tp_manual,triton_tp", *SINGLE[1:])
     running = Running(*sweep, cwd=tmp_path, env=Held(tmp_path, "first pass", task="/1/task.json").env)
     running.wait_for("first pass", rank=0, cell=1)
     family = running.family()

@@ -9,14 +9,14 @@ import pytest
 
 import tpbench as package
 from tests.support.command import Running, gone
-from tests.support.fault_catalogue import SMALL
+from tests.support.fault_catalogue import SINGLE
 from tests.support.held import Held, wait_for_claims
 from tpbench.results.cells import MEASURED
 
 
 @pytest.mark.fault("two launchers")
 def test_two_sweeps_at_once_share_a_cell(tmp_path: Path) -> None:
-    both = [Running("-m", f"seed={seeds}", *SMALL, "resume=true", cwd=tmp_path) for seeds in ("1,2", "3,2")]
+    both = [Running("-m", f"seed={seeds}", *SINGLE, "resume=true", cwd=tmp_path) for seeds in ("1,2", "3,2")]
     ends = [each.end() for each in both]
     assert [code for code, _ in ends] == [0, 0], ends
     rows = package.load(tmp_path / "outputs")
@@ -27,7 +27,7 @@ def test_two_sweeps_at_once_share_a_cell(tmp_path: Path) -> None:
 
 @pytest.mark.fault("two launchers, one killed")
 def test_cells_of_a_killed_sweep_are_run_by_another(tmp_path: Path) -> None:
-    sweep = ("-m", *SMALL, "seed=1,2", "resume=true")
+    sweep = ("-m", *SINGLE, "seed=1,2", "resume=true")
     first = Running(*sweep, cwd=tmp_path, env=Held(tmp_path).env)
     family = first.wait_for("importing torch", rank=0) and first.family()  # it has the cells
     second = Running(*sweep, cwd=tmp_path)

@@ -67,7 +67,7 @@ def listeners_of(command: list[str], folder: Path) -> set[str]:
                 seen |= listeners(process.pid)
             except OSError:  # it has just ended
                 break
-            time.sleep(0.02)
+            time.sleep(0.05)
     assert process.wait() == 0, (folder / "log").read_text()
     assert seen, "gloo's sockets were not seen"
     return seen

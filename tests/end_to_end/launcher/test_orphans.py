@@ -12,7 +12,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import COMMAND, environment
-from tests.support.fault_catalogue import SMALL
+from tests.support.fault_catalogue import SINGLE
 from tests.support.held import Held
 from tpbench.launcher import process
 from tpbench.launcher.process import end_orphans
@@ -64,7 +64,7 @@ def test_a_sweep_in_a_container_does_not_end_with_a_resumed_one_outside(tmp_path
     if sys.platform != "linux" or subprocess.run([*container, "true"], capture_output=True).returncode:
         pytest.skip("a PID namespace of the test's own needs the right to make one")
     held = Held(tmp_path)
-    line = [*container, *COMMAND, "-m", *SMALL, "seed=1"]
+    line = [*container, *COMMAND, "-m", *SINGLE, "seed=1"]
     inside = subprocess.Popen(line, cwd=tmp_path, env={**environment(), **held.env}, stdout=subprocess.DEVNULL)
     held.wait()
     end_orphans([str(tmp_path / "outputs")])
