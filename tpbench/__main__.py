@@ -34,7 +34,7 @@ def _sweep_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
-_failures: list[HydraException | ModuleNotFoundError] = []
+_failures: list[HydraException | JobError | ModuleNotFoundError] = []
 """Errors of a job without `-m`. Hydra would print a line of its own before an error that a job raises."""
 
 
@@ -42,7 +42,7 @@ _failures: list[HydraException | ModuleNotFoundError] = []
 def _hydra_main(config: DictConfig) -> None:
     try:
         plugin.run_single(config)
-    except (HydraException, ModuleNotFoundError) as error:
+    except (HydraException, JobError, ModuleNotFoundError) as error:
         _failures.append(error)
 
 

@@ -77,6 +77,10 @@ SYNONYMS = {
     "fp32": "float32",
     "float": "float32",
     "ce": "cross_entropy",
+    "tp": "tp_size",
+    "dp": "dp_size",
+    "gpus": "world_size",
+    "ranks": "world_size",
 }
 """Usual words for a value, each with its name here. Their spelling is not similar, or similar to a wrong name."""
 

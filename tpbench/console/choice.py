@@ -13,7 +13,7 @@ from tpbench.console import listing
 from tpbench.console.fields import field_lines
 from tpbench.job import parse_job, unsupported_reason
 from tpbench.launcher import outside_variants
-from tpbench.launcher.overrides import GROUPS
+from tpbench.launcher.overrides import GROUPS, unknown_choice
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Variant, Workload, variants
@@ -26,7 +26,7 @@ def description(group: str, name: str, gpus: int) -> str:
     if group == "variant" and name not in variants() and (found := outside_variants.find(name)):
         return "\n".join([f"variant={name}", *_of_outside(name, found, gpus)]) + "\n"
     if name not in listing.names(group):
-        raise JobError(unknown(group, name, listing.names(group)))
+        raise JobError(unknown_choice(group, name, listing.names(group)))
     lines = [
         f"{group}={name}",
         *(_of_variant(name, *variants()[name], gpus) if group == "variant" else _of_file(group, name)),

@@ -33,7 +33,7 @@ class SweepComposer:
         """`sweep`: the configuration of the whole sweep, with the node `hydra`."""
         self.loader, self.sweep = loader, sweep
         self.compose_with_hydra = loader.load_sweep_config
-        options = list(map(str, sweep.hydra.overrides.hydra))
+        options: Any = OmegaConf.to_container(sweep.hydra.overrides.hydra)
         _, self.files = loader._parse_overrides_and_create_caching_repo(sweep.hydra.job.config_name, options)
         self.parse = functools.cache(OverridesParser.create().parse_override)
         self.values_of_choices = functools.lru_cache(MAX_COMBINATIONS)(self._values_of_choices)
@@ -89,5 +89,8 @@ def plain_values(config: DictConfig) -> dict[str, Any]:
     try:
         values: Any = OmegaConf.to_container(config, resolve=True)
     except (OmegaConfBaseException, RecursionError) as error:
-        raise JobError(f"a value refers to another one that cannot be found: {error}") from None
+        key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
+        raise JobError(
+            f"a value refers to another one that cannot be found: {f'{key}: ' * bool(key)}{reason}"
+        ) from None
     return dict(values)

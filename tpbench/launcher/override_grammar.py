@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -20,15 +20,25 @@ _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
 _PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 
-def parse_overrides(arguments: Sequence[str]) -> list[Override]:
-    """Return the parsed overrides. Raises JobError with one line for each argument that is not an override."""
+def parse_overrides(arguments: Sequence[str], names: Collection[str] = ()) -> list[Override]:
+    """Return the parsed overrides. `names`: what may stand before an equals sign, for the messages.
+
+    Raises JobError with one line for each argument that is not an override.
+    """
     parser = OverridesParser.create()
     overrides, errors = [], []
-    for index, argument in enumerate(arguments):
+    index = 0
+    while index < len(arguments):
+        pieces = _pieces(arguments[index:], names)
+        argument, before = arguments[index], arguments[index - 1] if index else ""
+        index += len(pieces)
+        if len(pieces) > 1:
+            errors.append(f"'{' '.join(pieces)}' has spaces: write {_joined(pieces)}")
+            continue
         try:
             overrides += parser.parse_overrides([argument])
         except OverrideParseException:
-            errors.append(_explanation(argument, first=index == 0))
+            errors.append(_explanation(argument, before, names))
         except ValueError as error:  # a number with thousands of digits
             errors.append(f"{argument}: {error}")
     if errors:
@@ -36,8 +46,24 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def _explanation(argument: str, first: bool) -> str:
-    """Return what is wrong with an argument, and an argument that would be right."""
+def _pieces(arguments: Sequence[str], names: Collection[str]) -> Sequence[str]:
+    """Return the first arguments that seem to be one override with spaces, such as `tokens=64, 128` or `tokens 64`."""
+    count = 1
+    if arguments[0].rstrip(":=") in names:
+        count += arguments[1:2] == ["="]
+        count += any("=" not in each for each in arguments[count : count + 1])
+    while count < len(arguments) and "=" not in arguments[count] and arguments[count - 1].endswith(","):
+        count += 1
+    return arguments[:count]
+
+
+def _joined(pieces: Sequence[str]) -> str:
+    name, _, value = pieces[0].partition("=")
+    return f"{name.rstrip(':')}={value}{''.join(pieces[1:]).removeprefix('=')}"
+
+
+def _explanation(argument: str, before: str, names: Collection[str]) -> str:
+    """Return what is wrong with an argument, and an argument that would be right. `before`: the argument before it."""
     name, equals, value = argument.partition("=")
     if not argument.strip():
         return "an argument is empty: write NAME=VALUE (is a variable of the shell not set?)"
@@ -45,11 +71,14 @@ def _explanation(argument: str, first: bool) -> str:
         separate = " ".join(map(shlex.quote, parts))
         return f"'{argument}' is one argument, because of the quotes: write {len(parts)} arguments, {separate}"
     if not equals:
-        meant = nearest(argument, COMMANDS) if first else ""
-        return (
-            f"Error parsing override '{argument}': it has no value{meant} "
-            "(write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)"
-        )
+        if argument in names:
+            return f"{argument} has no value: write {argument}=VALUE"
+        several = f"-m {before},{argument}" if "=" in before else "-m NAME=VALUE1,VALUE2"
+        commands = f"; commands: {', '.join(COMMANDS)}" * (not before)
+        meant = "" if before else nearest(argument, COMMANDS)
+        return f"'{argument}' has no value{meant} (write NAME=VALUE, or several values as {several}{commands})"
+    if (name.strip(), value.strip()) != (name, value):
+        return f"'{argument}' has spaces: write {name.strip()}={value.strip()}"
     values = value.split(",")
     if "" in values and any(values):
         given = [each for each in values if each]

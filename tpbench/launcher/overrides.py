@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -27,6 +27,8 @@ from tpbench.settings import JobError, unknown
 from tpbench.workloads import variants, workloads
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
+MAX_LISTED = 25
+"""Most choices of a group that a message lists."""
 GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contender", "experiment")
 
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
@@ -108,9 +110,10 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
         raise JobError(f"'{quoted[0]}' is one argument, because of the quotes: write {quoted[0]} without them")
     require_printable(arguments)
     parsed, unrecognised = get_args_parser().parse_known_args(list(arguments))
+    names = command_line_names() | set(GROUPS)
     if unrecognised:
-        raise JobError(f"no such option: {' '.join(unrecognised)} (python -m tpbench --help lists them)")
-    overrides = parse_overrides(parsed.overrides)
+        raise JobError("\n".join(_no_option(each, names) for each in unrecognised))
+    overrides = parse_overrides(parsed.overrides, names)
     require_safe(overrides)
     folders = [conf, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
     errors = [error for each in overrides for error in _errors(each, folders)]
@@ -132,6 +135,23 @@ def _fields_of_some_workloads() -> frozenset[str]:
     return frozenset(command_line_names() - shared)
 
 
+def _no_option(option: str, names: Collection[str]) -> str:
+    name, _, value = option.lstrip("-").partition("=")
+    if (field := name.replace("-", "_")) in names:
+        return f"{option}: fields have no dashes in front, write {field}={value or 'VALUE'}"
+    return f"no such option: {option} (python -m tpbench --help lists them)"
+
+
+def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
+    """Return a sentence for a choice that a group does not have."""
+    words = re.findall(r"[\w.-]+", choice)
+    if len(words) > 1 and set(words) <= set(valid):
+        return f"{group}={choice}: write several values as -m {group}={','.join(words)}"
+    where = f"python -m tpbench list {group}s" if len(valid) > MAX_LISTED else ""
+    folder = "; a path to a local folder with a config.json is valid, too" if group == "model" else ""
+    return unknown(group, choice, valid, where) + folder
+
+
 def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
     key = override.key_or_group
     if key == "hydra/launcher":
@@ -140,12 +160,17 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
         return []
     if key not in GROUPS:
         names = command_line_names()
-        return [] if key in names else [unknown("field", key, names | set(GROUPS), "python -m tpbench list fields")]
+        if key in names:
+            return []
+        if key in _launcher_options(folders[0], "torchrun_slurm"):
+            launcher = "hydra/launcher=torchrun_slurm"
+            return [f"{key} is an option of Slurm's launcher: write {launcher} hydra.launcher.{override.input_line}"]
+        return [unknown("field", key, names | set(GROUPS), "python -m tpbench list fields")]
     valid = {file.stem for folder in folders for file in (folder / key).glob("*.yaml")}
     valid |= named().keys() if key == "variant" else set()
     missing = [choice for choice in _choices(override) if choice not in valid]
     without_file = [choice for choice in missing if key == "variant" and choice in variants()]
-    errors = [unknown(key, choice, valid) for choice in missing if choice not in without_file]
+    errors = [unknown_choice(key, choice, valid) for choice in missing if choice not in without_file]
     errors += [
         f"variant={each} is registered in tpbench/workloads, but it has no file {folders[0].name}/variant/{each}.yaml: "
         "write that file as step 3 of 'Adding a variant' in CONTRIBUTING.md shows"
@@ -167,14 +192,20 @@ def _choices(override: Override) -> list[str]:
 def _launcher_errors(overrides: Sequence[Override], conf: Path) -> list[str]:
     """Return an error for each option that the chosen launcher does not have. Hydra's would not name the valid ones."""
     chosen = [name for each in overrides if each.key_or_group == "hydra/launcher" for name in _choices(each)[:1]]
-    file = conf / "hydra" / "launcher" / f"{chosen[-1] if chosen else 'torchrun'}.yaml"
-    if not file.exists():
+    launcher = chosen[-1] if chosen else "torchrun"
+    if not (conf / "hydra" / "launcher" / f"{launcher}.yaml").exists():
         return []
-    valid = [name for name in yaml.safe_load(file.read_text()) if not name.startswith("_")]
+    valid = _launcher_options(conf, launcher)
     keys = [str(each.key_or_group) for each in overrides]
     names = [key.split(".")[2] for key in keys if key.startswith("hydra.launcher.")]
     if not valid:
         return [
-            f"{file.stem} has no options: hydra.launcher.{name} needs hydra/launcher=torchrun_slurm" for name in names
+            f"{launcher} has no options: hydra.launcher.{name} needs hydra/launcher=torchrun_slurm" for name in names
         ]
-    return [unknown(f"option of {file.stem}", name, valid) for name in names if name not in valid]
+    return [unknown(f"option of {launcher}", name, valid) for name in names if name not in valid]
+
+
+def _launcher_options(conf: Path, launcher: str) -> list[str]:
+    """Return the names of a launcher's options, from its file."""
+    file = conf / "hydra" / "launcher" / f"{launcher}.yaml"
+    return [name for name in yaml.safe_load(file.read_text()) if not name.startswith("_")] if file.exists() else []

@@ -89,8 +89,8 @@ def register() -> None:
 def run_single(config: DictConfig) -> None:
     """Run one job, for a command line without `-m`. Raises CompactHydraException if the job failed."""
     hydra_config = HydraConfig.get()
-    chosen = chosen_fields(hydra_config.overrides.task)
-    request = Request(0, plain_values(config), chosen, _folders(hydra_config))
+    lines: Any = OmegaConf.to_container(hydra_config.overrides.task)  # ${...} in a line stays as it is
+    request = Request(0, plain_values(config), chosen_fields(lines), _folders(hydra_config))
     _run([request], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
 
 

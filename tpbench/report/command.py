@@ -20,13 +20,14 @@ from tpbench.report.columns import column_tables, parse_columns
 from tpbench.report.documents import write_documents
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.output_format import format_of
+from tpbench.report.parser import ReportParser
 from tpbench.report.pivot import pivot
 from tpbench.report.pivot_report import PivotReport
 from tpbench.report.repeat import repeat
 from tpbench.report.rows import require_values
 from tpbench.report.selection import add_filters, selected_rows
 from tpbench.report.study import check_study, studies, study_csv, study_document, study_picture, study_tables
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError, nearest, unknown
 from tpbench.workloads.study_data import StudyTable
 
 STUDIES: dict[str, Callable[[Sequence[StudyTable], Sequence[str]], str]] = {
@@ -56,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command: Callable[[Sequence[str]], int]
         command = importlib.import_module(f"tpbench.report.{arguments[0]}.command").main
         return command(arguments[1:])
+    if arguments and not Path(arguments[0]).exists() and (meant := nearest(arguments[0], COMMANDS)):
+        print(f"report: no folder and no command is called {arguments[0]}{meant}", file=sys.stderr)
+        return 2
     asked = _parser().parse_args(arguments)
     try:
         metric(asked.metric or "time_ms")  # an unknown metric is reported before rows are read
@@ -77,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ReportParser(
         prog="report.py", description="Measured rows as tables of variants side by side.", epilog=EPILOG
     )
     add_filters(parser)

@@ -55,6 +55,8 @@ def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = Fals
     Raises FileNotFoundError if there are no rows, Busy while another process merges.
     """
     rows = Path(output_dir, "rows")
+    if not rows.is_dir():
+        raise FileNotFoundError(f"no rows in {os.fspath(output_dir)}: it has no folder rows")
     with _alone(rows):
         files = [path for path in row_files(rows) if path.parent == rows.absolute()]
         if single_rows_only:

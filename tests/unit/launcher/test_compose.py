@@ -27,7 +27,9 @@ def composer(monkeypatch: pytest.MonkeyPatch) -> SweepComposer:
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         assert isinstance(loader, ConfigLoaderImpl)
-        return SweepComposer(loader, loader.load_configuration("config", [], RunMode.MULTIRUN))
+        return SweepComposer(
+            loader, loader.load_configuration("config", ["hydra.sweep.dir=${nothing}"], RunMode.MULTIRUN)
+        )
 
 
 CELLS = (

@@ -10,6 +10,7 @@ from tpbench.launcher.override_grammar import parse_overrides
 from tpbench.launcher.overrides import check_overrides
 from tpbench.settings import JobError
 
+NAMES = ("tokens", "variant")
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
 EXPLANATIONS = {
@@ -18,9 +19,10 @@ EXPLANATIONS = {
     "variant=a,,b": "variant=a,,b: a value is missing beside a comma: write -m variant=a,b",
     "variant=triton_tp shape=tiny_tp2": "'variant=triton_tp shape=tiny_tp2' is one argument, because of the quotes: "
     "write 2 arguments, variant=triton_tp shape=tiny_tp2",
-    "tokens": "Error parsing override 'tokens': it has no value (write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)",
-    "lst": "Error parsing override 'lst': it has no value, did you mean list? "
-    "(write NAME=VALUE or, with -m, NAME=VALUE1,VALUE2)",
+    "tokens": "tokens has no value: write tokens=VALUE",
+    "lst": "'lst' has no value, did you mean list? (write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2; "
+    "commands: list, doctor, new)",
+    "variant = a": "'variant = a' has spaces: write variant=a",
     "": "an argument is empty: write NAME=VALUE (is a variable of the shell not set?)",
     "tokens==64": "tokens==64 has two equals signs: write tokens=64",
     "tokens=[1,2": "tokens=[1,2: [ and ] do not match",
@@ -33,8 +35,29 @@ EXPLANATIONS = {
 @pytest.mark.parametrize("argument", EXPLANATIONS)
 def test_each_mistake_has_its_explanation(argument: str) -> None:
     with pytest.raises(JobError) as caught:
-        parse_overrides([argument])
+        parse_overrides([argument], NAMES)
     assert str(caught.value) == EXPLANATIONS[argument]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "right"),
+    [
+        (["tokens", "64"], "tokens=64"),
+        (["tokens", "=", "64,", "128"], "tokens=64,128"),
+        (["tokens:", "64"], "tokens=64"),
+        (["tokens=", "64"], "tokens=64"),
+        (["tokens=64,", "128,", "256"], "tokens=64,128,256"),
+    ],
+)
+def test_an_override_with_spaces_is_one_mistake(arguments: list[str], right: str) -> None:
+    with pytest.raises(JobError) as caught:
+        parse_overrides([*arguments, "variant=a"], NAMES)
+    assert str(caught.value) == f"'{' '.join(arguments)}' has spaces: write {right}"
+
+
+def test_a_word_behind_an_override_is_perhaps_another_value_of_it() -> None:
+    with pytest.raises(JobError, match=r"^'b' has no value \(write NAME=VALUE, or several values as -m variant=a,b\)$"):
+        parse_overrides(["variant=a", "b"], NAMES)
 
 
 def test_what_the_explanations_propose_is_valid() -> None:

@@ -139,3 +139,29 @@ def test_a_registered_variant_without_its_file_is_told_apart_from_an_unknown_one
     )
     with pytest.raises(JobError, match=r"^no variant is called tutorial_tp \(valid: pytorch_gather\)$"):
         check_overrides(["variant=tutorial_tp"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--dry-run"], "--dry-run: fields have no dashes in front, write dry_run=VALUE"),
+        (["--frobnicate", "seed=1"], "no such option: --frobnicate (python -m tpbench --help lists them)"),
+        (["tp=4"], "no field is called tp, did you mean tp_size?"),
+        (["variant=triton_pt"], "no variant is called triton_pt, did you mean triton_tp? (all "),
+        (
+            ["-m", "variant=[triton_tp,pytorch_gather]"],
+            "variant=[triton_tp,pytorch_gather]: write several values as -m variant=triton_tp,pytorch_gather",
+        ),
+        (["partition=gpu"], "partition is an option of Slurm's launcher: write hydra/launcher=torchrun_slurm hydra."),
+        (["measure=fast"], "no measure is called fast (valid: default, quick, thorough)"),
+    ],
+)
+def test_the_answer_to_a_mistake_names_what_would_be_valid(arguments: list[str], said: str) -> None:
+    with pytest.raises(JobError) as caught:
+        check_overrides(arguments, CONF)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_model_may_also_be_a_folder() -> None:
+    with pytest.raises(JobError, match=r"valid: .*tiny_qwen3\); a path to a local folder with a config.json is valid"):
+        check_overrides(["model=gpt2"], CONF)

@@ -12,6 +12,7 @@ from tpbench.launcher.slurm import cluster, partition
 from tpbench.launcher.slurm.cluster import states
 from tpbench.launcher.slurm.partition import Partition
 from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.settings import JobError
 
 
 def job(**values: Any) -> Job:
@@ -67,6 +68,22 @@ def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatc
     monkeypatch.setattr(partition.shutil, "which", lambda name: name)
     monkeypatch.setattr(partition.machine, "version", lambda name: "2.13.0")
     assert Partition.find(SlurmSettings(partition=name)) == Partition(10, 64, nodes)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(1, "needs a Slurm cluster, and none answers: sinfo says no controller"), (0, r"called gpuu, did you mean gpu\?")],
+)
+def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(
+            line, code, "" if line[-1].startswith("--part") else "gpu\ncpu\n", "no\ncontroller"
+        )
+
+    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    monkeypatch.setattr(partition.shutil, "which", lambda name: name)
+    with pytest.raises(JobError, match=said):
+        Partition.find(SlurmSettings(partition="gpuu"))
 
 
 def test_the_reason_of_a_pending_job_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

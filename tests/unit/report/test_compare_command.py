@@ -199,3 +199,29 @@ def test_the_answer_comes_first_and_the_false_alarm_rate_is_stated(tmp_path, cap
     with pytest.raises(SystemExit):
         main(["compare", "--help"])
     assert "at most 5% have a false alarm" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (
+            ["outputs", "--metrc", "x"],
+            "report.py: no option is called --metrc, did you mean --metric? (report.py --hel",
+        ),
+        (["outputs", "--tp", "4"], "report.py: no option is called --tp: --only tp_size=VALUE selects rows (report.py"),
+        (
+            ["compare", "a", "b", "--treshold=1"],
+            "report.py compare: no option is called --treshold=1, did you mean --t",
+        ),
+    ],
+)
+def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    printed = capsys.readouterr().err
+    assert end.value.code == 2 and printed.startswith(said) and printed.count("\n") == 1
+
+
+def test_a_misspelled_command_is_told_apart_from_a_folder(capsys):
+    assert main(["comapre", "before", "after"]) == 2
+    assert capsys.readouterr().err == "report: no folder and no command is called comapre, did you mean compare?\n"

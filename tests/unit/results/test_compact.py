@@ -106,3 +106,8 @@ def test_a_renamed_file_and_files_of_other_folders_stay(tmp_path: Path) -> None:
     report = compact(tmp_path)
     assert (report.rows, report.files_before, report.files_after) == (3, 3, 2)
     assert (tmp_path / "rows/kept.parquet").exists() and (tmp_path / "rows/inner" / second.name).exists()
+
+
+def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"^no rows in .*nowhere: it has no folder rows$"):
+        compact(tmp_path / "nowhere")

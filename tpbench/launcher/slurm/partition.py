@@ -13,7 +13,7 @@ from tpbench.job import Job
 from tpbench.launcher.slurm.layout import layout
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.measure import machine
-from tpbench.settings import JobError
+from tpbench.settings import JobError, unknown
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,10 @@ class Partition:
         """
         if shutil.which("sbatch") is None:
             raise JobError("hydra/launcher=torchrun_slurm needs Slurm's commands: there is no sbatch here")
-        command = ["sinfo", "--noheader", "--format=%P|%D|%c|%G"]
-        if settings.partition:
-            command.append(f"--partition={settings.partition}")
-        answer = subprocess.run(command, capture_output=True, text=True)
-        if answer.returncode:
-            raise JobError(f"sinfo failed: {answer.stderr.strip()}")
-        kinds = [line.split("|", 3) for line in answer.stdout.splitlines()]
+        of_partition = [f"--partition={settings.partition}"] if settings.partition else []
+        kinds = [line.split("|", 3) for line in _sinfo("--format=%P|%D|%c|%G", *of_partition)]
         if not kinds:
-            raise JobError(f"Slurm has no nodes in partition={settings.partition}")
+            raise JobError(unknown("partition with nodes", settings.partition, set(_sinfo("--format=%R"))))
         nodes: Counter[str] = Counter()
         for partition, number, _, _ in kinds:
             nodes[partition] += int(number)
@@ -68,6 +63,15 @@ class Partition:
         if (nodes := layout(job, most).nodes) > self.nodes:
             return f"needs {nodes} nodes, the partition has {self.nodes}"
         return None
+
+
+def _sinfo(*options: str) -> list[str]:
+    """Return the lines of sinfo. Raises JobError if no cluster answers."""
+    answer = subprocess.run(["sinfo", "--noheader", *options], capture_output=True, text=True)
+    if answer.returncode:
+        reason = " ".join(answer.stderr.split())[:200]
+        raise JobError(f"hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers: sinfo says {reason}")
+    return answer.stdout.splitlines()
 
 
 def _torch_without_cuda() -> bool:

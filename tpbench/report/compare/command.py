@@ -17,6 +17,7 @@ from tpbench.report.compare.sides import read_sides
 from tpbench.report.compare.unpaired import explain_unpaired
 from tpbench.report.metric import METRICS, counted, metric
 from tpbench.report.output_format import print_or_write
+from tpbench.report.parser import ReportParser
 from tpbench.report.rows import require_values
 from tpbench.settings import JobError, unknown
 
@@ -87,7 +88,7 @@ def _compare(asked: argparse.Namespace) -> tuple[Comparison, list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ReportParser(
         prog="report.py compare",
         description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell got worse by more than the "
         "threshold, does not work any more or is missing in AFTER, 2 if nothing could be compared.",

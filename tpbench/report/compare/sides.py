@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from tpbench.report.metric import counted
 from tpbench.report.rows import read_rows
 from tpbench.settings import JobError
 
@@ -80,5 +81,7 @@ def _is_sweep_log(name: str) -> bool:
 def _newest_sweeps(frame: pd.DataFrame) -> str:
     started = frame.groupby("sweep_id")["started_at"].agg(["min", "size"]).reset_index()
     newest = started.sort_values(["min", "sweep_id"], ascending=False).head(_SHOWN_SWEEPS)
-    shown = [f"{name} ({count} rows)" for name, count in zip(newest["sweep_id"], newest["size"], strict=True)]
+    shown = [
+        f"{name} ({counted(count, 'row')})" for name, count in zip(newest["sweep_id"], newest["size"], strict=True)
+    ]
     return ", ".join(shown) or "none"
