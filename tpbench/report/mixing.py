@@ -26,5 +26,5 @@ def mixing_note(grid: RecordGrid) -> str:
     hosts = f" ({', '.join(whole['host'])})" if "host" in whole else ""
     kinds = [f"{len(values)} {PROVENANCE[name]}{hosts if name == 'host' else ''}" for name, values in whole.items()]
     differing = sum(bool(mixed(record for record in row.records if record)) for row in grid.rows)
-    compared = f"in {differing} of {len(grid.rows)} problems" if differing else "in no problem"
-    return f"Rows mix {', '.join(kinds)}. Compared rows differ in them {compared}"
+    compared = f"{differing} of {len(grid.rows)} problems compare" if differing else "no problem compares"
+    return f"Rows are of {', '.join(kinds)}; {compared} rows that differ in these"

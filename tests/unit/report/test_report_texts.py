@@ -28,13 +28,13 @@ def test_a_note_counts_what_rows_mix_and_the_problems_that_compare_it(add, grid)
     add("quack", 1.0, vocab=1, host="a", git_commit="1")
     add("triton_tp", 1.0, vocab=2, host="a", git_commit="2")
     add("quack", 1.0, vocab=2, host="a", git_commit="2")
-    assert mixing_note(grid()) == "Rows mix 2 hosts (a, b), 2 commits. Compared rows differ in them in 1 of 2 problems"
+    assert mixing_note(grid()) == "Rows are of 2 hosts (a, b), 2 commits; 1 of 2 problems compare rows that differ in these"
 
 
 def test_a_note_says_that_no_compared_rows_differ(add, grid):
     for vocab, commit in ((1, "1"), (2, "2"), (3, "3")):
         add("triton_tp", 1.0, vocab=vocab, git_commit=commit)
-    assert mixing_note(grid()) == "Rows mix 3 commits. Compared rows differ in them in no problem"
+    assert mixing_note(grid()) == "Rows are of 3 commits; no problem compares rows that differ in these"
 
 
 def test_rows_of_one_provenance_need_no_note(add, grid):

@@ -142,7 +142,7 @@ def test_a_table_says_what_its_rows_mix(add, frame):
     add("triton_tp", 1.0, host="b", git_commit=None, kernels_version="2", vocab=1000)
     (table,) = pivot(frame()).tables
     assert table.notes == (
-        "Rows mix 2 hosts (a, b), 2 kernel versions. Compared rows differ in them in 1 of 2 problems",
+        "Rows are of 2 hosts (a, b), 2 kernel versions; 1 of 2 problems compare rows that differ in these",
     )
     assert mixing.mixed([]) == {}
 
