@@ -103,7 +103,7 @@ def test_problems_are_named_by_the_fields_that_tell_them_apart():
     ("found", "text"),
     [
         (verdict(), "fast 1.500 ms"),
-        (verdict(runner_up="slow", ratio=2.0), "fast 1.500 ms, 2.00x slow"),
+        (verdict(runner_up="slow", ratio=2.0), "fast 1.500 ms; slow 2.00x"),
         (verdict(runner_up="slow"), "fast 1.500 ms"),
         (verdict(ratio=2.0), "fast 1.500 ms"),
         (verdict(clock="time_ms"), "fast 1.500 ms wall"),

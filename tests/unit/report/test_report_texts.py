@@ -28,7 +28,10 @@ def test_a_note_counts_what_rows_mix_and_the_problems_that_compare_it(add, grid)
     add("quack", 1.0, vocab=1, host="a", git_commit="1")
     add("triton_tp", 1.0, vocab=2, host="a", git_commit="2")
     add("quack", 1.0, vocab=2, host="a", git_commit="2")
-    assert mixing_note(grid()) == "Rows are of 2 hosts (a, b), 2 commits; 1 of 2 problems compare rows that differ in these"
+    assert (
+        mixing_note(grid())
+        == "Rows are of 2 hosts (a, b), 2 commits; 1 of 2 problems compare rows that differ in these"
+    )
 
 
 def test_a_note_says_that_no_compared_rows_differ(add, grid):

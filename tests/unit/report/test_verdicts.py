@@ -44,7 +44,7 @@ def test_only_correct_measurements_win(add, judge):
     assert verdict.ratio.value == pytest.approx(2) and verdict.doubts == ()
     assert (
         answer([verdict])
-        == "Fastest: triton_tp, 88% of the floor, 2.0 times faster than pytorch_gather, by device time."
+        == "Fastest: triton_tp, 88% of the floor, pytorch_gather takes 2.0 times as long (device time)."
     )
 
 
@@ -53,7 +53,9 @@ def test_three_other_winners_are_named(add, judge):
         add(winner, **measured(1.0, vocab=vocab))
         add("pytorch_gather", **measured(2.0, vocab=vocab))
     said = answer(judge())
-    assert said.startswith("Fastest: triton_tp in 2 of 7 problems, 2.0 times faster than pytorch_gather (medians)")
+    assert said.startswith(
+        "Fastest: triton_tp in 2 of 7 compared problems, pytorch_gather takes 2.0 times as long (medians, device time)"
+    )
     assert said.endswith("; quack in 1, liger in 1, megatron in 1, others in 2.")
 
 
@@ -64,7 +66,7 @@ def test_device_time_leads_and_the_clocks_may_disagree(add, judge):
     assert (verdict.clock, verdict.fastest.column, verdict.wall_fastest) == ("device_ms", "triton_tp", "pytorch_gather")
     assert verdict.doubts == ("wall differs",)
     said = disagreement([verdict])
-    assert said.startswith("The clocks disagree in 1 of 1 problems.")
+    assert said.startswith("By wall time another variant or other options are the fastest in 1 of 1 problems.")
     assert "device time triton_tp (1.000 ms, wall 3.000 ms), by wall time pytorch_gather (1.600 ms, device 1.5" in said
 
 
@@ -74,7 +76,7 @@ def test_wall_time_decides_if_a_cell_has_no_device_time(add, judge):
     (verdict,) = judge()
     assert (verdict.clock, verdict.fastest.column) == ("time_ms", "pytorch_gather")
     assert verdict.doubts == ("few samples",) and disagreement([verdict]) == ""
-    assert verdict.ratio.value == pytest.approx(3.0 / 1.6) and answer([verdict]).endswith("by wall time.")
+    assert verdict.ratio.value == pytest.approx(3.0 / 1.6) and answer([verdict]).endswith("(wall time).")
 
 
 def test_each_doubt_is_named(add, judge):
@@ -116,8 +118,8 @@ def test_the_sentence_of_many_problems(add, judge):
             add(variant, **measured(time, vocab=vocab, fraction_of_floor=0.8 / time))
     found = judge()
     assert answer(found) == (
-        "Fastest: triton_tp in 2 of 3 problems, 80% of the floor, 2.0 times faster than quack (medians), "
-        "by device time; quack in 1."
+        "Fastest: triton_tp in 2 of 3 compared problems, 80% of the floor, quack takes 2.0 times as long "
+        "(medians, device time); quack in 1."
     )
     add("megatron", **measured(0.1, vocab=8000))  # nothing to compare with
     assert answer(judge()) == answer(found)

@@ -77,11 +77,11 @@ def _table(
 
 
 def _cell(verdict: Verdict | None) -> PageCell:
-    """Return the fastest variant with its time, and its distance to the next variant."""
+    """Return the fastest variant with its time, then the next variant with its ratio."""
     if verdict is None or verdict.fastest is None:
         return MISSING_CELL
     second = verdict.runner_up
-    behind = f", {ratio_text(verdict.ratio.value)} {second.column}" if second and verdict.ratio else ""
+    behind = f"; {second.column} {ratio_text(verdict.ratio.value)}" if second and verdict.ratio else ""
     time = quantity(verdict.time_ms, "ms").text
     clock = "" if verdict.clock == "device_ms" else f" {CLOCKS[verdict.clock]}"
     return PageCell(f"{verdict.fastest.column} {time}{clock}{behind}", verdict.time_ms)
