@@ -13,7 +13,7 @@ from tpbench.report.verdicts import CLOCKS, Timed, Verdict
 
 
 def answer(verdicts: Sequence[Verdict]) -> str:
-    """Return one sentence: the fastest variant, its share of the floor, and its distance to the next variant.
+    """Return the fastest variant, its share of the floor, and the ratio to the next variant, as sentences.
 
     Problems with a single measured cell do not count, unless there are no others.
     """
@@ -26,23 +26,26 @@ def answer(verdicts: Sequence[Verdict]) -> str:
     of_winner = [(each, fastest) for each, fastest in decided if fastest and _variant(fastest) == winner]
     clocks = {CLOCKS[each.clock] for each, _ in of_winner}
     total = sum(won.values())
-    where = "" if total == 1 else f" in {'all' if count == total else f'{count} of'} {total} problems"
-    middle = " (medians)" if count > 1 else ""
-    words = [f"Fastest: {winner}{where}"]
+    kind = "compared problems" if compared_ones else "problems"
+    where = "" if total == 1 else f" in {'all' if count == total else f'{count} of'} {total} {kind}"
+    rest = [f"{name} in {number_of}" for name, number_of in others[:3]]
+    if more := sum(number_of for _, number_of in others[3:]):
+        rest.append(f"others in {more}")
+    elsewhere = f" ({', '.join(rest)})" if rest else ""
+    sentences = [f"Fastest: {winner}{where}{elsewhere}"]
     floors = [fastest.record["fraction_of_floor"] for _, fastest in of_winner]
-    if known := [share for share in floors if share is not None]:
-        words.append(f"{100 * median(known):.0f}% of the floor")
+    known = [share for share in floors if share is not None]
+    if known:
+        sentences[0] += f", {100 * median(known):.0f}% of the floor"
     behind = [(each.runner_up, each) for each, _ in of_winner]
     compared = [(other, float(other.record[each.clock]) / each.time_ms) for other, each in behind if other]
     if compared:
         names = Counter(_variant(other) for other, _ in compared)
         times = median(factor for _, factor in compared)
-        next_name = names.most_common(1)[0][0] if len(names) == 1 else "the next variant"
-        words.append(f"{_times(times)} faster than {next_name}")
-    sentence = f"{', '.join(words)}{middle if len(words) > 1 else ''}, by {' or '.join(sorted(clocks))} time"
-    rest = ", ".join(f"{name} in {number_of}" for name, number_of in others[:3])
-    more = sum(number_of for _, number_of in others[3:])
-    return f"{sentence}{f'; {rest}' if rest else ''}{f', others in {more}' if more else ''}."
+        next_name = names.most_common(1)[0][0] if len(names) == 1 else "The next variant"
+        sentences.append(f"{next_name} takes {_times(times)} as long")
+    middle = "medians, " if count > 1 and (known or compared) else ""
+    return f"{'. '.join(sentences)} ({middle}{' or '.join(sorted(clocks))} time)."
 
 
 def _variant(cell: Timed) -> str:
@@ -65,8 +68,8 @@ def disagreement(verdicts: Sequence[Verdict]) -> str:
     assert fastest is not None
     wall = next(each for each in most.order if each.column == most.wall_fastest)
     return (
-        f"The clocks disagree in {len(differing)} of {len(verdicts)} problems. The longest is "
-        f"{where}{', ' if where else ''}{most.problem}: by device "
+        "By wall time another variant or other options are the fastest "
+        f"in {len(differing)} of {len(verdicts)} problems. The slowest of them is {where}{', ' if where else ''}{most.problem}: by device "
         f"time {fastest.column} ({number(most.time_ms)} ms, wall {number(fastest.record['time_ms'])} ms), by wall time "
         f"{wall.column} ({number(wall.record['time_ms'])} ms, device {number(wall.record[most.clock])} ms)."
     )

@@ -225,7 +225,7 @@ def _notes(metric_name: str | None) -> list[str]:
         "time: device time where rows have it, else wall time. Device time is measured by events on the GPU with "
         "launches queued ahead; wall time also contains what Python and the launches take",
         "floor: the time that the unavoidable bytes take at the copy bandwidth measured on the same machine",
-        "runner-up: the fastest other variant, and how many times longer it takes. (2.00x) in tables: twice the "
+        "runner-up: the fastest other variant, and how many times as long it takes. (2.00x) in tables: twice the "
         "fastest of its line",
         *(f"{each.name}: {each.doc}" for each in map(metric, shown)),
         f"trust: {GOOD}, or: {'; '.join(f'{name}: {meaning}' for name, meaning in DOUBTS.items())}",
