@@ -69,7 +69,8 @@ def disagreement(verdicts: Sequence[Verdict]) -> str:
     wall = next(each for each in most.order if each.column == most.wall_fastest)
     return (
         "By wall time another variant or other options are the fastest "
-        f"in {len(differing)} of {len(verdicts)} problems. The slowest of them is {where}{', ' if where else ''}{most.problem}: by device "
+        f"in {len(differing)} of {len(verdicts)} problems. The slowest of them is "
+        f"{where}{', ' if where else ''}{most.problem}: by device "
         f"time {fastest.column} ({number(most.time_ms)} ms, wall {number(fastest.record['time_ms'])} ms), by wall time "
         f"{wall.column} ({number(wall.record['time_ms'])} ms, device {number(wall.record[most.clock])} ms)."
     )
