@@ -17,6 +17,7 @@ from torch import Tensor
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.output import Output
+from tpbench.workloads.oracle_arithmetic import bits, relative_error, weighted
 from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
 
 LOSS_TOLERANCE = 2.0**-16
@@ -104,7 +105,7 @@ class Oracle:
             grad[held, label[held]] -= 1.0
         elif TWO_LOGIT_LOSSES[self.problem.loss].weight == "p":
             value = TWO_LOGIT_LOSSES[self.problem.loss].value(log_p, self._log_q(rows))
-            grad = _weighted(p, value - self.row_loss[rows, None])
+            grad = weighted(p, value - self.row_loss[rows, None])
         else:
             grad = p - self._log_q(rows).exp()
         grad *= self.scale * self.inverse_count
@@ -112,9 +113,9 @@ class Oracle:
 
     def compare(self, output: Output) -> Errors:
         """Return the errors of `output`."""
-        loss_errors = [_relative_error(output.loss, torch.tensor(self.loss, device=self.shard.device))]
+        loss_errors = [relative_error(output.loss, torch.tensor(self.loss, device=self.shard.device))]
         if output.row_loss is not None:
-            loss_errors.append(_relative_error(output.row_loss, self.row_loss))
+            loss_errors.append(relative_error(output.row_loss, self.row_loss))
         worst = self._reduce(torch.stack([each.max() for each in loss_errors if each.numel()]).max(), dist.ReduceOp.MAX)
         return Errors(
             self.loss, float(worst), self._grad_error(output.grad, output.grad_factor), self._identical(output)
@@ -136,9 +137,9 @@ class Oracle:
         return float(relative.max())
 
     def _identical(self, output: Output) -> bool:
-        losses = [output.loss.reshape(1)] + ([] if output.row_loss is None else [output.row_loss])
-        bits = torch.cat([each.float() for each in losses]).view(torch.int32)
-        lowest, highest = (self._reduce(bits.clone(), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
+        device = self.shard.device
+        both = torch.cat([bits(output.loss, 1, device), bits(output.row_loss, self.shard.tokens, device)])
+        lowest, highest = (self._reduce(both.clone(), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
         return torch.equal(lowest, highest)
 
     def _chunks(self) -> Iterator[slice]:
@@ -183,19 +184,5 @@ class Oracle:
                 continue
             log_q, loss = self._log_q(rows), TWO_LOGIT_LOSSES[self.problem.loss]
             weight = (log_p if loss.weight == "p" else log_q).exp()
-            row_loss[rows] = _weighted(weight, loss.value(log_p, log_q)).sum(-1)
+            row_loss[rows] = weighted(weight, loss.value(log_p, log_q)).sum(-1)
         return self._reduce(row_loss, dist.ReduceOp.SUM)
-
-
-def _weighted(weight: Tensor, value: Tensor) -> Tensor:
-    """Return weight * value, and 0 where the weight is 0, since 0 log 0 = 0."""
-    return torch.where(weight == 0, 0.0, weight * value)
-
-
-def _relative_error(got: Tensor, right: Tensor) -> Tensor:
-    """Return |got - right| / max(1, |right|): 0 for equal values, even infinite; inf for a NaN or another shape."""
-    if got.shape != right.shape:
-        return torch.tensor([math.inf], dtype=torch.float64, device=right.device)
-    got, right = got.double(), right.double()
-    error = (got - right).abs() / right.abs().clamp(min=1.0)
-    return torch.where(got == right, 0.0, error.nan_to_num(nan=math.inf, posinf=math.inf))

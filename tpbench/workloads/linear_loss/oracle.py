@@ -16,6 +16,7 @@ from torch import Tensor
 from tpbench.workloads.linear_loss.inputs import Shard
 from tpbench.workloads.linear_loss.output import Output
 from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.oracle_arithmetic import bits, relative_error, weighted
 from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
 
 LOSS_TOLERANCE = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-14}
@@ -97,7 +98,7 @@ class Oracle:
             if self.teacher is not None and teacher_weight is not None:
                 log_q = self._log_softmax(self.teacher[rows].double() @ teacher_weight.t() / self.problem.temperature)
             row_loss[rows] = self._loss(log_p, log_q, rows)
-            entropy[rows] = self._sum(-_weighted(log_p.exp(), log_p).sum(-1)) * self.counts[rows]
+            entropy[rows] = self._sum(-weighted(log_p.exp(), log_p).sum(-1)) * self.counts[rows]
             if right_weight is not None:
                 grad = self._gradient(log_p, log_q, row_loss[rows], rows)
                 del log_p, log_q
@@ -105,13 +106,13 @@ class Oracle:
                 right_hidden = self._sum(grad @ weight)
                 hidden_error[rows] = _row_errors(got_hidden, right_hidden, rows)
         right_loss = row_loss.sum() * self.inverse_count
-        loss_errors = [_relative_error(output.loss, right_loss)]
+        loss_errors = [relative_error(output.loss, right_loss)]
         if output.row_loss is not None:
-            loss_errors.append(_relative_error(output.row_loss, row_loss))
+            loss_errors.append(relative_error(output.row_loss, row_loss))
         entropy_error = 0.0
         if self.problem.entropy:
             got = torch.full_like(entropy, math.nan) if output.entropy is None else output.entropy
-            entropy_error = self._worst(_relative_error(got, entropy).max())
+            entropy_error = self._worst(relative_error(got, entropy).max())
         weight_error = 0.0
         if right_weight is not None:
             weight_error = self._worst(_weight_error(output.grad_weight, right_weight))
@@ -139,7 +140,7 @@ class Oracle:
         if log_q is not None:
             loss = TWO_LOGIT_LOSSES[self.problem.loss]
             weight = (log_p if loss.weight == "p" else log_q).exp()
-            return self._sum(_weighted(weight, loss.value(log_p, log_q)).sum(-1))
+            return self._sum(weighted(weight, loss.value(log_p, log_q)).sum(-1))
         label, held = self._label(rows)
         of_label = -log_p.gather(1, label[:, None])[:, 0]
         return self._sum(torch.where(held, of_label, 0.0))
@@ -151,7 +152,7 @@ class Oracle:
             label, held = self._label(rows)
             p.scatter_add_(1, label[:, None], -held.double()[:, None])
         elif TWO_LOGIT_LOSSES[self.problem.loss].weight == "p":
-            p = _weighted(p, TWO_LOGIT_LOSSES[self.problem.loss].value(log_p, log_q) - row_loss[:, None])
+            p = weighted(p, TWO_LOGIT_LOSSES[self.problem.loss].value(log_p, log_q) - row_loss[:, None])
         else:
             p -= log_q.exp()
         return p.mul_((self.counts[rows] * self.inverse_count)[:, None])
@@ -180,19 +181,9 @@ class Oracle:
 
     def _identical(self, output: Output) -> bool:
         expected = ((output.loss, 1), (output.row_loss, self.problem.tokens), (output.entropy, self.problem.tokens))
-        bits = torch.cat([self._bits(each, count) for each, count in expected])
-        lowest, highest = (self._reduce(bits.clone(), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
+        all_bits = torch.cat([bits(each, count, self.shard.device) for each, count in expected])
+        lowest, highest = (self._reduce(all_bits.clone(), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
         return torch.equal(lowest, highest)
-
-    def _bits(self, values: Tensor | None, count: int) -> Tensor:
-        """Return `1 + count` integers, also for values of another shape, so that all ranks can reduce them: the number
-        of values, and the bits of each in fp32."""
-        numel = -1 if values is None else values.numel()
-        bits = torch.zeros(1 + count, dtype=torch.int32, device=self.shard.device)
-        bits[0] = numel
-        if values is not None and numel == count:
-            bits[1:] = values.reshape(-1).float().view(torch.int32)
-        return bits
 
     def _worst(self, error: Tensor) -> float:
         return float(self._reduce(error.double().reshape(1), dist.ReduceOp.MAX))
@@ -205,19 +196,6 @@ class Oracle:
             values = values.contiguous()
             dist.all_reduce(values, op, group=self.shard.group)
         return values
-
-
-def _weighted(weight: Tensor, value: Tensor) -> Tensor:
-    """Return weight * value, and 0 where the weight is 0, since 0 log 0 = 0."""
-    return torch.where(weight == 0, 0.0, weight * value)
-
-
-def _relative_error(got: Tensor, right: Tensor) -> Tensor:
-    """Return |got - right| / max(1, |right|); inf for a NaN or another shape."""
-    if got.shape != right.shape:
-        return torch.full((1,), math.inf, dtype=torch.float64, device=right.device)
-    error = (got.double() - right).abs() / right.abs().clamp(min=1.0)
-    return error.nan_to_num(nan=math.inf, posinf=math.inf).reshape(-1)
 
 
 def _row_errors(got: Tensor | None, right: Tensor, rows: slice) -> Tensor:

@@ -39,13 +39,27 @@ def _planted_on_ranks(here: Rank, cell: EntropyLoss, error: str) -> tuple[bool, 
     elif error == "last bit" and last:
         assert output.row_loss is not None
         output.row_loss[3] = torch.nextafter(output.row_loss[3], output.row_loss[3] + 1)
+    elif error == "one rank's shape of the loss" and last:
+        output = dataclasses.replace(output, loss=output.loss.repeat(2))
+    elif error == "one rank's number of rows" and last:
+        assert output.row_loss is not None
+        output = dataclasses.replace(output, row_loss=output.row_loss.repeat(2))
+    elif error == "one rank's missing rows" and last:  # a variant need not return them
+        output = dataclasses.replace(output, row_loss=None)
     errors = oracle.compare(output)
     return errors.loss_identical, errors.complaint(cell)
 
 
+RIGHT = ("none", "last bit", "one rank's missing rows")
+DIFFERENT_LOSSES = (
+    "last bit", "one rank's loss", "one rank's shape of the loss", "one rank's number of rows",
+    "one rank's missing rows",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "error",
-    ["none", "last bit", "local softmax", "local maximum", "one rank's row", "one rank's NaN", "one rank's loss"],
+    ["none", "local softmax", "local maximum", "one rank's row", "one rank's NaN", *DIFFERENT_LOSSES],
 )
 @pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
 def test_an_error_on_one_rank_is_detected_on_all(loss: str, error: str) -> None:
@@ -53,5 +67,5 @@ def test_an_error_on_one_rank_is_detected_on_all(loss: str, error: str) -> None:
         pytest.skip("needs 2 GPUs")
     (identical, complaint), other = run_on_ranks(2, _planted_on_ranks, problem(loss=loss), error)
     assert (identical, complaint) == other
-    assert (complaint is None) == (error in ("none", "last bit"))
-    assert identical == (error not in ("last bit", "one rank's loss"))
+    assert (complaint is None) == (error in RIGHT)
+    assert identical == (error not in DIFFERENT_LOSSES)

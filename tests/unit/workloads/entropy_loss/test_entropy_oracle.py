@@ -15,8 +15,9 @@ from torch import Tensor
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
-from tpbench.workloads.entropy_loss.oracle import Errors, Oracle, _relative_error
+from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
 from tpbench.workloads.entropy_loss.output import Output
+from tpbench.workloads.oracle_arithmetic import relative_error
 
 INF = float("inf")
 
@@ -204,7 +205,7 @@ def test_errors_are_relative_to_the_larger_of_one_and_the_value() -> None:
     output.row_loss[large] = float(oracle.row_loss[large]) * 1.25
     assert oracle.compare(output).loss_error == pytest.approx(0.25, rel=1e-6)
     small = torch.tensor([0.5, 0.25]), torch.tensor([0.25, 0.25], dtype=torch.float64)
-    assert _relative_error(*small).tolist() == [0.25, 0.0]
+    assert relative_error(*small).tolist() == [0.25, 0.0]
 
 
 def test_the_gradients_error_is_that_of_the_worst_row_by_norm() -> None:

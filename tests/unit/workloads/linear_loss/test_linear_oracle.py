@@ -17,6 +17,7 @@ from tpbench.workloads.linear_loss import LinearLoss, oracle
 from tpbench.workloads.linear_loss.inputs import IGNORED, Shard, make_shard
 from tpbench.workloads.linear_loss.oracle import Errors, Oracle
 from tpbench.workloads.linear_loss.output import Output
+from tpbench.workloads.oracle_arithmetic import weighted
 
 INF = math.inf
 
@@ -194,8 +195,8 @@ def test_blocks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_zero_times_the_logarithm_of_zero_is_zero() -> None:
-    weighted = oracle._weighted(torch.tensor([0.0, 0.5]), torch.tensor([-INF, 2.0]))
-    assert weighted.tolist() == [0.0, 1.0]
+    product = weighted(torch.tensor([0.0, 0.5]), torch.tensor([-INF, 2.0]))
+    assert product.tolist() == [0.0, 1.0]
 
 
 def test_on_one_rank_all_rows_are_its_own() -> None:
