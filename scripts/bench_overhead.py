@@ -38,7 +38,7 @@ os._exit(0)
 
 
 def bare(cells: int, ranks: int, device: str, folder: Path) -> list[float]:
-    """torchrun of a worker that only joins its group."""
+    """Return the seconds of each torchrun whose worker only joins its process group."""
     folder.mkdir()
     worker = folder / "empty.py"
     worker.write_text(EMPTY)
@@ -56,10 +56,10 @@ def bare(cells: int, ranks: int, device: str, folder: Path) -> list[float]:
 
 
 def sweep(cells: int, ranks: int, device: str, folder: Path, *more: str) -> tuple[list[float], float]:
-    """A sweep's time from each row to the next, which is what a cell costs, and its whole time by its cells. Of the
-    former the first is left out, for Hydra starts in it: there is a cell more than was asked for.
+    """Return the seconds between the ends of successive rows, and the seconds of the whole sweep for each of its cells.
 
-    The job is one whose measurement is three iterations of next to nothing.
+    The sweep has one cell more than `cells`, because the start of Hydra counts to the first one. A cell measures three
+    iterations of a tiny problem, so its time is overhead.
     """
     folder.mkdir()
     line = [sys.executable, "-m", "tpbench", "-m", f"seed={','.join(map(str, range(cells + 1)))}",
@@ -101,8 +101,8 @@ def _at_least_one(text: str) -> int:
 def main() -> None:
     """Print a line for each way of running."""
     parser = argparse.ArgumentParser(prog="bench_overhead.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=_at_least_one, default=4, help="times that each way has its turn (default: 4)")
-    parser.add_argument("--cells", type=_at_least_one, default=2, help="cells of a turn (default: 2)")
+    parser.add_argument("--rounds", type=_at_least_one, default=4, help="measurements of each way (default: 4)")
+    parser.add_argument("--cells", type=_at_least_one, default=2, help="cells of a measurement (default: 2)")
     parser.add_argument("--tp-size", type=_at_least_one, default=2, help="ranks (default: 2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument("--ways", type=_ways, default=list(WAYS), help=f"of {','.join(WAYS)} (default: all)")

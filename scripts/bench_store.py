@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long reading takes: N rows in files of their own, then merged, then many more in one merged folder.
+"""Measure how long rows take to read: single files, the same rows merged, and many more rows in merged files.
 
 scripts/bench_store.py [--files 10000] [--rows 100000]
 """
@@ -27,7 +27,7 @@ SAMPLES = 50
 
 
 def row(index: int) -> pa.Table:
-    """A row as a sweep on a GPU would leave it."""
+    """Return a row like that of a sweep on a GPU."""
     job = parse_job({
         "variant": VARIANTS[index % 3], "tokens": 4096, "vocab": 32768 * (1 + index % 4), "tp_size": 2,
         "seed": index % 50, "device": "cuda",
@@ -42,7 +42,7 @@ def row(index: int) -> pa.Table:
 
 
 def timed(what: str, function: Callable[[], Any]) -> Any:
-    """Say how long it takes."""
+    """Print how long the function takes, and return its result."""
     began = time.perf_counter()
     result = function()
     print(f"{what}: {time.perf_counter() - began:.2f} s", flush=True)
@@ -50,7 +50,7 @@ def timed(what: str, function: Callable[[], Any]) -> Any:
 
 
 def main() -> None:
-    """Print a line a measurement."""
+    """Print a line for each measurement."""
     parser = argparse.ArgumentParser(prog="bench_store.py", description=__doc__.partition("\n")[0])
     parser.add_argument("--files", type=int, default=10_000, help="rows in files of their own (default: 10000)")
     parser.add_argument("--rows", type=int, default=100_000, help="rows in merged files (default: 100000)")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints tpbench/kernels/block_caps.json, what block_cap=auto means, from rows of -m +experiment=block_cap_sweep.
+"""Print the choices of block_cap=auto, tpbench/kernels/block_caps.json, from rows of -m +experiment=block_cap_sweep.
 
 scripts/choose_block_caps.py ROWS... > block_caps.json
 """

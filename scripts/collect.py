@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""See what became of a sweep that was left to Slurm: `scripts/collect.py --help`."""
+"""Store the rows of a sweep that was left to Slurm, and print its cells: `scripts/collect.py --help`."""
 
 import sys
 

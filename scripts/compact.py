@@ -13,7 +13,7 @@ from tpbench.results.compact import Busy, compact
 
 
 def main() -> int:
-    """Exits 0 when all is merged, 1 when it could not be."""
+    """Run the command. Return 0, or 1 if the rows cannot be merged."""
     parser = argparse.ArgumentParser(prog="compact.py", description=__doc__.partition("\n")[0])
     parser.add_argument("output_dir", nargs="?", default="outputs", help="default: outputs")
     try:

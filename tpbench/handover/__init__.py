@@ -1,6 +1,6 @@
 """Messages between the launcher and the ranks of a cell: a task in, a result out, each a JSON file in the cell's
 folder.
 
-This room is all that both sides share. It imports neither torch nor Arrow, so that a rank starts fast and can report
+This package is all that both sides share. It imports neither torch nor Arrow, so that a rank starts fast and can report
 that its memory ran out.
 """

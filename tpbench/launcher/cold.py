@@ -10,6 +10,23 @@ from tpbench.launcher.devices import Lease
 from tpbench.launcher.process import ProcessTree
 
 
+def outcome_of(attempt: Attempt, tree: ProcessTree, deadline: float) -> Outcome | None:
+    """Return the outcome of an attempt whose torchrun has ended or exceeds the deadline, else None.
+
+    With the outcome all processes of the torchrun have ended.
+    """
+    code = tree.agent.poll()
+    if code is None and time.monotonic() < deadline:
+        return None
+    if code is None:
+        # Read the logs before the end: a rank that receives SIGTERM adds lines that do not show why it hung.
+        outcome = attempt.ended(None)
+        tree.end()
+        return outcome
+    tree.end()
+    return attempt.ended(code)
+
+
 class ColdJob:
     """A job with its own torchrun. The constructor starts it."""
 
@@ -24,16 +41,7 @@ class ColdJob:
 
     def poll(self) -> Outcome | None:
         """Return the outcome, or None while the job runs. With the outcome all its processes have ended."""
-        code = self.tree.agent.poll()
-        if code is None and time.monotonic() < self.deadline:
-            return None
-        if code is None:
-            # Read the logs before the end: a rank that receives SIGTERM adds lines that do not show why it hung.
-            outcome = self.attempt.ended(None)
-            self.tree.end()
-            return outcome
-        self.tree.end()
-        return self.attempt.ended(code)
+        return outcome_of(self.attempt, self.tree, self.deadline)
 
     def end(self) -> None:
         """End the job at once."""

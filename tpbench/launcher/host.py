@@ -72,13 +72,13 @@ class Lane:
 class Host:
     """Runs cells in the given order, as far as free devices allow."""
 
-    def __init__(self, how: SweepOptions) -> None:
-        if not how.wait:
+    def __init__(self, options: SweepOptions) -> None:
+        if not options.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
-        self.target = ThisHost(machine.gpu_count(), max_ranks_per_core=how.max_ranks_per_core)
+        self.target = ThisHost(machine.gpu_count(), max_ranks_per_core=options.max_ranks_per_core)
         self.facts = machine.facts()
-        self.parallel, self.reuse = how.parallel == "auto", how.reuse
-        self.interleaved = how.order == "interleaved"
+        self.parallel, self.reuse = options.parallel == "auto", options.reuse
+        self.interleaved = options.order == "interleaved"
         self.devices = Devices(split_cpu=self.parallel)
         self.lanes: list[Lane] = []
         self.groups: dict[tuple[object, ...], WarmGroup] = {}

@@ -50,7 +50,7 @@ class Runner(Protocol):
         """Run the cells in any order, and yield each outcome as soon as there is one."""
 
 
-def run_sweep(cells: Sequence[Cell], folder: Path, conduct: SweepOptions, runner: Runner) -> list[Outcome]:
+def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Runner) -> list[Outcome]:
     """Run the cells; logs go to `folder`. Raises JobError before anything runs if no row could be stored.
 
     An interrupt ends the running jobs with all their processes, prints how to continue, and is raised again.
@@ -63,7 +63,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, conduct: SweepOptions, runner
     with Display(len(cells), folder) as display:
         for line in ignored_notes(cells):
             display.note(line)
-        sweep = _Sweep(cells, folder, conduct, runner, locks, display)
+        sweep = _Sweep(cells, folder, options, runner, locks, display)
         try:
             sweep.run()
         except (KeyboardInterrupt, Terminated):
@@ -85,16 +85,18 @@ def run_sweep(cells: Sequence[Cell], folder: Path, conduct: SweepOptions, runner
 
 
 class _Sweep:
+    """The state of a running sweep: which cells have an outcome, and which old rows a new one replaces."""
+
     def __init__(
         self,
         cells: Sequence[Cell],
         folder: Path,
-        conduct: SweepOptions,
+        options: SweepOptions,
         runner: Runner,
         locks: CellLocks,
         display: Display,
     ) -> None:
-        self.folder, self.conduct, self.runner = folder, conduct, runner
+        self.folder, self.options, self.runner = folder, options, runner
         self.locks, self.display = locks, display
         self.originals = [cell for cell in cells if cell.same_as is None]
         self.copies = [cell for cell in cells if cell.same_as is not None]
@@ -104,7 +106,7 @@ class _Sweep:
         self.rows_written = 0
 
     def run(self) -> None:
-        if not self.conduct.resume:
+        if not self.options.resume:
             for cell in self.originals:
                 self.locks.acquire(cell)  # for resuming sweeps to see; two sweeps may measure the same cell on purpose
             self._run(self.originals)
@@ -150,7 +152,7 @@ class _Sweep:
                 discard_rows(cell.job.output_dir, [row])
             return begin(cell, number=number)
 
-        for number in range(1, max(self.conduct.retries, THROTTLE_RETRIES) + 2):
+        for number in range(1, max(self.options.retries, THROTTLE_RETRIES) + 2):
             again: dict[int, Outcome] = {}
             for outcome in self.runner.run(waiting, functools.partial(begin_again, number=number), self.display):
                 self._count_row(outcome)
@@ -164,8 +166,8 @@ class _Sweep:
     def _runs_again(self, outcome: Outcome, number: int) -> bool:
         """Return whether a cell runs again after this outcome of its attempt with that number."""
         if outcome.status in RETRIED:
-            return number <= self.conduct.retries
-        return outcome.throttled and self.conduct.throttle == "retry" and number <= THROTTLE_RETRIES
+            return number <= self.options.retries
+        return outcome.throttled and self.options.throttle == "retry" and number <= THROTTLE_RETRIES
 
     def _count_row(self, outcome: Outcome) -> None:
         """Merge the files of single rows from time to time: a folder of many files is slow to read."""

@@ -15,6 +15,7 @@ from tpbench.handover.queue import QueuedTask, TaskQueue
 from tpbench.job import Job
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.cold import outcome_of
 from tpbench.launcher.device_choice import Device
 from tpbench.launcher.devices import Lease
 from tpbench.launcher.process import ProcessTree
@@ -94,15 +95,7 @@ class WarmJob:
         """Return the outcome, or None while the job runs. With the outcome its processes have ended or are idle."""
         if self.group.queue.done(self.number, self.attempt.cell.job.world_size):
             return self.attempt.ended(0)
-        code = self.group.tree.agent.poll()
-        if code is None and time.monotonic() < self.deadline:
-            return None
-        if code is None:
-            outcome = self.attempt.ended(None)
-            self.end()
-            return outcome
-        self.end()
-        return self.attempt.ended(code)
+        return outcome_of(self.attempt, self.group.tree, self.deadline)
 
     def end(self) -> None:
         """End the job and its group at once."""

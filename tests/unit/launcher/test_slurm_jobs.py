@@ -22,7 +22,7 @@ from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster, collect
 from tpbench.launcher.slurm.runner import Slurm
 from tpbench.launcher.slurm.settings import SlurmSettings
-from tpbench.launcher.slurm.submitted import NOBODY, Submitted, left_behind, record, unfinished
+from tpbench.launcher.slurm.submitted import NO_JOB, Submitted, left_behind, record, unfinished
 from tpbench.settings import JobError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -87,7 +87,7 @@ def test_a_cell_whose_submission_is_in_doubt_is_taken_over(tmp_path: Path) -> No
     (attempt.folder.parent / "slurm").mkdir()
     assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
     assert not record(attempt.folder, "7_0")
-    assert (attempt.folder / "slurm_job").read_text() == NOBODY
+    assert (attempt.folder / "slurm_job").read_text() == NO_JOB
     assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
 
 

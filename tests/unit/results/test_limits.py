@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from tpbench.results import read
+from tpbench.results import files
 from tpbench.results.cells import changes, hardware, yields
 from tpbench.results.checksum import has_checksum, is_damaged, with_checksum
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT
@@ -166,23 +166,23 @@ def test_hidden_files_and_folders_hold_no_rows(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read._content(tmp_path / "gone") is None
-    assert str(read._content(tmp_path)) in ("it is no regular file", "it cannot be opened: Is a directory")
+    assert files._content(tmp_path / "gone") is None
+    assert str(files._content(tmp_path)) in ("it is no regular file", "it cannot be opened: Is a directory")
     file = tmp_path / "file"
     file.write_bytes(b"12345")
     with (tmp_path / "large").open("wb") as large:
         large.truncate(2**32 + 1)  # a hole: it takes no room
-    assert str(read._content(tmp_path / "large")) == "it is larger than 4294967296 bytes"
-    monkeypatch.setattr(read, "_MAX_BYTES", 5)
-    assert read._content(file) == b"12345"
-    monkeypatch.setattr(read, "_MAX_BYTES", 4)
-    assert str(read._content(file)) == "it is larger than 4 bytes"
+    assert str(files._content(tmp_path / "large")) == "it is larger than 4294967296 bytes"
+    monkeypatch.setattr(files, "_MAX_BYTES", 5)
+    assert files._content(file) == b"12345"
+    monkeypatch.setattr(files, "_MAX_BYTES", 4)
+    assert str(files._content(file)) == "it is larger than 4 bytes"
 
     def fails(*_: Any) -> int:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(read.os, "open", fails)
-    assert str(read._content(file)) == "it cannot be opened: none left"
+    monkeypatch.setattr(files.os, "open", fails)
+    assert str(files._content(file)) == "it cannot be opened: none left"
 
 
 def test_former_names_and_values() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tpbench
 from tests.support.command import ROOT
 from tpbench.report.arrange import arrange_rows
-from tpbench.results import read, upgrade
+from tpbench.results import files, unite, upgrade
 from tpbench.results.checksum import has_checksum, is_damaged, with_checksum
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.plain import plain_rows
@@ -197,7 +197,7 @@ def test_lists_of_a_workload_that_is_not_loaded_here():
         pa.list_(pa.int64()),
     ]
     tables = [pa.table({"lengths": pa.array([[1, number]], kind)}) for number, kind in enumerate(kinds)]
-    assert read._concatenate(tables)["lengths"].to_pylist() == [[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]
+    assert unite.concatenate(tables)["lengths"].to_pylist() == [[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]
 
 
 def flips(content, count, seed=0):
@@ -258,7 +258,7 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path, row, monkeypatch):
     pq.write_table(old, tmp_path / "version.parquet")
     os.mkfifo(tmp_path / "pipe.parquet")
     (tmp_path / "endless.parquet").symlink_to("/dev/zero")
-    monkeypatch.setattr(read, "_MAX_BYTES", 2**20)
+    monkeypatch.setattr(files, "_MAX_BYTES", 2**20)
     with (tmp_path / "huge.parquet").open("wb") as file:
         file.truncate(2**20 + 1)
     (tmp_path / "\x1b[31m\nname.parquet").write_bytes(b"")
@@ -300,7 +300,7 @@ def test_foreign_columns_take_linear_time():
     """Each table is asked once for its names and once for its columns, however many there are."""
     counts = collections.Counter()
     tables = [CountingTable(pa.table({f"f{number}_{i}": [i] for i in range(50)}), counts) for number in range(8)]
-    table = read._concatenate(tables)
+    table = unite.concatenate(tables)
     assert table.column("f3_7").to_pylist() == [None] * 3 + [7] + [None] * 4
     assert counts == {"column_names": 8, "columns": 8}
 
@@ -406,14 +406,14 @@ def test_a_newer_version(tmp_path):
 
 def test_a_file_that_moves_into_another_is_found(tmp_path, row, monkeypatch):
     first = write_row(row(), tmp_path, "r1")
-    original = read._content
+    original = files._content
 
     def moved(path):
         if path == first and first.exists():
             first.rename(first.with_name("merged.parquet"))
         return original(path)
 
-    monkeypatch.setattr(read, "_content", moved)
+    monkeypatch.setattr(files, "_content", moved)
     assert quietly(tmp_path).row_id.tolist() == ["r1"]
 
 

@@ -33,15 +33,15 @@ SETTLE_S = 10.0
 class Slurm:
     """Runs cells as jobs of a Slurm cluster."""
 
-    def __init__(self, settings: SlurmSettings, how: SweepOptions) -> None:
-        if (how.retries or how.throttle == "retry") and not how.wait:
-            name = "retries" if how.retries else "throttle=retry"
+    def __init__(self, settings: SlurmSettings, options: SweepOptions) -> None:
+        if (options.retries or options.throttle == "retry") and not options.wait:
+            name = "retries" if options.retries else "throttle=retry"
             raise JobError(f"{name} needs wait=true: a sweep that leaves sees no job end")
         of_one_host = {"order": "interleaved", "reuse": True, "parallel": "auto"}
-        if asked := [name for name, value in of_one_host.items() if getattr(how, name) == value]:
+        if asked := [name for name, value in of_one_host.items() if getattr(options, name) == value]:
             said = " and ".join(f"{name}={str(of_one_host[name]).lower()}" for name in asked)
             raise JobError(f"{said}: that is for one host, with hydra/launcher=torchrun")
-        self.settings, self.wait = settings, how.wait
+        self.settings, self.wait = settings, options.wait
         self.target = Partition.find(settings)
         # The software is the cluster's too; its GPUs are unknown here, and each row names them.
         software = ("torch_version", "triton_version", "kernels_version", "tpbench_version", "git_commit", "git_dirty")
@@ -60,7 +60,7 @@ class Slurm:
         unwanted = [each for each in left if not each.wanted]
         cluster.cancel_and_wait(each.job_id for each in unwanted)
         for each in unwanted:
-            each.over()
+            each.mark_ended()
         left = [each for each in left if each.wanted]
         states = cluster.final_states(each.job_id for each in left)
         for each in left:

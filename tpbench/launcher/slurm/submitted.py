@@ -20,7 +20,7 @@ JOB = "slurm_job"
 SUBMITIT = "slurm"
 """Folder of submitit's files in the folder of a sweep."""
 
-NOBODY = "nobody"
+NO_JOB = "nobody"
 """Stands in place of a job's number once a later sweep has taken the cell over, or has ended the job."""
 
 ENDS = {
@@ -51,14 +51,14 @@ class Submitted:
     @property
     def wanted(self) -> bool:
         """True if a job runs the attempt, and the attempt was not abandoned."""
-        return self.job_id not in ("", NOBODY) and not self.attempt.abandoned
+        return self.job_id not in ("", NO_JOB) and not self.attempt.abandoned
 
-    def over(self) -> None:
+    def mark_ended(self) -> None:
         """Note that the job of an abandoned attempt has ended.
 
         No sweep may end it again: by then its number may belong to another job.
         """
-        (self.attempt.folder / JOB).write_text(NOBODY)
+        (self.attempt.folder / JOB).write_text(NO_JOB)
 
     def outcome(self, state: str) -> Outcome | None:
         """Return the outcome of a cell with a row, and of one whose job has ended.
@@ -123,7 +123,7 @@ def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Submitte
         for submitit in Path(output_dir, "sweeps").absolute().glob(f"*/{SUBMITIT}"):
             for each in unfinished(submitit.parent, keys):
                 if not each.job_id:
-                    record(each.attempt.folder, NOBODY)  # unless a job comes first
+                    record(each.attempt.folder, NO_JOB)  # unless a job comes first
                     each = Submitted.find(each.attempt)
-                if each.job_id != NOBODY:
+                if each.job_id != NO_JOB:
                     yield each

@@ -23,7 +23,7 @@ from tpbench.measure import machine
 KILL_S = 600.0
 """Time that a job which Slurm has told to end waits to be killed."""
 
-OTHERS_SPEAK_S = 15.0
+PEER_ROW_S = 15.0
 """Time that a node which only lost its peers waits for the row of the node that knows the reason."""
 
 
@@ -92,7 +92,7 @@ def _run(attempt: Attempt, rendezvous: torchrun.Rendezvous) -> None:
         tree.end()
     if code:
         _wait_to_be_killed(signals)
-    deadline = time.monotonic() + OTHERS_SPEAK_S
+    deadline = time.monotonic() + PEER_ROW_S
     while (
         rendezvous.nodes > 1
         and not (attempt.has_row or attempt.has_result)

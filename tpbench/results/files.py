@@ -1,0 +1,109 @@
+"""Read files of rows, each into one Arrow table. A file that cannot be read costs a complaint, not the others.
+
+Nothing in a file is evaluated: Arrow reads it, and its metadata is dropped except for the version of the schema.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tpbench.results.checksum import is_damaged
+from tpbench.results.find import Where, row_files
+from tpbench.results.printable import printable
+from tpbench.results.schema import MARKER, SCHEMA_VERSION
+
+_THREADS = min(4, os.cpu_count() or 1)
+_LOOKS = 3
+_MAX_BYTES = 2**32
+"""Largest file that is read, in bytes, and largest content of a compressed file by its metadata."""
+_MAX_ROWS = 10**7
+"""Most rows of one file."""
+
+
+class Unreadable(Exception):
+    """The reason why a file is skipped."""
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The content of one file."""
+
+    version: int
+    """Version of the schema that wrote the file."""
+    table: pa.Table
+
+
+def read_files(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, FileRows], list[str]]:
+    """Return the content of every readable file, and a complaint for each other file."""
+    reads: dict[Path, FileRows] = {}
+    refused: dict[Path, str] = {}
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for _ in range(_LOOKS):
+            new = [path for path in row_files(where) if path not in reads and path not in refused]
+            vanished = False
+            # Threads only for the disk: while Arrow parses such small files, it holds the interpreter lock.
+            for path, content in zip(new, threads.map(_content, new), strict=True):
+                result = _parse(content, columns) if isinstance(content, bytes) else content
+                if isinstance(result, FileRows):
+                    reads[path] = result
+                elif result is None:
+                    vanished = True
+                else:
+                    refused[path] = f"{shown(path)}: passed over, {result}"
+            if not vanished:  # else its rows may have moved to a merged file that the last listing did not contain
+                break
+    return reads, list(refused.values())
+
+
+def _content(path: Path) -> bytes | Unreadable | None:
+    """Return the file's bytes, or why it cannot be read, or None if it was deleted."""
+    try:
+        # Without waiting: the opening of a pipe would wait for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return Unreadable("it is no regular file")
+            if status.st_size > _MAX_BYTES:
+                return Unreadable(f"it is larger than {_MAX_BYTES} bytes")
+            return file.read(_MAX_BYTES)  # not mapped: truncating a mapped file would kill this process
+    except FileNotFoundError:
+        return None
+    except (OSError, MemoryError) as error:
+        return Unreadable(f"it cannot be opened: {getattr(error, 'strerror', None) or error}")
+
+
+def _parse(content: bytes, columns: frozenset[str] | None) -> FileRows | Unreadable:
+    """Return the file's rows with those columns, or why they cannot be read."""
+    if is_damaged(content):
+        return Unreadable("it is broken: its checksum does not fit its content")
+    try:
+        parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
+        marker = (parquet.metadata.metadata or {}).get(MARKER)
+        if marker is None:
+            return Unreadable("it is not tpbench's")
+        version = int(marker)
+        if version < 0:
+            return Unreadable(f"it is broken: there is no version {version} of the schema")
+        groups = (parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups))
+        if parquet.metadata.num_rows > _MAX_ROWS or sum(group.total_byte_size for group in groups) > _MAX_BYTES:
+            return Unreadable(f"it has more than {_MAX_ROWS} rows or {_MAX_BYTES} bytes")
+        wanted = None
+        if columns is not None and version == SCHEMA_VERSION:  # an older schema may have other names
+            wanted = [name for name in parquet.schema_arrow.names if name in columns]
+        table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
+        table.validate(full=True)  # text that is not UTF-8 would fail much later
+        return FileRows(version, table)
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, NotImplementedError, MemoryError) as error:
+        return Unreadable(f"it is broken: {printable(str(error))}")
+
+
+def shown(path: Path) -> str:
+    """Return a path as text that a terminal shows: the name of a file may hold anything."""
+    return printable(str(path), 1000)
