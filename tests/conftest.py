@@ -30,6 +30,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # Triton's library prints what is left when the interpreter ends
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the faults that this run's passed tests caused (`tests/end_to_end/faults`), and those that are missing."""
     reports = terminalreporter.stats.get("passed", [])
