@@ -1,24 +1,31 @@
-"""Jobs from command-line overrides, composed by Hydra without a command."""
+"""Jobs from command-line overrides, composed as the cells of a sweep are, without a command."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import hydra
-from omegaconf import OmegaConf
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 
 from tests.support.command import ROOT
 from tpbench.job import Job, parse_job
+from tpbench.launcher.compose import SweepComposer
 from tpbench.launcher.overrides import flat_names, force_fields
+
+
+@functools.cache
+def _composer() -> SweepComposer:
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        loader: Any = GlobalHydra.instance().config_loader()
+        return SweepComposer(loader, loader.load_configuration("config", [], RunMode.MULTIRUN))
 
 
 def composed(*overrides: str) -> dict[str, Any]:
     """Return the flat values that a command line with these overrides has."""
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        values = OmegaConf.to_container(hydra.compose("config", overrides=force_fields(flat_names(overrides))))
-    assert isinstance(values, dict)
-    return {str(name): value for name, value in values.items()}
+    return _composer().values(force_fields(flat_names(overrides)), 0)
 
 
 def job(*overrides: str, chosen: Sequence[str] = ()) -> Job:
