@@ -51,6 +51,7 @@ def two_levels():
         [ChangePoint(2, 2.0, 0.00123), ChangePoint(4, 0.5, 0.04)],
         git_commit=["a" * 40, "a" * 40, "b" * 40, "b" * 40, "b" * 40],
         git_dirty=[False, False, True, True, True],
+        kernels_version=["3e684047"] * 5,
         torch_version=["2.11.0"] * 5,
     )
 
@@ -69,11 +70,11 @@ def test_the_tables_say_when_and_from_what_to_what_a_level_changed():
         "| cell | status | first failure |",
         "| :--- | :--- | :--- |",
         "| quiet | oom | -: rank 0 ran out of memory |",
-        "| cell | until | commit | torch | triton | driver | rows | level |",
-        "| :--- | ---: | :--- | ---: | ---: | ---: | ---: | ---: |",
-        "| slow | 2026-11-21 12:00 | aaaaaaaa | 2.11.0 | - | - | 2 | 1.000 ms |",
-        "| slow | 2026-11-24 12:00 | bbbbbbbb and changes | 2.11.0 | - | - | 3 | 1.587 ms |",
-        "| quiet | 2026-11-21 12:00 | aaaaaaaa | - | - | - | 2 | 1.000 ms |",
+        "| cell | until | commit | kernels | torch | triton | driver | rows | level |",
+        "| :--- | ---: | :--- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| slow | 2026-11-21 12:00 | aaaaaaaa | 3e684047 | 2.11.0 | - | - | 2 | 1.000 ms |",
+        "| slow | 2026-11-24 12:00 | bbbbbbbb and changes | 3e684047 | 2.11.0 | - | - | 3 | 1.587 ms |",
+        "| quiet | 2026-11-21 12:00 | aaaaaaaa | - | - | - | - | 2 | 1.000 ms |",
     ]
 
 

@@ -13,7 +13,7 @@ from tpbench.report.records import Record, value_text
 from tpbench.results.printable import printable
 
 CHANGES = ("cell", "first row after", "ratio", "before", "after", "p", "what differs")
-LEVELS = ("cell", "until", "commit", "torch", "triton", "driver", "rows", "level")
+LEVELS = ("cell", "until", "commit", "kernels", "torch", "triton", "driver", "rows", "level")
 MANY = 40
 """Lines of levels that a history shows without `--all`, even of cells that did not change."""
 
@@ -109,7 +109,7 @@ def _level_lines(series: Series, shown: Metric) -> list[list[str]]:
     ]
 
 
-STACK_SHOWN = ("git_commit", "torch_version", "triton_version", "driver_version")
+STACK_SHOWN = ("git_commit", "kernels_version", "torch_version", "triton_version", "driver_version")
 
 
 def _text(row: Record, name: str) -> str:
