@@ -81,9 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ReportParser(
-        prog="report.py", description="Measured rows as tables of variants side by side.", epilog=EPILOG
-    )
+    parser = ReportParser(description="Measured rows as tables of variants side by side.", epilog=EPILOG)
     add_filters(parser)
     parser.add_argument(
         "--metric",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 from tpbench.results.schema import all_columns
@@ -13,8 +15,17 @@ _UNKNOWN = "unrecognized arguments: "
 """Start of argparse's message for unknown options."""
 
 
+_SCRIPT, _INSTALLED = "report.py", "tpbench-report"
+"""The names of the command in a checkout and in an environment with the installed package."""
+
+
 class ReportParser(argparse.ArgumentParser):
-    """Parser whose message for an unknown option is one line."""
+    """Parser whose message for an unknown option is one line, and which names the command as the user did."""
+
+    def __init__(self, command: str = "", *, description: str, epilog: str | None = None) -> None:
+        """`command`: the name of a command with options of its own. Empty: the report itself."""
+        program = _INSTALLED if Path(sys.argv[0]).name == _INSTALLED else _SCRIPT
+        super().__init__(prog=f"{program} {command}".rstrip(), description=description, epilog=epilog)
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with 2."""

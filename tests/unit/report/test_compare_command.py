@@ -222,6 +222,17 @@ def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
     assert end.value.code == 2 and printed.startswith(said) and printed.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["", "compare", "history", "gallery"])
+@pytest.mark.parametrize(
+    ("program", "name"), [("/usr/bin/tpbench-report", "tpbench-report"), ("scripts/report.py", "report.py")]
+)
+def test_help_names_the_command_as_the_user_did(capsys, monkeypatch, program, name, command):
+    monkeypatch.setattr("sys.argv", [program])
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    assert f"usage: {name} {command}".rstrip() + " [" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_misspelled_command_is_told_apart_from_a_folder(capsys):
     assert main(["comapre", "before", "after"]) == 2
     assert capsys.readouterr().err == "report: no folder and no command is called comapre, did you mean compare?\n"

@@ -89,7 +89,7 @@ def _compare(asked: argparse.Namespace) -> tuple[Comparison, list[str]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = ReportParser(
-        prog="report.py compare",
+        "compare",
         description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell got worse by more than the "
         "threshold, does not work any more or is missing in AFTER, 2 if nothing could be compared.",
         epilog=f"{FALSE_ALARMS}. {ASSUMPTION}. Repeated rows of a cell replace this assumption step by step: run both "

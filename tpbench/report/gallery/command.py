@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tpbench.report.gallery.entry import FIELDS, FILE, read_entry
 from tpbench.report.gallery.site import INDEX, write_site
+from tpbench.report.parser import ReportParser
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
 
@@ -33,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     fields = "; ".join(f"{name}: {meaning}" for name, meaning in FIELDS.items())
-    parser = argparse.ArgumentParser(
-        prog="report.py gallery",
+    parser = ReportParser(
+        "gallery",
         description="A static site from folders of rows: which variant is the fastest on which machine. Each folder "
         f"has a file {FILE} ({fields}). Rows without the oracle's errors, faster than their floor, or of another "
         "version of the kernels are refused by name.",

@@ -13,6 +13,7 @@ from tpbench.report.history.change_points import ALPHA
 from tpbench.report.history.series import all_series
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.output_format import print_or_write
+from tpbench.report.parser import ReportParser
 from tpbench.report.rows import require_values
 from tpbench.report.selection import add_filters, selected_rows
 from tpbench.settings import JobError
@@ -44,8 +45,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="report.py history",
+    parser = ReportParser(
+        "history",
         description="A metric of every cell over time, by commit and by software stack, with the points at which it "
         "changed. Exit code 1 if the newest level of a cell is worse than the one before or its newest row failed, 2 "
         "if no cell was measured twice.",
