@@ -179,7 +179,7 @@ def test_a_small_sweep_runs(text: str, tmp_path: Path) -> None:
 def plan(text: str) -> list[str]:
     """Return the arguments of a dry run of this sweep, on this host.
 
-    To compose a cell takes 0.1 s. Of an experiment's lists of names the first one is planned; the tests of the
+    To compose a cell takes 20 ms. Of an experiment's lists of names the first one is planned; the tests of the
     workloads compose its other cells.
     """
     arguments = shlex.split(text)[3:]

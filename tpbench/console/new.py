@@ -47,11 +47,11 @@ def _write(file: Path, workload: str) -> str:
     except OSError as error:
         raise JobError(f"{file} cannot be written: {error.strerror}") from None
     (function,) = (each.name for each in source.read(file).functions.values() if each.is_declared)
-    found = find(f"{file}:{function}")
-    assert found is not None
+    variant = find(f"{file}:{function}")
+    assert variant is not None
     shapes = [each.name for each in listing.shapes(0, workload)]
-    shape = supported_shape(str(found.name), shapes, {found.name: found})
-    quick = "" if found.of_workload.scheduled is True else " measure=quick"
+    shape = supported_shape(str(variant.name), shapes, {variant.name: variant})
+    quick = "" if variant.of_workload.scheduled is True else " measure=quick"
     return (
         f"{file}: the function {function}, a variant of {workload}. It is correct as it is; make it faster.\n\n"
         f"  python -m tpbench variant={file}:{function} shape={shape}{quick}  # check and time it\n"

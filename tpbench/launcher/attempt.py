@@ -5,25 +5,24 @@ Only the launching side writes rows: the launcher, `resume=true`, `scripts/colle
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tpbench.handover.durable import NO_SPACE
-from tpbench.handover.result import RESERVED_FILE, RESULT_FILE, WorkerResult
+from tpbench.handover.result import RESULT_FILE, WorkerResult
 from tpbench.handover.task import TASK_FILE, WorkerTask
 from tpbench.job import Job
 from tpbench.launcher import failure
 from tpbench.launcher.plan import Cell
 from tpbench.results.read import load_row
 from tpbench.results.schema import all_columns, common_columns
-from tpbench.results.write import RowExists, row_exists, row_path, write_row
+from tpbench.results.write import RowExists, row_exists, write_row
 from tpbench.settings import JobError
 
 FAILURES = ("error", "timeout", "wrong")
@@ -247,46 +246,3 @@ def _concurrent_rows(folder: Path) -> str | None:
 def _not_stored(job: Job, error: OSError) -> JobError:
     advice = "; free some space, then run it again with resume=true" if error.errno in NO_SPACE else ""
     return JobError(f"no row can be written to {job.output_dir}: {error.strerror}{advice}")
-
-
-def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
-    """Store the results that earlier sweeps left in these output folders, of jobs with these keys, and release space.
-
-    A launcher leaves one if it was killed, or if the disk was full. The caller holds the locks of these cells and has
-    ended the processes that might still save one. Raises JobError if a row cannot be stored.
-    """
-    for output_dir in output_dirs:
-        for attempt in _attempts_with(RESULT_FILE, output_dir):
-            if attempt.cell.job.key in keys and not attempt.abandoned:
-                attempt.close()
-        for attempt in _attempts_with(RESERVED_FILE, output_dir):
-            if attempt.cell.job.key in keys:
-                WorkerResult.release(attempt.folder)
-
-
-def _attempts_with(file_name: str, output_dir: str) -> Iterator[Attempt]:
-    """Yield the attempts in an output folder that have left such a file."""
-    for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{file_name}"):
-        with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
-            yield Attempt.load(file.parent).moved_to(file.parent, output_dir)
-
-
-def abandon(folder: Path) -> None:
-    """Mark the attempt in that folder as abandoned: it must not have a row."""
-    (folder / ABANDONED_FILE).touch()
-
-
-def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Delete the rows of failed attempts at a cell that has, or will have, another row.
-
-    Each attempt is abandoned first, so that no process stores a row for it again. Raises OSError if one of the two
-    cannot be done: then the row stays.
-    """
-    for row in rows:
-        path = row_path(output_dir, str(row["row_id"]))
-        if path.exists():
-            folder = Path(str(row["log_dir"])).resolve()
-            if folder.is_relative_to(Path(output_dir, "sweeps").resolve()):  # a hostile row may name any folder
-                with contextlib.suppress(FileNotFoundError):  # without the folder no row could be made either
-                    abandon(folder)
-            path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -84,8 +85,7 @@ class Forecast:
     def oom_reason(self, job: Job) -> str | None:
         """Return why a job is predicted to run out of memory, or None if it is not."""
         free_gib = job.memory_limit_gib or (self.gpu_memory_gib and self.gpu_memory_gib - RESERVE_GIB)
-        cost_model = job.workload.cost_model() if job.workload.cost_model else None
-        size = cost_model.size_of(job.flat()) if cost_model else None
+        _, size = _cost_model(job)
         if job.device != "cuda" or not free_gib or size is None:
             return None
         return predicted_oom(self.models.get(job.workload.name, {}), variant_label(job), size, free_gib)
@@ -105,7 +105,8 @@ def variant_label(job: Job) -> str:
 
     Tuning options, such as the block cap, are left out because they do not change the memory that a job needs.
     """
-    tuning = job.workload.cost_model().tuning_options if job.workload.cost_model else ()
+    cost_model, _ = _cost_model(job)
+    tuning = cost_model.tuning_options if cost_model else ()
     options = {name: value for name, value in job.chosen_options().items() if name not in tuning}
     if job.measure.graph:
         options["graph"] = True
@@ -113,10 +114,15 @@ def variant_label(job: Job) -> str:
     return " ".join([job.variant, *values])
 
 
+def _cost_model(job: Job) -> tuple[Any, Any]:
+    """Return the cost model of the job's workload and the job's size in it. Each is None if there is none."""
+    cost_model = job.workload.cost_model() if job.workload.cost_model else None
+    return cost_model, cost_model.size_of(job.flat()) if cost_model else None
+
+
 def _work_s(job: Job) -> float:
     """Return the seconds that setup, passes and check of a job take on this machine's cores."""
-    cost_model = job.workload.cost_model() if job.workload.cost_model else None
-    size = cost_model.size_of(job.flat()) if cost_model else None
+    cost_model, size = _cost_model(job)
     core_s = job.workload.cpu_core_s(job.problem, job.tp_size)
     if cost_model and size is not None and job.interpreted:
         core_s += cost_model.interpreter_core_s(size)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt, store_left_results
+from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt
 from tpbench.launcher.cold import ColdJob
 from tpbench.launcher.devices import Devices, Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.interleaved import InterleavedCells, problem_of
+from tpbench.launcher.leftovers import store_left_results
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.process import end_orphans

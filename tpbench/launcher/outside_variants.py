@@ -83,10 +83,10 @@ def is_file_name(name: str) -> bool:
     return _FILE_NAME.fullmatch(name) is not None
 
 
-def offer(found: OutsideVariant) -> None:
+def offer(variant: OutsideVariant) -> None:
     """Make the variant a choice of Hydra's group `variant`."""
-    node: dict[str, Any] = {"defaults": [f"/workload/{found.workload}", "_self_"], "variant": found.name}
-    ConfigStore.instance().store(group="variant", name=found.name, node=node, package="_global_", provider="tpbench")
+    node: dict[str, Any] = {"defaults": [f"/workload/{variant.workload}", "_self_"], "variant": variant.name}
+    ConfigStore.instance().store(group="variant", name=variant.name, node=node, package="_global_", provider="tpbench")
 
 
 def _remember(choice: str) -> str:

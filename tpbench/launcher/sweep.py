@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from tpbench.handover.durable import NO_SPACE
 from tpbench.launcher import resume, typed
-from tpbench.launcher.attempt import RETRIED, THROTTLE_RETRIES, Attempt, Outcome, StartAttempt, discard_rows
+from tpbench.launcher.attempt import RETRIED, THROTTLE_RETRIES, Attempt, Outcome, StartAttempt
 from tpbench.launcher.display import Display
+from tpbench.launcher.leftovers import discard_rows
 from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell, ignored_notes

@@ -89,9 +89,9 @@ def yielding(frame: pd.DataFrame) -> list[Any]:
     names = ["key", "status", "device", "finished_at", *SOFTWARE, *(name for of in HARDWARE.values() for name in of)]
     rows = frame.loc[contested].reindex(columns=names)
     plain = plain_rows(rows)
-    standing: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for each in plain:
-        if each["status"] in MEASURED:
-            standing[each["key"]].append(each)
-    found = zip(rows.index, plain, strict=True)
-    return [index for index, each in found if any(yields(each, to) for to in standing[each["key"]])]
+    measurements: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in plain:
+        if row["status"] in MEASURED:
+            measurements[row["key"]].append(row)
+    indexed = zip(rows.index, plain, strict=True)
+    return [index for index, row in indexed if any(yields(row, to) for to in measurements[row["key"]])]

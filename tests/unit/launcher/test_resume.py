@@ -9,7 +9,7 @@ import pytest
 
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell, measured
-from tpbench.launcher.attempt import discard_rows
+from tpbench.launcher.leftovers import discard_rows
 from tpbench.launcher.resume import decide
 from tpbench.results.cells import newest
 

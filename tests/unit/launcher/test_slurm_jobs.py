@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Outcome, abandon, discard_rows
+from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.leftovers import abandon, discard_rows
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster, collect

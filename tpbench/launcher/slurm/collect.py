@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.launcher.attempt import FAILURES, Attempt, Outcome, discard_rows
+from tpbench.launcher.attempt import FAILURES, Attempt, Outcome
+from tpbench.launcher.leftovers import discard_rows
 from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.plan import distinguish
 from tpbench.launcher.resume import superseded

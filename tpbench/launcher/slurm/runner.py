@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from tpbench.handover.rendezvous import create_secret
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt, abandon
+from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt
 from tpbench.launcher.display import Display
+from tpbench.launcher.leftovers import abandon
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster
