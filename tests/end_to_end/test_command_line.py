@@ -65,7 +65,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     Worker processes are reused: the tests of faults and of resumed sweeps run cells in processes of their own.
     """
     folder = tmp_path_factory.mktemp("sweep")
-    options = ("vocab=1001", "device=cpu", "graph=false", "block_cap=auto,4096", "reuse=true")
+    options = ("vocab=1001", "device=cpu", "graph=false", "block_cap=auto,4096", "reuse=true", "max_iterations=20")
     return folder, tpbench(*DEFAULT, *options, cwd=folder)
 
 

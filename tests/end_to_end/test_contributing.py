@@ -47,7 +47,7 @@ def test_adding_a_variant(tmp_path):
     )
     env = environment() | {"PYTHONPATH": str(tmp_path)}
     line = line.replace("variant=", "variant=unfinished_tp,")
-    command = [sys.executable, *shlex.split(line)[1:]]
+    command = [sys.executable, *shlex.split(line)[1:], "reuse=true"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400)
     rows = load(tmp_path / "outputs").set_index("variant")
     assert done.returncode == 1 and "1 of 3 cells failed (error: 1)" in done.stderr

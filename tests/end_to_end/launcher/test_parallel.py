@@ -62,8 +62,8 @@ main()
 @pytest.mark.skipif(len(psutil.Process().cpu_affinity()) < 2, reason="needs two cores")
 def test_rows_name_the_jobs_that_ran_beside_them(tmp_path: Path) -> None:
     done = tpbench("-m", "variant=pytorch_gather", "seed=1,2", "tp_size=1,2", "tokens=64", "vocab=1000",
-                   "measure=quick", "device=cpu", "parallel=auto", "reuse=true", cwd=tmp_path,
-                   program=("-c", ON_TWO_CORES))  # fmt: skip
+                   "measure=quick", "min_iterations=3", "max_iterations=3", "device=cpu", "parallel=auto",
+                   "reuse=true", cwd=tmp_path, program=("-c", ON_TWO_CORES))  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = package.load(tmp_path / "outputs")
     assert set(rows["status"]) == {"ok"}

@@ -18,7 +18,8 @@ from tpbench.workloads.tp_block.errors import TOLERANCE
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     command = documented("shape=tiny_block_tp2")
-    options = ("measure=quick", "device=cpu", "dtype=float32", "reuse=true", "profile=true", "layers=0,2")
+    options = ("measure=quick", "min_iterations=3", "max_iterations=3", "device=cpu", "dtype=float32", "reuse=true",
+               "profile=true", "layers=0,2")  # fmt: skip
     done = tpbench(*command, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     both = package.load(tmp_path / "outputs").set_index("variant")

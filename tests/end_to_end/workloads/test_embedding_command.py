@@ -18,7 +18,8 @@ from tpbench.launcher.target import ThisHost, skip_reason
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
-    options = ("measure=quick", "device=cpu", "overlap_ms=2", "merge=index_add,triton", "reuse=true")
+    options = ("measure=quick", "min_iterations=3", "max_iterations=3", "device=cpu", "overlap_ms=2",
+               "merge=index_add,triton", "reuse=true")  # fmt: skip
     done = tpbench(*documented("shape=tiny_bigram_w2"), *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = package.load(tmp_path / "outputs")
