@@ -128,7 +128,8 @@ def test_killed_with_its_groups_a_sweep_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_removed_output_folder_ends_a_warm_sweep_in_one_line(tmp_path: Path) -> None:
     endless = (*SMALL[:-2], "min_iterations=1000000", "max_iterations=1000000")
-    running = Running("-m", "variant=pytorch_tp_manual", "seed=1,2", *endless, "reuse=true", cwd=tmp_path)
+    sweep = ("-m", "variant=pytorch_tp_manual", "seed=1,2", *endless, "tp_size=1", "reuse=true")
+    running = Running(*sweep, cwd=tmp_path)
     running.wait_for("setting up", rank=0)
     family = running.family()
     while (tmp_path / "outputs").exists():  # a rank may write a log meanwhile
