@@ -24,7 +24,7 @@ COLUMN_LIST = "outputs/SCHEMA.md"
 STATUSES = {
     "ok": "correct and measured",
     "oom": "a rank ran out of memory",
-    "wrong": "differs from the oracle: has no time",
+    "wrong": "differs from the oracle, and so has no time",
     "timeout": "took longer than a job may",
     "error": "a rank or its launch failed",
     "skipped": "cannot run on this machine",

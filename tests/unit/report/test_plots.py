@@ -15,8 +15,10 @@ from tpbench.report.plots import speedups as speedups_plot
 from tpbench.report.plots import style
 from tpbench.report.plots.block_cap import shares
 from tpbench.report.plots.by_size import draw_by_size
+from tpbench.report.plots.panels import draw_panels
 from tpbench.report.samples import measured_cells, outliers, speedups
 from tpbench.results.read import load
+from tpbench.workloads.study_data import Panel, Picture, Series
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +121,17 @@ def test_large_speedups_are_on_a_logarithmic_axis(add, frame, farthest, scale):
 def test_a_legend_has_as_many_columns_as_fit(letters, inches, columns):
     """A column of 20 letters is two inches wide."""
     assert style.legend_columns(["a", "x" * letters], inches + 0.01) == columns
+
+
+def test_a_figure_is_as_wide_as_its_longest_label():
+    label = "fsdp_dtensor_async compile=true train_loss=tpbench optimizer=tpbench graph=true"
+    lines = (Series(label, ((1.0, 2.0),)), Series("ddp", ((2.0, 3.0),)))
+    with style.drawing("panels"):
+        figure = draw_panels(Picture((Panel("one panel", lines),), "x", "y"))
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    inside, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= inside.x0 and inside.x1 <= whole.x1
 
 
 def test_few_samples_have_no_outliers():

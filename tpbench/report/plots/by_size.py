@@ -38,8 +38,8 @@ def draw_by_size(grid: RecordGrid, name: str, *, floor: bool = False) -> Figure 
     shown = metric(name)
     across = min(PER_ROW, len(panels))
     down = -(-len(panels) // across)
-    width = max(5.2, PANEL_INCHES * across)
     texts = [style.short(column) for column in grid.columns]
+    width = max(5.2, PANEL_INCHES * across, style.legend_inches(texts))
     legend_columns = style.legend_columns(texts, width)
     figure = style.new_figure(width, 2.9 * down + 0.2 * -(-len(texts) // legend_columns))
     axes_grid = figure.subplots(down, across, sharey=True, squeeze=False)

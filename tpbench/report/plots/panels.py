@@ -19,7 +19,9 @@ def draw_panels(picture: Picture) -> Figure:
     labels = sorted({line.label for panel in picture.panels for line in panel.lines})
     across = min(PER_ROW, len(picture.panels))
     down = -(-len(picture.panels) // across)
-    figure = style.new_figure(max(5.2, 3.6 * across), 3.4 * down + 0.2 * -(-len(labels) // 3))
+    figure = style.new_figure(
+        max(5.2, 3.6 * across, style.legend_inches(labels)), 3.4 * down + 0.2 * -(-len(labels) // 3)
+    )
     grid = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
     for axes in grid[len(picture.panels) :]:
         axes.remove()

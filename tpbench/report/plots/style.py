@@ -89,8 +89,12 @@ def short(name: str, limit: int = 70) -> str:
 
 def legend_columns(texts: Sequence[str], inches: float) -> int:
     """Return how many columns of a legend fit into that width, at most three."""
-    widest = max(map(len, texts), default=1)
-    return max(1, min(3, int(inches / (0.07 * widest + 0.6))))
+    return max(1, min(3, int(inches / legend_inches(texts))))
+
+
+def legend_inches(texts: Sequence[str]) -> float:
+    """Return the width of a legend of one column. A figure that is narrower would cut the longest text."""
+    return 0.07 * max(map(len, texts), default=1) + 0.6
 
 
 def ink() -> str:
