@@ -270,9 +270,8 @@ def unsupported_reason(job: Job) -> str | None:
         if name not in variant.options:
             takers = [each.name for each in job.workload.variants.values() if name in each.options]
             return f"{variant.name} does not take {name}={value} (taken by: {', '.join(takers)})"
-    if job.measure.fresh and not job.workload.changeable_inputs:
-        able = ", ".join(name for name, each in workloads().items() if each.changeable_inputs)
-        return f"{job.workload.name} has no fresh=true (workloads that have it: {able})"
+    if job.measure.fresh and job.scheduled:
+        return f"fresh=true has no meaning for this {job.workload.name}: each iteration continues the one before"
     no_graph = variant.no_graph_reason
     if job.measure.graph and (reason := no_graph(job.problem) if callable(no_graph) else no_graph):
         return f"{variant.name} cannot be captured in a CUDA graph: {reason}"

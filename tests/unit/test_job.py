@@ -282,13 +282,18 @@ def test_an_option_at_its_default_is_supported_by_all() -> None:
 BLOCK = {"variant": "block_tp", "tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
 
 
-def test_fresh_inputs_need_a_workload_that_can_change_them() -> None:
-    dense = {**BIGRAM, "variant": "dense_reduce_scatter"}
-    assert unsupported_reason(parse_job({**dense, "fresh": True})) == (
-        "embedding_grad has no fresh=true (workloads that have it: entropy_loss, linear_loss)"
+@pytest.mark.parametrize("problem", [TINY, {**BIGRAM, "variant": "dense_reduce_scatter"}, {**BLOCK, "tp_size": 2}])
+def test_inputs_can_be_fresh_in_each_iteration(problem: dict[str, object]) -> None:
+    job = parse_job({**problem, "fresh": True})
+    assert job.measure.fresh and unsupported_reason(job) is None
+
+
+def test_inputs_of_iterations_that_continue_each_other_cannot_be_fresh() -> None:
+    stack = {**BLOCK, "tp_size": 2, "layers": 2}
+    assert unsupported_reason(parse_job({**stack, "fresh": True})) == (
+        "fresh=true has no meaning for this tp_block: each iteration continues the one before"
     )
-    assert unsupported_reason(parse_job({**dense, "fresh": False})) is None
-    assert unsupported_reason(parse_job({**TINY, "fresh": True})) is None
+    assert unsupported_reason(parse_job(stack)) is None
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,6 @@ class Workload:
     applies, and cells cannot be interleaved. Sessions have a `Schedule`. May be a function of the problem."""
     reusable_process: bool = False
     """True if the workload's own variants leave no state in a process, so that a warm process may run the next job."""
-    changeable_inputs: bool = False
-    """True if the inputs can change between iterations (`fresh=true`): the oracle reads them from the same tensors."""
     variants: dict[str, Variant] = field(default_factory=dict)
 
     @functools.cached_property

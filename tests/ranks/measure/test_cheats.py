@@ -19,6 +19,7 @@ from tpbench.measure.guard import FunctionsReplaced, Guard
 from tpbench.measure.inputs import Inputs, fingerprint
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads import Variant
+from tpbench.workloads.embedding_grad import WORKLOAD as EXCHANGES
 from tpbench.workloads.embedding_grad import EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import setup as setup_exchange
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
@@ -26,6 +27,7 @@ from tpbench.workloads.entropy_loss.bench import setup
 from tpbench.workloads.linear_loss.bench import setup as setup_linear
 from tpbench.workloads.linear_loss.problem import WORKLOAD as LINEAR
 from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.tp_block import WORKLOAD as BLOCKS
 from tpbench.workloads.tp_block import TpBlock
 from tpbench.workloads.tp_block.bench import setup as setup_block
 from tpbench.workloads.train_step import TrainStep
@@ -147,25 +149,60 @@ ELSEWHERE: dict[str, tuple[Any, Any, str | None]] = {
 """Variants of other workloads: the function that sets them up, the problem, and the beginning of the reason."""
 
 
-def elsewhere(here: Rank) -> list[str | None]:
-    """Return why each variant of `ELSEWHERE` is wrong. Its ranks are data-parallel for an exchange."""
-    settings = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=3)
+def elsewhere(here: Rank, fresh: bool) -> list[str | None]:
+    """Return why each variant of `ELSEWHERE` is wrong. Its ranks are data-parallel for an exchange.
+
+    `fresh`: the variants are of this package, whose results are audited only on fresh inputs.
+    """
+    settings = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=3, fresh=fresh)
     along = context(here)
     across = replace(along, tp_rank=0, tp_size=1, dp_rank=here.rank, dp_size=here.world_size)
     reasons = []
     for name, (make, problem, _) in ELSEWHERE.items():
         place = along if make is setup_block else across
+        variant = Variant(name, "", getattr(cheats, name), place=None if fresh else ("file", 1))
         with mock.patch.dict(stopwatch.ITERATIONS, cpu=1, cuda=1):
-            session: Any = make(problem, Variant(name, "", getattr(cheats, name), place=("file", 1)), place)
+            session: Any = make(problem, variant, place)
         session.details = lambda columns: {}
         reasons.append(running.run(session, place, settings, 2.0, lambda message: None)[0].wrong)
     return reasons
 
 
-def test_cheats_of_other_workloads_end_as_wrong() -> None:
-    reasons = dict(zip(ELSEWHERE, run_on_ranks(2, elsewhere)[0], strict=True))
+@pytest.mark.parametrize("fresh", [False, True])
+def test_cheats_of_other_workloads_end_as_wrong(fresh: bool) -> None:
+    reasons = dict(zip(ELSEWHERE, run_on_ranks(2, elsewhere, fresh)[0], strict=True))
     begins = {name: begin for name, (_, _, begin) in ELSEWHERE.items()}
+    if fresh:  # the last timed iteration had other inputs than the first one
+        begins |= {"exchange_with_stored_answer": TIMED, "block_with_stored_output": TIMED}
     assert {name: reason and reason[: len(begins[name] or "")] for name, reason in reasons.items()} == begins
+
+
+PACKAGED = {
+    "block": (setup_block, BLOCK, BLOCKS, ("block_tp", "block_copy_engine", "block_symm_mem", "block_no_tp")),
+    "exchange": (setup_exchange, EXCHANGE, EXCHANGES, ("dense_reduce_scatter", "sparse_all_to_all")),
+}
+
+
+def on_fresh_inputs(here: Rank, kind: str) -> dict[str, str | None]:
+    """Return why each of the package's variants is wrong on fresh inputs."""
+    make, problem, workload, names = PACKAGED[kind]
+    settings = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=3, fresh=True)
+    along = context(here)
+    across = replace(along, tp_rank=0, tp_size=1, dp_rank=here.rank, dp_size=here.world_size)
+    place, reasons = along if make is setup_block else across, {}
+    for name in names:
+        if torch.cuda.is_available() or workload.variants[name].requires_cuda is not True:
+            with mock.patch.dict(stopwatch.ITERATIONS, cpu=1, cuda=1):
+                session: Any = make(problem, workload.variants[name], place)
+            session.details = lambda columns: {}
+            reasons[name] = running.run(session, place, settings, 2.0, lambda message: None)[0].wrong
+    return reasons
+
+
+@pytest.mark.parametrize("kind", list(PACKAGED))
+def test_blocks_and_exchanges_are_right_on_fresh_inputs(kind: str) -> None:
+    reasons = run_on_ranks(2, on_fresh_inputs, kind)[0]
+    assert len(reasons) >= 2 and not any(reasons.values()), reasons
 
 
 TRAINING = {

@@ -121,5 +121,4 @@ WORKLOAD = Workload(
     cost_model=_cost_model,
     cpu_core_s=_cpu_core_s,
     reusable_process=True,
-    changeable_inputs=True,
 )

@@ -138,5 +138,4 @@ WORKLOAD = Workload(
     },
     cpu_core_s=_cpu_core_s,
     reusable_process=True,
-    changeable_inputs=True,
 )
