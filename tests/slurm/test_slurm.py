@@ -396,7 +396,7 @@ def test_a_cell_that_is_tried_again_has_one_row(fault: tuple[str, ...], status: 
 def test_what_the_cluster_does_not_have_is_said_beforehand(tmp_path: Path) -> None:
     done = tpbench(*SLURM, *TINY, "hydra.launcher.partition=nosuch", cwd=tmp_path)
     assert done.returncode == 1
-    assert "Slurm has no nodes in partition=nosuch" in done.stderr
+    assert "no partition with nodes is called nosuch (valid: tests)" in done.stderr
     done = tpbench(*SLURM, *TINY, "hydra.launcher.constraint=nosuch", cwd=tmp_path)
     assert done.returncode == 1
     assert "Slurm does not take the jobs" in done.stderr
