@@ -90,7 +90,7 @@ def test_kernels_compile(compiled: list[tuple[str, str, int]]) -> None:
 
 
 def test_a_log_probability_costs_no_instruction(compiled: list[tuple[str, str, int]]) -> None:
-    """Its kernel differs from that of cross-entropy in the sign of one constant: the nats in a bit."""
+    """The kernels of both losses differ in the sign of one constant: the nats in a bit."""
     (_, loss, _), (_, logprob, _) = compiled[2], compiled[4]
     changed = [lines for lines in zip(_instructions(loss), _instructions(logprob), strict=True) if lines[0] != lines[1]]
     assert len(changed) == 1

@@ -60,7 +60,7 @@ class LigerVocabParallelCrossEntropy(LigerCrossEntropyLoss):
 
 
 def megatron_loss(logits: Tensor, target: Tensor, label_smoothing: float = 0.0, tp_group: Any = None) -> Tensor:
-    """It has no label to ignore: such a row gets the loss of another label."""
+    """Compute the rows' losses without an ignored label: such a row gets the loss of another label."""
     return LigerVocabParallelCrossEntropy(-1)(logits, target.clamp(min=0))
 
 
