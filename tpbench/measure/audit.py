@@ -85,11 +85,14 @@ def restore_before(session: Session, iterations: int) -> Callable[[], None]:
 
 
 def lazy_output(session: Session) -> str | None:
-    """Return why an output is no plain tensor, or None. A subclass may compute its values when it is read."""
-    for each in session.outputs() if isinstance(session, AuditedSession) and not session.trusted else ():
-        if type(each) is not Tensor:
-            return f"the step returned a {type(each).__name__} in place of a torch.Tensor"
-    return None
+    """Return why an output of a variant from outside this package is no plain tensor, or None."""
+    outputs = session.outputs() if isinstance(session, AuditedSession) and not session.trusted else ()
+    return next(filter(None, map(subclass_complaint, outputs)), None)
+
+
+def subclass_complaint(value: Tensor) -> str | None:
+    """Return that a result is no plain tensor, or None. A subclass may compute its values when it is read."""
+    return None if type(value) is Tensor else f"the step returned a {type(value).__name__} in place of a torch.Tensor"
 
 
 def timed_result(session: Session, clock: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpbench.measure.audit import subclass_complaint
 from tpbench.measure.inputs import common_seed
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
@@ -36,6 +37,7 @@ class RunAudit:
         self.kept: list[Batch] = []
         self.wrote = False
         self.subclass: str | None = None
+        """Why a loss or a norm is no plain tensor."""
 
     def read(self, value: Any) -> Tensor:
         """Return a copy of a loss or a norm, made on the current stream at once: nothing can write it later.
@@ -43,8 +45,7 @@ class RunAudit:
         Raises WrongReturn if the value is no tensor.
         """
         result: Tensor = require(value, Tensor, self.variant, "accumulate or update")
-        if type(result) is not Tensor:
-            self.subclass = type(result).__name__
+        self.subclass = self.subclass or subclass_complaint(result)
         return result.detach().clone()
 
     def keep(self, batches: Sequence[Batch]) -> None:
@@ -62,7 +63,7 @@ class RunAudit:
         if self.wrote:
             return "the variant wrote to its inputs"
         if self.subclass:
-            return f"the step returned a {self.subclass} in place of a torch.Tensor"
+            return self.subclass
         if reference.later is None:
             return None
         first, end = self.problem.warmup_steps, self.problem.warmup_steps + self.problem.steps
