@@ -47,4 +47,5 @@ def test_a_sweep_is_told_by_its_cells_and_as_a_whole(tmp_path: Path) -> None:
         cold,
     )
     assert found is not None, cold
-    assert float(found[2]) > float(found[1]) > 0.5  # Python and Hydra start only once, but they do
+    of_the_last_cell, of_each = map(float, found.groups())
+    assert 0 < of_the_last_cell <= 2 * of_each  # the whole sweep contains its last cell, however busy the machine is
