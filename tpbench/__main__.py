@@ -19,9 +19,10 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
-    from tpbench.launcher import outside_variants, plugin, typed
+    from tpbench.launcher import outside_variants, plugin, typed_arguments
     from tpbench.launcher.folder_error import folder_error
-    from tpbench.launcher.overrides import check_overrides, flat_names, force_fields, quote_numbers
+    from tpbench.launcher.override_checks import check_overrides
+    from tpbench.launcher.override_rewrites import flat_names, force_fields, options_first, quote_numbers
     from tpbench.launcher.process import Terminated, raise_on_termination
     from tpbench.results.printable import printable
     from tpbench.settings import JobError
@@ -48,9 +49,10 @@ def _hydra_main(config: DictConfig) -> None:
 
 def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe, or print its plan."""
-    typed.remember(arguments)
-    arguments = outside_variants.with_names(flat_names(arguments))
-    if not {"-sc", "--shell-completion"} & set(arguments):  # shell completion has arguments of Hydra's own
+    typed_arguments.remember(arguments)
+    completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
+    arguments = outside_variants.with_names(flat_names(arguments if completes else options_first(arguments)))
+    if not completes:
         check_overrides(arguments, Path(CONF))
     sys.argv[1:] = force_fields(quote_numbers(arguments))
     try:
@@ -60,7 +62,7 @@ def _run(arguments: list[str]) -> None:
     except plugin.DryRun as planned:
         from tpbench.console.plan import dry_run_text  # late: it imports scipy
 
-        print(dry_run_text(planned.cells), end="")
+        print(dry_run_text(planned.cells, planned.decisions), end="")
 
 
 @packages.explain_missing()

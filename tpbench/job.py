@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tpbench.measure.settings import MeasureSettings
 from tpbench.outside.variant import OutsideVariant
-from tpbench.settings import JobError, added_defaults, former_names, former_spelling, parse, setting, unknown
+from tpbench.settings import JobError, added_defaults, former_names, former_spelling, parse, setting, spelled, unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
 
@@ -66,8 +66,8 @@ class Job:
 
     @property
     def unused_settings(self) -> frozenset[str]:
-        """Settings of a measurement that cannot change this job: all but `graph` if the problem is scheduled."""
-        return frozenset(_MEASURE_NAMES - {GRAPH} if self.scheduled else ())
+        """Settings of a measurement that cannot change this job: those of the stop rule if the problem is scheduled."""
+        return frozenset(_MEASURE_DEFAULTS.keys() - {GRAPH, FRESH} if self.scheduled else ())
 
     @property
     def world_size(self) -> int:
@@ -82,21 +82,23 @@ class Job:
     def key(self) -> str:
         """Hash of the resolved job, without the fields that cannot change a result.
 
-        Renamed fields are hashed under their former names, and added fields are left out while they have their
-        defaults: rows from before such a change keep their keys.
+        Settings that the job ignores are hashed with their defaults. Renamed fields are hashed under their former
+        names, and added fields are left out while they have their defaults: older rows keep their keys.
         """
-        spelled = former_spelling(type(self.problem), self.flat())
+        flat = self.flat() | {name: _MEASURE_DEFAULTS[name] for name in self.unused_settings}
+        formerly = former_spelling(type(self.problem), flat)
         added = added_defaults(type(self.problem)) | added_defaults(MeasureSettings) | added_defaults(Job)
         resolved = {
             name: value
-            for name, value in spelled.items()
+            for name, value in formerly.items()
             if name not in NOT_IN_KEY and not (name in added and value == added[name])
         }
         return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        sizes = " ".join(f"{name}={getattr(self.problem, name)}" for name in self.workload.headline)
-        options = "".join(f" {name}={value}" for name, value in self.chosen_options().items())
+        headline = {name: getattr(self.problem, name) for name in self.workload.headline}
+        sizes = " ".join(f"{name}={spelled(value)}" for name, value in headline.items() if value not in (None, 0))
+        options = "".join(f" {name}={spelled(value)}" for name, value in self.chosen_options().items())
         replicas = f" dp_size={self.dp_size}" if self.dp_size > 1 else ""
         return f"{self.variant} {sizes} tp_size={self.tp_size}{replicas}{options}"
 
@@ -112,8 +114,10 @@ _PARTS = ("measure", "problem", "outside")
 """Fields that hold fields of their own."""
 GRAPH = "graph"
 """The only setting of a measurement that a workload with a fixed number of iterations has too."""
-_MEASURE_NAMES = {each.name for each in fields(MeasureSettings)}
-RANKS = "world_size"
+FRESH = "fresh"
+"""A setting of a measurement that a scheduled problem refuses."""
+_MEASURE_DEFAULTS = {each.name: each.default for each in fields(MeasureSettings)}
+WORLD_SIZE = "world_size"
 """Number of ranks. It may be set beside a job's fields, and tp_size x dp_size must be equal to it."""
 
 
@@ -121,8 +125,8 @@ def field_names(workload: Workload | None = None) -> set[str]:
     """Return the flat names of the fields of one workload's jobs, or of any workload's."""
     problems = [each.problem for each in ([workload] if workload else workloads().values())]
     names = {each.name for cls in (Job, MeasureSettings, *problems) for each in fields(cls)}
-    unused = _MEASURE_NAMES - {GRAPH} if workload and workload.scheduled is True else set()
-    return names - {"problem", "outside"} - unused | {RANKS}
+    unused = _MEASURE_DEFAULTS.keys() - {GRAPH} if workload and workload.scheduled is True else set()
+    return names - {"problem", "outside"} - unused | {WORLD_SIZE}
 
 
 def former_field_names() -> dict[str, str]:
@@ -153,12 +157,7 @@ def parse_job(
     from_outside = (outside or {}).get(str(values.get("variant")))
     workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
-        fitting = sorted(shape for shape, owner in (shapes or {}).items() if owner == workload.name)
-        advice = f'; a variant of {shape_of} says so: @variant(workload="{shape_of}")' if from_outside else ""
-        raise JobError(
-            f"variant={variant.name} is of the workload {workload.name}, the shape is of {shape_of} "
-            f"(shapes that fit: {', '.join(fitting) or 'none'}){advice}"
-        )
+        raise JobError(_wrong_shape(variant, workload, shape_of, shapes or {}, from_outside is not None))
     former = former_names(workload.problem)
     chosen = dict.fromkeys(former.get(name, name) for name in chosen)
     valid = field_names(workload).union(also_valid)
@@ -171,6 +170,18 @@ def parse_job(
     if complaints := job.problem.check(job.tp_size, job.dp_size):
         raise JobError("\n".join(complaints))
     return job
+
+
+def _wrong_shape(
+    variant: Variant, workload: Workload, shape_of: str, shapes: Mapping[str, str], from_outside: bool
+) -> str:
+    """Return the message for a shape of another workload than the variant's. `shapes`: shape names to workloads."""
+    fitting = sorted(shape for shape, owner in shapes.items() if owner == workload.name)
+    advice = f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")' if from_outside else ""
+    return (
+        f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of} "
+        f"(shapes of {workload.name}: {', '.join(fitting) or 'none'}){advice}"
+    )
 
 
 def stored_job(flat: Mapping[str, Any], outside: OutsideVariant | None = None) -> Job:
@@ -187,7 +198,7 @@ def stored_job(flat: Mapping[str, Any], outside: OutsideVariant | None = None) -
 
 def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str:
     """Return the complaint about a name that jobs of this workload do not have, with the way to change the line."""
-    if workload.scheduled is True and name in _MEASURE_NAMES:
+    if workload.scheduled is True and name in _MEASURE_DEFAULTS:
         return (
             f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
             f"{' (steps=2 makes it short)' if 'steps' in valid else ''}"
@@ -206,6 +217,8 @@ def _variant(values: Mapping[str, Any], outside: OutsideVariant | None) -> tuple
     if outside is not None:
         return outside.of_workload, outside.variant
     if (name := values.get("variant")) not in variants():
+        if ".py:" in str(name):
+            raise JobError(f"variant={name}: only the command line may name a file, not a configuration file or a row")
         raise JobError(unknown("variant", name, variants()))
     return variants()[str(name)]
 
@@ -237,7 +250,7 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
     tp_size, dp_size, world_size = (values.get(name) for name in ("tp_size", "dp_size", "world_size"))
     if world_size is None:
         if tp_size == "auto":
-            raise JobError("tp_size=auto needs world_size=RANKS, of which it takes what dp_size leaves")
+            raise JobError("tp_size=auto needs world_size=N; it is then N / dp_size")
         return values
     try:
         ranks, replicas = int(world_size), int(1 if dp_size is None else dp_size)
@@ -245,7 +258,7 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
     except (ValueError, ZeroDivisionError):
         raise JobError(f"world_size={world_size} tp_size={tp_size} dp_size={dp_size} must be numbers above 0") from None
     if tensor * replicas != ranks:
-        raise JobError(f"dp_size={replicas} x tp_size={tp_size} does not make world_size={ranks} ranks")
+        raise JobError(f"dp_size={replicas} x tp_size={tp_size} is not equal to world_size={ranks}")
     return {**values, "tp_size": tensor}
 
 
@@ -268,8 +281,8 @@ def unsupported_reason(job: Job) -> str | None:
     variant = job.implementation
     for name, value in job.chosen_options().items():
         if name not in variant.options:
-            takers = [each.name for each in job.workload.variants.values() if name in each.options]
-            return f"{variant.name} does not take {name}={value} (taken by: {', '.join(takers)})"
+            others = [each.name for each in job.workload.variants.values() if name in each.options]
+            return f"{variant.name} does not support {name}={spelled(value)} (supported by: {', '.join(others)})"
     if job.measure.fresh and job.scheduled:
         return f"fresh=true has no meaning for this {job.workload.name}: each iteration continues the one before"
     no_graph = variant.no_graph_reason

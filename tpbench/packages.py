@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
 import importlib.util
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 REQUIRED = {
@@ -37,7 +39,7 @@ EXTRAS = {
 }
 """The module of each optional package, with the extra of setup.cfg that installs it."""
 
-NEWER_PYTHON = {"megatron": (3, 12), "quack": (3, 12)}
+NEWER_PYTHON = {"megatron": (3, 12)}
 """The module of each optional package that does not support all versions of Python, with the lowest version."""
 
 NO_EXTRA = {
@@ -45,6 +47,7 @@ NO_EXTRA = {
     "transformer_engine": "'transformer-engine[pytorch]' --no-build-isolation",
     "flash_attn": "flash-attn --no-build-isolation",
     "cut_cross_entropy": "cut-cross-entropy",
+    "cutlass": "nvidia-cutlass-dsl",
     "verl": "verl",
     "liger_cute_kernels": "'liger-cute-kernels[cu12]' nvidia-cuda-runtime-cu12",
 }
@@ -54,6 +57,29 @@ NO_EXTRA = {
 def installed(module: str) -> bool:
     """Return true if the top-level module can be found. The module is not imported."""
     return importlib.util.find_spec(module) is not None
+
+
+def versions(modules: Iterable[str]) -> str | None:
+    """Return the optional packages of these modules with versions, such as `transformers 5.17.0, deepspeed 0.19.8`.
+
+    A module whose package has no metadata is `MODULE unknown`. Modules that tpbench itself requires, and those that are
+    not installed, are left out. Returns None if none is left. Nothing is imported.
+    """
+    optional = (each for each in modules if each not in REQUIRED)
+    return ", ".join(dict.fromkeys(text for each in optional for text in _versions_of(each))) or None
+
+
+@functools.cache  # a sweep asks for each of its cells
+def _versions_of(module: str) -> list[str]:
+    packages = sorted(set(_packages_of_modules().get(module, ())))
+    if not packages and installed(module):
+        return [f"{module} unknown"]
+    return [f"{name} {importlib.metadata.version(name)}" for name in packages]
+
+
+@functools.cache
+def _packages_of_modules() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
 
 
 def checkout() -> Path | None:

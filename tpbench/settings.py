@@ -69,6 +69,15 @@ def former_spelling(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return spelled
 
 
+def spelled(value: Any) -> str:
+    """Return a value as a command line spells it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 SYNONYMS = {
     "gpu": "cuda",
     "bf16": "bfloat16",
@@ -152,11 +161,13 @@ def _coerce(each: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
             if (type(value) is type(choice) and value == choice) or str(value) == str(choice):
                 return choice
         valid = [str(choice) for choice in typing.get_args(kind)]
-        raise JobError(f"{each.name}={value} does not exist{nearest(str(value), valid)} (valid: {', '.join(valid)})")
+        raise JobError(
+            f"{each.name}={spelled(value)} does not exist{nearest(str(value), valid)} (valid: {', '.join(valid)})"
+        )
     if kind is bool:
         answer = {"true": True, "false": False}.get(str(value).lower())
         if answer is None:
-            raise JobError(f"{each.name}={value} must be true or false")
+            raise JobError(f"{each.name}={spelled(value)} must be true or false")
         return answer
     if kind is str:
         return json.dumps(value) if isinstance(value, Mapping) else str(value)
@@ -171,7 +182,7 @@ def _number(each: dataclasses.Field[Any], kind: type, value: Any) -> int | float
         if isinstance(value, bool) or number != float(value) or not math.isfinite(number):  # true, 2.5 tokens, NaN
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise JobError(f"{name}={value} must be {noun} ({each.metadata['help']})") from None
+        raise JobError(f"{name}={spelled(value)} must be {noun} ({each.metadata['help']})") from None
     if (low is not None and number < low) or (high is not None and number > high):
         limits = (
             f"between {low} and {high}"
@@ -180,5 +191,5 @@ def _number(each: dataclasses.Field[Any], kind: type, value: Any) -> int | float
             if high is None
             else f"at most {high}"
         )
-        raise JobError(f"{name}={value} must be {limits} ({each.metadata['help']})")
+        raise JobError(f"{name}={spelled(value)} must be {limits} ({each.metadata['help']})")
     return number

@@ -62,7 +62,9 @@ def unfold(chromium, selector):
 def test_it_opens_and_fits(chromium, report, width, dark):
     browser.look(chromium, report, width, dark=dark)
     assert chromium.get_log("browser") == []
-    assert chromium.execute_script("return document.querySelector('.verdicts table').getBoundingClientRect().top") < 450
+    answers = "return document.querySelector('.answers li:last-child').getBoundingClientRect().bottom"
+    assert 0 < chromium.execute_script(answers) < 450
+    assert chromium.execute_script("return document.querySelector('.verdicts table').getBoundingClientRect().top") < 900
     ends = "return Array.from(document.querySelectorAll('.verdicts td'), cell => cell.getBoundingClientRect().right)"
     assert 0 < max(chromium.execute_script(ends)) <= width  # the last column is on the screen, too
     unfold(chromium, "main")
@@ -169,7 +171,18 @@ def test_visible_numbers_are_those_of_the_rows(chromium, report, rows):
     for row in wanted[wanted.status == "ok"].itertuples():
         text, number = shown[row.vocab, row.tp_size, row.tokens]
         assert number == row.time_ms and float(text.split()[0]) == pytest.approx(row.time_ms, rel=5e-3)
-        assert text.split()[1] == "ms"
+        assert text.split()[1].rstrip("†") == "ms"
+
+
+def test_marked_numbers_are_sorted_as_numbers(chromium, report):
+    browser.look(chromium, report, 1280)
+    unfold(chromium, ".sheet[data-name=fraction_of_floor]")
+    sheet = chromium.find_element("css selector", ".sheet[data-name=fraction_of_floor]")
+    sheet.find_elements("css selector", "th button")[4].click()
+    texts = [text for text, _ in column(chromium, "fraction_of_floor", 4)]
+    shares = [float(text.split("†")[0].split()[0]) for text in texts if text[0].isdigit()]
+    assert any("†" in text for text in texts) and any("†" not in text for text in texts[: len(shares)])
+    assert shares == sorted(shares) and all(text[0].isdigit() for text in texts[: len(shares)])
 
 
 def test_sort_and_filter(chromium, report):

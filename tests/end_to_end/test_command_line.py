@@ -30,7 +30,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["-m", "tokens=64,0,many"], ["tokens=0 must be at least 1", "tokens=many must be a whole number"]),
     (["dtype=bf16"], ["dtype=bf16 does not exist, did you mean bfloat16", "float32"]),
     (["block_cap=1000"], ["no block_cap is called 1000", "auto", "32768"]),
-    (["compile=true"], ["triton_tp does not take compile=True (taken by: pytorch_tp_manual, pytorch_gather)"]),
+    (["compile=true"], ["triton_tp does not support compile=true (supported by: pytorch_tp_manual, pytorch_gather)"]),
     (["vocab=1"], ["vocab=1 cannot be sharded over tp_size=2"]),
     (["tokens"], ["tokens has no value: write tokens=VALUE"]),
     (["-m", "tokens=64,", "128"], ["'tokens=64, 128' has spaces: write tokens=64,128"]),
@@ -180,7 +180,7 @@ def test_what_the_oracle_refuses_is_wrong_and_has_no_time(tmp_path: Path) -> Non
 
 
 def test_what_this_machine_cannot_run_is_skipped_with_the_reason(tmp_path: Path) -> None:
-    done = tpbench("-m", "graph=true", "tp_size=1,2", "measure=quick", "device=cpu", cwd=tmp_path)
+    done = tpbench("graph=true", "tp_size=1,2", "-m", "measure=quick", "device=cpu", cwd=tmp_path)
     rows = package.load(tmp_path / "outputs")
     assert (list(rows["status"]), done.returncode) == (["skipped", "skipped"], 0)
     assert set(rows["reason"]) == {"graph=true needs a CUDA GPU"}

@@ -12,11 +12,11 @@ from tpbench.console.checks import Finding
 def test_all_findings_of_this_machine(capsys, tmp_path):
     code = information(["doctor", f"output_dir={tmp_path}/new/folder"])
     printed = capsys.readouterr().out
-    assert code == int("BAD" in printed)
+    assert code == int("FAIL" in printed)
     for subject in ("GPU", "Triton", "Slurm", "disk", "torch", "shared memory"):
         assert subject in printed
     assert printed.count("Verdict: ") == 1 and printed.splitlines()[-1].startswith("Verdict: ")
-    assert printed.rstrip().endswith("to mend") and f"free in {tmp_path}" in printed
+    assert f"free in {tmp_path}" in printed
 
 
 def test_the_last_json_object_of_a_command():
@@ -27,10 +27,10 @@ def test_the_last_json_object_of_a_command():
 
 def test_findings_of_a_cluster(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert checks.slurm() == [Finding("Slurm", "note", "not here: sweeps run on this machine")]
+    assert checks.slurm() == [Finding("Slurm", "note", "not installed: sweeps run on this machine")]
     for name, body in (("sbatch", "exit 0"), ("sinfo", "echo all up 2")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    assert checks.slurm()[0].message == "1 partitions"
+    assert checks.slurm()[0].message == "1 partition"
     (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 3\n")
     assert "no cluster answers: sinfo exits with 3" in checks.slurm()[0].message

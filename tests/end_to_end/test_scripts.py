@@ -29,7 +29,7 @@ except SystemExit as end:
 
 
 def test_report_from_anywhere_without_torch(tmp_path: Path) -> None:
-    synthetic.write([synthetic.cell("triton_tp", 32768, 1, time_ms=0.2274)], tmp_path)
+    synthetic.write([synthetic.cell("triton_tp", 32768, 1, time_ms=0.2274, device_ms=0.2)], tmp_path)
     (tmp_path / "rows").rename(tmp_path / "out")
     line = [sys.executable, "-I", "-c", WITHOUT_TORCH, str(REPORT), "out"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)

@@ -30,9 +30,9 @@ SINGLE = (*TINY, "tp_size=1")
 """A job of one rank."""
 INTERPRETED = ("variant=triton_tp", "tokens=16", "vocab=16384", "tp_size=1", "measure=quick", "device=cpu")
 ENDLESS = (*INTERPRETED, "min_iterations=1000000", "max_iterations=1000000")
-"""A job that does not end by itself while anybody watches."""
+"""A job that does not end by itself within a test."""
 ENDLESS_AND_BRIEF = (*INTERPRETED, "min_iterations=1000000,3", "max_iterations=1000000")
-"""Two jobs, of which the first does not."""
+"""Two jobs, of which the first does not end by itself within a test."""
 
 
 def logged_until(folder: Path, found: Callable[[], Found | None], what: str, timeout: float = 200) -> Found:
@@ -49,13 +49,13 @@ def logged_until(folder: Path, found: Callable[[], Found | None], what: str, tim
 
 
 def job_of(folder: Path, cell: int = 0) -> str:
-    """Slurm's number of the cell's job."""
+    """Return Slurm's number of the cell's job."""
     files = f"outputs/sweeps/*/{cell}/slurm_job"
     return logged_until(folder, lambda: next(iter(folder.glob(files)), None), "the submission").read_text()
 
 
 def ranks_of(folder: Path, cell: int = 0, phase: str = "first pass") -> list[psutil.Process]:
-    """The processes of a cell's ranks once they are in that phase."""
+    """Wait until a cell's ranks are in that phase, and return their processes."""
 
     def workers() -> list[psutil.Process]:
         logs = folder.glob(f"outputs/sweeps/*/{cell}/node0*/*/attempt_0/0/stderr.log")
@@ -94,7 +94,7 @@ HELD = "importing torch"
 
 
 def under(held: Held, *more: str) -> str:
-    """The option that has a sweep's ranks held. `more`: further lines of shell to run on the node beforehand."""
+    """Return the option that holds a sweep's ranks in a phase. `more`: further shell lines to run before it."""
     return f"hydra.launcher.setup={json.dumps([f'export PYTHONPATH={held.path}:$PYTHONPATH', *more])}"
 
 
@@ -102,7 +102,7 @@ SCONTROL = """#!/bin/sh
 {scontrol} "$@"
 sleep 600
 """
-"""A slow `scontrol`. The job that asks it for a requeue is ended before it has an answer, and so is this `scontrol`."""
+"""A slow `scontrol`. Slurm ends the job that asks for a requeue, and this `scontrol`, before the answer comes."""
 
 
 def state_of(job_id: str) -> str:
@@ -111,8 +111,10 @@ def state_of(job_id: str) -> str:
 
 
 def run_again_now(job_id: str, folder: Path) -> None:
-    """A requeued job is held back for two minutes, counted anew once Slurm has cleaned up after it: ask on for it to
-    start. Not in the second in which its last run was ended, with which a node ends all of its runs."""
+    """Ask Slurm again and again to start a requeued job, which Slurm holds for two minutes after it has cleaned up.
+
+    Do not ask in the second in which the last run ended: the node would end the new run together with the last.
+    """
     logged_until(folder, lambda: state_of(job_id) == "PENDING", "the job to be pending again")
 
     def started() -> bool:
@@ -123,14 +125,14 @@ def run_again_now(job_id: str, folder: Path) -> None:
 
 
 def hurry(job_id: str) -> None:
-    """If the job is held back, let it start."""
+    """Let a job start that Slurm holds."""
     time.sleep(3)
     subprocess.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"], capture_output=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def overdue(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
-    """A job with a minute's limit that does not end by itself. Slurm takes its time to notice: others run meanwhile."""
+    """Start a job that exceeds its limit of one minute. Slurm notices late, so other tests run meanwhile."""
     folder = tmp_path_factory.mktemp("overdue")
     limits = ("hydra.launcher.time_limit_min=1", "hydra.launcher.signal_delay_s=5", "hydra.launcher.requeues=0")
     done = tpbench(*SLURM, *limits, *ENDLESS_AND_BRIEF, "wait=false", cwd=folder)
@@ -143,7 +145,7 @@ def overdue(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def overdue_once(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
-    """A job that does not end by itself before its limit, and may run again once. It, too, has its time meanwhile."""
+    """Start a job that exceeds its limit and may be requeued once. Other tests run meanwhile."""
     folder = tmp_path_factory.mktemp("overdue_once")
     # Slurm tells it of its end half a minute earlier than asked: of two minutes the second run has enough.
     limits = ("hydra.launcher.time_limit_min=2", "hydra.launcher.signal_delay_s=5", "hydra.launcher.requeues=1")
@@ -178,7 +180,7 @@ def test_an_array_of_four_cells_ends_in_the_same_table(tmp_path: Path) -> None:
 
 
 def script(folder: Path, *lines: str) -> str:
-    """The option that has these lines of shell run on the node beforehand. A job that they end needs no torch."""
+    """Return the option that runs these shell lines on the node before the job. A job that they end needs no torch."""
     file = folder / "setup.sh"
     file.write_text("\n".join(lines))
     return f'hydra.launcher.setup=["source {file}"]'
@@ -186,11 +188,11 @@ def script(folder: Path, *lines: str) -> str:
 
 NOTED = ('note() { echo "$1 $SLURM_JOB_ID ${SLURM_ARRAY_JOB_ID:-none} $CUDA_VISIBLE_DEVICES" >>noted; }',
          "note begin", "sleep 1.5", "note end", "exit 3")  # fmt: skip
-"""Says when a job begins and ends."""
+"""Shell lines that note when a job begins and ends."""
 
 
 def most_at_once(folder: Path) -> int:
-    """Jobs, by what they noted."""
+    """Return the most jobs that ran at once, from their notes."""
     now = most = 0
     for line in (folder / "noted").read_text().splitlines():
         now += 1 if line.startswith("begin") else -1
@@ -227,7 +229,7 @@ exec {sbatch} "$@"
 """An sbatch whose user may submit one array."""
 
 
-def test_of_a_sweep_that_slurm_does_not_take_whole_no_job_stays(tmp_path: Path) -> None:
+def test_a_sweep_that_slurm_rejects_in_part_leaves_no_job(tmp_path: Path) -> None:
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(REFUSING.format(folder=tmp_path, sbatch=shutil.which("sbatch")))
@@ -236,8 +238,8 @@ def test_of_a_sweep_that_slurm_does_not_take_whole_no_job_stays(tmp_path: Path) 
     running = Running(*sweep, cwd=tmp_path, env={"PATH": f"{sbatch.parent}:{os.environ['PATH']}"})
     code, output = running.end()
     assert code == 1
-    assert "Slurm does not take the jobs: AssocMaxSubmitJobLimit; " in output
-    assert "MaxSubmitJobs or a limit like it" in output
+    assert "Slurm rejects the jobs: AssocMaxSubmitJobLimit; " in output
+    assert "MaxSubmitJobs or a similar limit" in output
     job_id = job_of(tmp_path).partition("_")[0]
     until(lambda: set(state_of(job_id).split()) <= {"CANCELLED", "COMPLETING", ""}, "the first array to be cancelled")
     done = tpbench(*SLURM, *SINGLE, "seed=1,2,3", "resume=true", cwd=tmp_path)
@@ -246,8 +248,8 @@ def test_of_a_sweep_that_slurm_does_not_take_whole_no_job_stays(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("gpus", "at_once"), [(3, 1), (2, 2)])
-def test_gpus_are_asked_of_slurm_which_gives_none_to_two_jobs(gpus: int, at_once: int, tmp_path: Path) -> None:
-    """A node has four."""
+def test_slurm_gives_no_gpu_to_two_jobs(gpus: int, at_once: int, tmp_path: Path) -> None:
+    """A node has four GPUs."""
     on_one = ("hydra.launcher.gpus_per_node=4", "+hydra.launcher.sbatch.nodelist=left", script(tmp_path, *NOTED))
     sweep = ("variant=pytorch_gather", "tokens=16", "vocab=64", "device=cuda", f"tp_size={gpus}", "seed=1,2")
     running = Running(*SLURM, *sweep, *on_one, cwd=tmp_path)
@@ -292,7 +294,7 @@ def test_a_cancelled_job_costs_its_own_row_only(tmp_path: Path) -> None:
     assert code == 1, output
     cancelled, other = rows(tmp_path)
     assert (cancelled["status"], other["status"]) == ("error", "ok")
-    assert "ended because somebody cancelled it (CANCELLED)" in cancelled["reason"]
+    assert "ended because it was cancelled (CANCELLED)" in cancelled["reason"]
     assert re.search(r"the last lines:\nrank 0 \(.*\): \[.* s\] rank 0: \w", cancelled["reason"])
 
 
@@ -351,7 +353,7 @@ def test_killed_launcher_leaves_jobs_that_a_resumed_sweep_waits_for(tmp_path: Pa
     running.end()
     resumed = Running(*sweep, "resume=true", cwd=tmp_path)
     said = iter(resumed.process.stdout or [])
-    assert any(f"is Slurm job {job_of(tmp_path)} already" in line for line in said)
+    assert any(f"already submitted as Slurm job {job_of(tmp_path)}" in line for line in said)
     held.release()
     code, output = resumed.end()
     assert code == 0, output
@@ -393,13 +395,13 @@ def test_a_cell_that_is_tried_again_has_one_row(fault: tuple[str, ...], status: 
     assert "1 cells: 1 done, 1 of them failed" in collect(sweep, tmp_path).stdout
 
 
-def test_what_the_cluster_does_not_have_is_said_beforehand(tmp_path: Path) -> None:
+def test_resources_that_the_cluster_lacks_are_named_before_submission(tmp_path: Path) -> None:
     done = tpbench(*SLURM, *TINY, "hydra.launcher.partition=nosuch", cwd=tmp_path)
     assert done.returncode == 1
     assert "no partition with nodes is called nosuch (valid: tests)" in done.stderr
     done = tpbench(*SLURM, *TINY, "hydra.launcher.constraint=nosuch", cwd=tmp_path)
     assert done.returncode == 1
-    assert "Slurm does not take the jobs" in done.stderr
+    assert "Slurm rejects the jobs" in done.stderr
     assert "Invalid feature" in done.stderr
     done = tpbench(*SLURM, *TINY, "tp_size=9", cwd=tmp_path)
     done = tpbench(*SLURM, *TINY, "tp_size=4", "dp_size=5", cwd=tmp_path)  # which Slurm would take, and keep for ever
@@ -407,7 +409,7 @@ def test_what_the_cluster_does_not_have_is_said_beforehand(tmp_path: Path) -> No
     assert sorted(row["reason"] for row in rows(tmp_path)) == sorted(reasons)
 
 
-def test_of_a_job_that_waits_it_is_said_for_what(tmp_path: Path) -> None:
+def test_a_pending_job_shows_what_it_waits_for(tmp_path: Path) -> None:
     done = tpbench(*SLURM, *TINY, "+hydra.launcher.sbatch.begin=now+1hour", "wait=false", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (sweep,) = tmp_path.glob("outputs/sweeps/*")

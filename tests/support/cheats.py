@@ -196,8 +196,12 @@ def recognises_its_input(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def computes_while_it_restores(problem: EntropyLoss, shard: Shard) -> Step:
-    step, answers = honest(problem, shard), []
-    return Step(lambda: answers[-1], restore=lambda: answers.append(step()))
+    step, answers = honest(problem, shard), list[Output]()
+
+    def restore() -> None:
+        answers[:] = [step()]
+
+    return Step(lambda: answers[0], restore=restore)
 
 
 class ExchangeWithStoredAnswer(exchange_example.FastExchange):

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from tests.support.command import ROOT
 from tpbench.job import Job, parse_job
 from tpbench.launcher.compose import SweepComposer
-from tpbench.launcher.overrides import flat_names, force_fields
+from tpbench.launcher.override_rewrites import flat_names, force_fields
 
 
 @functools.cache

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tpbench.job import parse_job
-from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.plan import Cell
+from tpbench.launcher.row import new_task, store
 
 FACTS = {
     "host": "here",

@@ -60,7 +60,10 @@ class RankError(AssertionError):
 def run_on_ranks(
     world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = ANSWER_TIMEOUT_S
 ) -> list[Any]:
-    """Return the results of `function(Rank, *args)` on each rank. The group uses gloo, or NCCL if there are GPUs."""
+    """Return the results of `function(Rank, *args)` on each rank.
+
+    The group uses NCCL if there is a GPU for each rank. Otherwise all ranks use the CPU and gloo.
+    """
     if world_size not in _pools:
         _pools[world_size] = _Pool(world_size)
     try:
@@ -73,6 +76,11 @@ def run_on_ranks(
 def enough_gpus(world_size: int) -> bool:
     """Return whether `world_size` ranks can run here. On a machine with GPUs each rank needs one."""
     return not torch.cuda.is_available() or torch.cuda.device_count() >= world_size
+
+
+def ranks_here(most: int) -> int:
+    """Return how many of `most` ranks can run here: all on a machine without GPUs, otherwise one on each GPU."""
+    return min(most, torch.cuda.device_count()) if torch.cuda.is_available() else most
 
 
 class _Pool:
@@ -150,7 +158,7 @@ def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
     device = torch.device("cpu")
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     torch.set_num_threads(1)
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and enough_gpus(world_size):
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tpbench.console.conf_comments import commented_files, with_comments
+from tpbench.console.conf_comments import with_comments
+from tpbench.console.defaults import SETTINGS_FILES
 from tpbench.kernels.losses import LOSSES
 from tpbench.launcher.options import command_line_names
 from tpbench.workloads import variants, workloads
@@ -41,11 +42,11 @@ def test_files_set_only_fields_that_exist(file: Path) -> None:
     assert set(values(file)) - {"shape_workload"} <= command_line_names()
 
 
-@pytest.mark.parametrize("file", commented_files(), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", SETTINGS_FILES, ids=lambda file: file.stem)
 def test_comments_are_the_help_of_the_fields(file: Path) -> None:
     """If this fails, run `python -m tpbench.console.conf_comments`."""
     text = file.read_text(encoding="utf-8")
-    assert with_comments(text, commented_files()[file]) == text
+    assert with_comments(text, SETTINGS_FILES[file]) == text
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,12 @@ def test_the_tables_agree_with_setup_cfg() -> None:
     assert set(packages.EXTRAS.values()) == {"report", "slurm", "peers", "train"}
 
 
+def test_versions_are_of_optional_packages_under_their_own_names() -> None:
+    found = packages.versions(["torch", "pytest", "_pytest", "not_installed", "tests"])
+    assert found == f"pytest {pytest.__version__}, tests unknown"
+    assert packages.versions(["torch", "triton"]) is None
+
+
 def test_in_a_checkout_the_command_names_its_folder() -> None:
     assert packages.checkout() == ROOT
     assert shlex.split(packages.install_command("report")) == [*PIP, "-e", f"{ROOT}[report]"]
@@ -68,12 +74,12 @@ def test_one_command_for_each_extra() -> None:
     assert packages.not_installed(["triton"]) == "needs triton (not installed)"
 
 
-@pytest.mark.parametrize(("version", "note"), [((3, 11), " (quack needs Python 3.12 or later)"), ((3, 12), "")])
+@pytest.mark.parametrize(("version", "note"), [((3, 11), " (megatron needs Python 3.12 or later)"), ((3, 12), "")])
 def test_a_package_for_newer_pythons_says_so(
     version: tuple[int, int], note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages.sys, "version_info", version)
-    assert packages.install_commands(["quack", "liger_kernel"]) == packages.install_command("peers") + note
+    assert packages.install_commands(["megatron", "liger_kernel"]) == packages.install_command("peers") + note
 
 
 def test_the_versions_agree_with_setup_cfg() -> None:
@@ -114,7 +120,8 @@ def test_every_message_has_the_command(monkeypatch: pytest.MonkeyPatch, capsys: 
     with pytest.raises(JobError) as error:
         style.require()
     assert packages.install_command("report") in str(error.value)
-    assert [finding.fix for finding in checks.optional_packages()] == [f"plots: {packages.install_command('report')}"]
+    plots = f"to draw plots: {packages.install_command('report')}"
+    assert [finding.fix for finding in checks.optional_packages()] == [plots]
     assert information(["list", "variants"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert f"To install deepspeed, transformers: {packages.install_command('train')}" in printed

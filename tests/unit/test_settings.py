@@ -81,7 +81,7 @@ def test_only_an_optional_field_can_be_null(none):
     [
         ({"count": 0}, "count=0 must be at least 1 (a number of things)"),
         ({"count": 1.5}, "count=1.5 must be a whole number (a number of things)"),
-        ({"count": True}, "count=True must be a whole number (a number of things)"),
+        ({"count": True}, "count=true must be a whole number (a number of things)"),
         ({"count": "many"}, "count=many must be a whole number (a number of things)"),
         ({"share": -0.1}, "share=-0.1 must be between 0.0 and 1.0 (a share)"),
         ({"share": 1.1}, "share=1.1 must be between 0.0 and 1.0 (a share)"),

@@ -1,4 +1,16 @@
-"""Commands of `python -m tpbench` that run no job: help, list, new and doctor. Nothing here imports torch."""
+"""Commands of `python -m tpbench` that run no job: help, list, new and doctor. Nothing here imports torch.
+
+The modules, in the order of a first reading:
+
+- Help: `help` is one screen of text.
+- List: `listing` prints choices, `overview` the names of all on one screen, and `choice` all that is known of one.
+  `entries` are the choices with their availability, `fields` the fields of jobs, and `defaults` their defaults.
+- New: `new` writes a variant to start from.
+- Doctor: `doctor` prints problems of this machine. `checks` need no torch, and `torch_probe` runs in its own process.
+- Runs: `plan` is the text of a dry run, `quick_start` the end of `scripts/run`.
+- Pages: `pages` writes the tables of the pages, and `page_figures` checks the figures in their text. `reference`
+  writes the page of all fields, and `conf_comments` the comments in conf/.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +31,7 @@ def information(arguments: Sequence[str]) -> int | None:
 
 
 def _run(arguments: Sequence[str]) -> int | None:
-    if {"-h", "--help"} & set(arguments):
+    if {"-h", "--help"} & set(arguments) or list(arguments) == ["help"]:
         from tpbench.console.help import HELP
 
         print(HELP, end="")

@@ -9,11 +9,13 @@ import hydra
 from omegaconf import OmegaConf
 
 from tpbench import packages
-from tpbench.console import listing
+from tpbench.console import entries
+from tpbench.console.defaults import CONF
 from tpbench.console.fields import field_lines
 from tpbench.job import parse_job, unsupported_reason
 from tpbench.launcher import outside_variants
-from tpbench.launcher.overrides import GROUPS, unknown_choice
+from tpbench.launcher.options import GROUPS
+from tpbench.launcher.override_checks import unknown_choice
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, unknown
 from tpbench.workloads import Variant, Workload, variants
@@ -25,8 +27,8 @@ def description(group: str, name: str, gpus: int) -> str:
         raise JobError(unknown("group", group, GROUPS))
     if group == "variant" and name not in variants() and (found := outside_variants.find(name)):
         return "\n".join([f"variant={name}", *_of_outside(name, found, gpus)]) + "\n"
-    if name not in listing.names(group):
-        raise JobError(unknown_choice(group, name, listing.names(group)))
+    if name not in entries.names(group):
+        raise JobError(unknown_choice(group, name, entries.names(group)))
     lines = [
         f"{group}={name}",
         *(_of_variant(name, *variants()[name], gpus) if group == "variant" else _of_file(group, name)),
@@ -46,8 +48,8 @@ def _of_outside(name: str, found: OutsideVariant, gpus: int) -> list[str]:
 def _of_variant(
     name: str, workload: Workload, variant: Variant, gpus: int, outside: Mapping[str, OutsideVariant] | None = None
 ) -> list[str]:
-    available = listing.availability(variant, gpus, workload.option_defaults)
-    shapes = [shape.name for shape in listing.shapes(gpus, workload.name)]
+    available = entries.availability(variant, gpus, workload.option_defaults)
+    shapes = [shape.name for shape in entries.shapes(gpus, workload.name)]
     lines = [f"  {variant.summary}", f"  a variant of {workload.name}: {workload.summary}", f"  runs here: {available}"]
     missing = [each for each in variant.requires if not packages.installed(each)]
     lines += [f"  install it with: {packages.install_commands(missing)}"] if missing else []
@@ -55,7 +57,7 @@ def _of_variant(
     if isinstance(variant.no_graph_reason, str) and variant.no_graph_reason:
         lines.append(f"  no graph=true: {variant.no_graph_reason}")
     lines += [f"  shapes: {' '.join(shapes)}", ""]
-    if options := field_lines(workload.problem, variant.options):
+    if options := field_lines(workload.problem, variant.options, name):
         lines += ["Its options, beside the fields of every job and of its workload:", *options]
     else:
         lines += ["It has no options beside the fields of every job and of its workload."]
@@ -70,7 +72,7 @@ def supported_shape(variant: str, shapes: Sequence[str], outside: Mapping[str, O
     """
     for each in (outside or {}).values():
         outside_variants.offer(each)
-    with hydra.initialize_config_dir(str(listing.CONF), version_base="1.3"):
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         for shape in sorted(shapes, key=lambda name: not name.startswith("tiny")):
             values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", f"shape={shape}"]))
             if unsupported_reason(parse_job(values, outside=outside)) is None:
@@ -80,6 +82,6 @@ def supported_shape(variant: str, shapes: Sequence[str], outside: Mapping[str, O
 
 def _of_file(group: str, name: str) -> list[str]:
     """Return the content of a choice's file, and its name."""
-    file = listing.CONF / group / f"{name}.yaml"
+    file = CONF / group / f"{name}.yaml"
     kept = [line for line in file.read_text(encoding="utf-8").splitlines() if "@package" not in line]
     return [*(f"  {line}".rstrip() for line in kept), "", f"This is conf/{group}/{file.name}."]

@@ -5,26 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from pathlib import Path
 
-import tpbench
-from tpbench.job import Job
-from tpbench.launcher.options import SweepOptions
-from tpbench.measure.settings import MeasureSettings
-from tpbench.workloads import workloads
+from tpbench.console.defaults import SETTINGS_FILES
 
-CONF = Path(tpbench.__file__).resolve().parent / "conf"
 _LINE = re.compile(r"(\w+): ([^#\n]*?) *(#.*)?")
 _COMMENT_COLUMN = 24
-
-
-def commented_files() -> dict[Path, tuple[type, ...]]:
-    """Return the files that list all fields of some settings, with the settings' classes."""
-    files: dict[Path, tuple[type, ...]] = {
-        CONF / "config.yaml": (Job, SweepOptions),
-        CONF / "measure" / "default.yaml": (MeasureSettings,),
-    }
-    return files | {CONF / "workload" / f"{name}.yaml": (each.problem,) for name, each in workloads().items()}
 
 
 def with_comments(text: str, settings: tuple[type, ...]) -> str:
@@ -48,5 +33,5 @@ def _help(cls: type, each: dataclasses.Field[object]) -> str:
 
 
 if __name__ == "__main__":
-    for file, settings in commented_files().items():
+    for file, settings in SETTINGS_FILES.items():
         file.write_text(with_comments(file.read_text(encoding="utf-8"), settings), encoding="utf-8")

@@ -19,37 +19,37 @@ from tpbench.measure import machine
 
 TIMEOUT_S = 180
 _PROBE = "tpbench.console.torch_probe"
-_MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
+_MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print all findings. The exit code is 1 if one of them is bad, and 2 for invalid arguments."""
+    """Print all findings. The exit code is 1 if a check failed, and 2 for invalid arguments."""
     output_dir = "outputs"
     for argument in arguments:
         name, _, value = argument.partition("=")
         if name != "output_dir" or not value:
-            print(f"tpbench: doctor takes output_dir=DIR, got {argument}", file=sys.stderr)
+            print(f"tpbench: doctor has one argument, output_dir=DIR, and not {argument}", file=sys.stderr)
             return 2
         output_dir = value
-    bad: list[str] = []
+    failed: list[str] = []
     for finding in examine(output_dir):
-        bad += [finding.subject] if finding.state == "bad" else []
+        failed += [finding.subject] if finding.state == "fail" else []
         print(f"{_MARKS[finding.state]}  {finding.subject}: {finding.message}", flush=True)
         if finding.fix:
-            print(f"      {'mend' if finding.state == 'bad' else 'hint'}: {finding.fix}", flush=True)
-    print(f"\nVerdict: {verdict(bad, machine.gpu_count(), available_cores())}")
-    return 1 if bad else 0
+            print(f"      {'fix' if finding.state == 'fail' else 'hint'}: {finding.fix}", flush=True)
+    print(f"\nVerdict: {verdict(failed, machine.gpu_count(), available_cores())}")
+    return 1 if failed else 0
 
 
-def verdict(bad: Sequence[str], gpus: int, cores: int) -> str:
-    """Return the verdict: problems to solve, or what this machine can measure. `bad`: subjects of bad findings."""
-    if bad:
-        problems = "one problem" if len(bad) == 1 else f"{len(bad)} problems"
-        return f"do not measure here yet, {problems} ({', '.join(dict.fromkeys(bad))}) to mend"
+def verdict(failed: Sequence[str], gpus: int, cores: int) -> str:
+    """Return the verdict: the problems, or what this machine can measure. `failed`: subjects of the failed checks."""
+    if failed:
+        problems = "one problem" if len(failed) == 1 else f"{len(failed)} problems"
+        return f"do not measure here before you fix {problems}: {', '.join(dict.fromkeys(failed))}"
     if gpus:
-        return f"this machine can measure on {gpus} GPU{'s' * (gpus > 1)}, nothing to mend"
+        return f"no problem found; this machine can measure on {gpus} GPU{'s' * (gpus > 1)}"
     core = f"{cores} CPU core{'s' * (cores > 1)}"
-    return f"sweeps run on {core}, times of Triton kernels are no measurement there, nothing to mend"
+    return f"no problem found; sweeps run on {core}, where times of Triton kernels are no measurement"
 
 
 def examine(output_dir: str) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def examine(output_dir: str) -> Iterator[Finding]:
     yield from checks.optional_packages()
     probed = _probe([sys.executable, "-m", _PROBE])
     if isinstance(probed, str):
-        yield Finding("torch", "bad", f"cannot be imported: {probed}", packages.pip_install("torch"))
+        yield Finding("torch", "fail", f"cannot be imported: {probed}", packages.pip_install("torch"))
         return
     yield from torch_findings(probed, machine.gpu_count())
     if (gpus := probed["gpus"]) > 1:
@@ -73,41 +73,47 @@ def torch_findings(probed: Mapping[str, Any], present: int) -> Iterator[Finding]
     version, gpus = probed["torch"], probed["gpus"]
     build = f"CUDA {probed['cuda']}" if probed["cuda"] else "for the CPU"
     if present and not probed["cuda"]:
-        yield Finding("torch", "bad", f"{version} is built {build}", "install a CUDA build of torch (pytorch.org)")
+        yield Finding("torch", "fail", f"{version} is built {build}", "install a CUDA build of torch (pytorch.org)")
         return
     if present and not gpus:
         message = f"{version}, {build}: {probed.get('cuda_error', 'it sees no GPU')}"
-        yield Finding("torch", "bad", message, "does the driver know this CUDA? (nvidia-smi)")
+        yield Finding(
+            "torch",
+            "fail",
+            message,
+            "the driver must support this CUDA version: nvidia-smi prints the newest that it supports",
+        )
         return
-    yield Finding("torch", "good", f"{version}, built {build}")
+    yield Finding("torch", "ok", f"{version}, built {build}")
     if gpus:
-        yield Finding("NCCL", "good", probed["nccl"])
+        yield Finding("NCCL", "ok", probed["nccl"])
         for major, minor in [each for each in probed["capability"] if tuple(each) < (8, 0)][:1]:
-            yield Finding("GPUs", "bad", f"compute capability {major}.{minor}", "bfloat16 kernels need 8.0 or more")
-    if gpus > 1 and (unreachable := probed["refused"]):
+            message = f"a GPU has compute capability {major}.{minor}, and bfloat16 kernels need 8.0"
+            yield Finding("GPUs", "fail", message, "use a newer GPU, or leave this one out with CUDA_VISIBLE_DEVICES")
+    if gpus > 1 and (unreachable := probed["unreachable"]):
         one, other = unreachable[0]
         message = f"GPU {one} cannot reach GPU {other} ({len(unreachable)} such pairs)"
         fix = "check NVLink (nvidia-smi topo -m) and, in a virtual machine or behind an IOMMU, ACS settings"
-        yield Finding("peer access", "bad", message, fix)
+        yield Finding("peer access", "fail", message, fix)
     elif gpus > 1:
-        yield Finding("peer access", "good", f"between all {gpus} GPUs")
+        yield Finding("peer access", "ok", f"between all {gpus} GPUs")
 
 
 def rank_findings(probed: Mapping[str, Any] | str, gpus: int) -> Iterator[Finding]:
     """Yield findings from a communication test of all ranks. `probed` is its error message if it failed."""
     if isinstance(probed, str):
         fix = "NCCL_DEBUG=INFO says more; a small /dev/shm and wrong NCCL_SOCKET_IFNAME are usual causes"
-        yield Finding("NCCL", "bad", f"an all-reduce over {gpus} GPUs fails: {probed}", fix)
+        yield Finding("NCCL", "fail", f"an all-reduce over {gpus} GPUs fails: {probed}", fix)
         return
     if probed["nccl"]:
-        yield Finding("NCCL", "good", f"an all-reduce over {gpus} GPUs is right")
+        yield Finding("NCCL", "ok", f"an all-reduce over {gpus} GPUs gives the right sum")
     else:
-        yield Finding("NCCL", "bad", f"an all-reduce over {gpus} GPUs is wrong", "try another driver or NCCL")
+        yield Finding("NCCL", "fail", f"an all-reduce over {gpus} GPUs gives a wrong sum", "try another driver or NCCL")
     if probed["symmetric"] is True:
-        yield Finding("symmetric memory", "good", f"each of {gpus} ranks reads its neighbour's")
+        yield Finding("symmetric memory", "ok", f"each of {gpus} ranks reads its neighbour's")
     else:
         message = "a rank reads wrong values" if probed["symmetric"] is False else str(probed["symmetric"])
-        fix = "variants that need it are skipped; exchange=nccl works without"
+        fix = "variants that need it are skipped; exchange=nccl does not need it"
         yield Finding("symmetric memory", "note", message, fix)
 
 

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from tpbench.console.defaults import Default, defaults
 from tpbench.job import Job
 from tpbench.launcher.options import SweepOptions
 from tpbench.measure.settings import MeasureSettings
@@ -22,8 +23,7 @@ class Field:
     """A field as text."""
 
     name: str
-    default: str | None
-    """None for a field without a default."""
+    default: Default
     choices: Sequence[str]
     """All valid values, if they are few."""
     limits: str
@@ -43,16 +43,20 @@ def fields_of(workload: str) -> str:
     return _section(f"of {workload}", settings_fields(workloads()[workload].problem))
 
 
-def field_lines(settings: type[Any], names: Collection[str]) -> list[str]:
-    """Return the lines of some fields of a settings class."""
-    return _lines([each for each in settings_fields(settings) if each.name in names])
+def field_lines(settings: type[Any], names: Collection[str], variant: str) -> list[str]:
+    """Return the lines of some fields of a settings class, with the defaults of that variant's jobs."""
+    return _lines([each for each in settings_fields(settings, variant) if each.name in names])
 
 
-def settings_fields(settings: type[Any]) -> list[Field]:
-    """Return the fields of a settings class as text, without those that hold other settings."""
+def settings_fields(settings: type[Any], variant: str = "") -> list[Field]:
+    """Return the fields of a settings class as text, without those that hold other settings.
+
+    The defaults are those of that variant's jobs, if there is such a variant.
+    """
     hints = typing.get_type_hints(settings)
+    default_of = defaults(settings, variant)
     return [
-        Field(each.name, _default(each), _choices(hints[each.name]), _limits(each), each.metadata["help"])
+        Field(each.name, default_of[each.name], _choices(hints[each.name]), _limits(each), each.metadata["help"])
         for each in dataclasses.fields(settings)
         if not _holds_fields(hints[each.name])
     ]
@@ -61,13 +65,6 @@ def settings_fields(settings: type[Any]) -> list[Field]:
 def _holds_fields(hint: Any) -> bool:
     """Return True for a field that holds fields of its own."""
     return hint is Any or any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint))))
-
-
-def _default(field: dataclasses.Field[Any]) -> str | None:
-    if field.default is dataclasses.MISSING:
-        return None
-    value = field.default
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _choices(hint: Any) -> list[str]:
@@ -83,14 +80,19 @@ def _section(owner: str, found: Sequence[Field]) -> str:
     return "\n".join([f"Fields {owner}, as NAME=DEFAULT", *_lines(found)]) + "\n"
 
 
+def _values(field: Field) -> str:
+    """Return the valid values of a field, with the group that sets it."""
+    group = f"{'or ' * (field.default.value is not None)}from {field.default.group}=" if field.default.group else ""
+    return "; ".join(filter(None, (" ".join(field.choices) or field.limits, group)))
+
+
 def _lines(found: Sequence[Field]) -> list[str]:
     """Return wrapped lines: NAME=DEFAULT, then the help with the valid values."""
-    heads = [f"{each.name}={each.default or ''}" for each in found]
+    heads = [f"{each.name}={each.default.value or ''}" for each in found]
     width = max(map(len, heads), default=0)
     lines = []
     for head, each in zip(heads, found, strict=True):
-        values = " ".join(each.choices) or each.limits
-        text = f"{each.help} [{values}]" if values else each.help
+        text = f"{each.help} [{values}]" if (values := _values(each)) else each.help
         first, other = f"  {head:<{width}}  ", " " * (width + 4)
         lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=other)
     return lines

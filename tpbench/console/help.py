@@ -1,11 +1,11 @@
 """Help of the command line: one screen, with the first commands to type at the top."""
 
 HELP = """\
-tpbench: which implementation of a tensor-parallel operation is right, fastest
-and smallest on your machines, and how close to what the hardware allows.
+tpbench: which implementation of a tensor-parallel operation is correct, fastest
+and smallest on your machines, and how close is it to the hardware limit?
 
   python -m tpbench list          what there is, and whether it can run here
-  python -m tpbench doctor        what to mend on this machine
+  python -m tpbench doctor        problems of this machine, each with a fix
   python -m tpbench new FILE.py   a variant of your own to start from
   python -m tpbench               one small job
   python -m tpbench -m variant=triton_tp,pytorch_gather shape=v131k_tp8  a sweep
@@ -16,7 +16,7 @@ Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
   variant shape model loss block_cap measure     groups: `list` shows values
   tokens vocab tp_size dp_size dtype seed   the problem
   device=auto|cuda|cpu  graph=true          where and how it is timed
-  memory_limit_gib timeout_s                when a job is given up
+  memory_limit_gib timeout_s                limits at which a job is ended
   output_dir=DIR  resume=true               where rows go; only what is missing
   dry_run=true                              with -m: show the plan, run nothing
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tpbench
-from tpbench.console import listing
+from tpbench.console import entries
 from tpbench.console.choice import supported_shape
 from tpbench.launcher.outside_variants import find, is_file_name
 from tpbench.outside import source
@@ -49,7 +49,7 @@ def _write(file: Path, workload: str) -> str:
     (function,) = (each.name for each in source.read(file).functions.values() if each.is_declared)
     variant = find(f"{file}:{function}")
     assert variant is not None
-    shapes = [each.name for each in listing.shapes(0, workload)]
+    shapes = [each.name for each in entries.shapes(0, workload)]
     shape = supported_shape(str(variant.name), shapes, {variant.name: variant})
     quick = "" if variant.of_workload.scheduled is True else " measure=quick"
     return (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from tpbench.console.listing import INTERPRETED, Entry, sections_of, shapes
+from tpbench.console.entries import INTERPRETED, Entry, shapes
+from tpbench.console.listing import sections_of
 from tpbench.workloads import workloads
 
 LINES, COLUMNS = 40, 100
@@ -24,9 +25,9 @@ _MORE = (
 
 def overview(machine: str, gpus: int) -> str:
     """Return the names of all choices, for a machine with that many GPUs."""
-    lines = [f"This machine: {machine}. A name behind - cannot run on it."]
+    lines = [f"This machine: {machine}. A choice marked with - cannot run on it."]
     if not gpus:
-        lines.append("A name behind ~ runs in Triton's interpreter: it is right, but its time is no measurement.")
+        lines.append("A choice marked with ~ runs in Triton's interpreter: correct, but its time is no measurement.")
     lines += ["", "variant=  by workload"]
     for name in workloads():
         lines += _wrapped(f"  {name}", _names(sections_of(name, gpus)[0][1]))

@@ -1,5 +1,8 @@
 """Figures in the running text of a page: each must be printed by a table that a command of the page made.
 
+In a section with tables it must be one of theirs. The answer at the top of a page and sections without tables may quote
+every table of the page.
+
 A figure is a number with a unit, or any decimal number. Numbers that share a unit, as in "1.5 to 2 times", are figures
 too. A figure may be rounded: "87%" is printed if a table has 86.6%. These numbers are no figures:
 
@@ -39,6 +42,7 @@ _VERSION = re.compile(
     re.IGNORECASE,
 )
 _BLOCK = re.compile(r"<!-- scripts/(?:(?! -o )[^\n])*-->\n(.*?)<!-- end -->", re.DOTALL)
+_SECTION = re.compile(r"^(?=## )", re.MULTILINE)
 _NOT_MEASURED = re.compile(r"<!-- not measured: (.*?) -->", re.DOTALL)
 _NO_TEXT = re.compile(rf"{_BLOCK.pattern}|<!--.*?-->|```.*?```|`[^`]*`|\]\([^)]*\)|^#[^\n]*", re.DOTALL | re.MULTILINE)
 
@@ -58,17 +62,31 @@ class Figure(NamedTuple):
 
 
 def unprinted_figures(page: str) -> list[str]:
-    """Return "LINE: message" for each figure in a page's running text that none of its tables prints."""
-    printed = [number for block in _BLOCK.findall(page) for number in _printed_numbers(block)]
+    """Return "LINE: message" for each figure in a page's running text that none of its section's tables prints."""
     constants = [number for text in _NOT_MEASURED.findall(page) for number in _numbers(text)]
-    text = _NO_TEXT.sub(lambda match: re.sub(r"[^\n]", "_", match[0]), page)
-    figures = [number for number in _numbers(text) if number.unit or "." in number.number]
-    wrong = [figure for figure in figures if not any(map(figure.rounds, (*printed, *constants)))]
+    of_page = _printed_by_tables(page)
+    figures, wrong, line = [], [], 0
+    for section in _SECTION.split(page):
+        printed = _printed_by_tables(section) or of_page
+        found = [each._replace(line=line + each.line) for each in _figures(section)]
+        wrong += [each for each in found if not any(map(each.rounds, (*printed, *constants)))]
+        figures += found
+        line += section.count("\n")
     unused = [constant for constant in constants if not any(figure.rounds(constant) for figure in figures)]
     return [
-        *(f"{each.line}: no table of this page prints {each.number} {each.unit}".rstrip() for each in wrong),
+        *(f"{each.line}: no table of its section prints {each.number} {each.unit}".rstrip() for each in wrong),
         *(f"1: the text has no {each.number} {each.unit}, listed as not measured" for each in unused),
     ]
+
+
+def _printed_by_tables(text: str) -> list[Figure]:
+    return [number for block in _BLOCK.findall(text) for number in _printed_numbers(block)]
+
+
+def _figures(text: str) -> list[Figure]:
+    """Return the numbers of a running text that have a unit or a decimal point."""
+    running = _NO_TEXT.sub(lambda match: re.sub(r"[^\n]", "_", match[0]), text)
+    return [number for number in _numbers(running) if number.unit or "." in number.number]
 
 
 def _numbers(text: str) -> list[Figure]:

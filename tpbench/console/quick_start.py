@@ -29,7 +29,7 @@ def shown(rows: pd.DataFrame) -> list[str]:
     row = right.iloc[-1]
     ranks = f"{row['world_size']} rank{'s' if row['world_size'] > 1 else ''}"
     sentences = [
-        f"Shown: the {row['loss']} loss of {row['tokens']} tokens x {row['vocab']} logits on {ranks}, by "
+        f"Measured: the {row['loss']} loss of {row['tokens']} tokens x {row['vocab']} logits on {ranks}, by "
         f"{len(right)} of {len(newest)} variants.",
         "Loss and gradient of each agree with a float64 reference. A variant that does not agree has no time.",
     ]

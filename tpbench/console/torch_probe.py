@@ -19,7 +19,7 @@ def probe_process() -> dict[str, Any]:
     """Return versions, and the pairs of GPUs that cannot reach each other directly."""
     import torch
 
-    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": 0, "refused": []}
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": 0, "unreachable": []}
     if torch.version.cuda is None:
         return facts
     try:
@@ -33,7 +33,7 @@ def probe_process() -> dict[str, Any]:
         "gpus": len(gpus),
         "capability": [list(torch.cuda.get_device_capability(index)) for index in gpus],
         "nccl": ".".join(map(str, nccl.version())),
-        "refused": [
+        "unreachable": [
             [one, other]
             for one in gpus
             for other in gpus

@@ -5,12 +5,9 @@ Only the launching side writes rows: the launcher, `resume=true`, `scripts/colle
 
 from __future__ import annotations
 
-import json
 import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,55 +16,15 @@ from tpbench.handover.result import RESULT_FILE, WorkerResult
 from tpbench.handover.task import TASK_FILE, WorkerTask
 from tpbench.job import Job
 from tpbench.launcher import failure
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.plan import Cell
+from tpbench.launcher.row import CONCURRENT_FILE, new_task, store
 from tpbench.results.read import load_row
-from tpbench.results.schema import all_columns, common_columns
-from tpbench.results.write import RowExists, row_exists, write_row
+from tpbench.results.write import RowExists, row_exists
 from tpbench.settings import JobError
-
-FAILURES = ("error", "timeout", "wrong")
-"""Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
-
-RETRIED = ("error", "timeout")
-"""Statuses that another attempt may change."""
-
-THROTTLE_RETRIES = 2
-"""With throttle=retry, a cell is measured again so many times while a GPU lowers its clocks."""
 
 ABANDONED_FILE = "abandoned"
 """Marker file: this attempt was abandoned. It was cut off, or another attempt follows it; it must not have a row."""
-
-CONCURRENT_FILE = "beside"
-"""File in a cell's folder with the rows of the cells that ran at the same time. It grows while the cell runs."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a cell ended."""
-
-    cell: Cell
-    row: Mapping[str, Any] | None
-    """The cell's row, with None for an empty column. None for a cell that has no row yet."""
-    note: str | None = None
-    """Why the cell did not run, or why it has no row yet."""
-    measure_alone: bool = False
-    """True if the memory ran out that this cell shared with interleaved cells. Then it has no row yet."""
-    sweep: Path | None = None
-    """Folder of the sweep that submitted the job, for a job that was left to the cluster."""
-
-    @property
-    def status(self) -> str:
-        return str(self.row["status"]) if self.row else "submitted"
-
-    @property
-    def throttled(self) -> bool:
-        """True if a GPU lowered its clocks while the cell was measured."""
-        return self.row is not None and self.row.get("throttle_reasons") not in (None, "none")
-
-    @property
-    def reason(self) -> str | None:
-        """Why the status is not ok."""
-        return self.row["reason"] if self.row else self.note
 
 
 @dataclass(frozen=True)
@@ -152,8 +109,7 @@ class Attempt:
             file.write(f"{row_id}\n")
 
     def ended(self, agent_code: int | None) -> Outcome:
-        """Return the outcome after torchrun has ended with that exit code. None: it takes too long and will be
-        ended."""
+        """Return the outcome after torchrun has ended with this exit code. None: torchrun exceeds the job's timeout."""
         if self.has_row or self.has_result:
             return self.close()
         status, reason = failure.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
@@ -173,8 +129,8 @@ class Attempt:
         except OSError as error:
             if self.has_result:
                 raise JobError(
-                    f"{self.cell.job.output_dir} takes no more rows; the row just measured is in "
-                    f"{self.task.folder / RESULT_FILE} ({error.strerror}); free some space, then resume=true stores it"
+                    f"no row can be written to {self.cell.job.output_dir}: {error.strerror}; the row just measured is "
+                    f"in {self.task.folder / RESULT_FILE}; free some space, then resume=true stores it"
                 ) from None
             raise _not_stored(self.cell.job, error) from None
         WorkerResult.release(self.task.folder)
@@ -189,58 +145,6 @@ class Attempt:
 
 StartAttempt: TypeAlias = Callable[[Cell], Attempt]
 """Starts an attempt at a cell."""
-
-
-def new_task(job: Job, folder: Path, **columns: Any) -> WorkerTask:
-    """Return the task of a job that starts now, with a new row name and every column that the job determines."""
-    flat = job.flat()
-    started = datetime.now(UTC)
-    of_job = {
-        name: value for name, value in flat.items() if name in common_columns() or name in job.workload.row_columns
-    }
-    of_job |= {
-        "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
-        "key": job.key,
-        "world_size": job.world_size,
-        "interpreted": job.interpreted,
-        "variant_version": job.outside.version if job.outside else None,
-        "job": json.dumps(flat, sort_keys=True),
-        **job.workload.planned_columns(job),
-    }
-    row_id = f"{started:%Y%m%dT%H%M%S}-{job.key}-{uuid.uuid4().hex[:6]}"
-    return WorkerTask(job, row_id, folder, started, columns={**of_job, **columns})
-
-
-def store(result: WorkerResult, job: Job, folder: Path) -> dict[str, Any]:
-    """Write the row of a result and return it, with None for empty columns. Then delete the result's file.
-
-    `folder` is the cell's. Raises RowExists if the row is there already, OSError if the disk does not take it.
-    """
-    reason = result.reason
-    if result.status == "oom" and (needed := job.workload.expected_memory(job)):
-        reason = f"{reason}; {needed}"
-    finished_at = max(result.started_at, result.finished_at)  # a clock may be set back while a job runs
-    row = {
-        **result.columns,
-        "row_id": result.row_id,
-        "status": result.status,
-        "reason": reason,
-        "beside": _concurrent_rows(folder),
-        "started_at": result.started_at,
-        "finished_at": finished_at,
-        "wall_s": (finished_at - result.started_at).total_seconds(),
-    }
-    write_row(row, job.output_dir, result.row_id)
-    WorkerResult.remove(folder)
-    return {name: row.get(name) for name in all_columns()} | row
-
-
-def _concurrent_rows(folder: Path) -> str | None:
-    """Return the rows of all cells that ran at the same time, or None."""
-    try:
-        return " ".join(dict.fromkeys((folder / CONCURRENT_FILE).read_text().split()))
-    except OSError:
-        return None
 
 
 def _not_stored(job: Job, error: OSError) -> JobError:

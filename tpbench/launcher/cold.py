@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import Lease
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.process import ProcessTree
 
 

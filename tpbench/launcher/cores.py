@@ -20,5 +20,5 @@ def too_many_ranks(job: Job, cores: int, ranks_per_core: int) -> str | None:
     needed = math.ceil(job.world_size / cores)
     return (
         f"{job.world_size} ranks would share {cores} CPU core{'s' * (cores > 1)}, and max_ranks_per_core="
-        f"{ranks_per_core} allows {ranks_per_core * cores}: max_ranks_per_core={needed} runs them all the same"
+        f"{ranks_per_core} allows {ranks_per_core * cores}: set max_ranks_per_core={needed} to run them"
     )

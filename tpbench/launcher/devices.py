@@ -94,8 +94,8 @@ def _lock(device: Device) -> int | None:
         file = _open(path)
     except OSError as error:
         raise JobError(
-            f"{path} cannot be opened ({error.strerror}): devices are shared by locks in {FOLDER}, which all users of "
-            "this host must be able to make files in"
+            f"{path} cannot be opened ({error.strerror}): sweeps share devices by locks in {FOLDER}, so all users of "
+            "this host must be able to create files there"
         ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,7 +21,8 @@ from tpbench.launcher.plan import Cell
 from tpbench.results.printable import printable
 
 if TYPE_CHECKING:
-    from tpbench.launcher.attempt import Attempt, Outcome
+    from tpbench.launcher.attempt import Attempt
+    from tpbench.launcher.outcome import Outcome
 
 MAX_SHOWN = 12
 """Most finished cells in the live table. More would not fit on the screen."""
@@ -67,7 +68,7 @@ class Display:
         self.running: dict[int, Running] = {}
         """Running cells by index."""
         self.explained: set[int] = set()
-        """Indices of cells whose result `explain` has printed already."""
+        """Indices of cells whose result `print_decisions` has printed already."""
         self.blocked_printed = False
         self.phases_read = -PHASE_POLL_S
         columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
@@ -107,13 +108,13 @@ class Display:
         """Print once that no cell can run, because other processes have the devices."""
         if not self.blocked_printed:
             self.blocked_printed = True
-            self._print(printable(f"waiting: other jobs on this host have the devices for {cell}"))
+            self._print(printable(f"waiting: other jobs on this host use the devices that {cell} needs"))
 
     def note(self, line: str) -> None:
         """Print a line about the whole sweep."""
         self._print(printable(line))
 
-    def explain(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
+    def print_decisions(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
         """Print for each cell of a resumed sweep whether it runs, and why."""
         for cell, runs, reason in cells:
             self.explained |= set() if runs else {cell.index}
@@ -123,7 +124,7 @@ class Display:
         """Print that an attempt at a cell failed, or was throttled, and that another one follows."""
         del self.running[outcome.cell.index]
         throttled = ", throttled" if outcome.throttled else ""
-        self._print(printable(f"again {outcome.cell}: {_result(outcome)}{throttled}"))
+        self._print(printable(f"retry {outcome.cell}: {_result(outcome)}{throttled}"))
 
     def tick(self) -> None:
         """Redraw the table, if there is a terminal."""

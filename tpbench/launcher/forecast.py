@@ -20,7 +20,7 @@ from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import VariantModel, models
 from tpbench.predict.oom import predicted_oom
 from tpbench.results.read import load
-from tpbench.settings import JobError
+from tpbench.settings import JobError, spelled
 
 REFERENCE_DIR = "outputs/reference"
 """Folder of the reference rows, which add to the rows in the cells' own output folders."""
@@ -110,8 +110,7 @@ def variant_label(job: Job) -> str:
     options = {name: value for name, value in job.chosen_options().items() if name not in tuning}
     if job.measure.graph:
         options["graph"] = True
-    values = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items())
-    return " ".join([job.variant, *values])
+    return " ".join([job.variant, *(f"{name}={spelled(value)}" for name, value in options.items())])
 
 
 def _cost_model(job: Job) -> tuple[Any, Any]:

@@ -1,5 +1,4 @@
-"""Runs cells on this host: one at a time, interleaved or side by side, each with its own torchrun or in a warm
-group."""
+"""Runs cells on this host: one at a time, interleaved or in parallel, each with its own torchrun or in a warm group."""
 
 from __future__ import annotations
 
@@ -11,13 +10,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt
+from tpbench.launcher.attempt import Attempt, StartAttempt
 from tpbench.launcher.cold import ColdJob
 from tpbench.launcher.devices import Devices, Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.interleaved import InterleavedCells, problem_of
 from tpbench.launcher.leftovers import store_left_results
 from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.process import end_orphans
 from tpbench.launcher.target import ThisHost
@@ -96,29 +96,12 @@ class Host:
         waiting = self._units(cells)
         try:
             while waiting or self.lanes:
-                refused: set[tuple[str, int]] = set()
-                for unit in list(waiting):
-                    if self.lanes and not self.parallel:
-                        break
-                    asks = unit[0].job.device, unit[0].job.world_size
-                    if asks in refused:
-                        continue
-                    if (lease := self.devices.lease(unit[0].job)) is None:
-                        refused.add(asks)
-                        continue
-                    waiting.remove(unit)
-                    self.lanes.append(Lane(self._start(unit, begin, lease, display), lease))
+                self._start_units(waiting, begin, display)
                 if waiting and not self.lanes:
                     display.blocked(waiting[0][0])
                     for group in self.groups.values():
                         group.release()
-                for lane in list(self.lanes):
-                    _require_folders(lane.running.attempts)
-                    outcomes = lane.running.poll()
-                    if lane.running.over:
-                        self.lanes.remove(lane)
-                        self.devices.release(lane.lease)
-                    yield from outcomes
+                yield from self._poll()
                 display.read_phases(each for lane in self.lanes for each in lane.running.attempts)
                 display.tick()
                 time.sleep(POLL_S)
@@ -130,8 +113,33 @@ class Host:
                 group.tree.end()
             self.lanes, self.groups = [], {}
 
+    def _start_units(self, waiting: list[list[Cell]], begin: StartAttempt, display: Display) -> None:
+        """Start waiting units in order, as far as devices are free. Without parallel=auto only one runs at a time."""
+        too_few: set[tuple[str, int]] = set()
+        for unit in list(waiting):
+            if self.lanes and not self.parallel:
+                break
+            needs = unit[0].job.device, unit[0].job.world_size
+            if needs in too_few:
+                continue
+            if (lease := self.devices.lease(unit[0].job)) is None:
+                too_few.add(needs)
+                continue
+            waiting.remove(unit)
+            self.lanes.append(Lane(self._start(unit, begin, lease, display), lease))
+
+    def _poll(self) -> Iterator[Outcome]:
+        """Yield the new outcomes of all running cells. Remove the lanes whose cells have ended."""
+        for lane in list(self.lanes):
+            _require_folders(lane.running.attempts)
+            outcomes = lane.running.poll()
+            if lane.running.over:
+                self.lanes.remove(lane)
+                self.devices.release(lane.lease)
+            yield from outcomes
+
     def _units(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        """Group the cells that will be interleaved. Other cells are groups of one."""
+        """Return the units that start together: the cells of a problem if they are interleaved, else single cells."""
         if not self.interleaved:
             return [[cell] for cell in cells]
         problems: dict[object, list[Cell]] = defaultdict(list)
@@ -148,12 +156,10 @@ class Host:
             )
         attempt = self._begin(unit[0], begin, lease, display)
         if self.interleaved:
-            scheduled = attempt.cell.job.scheduled
-            reason = (
-                "each of its iterations goes on from the last"
-                if scheduled
-                else "no other cell of its problem is to run"
-            )
+            if attempt.cell.job.scheduled:
+                reason = "each iteration continues the one before"
+            else:
+                reason = "the sweep runs no other cell of its problem"
             attempt = attempt.with_columns(not_interleaved=reason)
         return SingleCell(self._submit(attempt, 0, lease) if self.reuse else ColdJob(attempt, lease))
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from tpbench.handover.task import Interleaving
 from tpbench.job import Job
-from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.warm import WarmJob
 from tpbench.measure.interleaving import FOLDER, InterleavingQueue, RoundRequest

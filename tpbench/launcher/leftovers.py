@@ -1,4 +1,4 @@
-"""What earlier attempts left behind: results without a row, reserved space, and rows of failures."""
+"""Remains of earlier attempts: results without a row, reserved disk space, and rows of failures."""
 
 from __future__ import annotations
 

@@ -14,13 +14,15 @@ from tpbench.workloads import Workload
 class SweepOptions:
     """Options that apply to all cells of a sweep. They have flat names on the command line, like a job's fields."""
 
-    resume: bool = setting(False, help="run only cells that have no finished row, or one of other software or hardware")
-    retries: int = setting(0, help="repeat a cell that ended as error or timeout up to so many times", low=0, high=100)
+    resume: bool = setting(False, help="run only cells without a finished row of the same software and hardware")
+    retries: int = setting(0, help="times that a cell runs again after an error or a timeout", low=0, high=100)
     throttle: Literal["mark", "retry"] = setting(
         "mark",
         help="retry: measure a cell again, up to 2 times, if a GPU lowered its clocks; mark: only reports mark it",
     )
-    reuse: bool = setting(False, help="keep one torchrun for each world size and environment, and feed it the jobs")
+    reuse: bool = setting(
+        False, help="run all jobs of one world size and environment in one torchrun, which stays alive"
+    )
     parallel: Literal["none", "auto"] = setting(
         "none", help="auto: jobs run at the same time on disjoint sets of GPUs or cores, which disturbs measurements"
     )
@@ -37,6 +39,9 @@ class SweepOptions:
         True, help="false: submit the jobs to Slurm and exit; scripts/collect.py or resume=true collects the rows"
     )
 
+
+GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contender", "experiment")
+"""The folders of conf/ of which the command line names a choice."""
 
 SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
 

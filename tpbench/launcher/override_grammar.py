@@ -1,11 +1,15 @@
-"""Parse overrides one by one, and explain an argument that Hydra's grammar does not accept."""
+"""Parse the command line, and explain an argument that Hydra's grammar does not accept."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from argparse import Namespace
 from collections.abc import Collection, Sequence
+from typing import NoReturn
 
+# Hydra has no public parser of its command line's options.
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
@@ -17,7 +21,27 @@ COMMANDS = ("list", "doctor", "new")
 
 _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
 """White space before another NAME= within one argument."""
+_ONE_DASH = re.compile(r"-[a-z_]{3,}")
+"""A word after one dash. Hydra's options of one dash have one or two letters."""
 _PAIRS = {"[": "]", "{": "}", "(": ")"}
+
+
+def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's options with the overrides, and the options that Hydra does not have.
+
+    Raises JobError for an option with a wrong value, or without one that it needs.
+    """
+    for each in arguments:
+        if _ONE_DASH.match(each):  # argparse would take the first letter for an option, such as -m
+            raise JobError(f"{each}: a field has no dash in front ({each[1:]}), and a long option of Hydra has two")
+    parser = get_args_parser()
+
+    def raise_error(message: str) -> NoReturn:
+        raise JobError(f"{message} (python -m tpbench --hydra-help lists Hydra's options)")
+
+    setattr(parser, "error", raise_error)  # noqa: B010  mypy forbids an assignment; argparse would print its own usage
+    parsed, rest = parser.parse_known_intermixed_args(list(arguments))
+    return parsed, [each for each in rest if each.startswith("-")]
 
 
 def parse_overrides(arguments: Sequence[str], names: Collection[str] = ()) -> list[Override]:

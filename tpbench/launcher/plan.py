@@ -12,9 +12,9 @@ import yaml
 
 from tpbench.job import Job, parse_job
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
-from tpbench.launcher.target import PlanningTarget, mistake, skip_reason
+from tpbench.launcher.target import PlanningTarget, invalid_reason, skip_reason
 from tpbench.outside.variant import OutsideVariant
-from tpbench.settings import JobError, parse
+from tpbench.settings import JobError, parse, spelled
 from tpbench.workloads import variants
 
 
@@ -48,7 +48,7 @@ class Cell:
 
     def __str__(self) -> str:
         flat = self.job.flat() if self.distinguishing else {}
-        return " ".join([str(self.job), *(f"{name}={flat[name]}" for name in self.distinguishing)])
+        return " ".join([str(self.job), *(f"{name}={spelled(flat[name])}" for name in self.distinguishing)])
 
 
 def plan(
@@ -79,10 +79,10 @@ def plan(
         )
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
-    refused = [(cell.job.implementation.name, mistake(cell.job, target)) for cell in cells]
-    if cells and all(reason for _, reason in refused):
-        # In a mixed sweep an unsupported pair is an empty place in the table. If all pairs are, it is a mistake.
-        lines = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in refused)
+    invalid = [(cell.job.implementation.name, invalid_reason(cell.job, target)) for cell in cells]
+    if cells and all(reason for _, reason in invalid):
+        # A sweep may have some pairs that cannot run: they are empty places in its table. Here no pair can run.
+        lines = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in invalid)
         raise JobError("\n".join(dict.fromkeys(map(str, lines))))
     return distinguish(cells)
 
@@ -150,7 +150,7 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
     options = parsed[0] if parsed else SweepOptions()
     if options.order == "interleaved" and not options.reuse:
         raise JobError(
-            "order=interleaved needs reuse=true: the processes of interleaved cells must live on between their rounds"
+            "order=interleaved needs reuse=true: the processes of interleaved cells stay alive between their rounds"
         )
     return options
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,12 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from tpbench import packages
 from tpbench.launcher import outside_variants
-from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.compose import SweepComposer, plain_values
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.overrides import chosen_fields, present_names
+from tpbench.launcher.outcome import FAILURES
+from tpbench.launcher.override_rewrites import chosen_fields, present_names
 from tpbench.launcher.plan import Cell, Request, plan, sweep_options
+from tpbench.launcher.resume import ResumeDecision, decide
 from tpbench.launcher.sweep import Runner, run_sweep
 from tpbench.settings import JobError
 
@@ -34,11 +35,11 @@ HYDRA_MODULE = "hydra_plugins.tpbench"
 
 
 class DryRun(HydraException):
-    """End of a dry run. It carries the planned cells instead of running them."""
+    """End of a dry run. It carries the planned cells and, with resume=true, the decision on each by its index."""
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
+    def __init__(self, cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision]) -> None:
         super().__init__("dry run")
-        self.cells = cells
+        self.cells, self.decisions = cells, decisions
 
 
 class TorchrunLauncher(Launcher):
@@ -110,7 +111,7 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
 
             cells = skip_predicted_oom(cells, Forecast.of(cells))
         if options.dry_run:
-            raise DryRun(cells)
+            raise DryRun(cells, decide(cells, runner.facts) if options.resume else {})
         packages.require("torch")  # the ranks import it, and this process does not
         outcomes = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpbench.launcher.plan import Cell
+from tpbench.packages import versions
 from tpbench.results.cells import HARDWARE, MEASURED, SOFTWARE, changes, yields
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
@@ -15,9 +16,12 @@ from tpbench.results.read import load
 FACT_LABELS = {
     "kernels_version": "tpbench's kernels", "torch_version": "torch", "triton_version": "triton", "gpu_name": "GPU",
     "driver_version": "driver", "cpu_model": "CPU", "variant_version": "the variant's file",
+    "package_versions": "the variant's packages",
 }  # fmt: skip
 """Columns whose change makes a row stale, with their names in messages."""
 
+NO_ROW = "missing: has no row yet"
+"""Reason to run a cell."""
 
 _COLUMNS = (
     "row_id", "key", "status", "reason", "device", "finished_at", "log_dir", "backend", *SOFTWARE,
@@ -61,7 +65,10 @@ def _decide_in(output_dir: str, cells: Sequence[Cell], facts: Mapping[str, Any])
 
     All rows are converted at once, and only the columns that a decision needs: a folder may have 100,000 rows.
     """
-    frame = load(output_dir)
+    try:
+        frame = load(output_dir)
+    except FileNotFoundError:  # a dry run does not create the folder
+        return {cell.index: ResumeDecision(NO_ROW) for cell in cells}
     frame = frame[frame["key"].isin({cell.job.key for cell in cells})].sort_values("finished_at", kind="stable")
     rows_by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for index, row in zip(frame.index, plain_rows(frame[list(_COLUMNS)]), strict=True):
@@ -75,14 +82,20 @@ def _decide_in(output_dir: str, cells: Sequence[Cell], facts: Mapping[str, Any])
 
 
 def _facts_of(cell: Cell, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the facts with the version of the cell's variant, if the variant is not one of this package."""
-    return {**facts, "variant_version": cell.job.outside.version} if cell.job.outside else facts
+    """Return the facts with the version of an outside variant and of the packages that the variant requires."""
+    own: dict[str, Any] = {}
+    if cell.job.outside:
+        own["variant_version"] = cell.job.outside.version
+    packages = versions(cell.job.implementation.requires)
+    if packages and not cell.skip_reason:
+        own["package_versions"] = packages
+    return {**facts, **own}
 
 
 def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> ResumeDecision:
     """Return the decision on a cell from its rows, the newest last."""
     if not rows:
-        return ResumeDecision("missing: has no row yet")
+        return ResumeDecision(NO_ROW)
     current = [row for row in rows if not changes(row, facts)]
     if not current:
         changed = (_change(rows[-1], name, facts) for name in changes(rows[-1], facts))

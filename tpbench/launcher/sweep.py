@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpbench.handover.durable import NO_SPACE
-from tpbench.launcher import resume, typed
-from tpbench.launcher.attempt import RETRIED, THROTTLE_RETRIES, Attempt, Outcome, StartAttempt
+from tpbench.launcher import resume, typed_arguments
+from tpbench.launcher.attempt import Attempt, StartAttempt
 from tpbench.launcher.display import Display
 from tpbench.launcher.leftovers import discard_rows
 from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.outcome import RETRIED, THROTTLE_RETRIES, Outcome
 from tpbench.launcher.plan import Cell, ignored_notes
 from tpbench.launcher.process import Terminated
 from tpbench.launcher.target import PlanningTarget
@@ -68,7 +69,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
         try:
             sweep.run()
         except (KeyboardInterrupt, Terminated):
-            display.interrupted(len(sweep.outcomes), typed.arguments())
+            display.interrupted(len(sweep.outcomes), typed_arguments.get())
             raise
         except OSError as error:
             if error.errno not in NO_SPACE:
@@ -129,7 +130,7 @@ class _Sweep:
         decisions = resume.decide(cells, self.runner.facts)
         decisions |= {index: replace(decisions[index], reason=reason, row=None) for index, reason in submitted.items()}
         self.replaced |= {index: each.superseded for index, each in decisions.items()}
-        self.display.explain(
+        self.display.print_decisions(
             [(cell, decisions[cell.index].row is None, decisions[cell.index].reason) for cell in cells]
         )
         for cell in cells:

@@ -40,8 +40,8 @@ class ThisHost:
         return too_many_ranks(job, self.cores, self.max_ranks_per_core)
 
 
-def mistake(job: Job, target: PlanningTarget) -> str | None:
-    """Return why the line must change for this job, or None if it need not.
+def invalid_reason(job: Job, target: PlanningTarget) -> str | None:
+    """Return why the command line must change before this job can run, or None if it need not.
 
     The reasons are a combination that no machine can run, and too many ranks for the cores of this host.
     """

@@ -14,10 +14,11 @@ from tpbench.handover.lifetime import MARKER
 from tpbench.handover.queue import QueuedTask, TaskQueue
 from tpbench.job import Job
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.cold import outcome_of
 from tpbench.launcher.device_choice import Device
 from tpbench.launcher.devices import Lease
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.process import ProcessTree
 
 RELEASE_S = 30.0

@@ -36,7 +36,8 @@ CHANGED = 5
 """Iterations that are timed on changed inputs."""
 
 SLOWER = 2.0
-"""How many times slower all of them must be for a complaint."""
+"""How many times slower all of them must be for a complaint. In 115 honest cells on one H200 the fastest of them was
+never slower than the 95th percentile of the timed iterations."""
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ import torch
 
 from tpbench.measure import gpu_profiler
 from tpbench.measure.clock import WallClock
+from tpbench.measure.host_bound import is_host_bound
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, ScheduledSession, Session
 from tpbench.measure.timeline import COMMUNICATION, Event, Interval, covered_ms, events, intervals
@@ -26,9 +27,6 @@ from tpbench.measure.timeline import COMMUNICATION, Event, Interval, covered_ms,
 TRACED_ITERATIONS = 3
 TRACED_S = 1.0
 """Iterations that take longer than this together are traced once."""
-
-IDLE_SHARE = 0.2
-"""An iteration is bound by the host if the device is idle for more than this share of it."""
 
 _MARKER = "spin_kernel"
 """Kernel of torch.cuda._sleep. One runs before and one after each traced iteration."""
@@ -55,11 +53,11 @@ class Shares:
     def bound(self, compute_ms: float, memory_ms: float) -> str:
         """Return what bounds the iteration: host, wire, compute or memory.
 
-        The host bounds it if the idle share is above `IDLE_SHARE`. Else the wire bounds it if the communication share
-        is above the compute share. Else the longer of two roofline times decides: that of the FLOPs, `compute_ms`, or
-        that of the memory traffic, `memory_ms`.
+        The host bounds it if the idle share is above `host_bound.IDLE_SHARE`. Else the wire bounds it if the
+        communication share is above the compute share. Else the longer of two roofline times decides: that of the
+        FLOPs, `compute_ms`, or that of the memory traffic, `memory_ms`.
         """
-        if self.idle > IDLE_SHARE:
+        if is_host_bound(self.idle):
             return "host"
         if self.communication > self.compute:
             return "wire"
@@ -104,17 +102,18 @@ def columns_by_exposure(exposed_ms: float, columns: Mapping[str, Any], compute_m
 
 
 def columns_by_clocks(session: Session, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return what the wall time and the device time tell about the bottleneck.
+    """Return the columns of the bottleneck that follow from the wall time and the device time alone.
 
-    It is everything if no work only communicates. Else it is the idle share, and `bound` if that is the host. Empty for
-    a schedule, whose device time contains the gaps between launches.
+    These are all columns if the variant does not communicate, or only inside kernels that also compute. Otherwise it is
+    the idle share, and `bound` if the host bounds the iteration. A schedule has none of them: its device time contains
+    the gaps between launches.
     """
     if isinstance(session, ScheduledSession):
         return {}
     shares, costs = Shares.of(columns["device_ms"], 0.0, columns["time_ms"]), session.costs
     if costs.communicates_in_kernels or not costs.bytes_communicated:
         return _all_columns(shares, columns, costs.compute_ms)
-    return {"idle_share": shares.idle, **({"bound": "host"} if shares.idle > IDLE_SHARE else {})}
+    return {"idle_share": shares.idle, **({"bound": "host"} if is_host_bound(shares.idle) else {})}
 
 
 def _all_columns(shares: Shares, columns: Mapping[str, Any], compute_ms: float) -> dict[str, Any]:

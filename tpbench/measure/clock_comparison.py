@@ -12,11 +12,12 @@ import numpy as np
 from tpbench.measure.columns import Samples
 
 LONGER_WAIT, WAIT_MS = 2.0, 0.1
-"""The host may wait for the device for so many times the device time, and for so many ms more."""
+"""The host may wait for the device for so many times the device time, and for so many ms more. In 74 honest cells of
+0.008 to 8 ms on one H200, with and without graphs, it waited at most 0.008 ms longer than the device time."""
 
-LATER_SHARE, LATER_MS = 0.1, 1.0
-"""The device may be idle later than the end event by this share of the device time and so many ms. In 63 rows of train
-steps the difference is 0.04 to 0.3 ms."""
+LATER_SHARE, LATER_MS = 0.02, 1.0
+"""The device may be idle later than the end event by this share of the device time and so many ms. In the repository's
+69 rows of training steps on two and four H200s, which take 7 to 1000 ms, the median difference is at most 0.21 ms."""
 
 
 def waits_longer(waits: Samples, on_device: Samples) -> str | None:
@@ -47,4 +48,7 @@ def idle_later(wall: Samples, on_device: Samples) -> str | None:
 
 
 def _not_joined(finding: str, device_ms: float) -> str:
-    return f"{finding}, and {device_ms:.3g} ms between the events: they miss work on another stream"
+    return (
+        f"{finding}, and {device_ms:.3g} ms between the events: they miss work on another stream. Let that stream wait "
+        "for the current one before it begins, and let the current stream wait for it before the step returns"
+    )

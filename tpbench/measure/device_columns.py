@@ -16,10 +16,9 @@ from tpbench.measure.session import Context, ScheduledSession, Session
 NOT_THROTTLED = "none"
 """Value of the column `throttle_reasons` if the clocks of no rank were lowered."""
 
-
 MOST_IDLE_OF_REPLAY = 0.5
-"""Idle share above which the trace of a long CUDA graph is incomplete: no host lies between its kernels. Seen on two
-H200s with the copies of `fsdp_dtensor_async`, torch 2.11."""
+"""Idle share above which the trace of a long CUDA graph is incomplete: its kernels follow each other without the host.
+Seen on two H200s with the copies of `fsdp_dtensor_async`, torch 2.11."""
 
 
 def clock_columns(watch: ClockWatch, context: Context) -> dict[str, Any]:
@@ -53,8 +52,8 @@ def iteration_columns(
     if context.device.type != "cuda":
         return {}
     say("tracing")
-    # No other clock shows the gaps of a schedule, and a new process costs little beside it. The workload may have
-    # profiled some of the ranks already. All ranks must decide alike.
+    # A profiled process ends after its job. A schedule is traced all the same: nothing else shows its gaps, and a new
+    # process costs little beside it. So is a process that the workload has profiled already. All ranks decide alike.
     may_trace = not context.process_stays or (isinstance(session, ScheduledSession) and session.schedule.traced)
     may_trace = may_trace or max(gather_number(gpu_profiler.has_run(), context)) > 0
     compute_ms = session.costs.compute_ms

@@ -30,9 +30,11 @@ _OWN = "tpbench."
 _REPLACED_BY_TORCH = {("torch", "manual_seed")}
 """Functions that the first import of torch._dynamo replaces. No clock and no oracle calls them."""
 
-_WRAPPERS = (staticmethod, classmethod, property)
-
 _NOT_OWN = ("tpbench.outside", "tpbench.api")
+"""Modules of this package that load a variant's code, or that its author reads: no clock and no oracle calls them."""
+
+_WRAPPERS = (staticmethod, classmethod, property)
+"""Types of attributes that are called through another object."""
 
 
 class FunctionsReplaced(Exception):
@@ -40,7 +42,10 @@ class FunctionsReplaced(Exception):
 
 
 class Guard:
-    """The functions as they were before any code of a variant ran."""
+    """The functions as they were before any code of a variant ran.
+
+    Make the guard when the modules of the clocks and of the oracle are imported: it does not know those imported later.
+    """
 
     def __init__(self) -> None:
         self.functions = dict(_functions(self._owners()))

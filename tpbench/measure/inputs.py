@@ -24,9 +24,9 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Inputs:
     """The tensors that a variant reads in each iteration, and must leave as they are.
 
-    A change negates a random half of the rows of each floating-point tensor, in place. All results depend on the signs.
-    The new inputs are as good as the old ones, and a second negation restores them bit by bit. Tensors that are equal
-    on several ranks stay equal.
+    A change negates a random half of the rows of each floating-point tensor, in place. So the right result changes, the
+    sizes of the numbers do not, and a second negation restores every bit. Tensors that are equal on several ranks stay
+    equal.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -38,7 +38,7 @@ class Inputs:
         """By the tensor's index: the sign of each row (rows,) against the first inputs."""
 
     def remember(self) -> None:
-        """Remember every bit. Call it before any code of a variant runs. Collective."""
+        """Store a fingerprint of every tensor. Call this before any code of a variant runs. Collective."""
         self.fingerprints = [fingerprint(each) for each in self.tensors]
         self.seed = common_seed()
 
@@ -101,7 +101,7 @@ class GeneratedInputs(Inputs, ABC):
             self.tensors[index].data.copy_(values)
 
     def undo(self) -> None:
-        """Undo all changes, after comparing every bit with the last of them."""
+        """Restore the first inputs, after a check that every bit is still as the last change left it."""
         expected = self.generate(self.now)
         self.written = [fingerprint(each) for each in self.tensors] != [fingerprint(each) for each in expected]
         self.now = self.first

@@ -117,8 +117,8 @@ def extra_peak(device: torch.device) -> Iterator[Peak]:
 class IterationMemory:
     """The memory of each iteration on this rank in GiB, above `above` bytes. NaN where it is not known.
 
-    An iteration lasts from one call of `begin` to the next, or to `end`. On a GPU nothing waits for the device. A CUDA
-    graph keeps `graph_gib`, which the allocator does not count between replays.
+    An iteration lasts from one call of `begin` to the next, or to `end`. On a GPU these calls do not wait for the
+    device. A CUDA graph keeps `graph_gib`, which the allocator does not count between replays.
     """
 
     def __init__(self, device: torch.device, above: int, graph_gib: float = 0.0) -> None:

@@ -40,13 +40,22 @@ def run(
     interpreted: bool = False,
     interleaved: InterleavedRank | None = None,
 ) -> tuple[Verdict, dict[str, Any]]:
-    """Check and time a session. Collective; the columns are complete on rank 0. A wrong result has no time.
+    """Return the verdict of a session and the columns of its row. A wrong result has no time. Collective.
 
-    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. If the kernels
-    are interpreted and one pass exceeds the time budget, that pass is warm-up, check and time (`warmed_up` is false).
+    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then both
+    clocks time further iterations. A `ScheduledSession` runs exactly the iterations of its schedule instead.
 
-    `interleaved`: run the clocks in rounds, between which other cells run. A `ScheduledSession` runs exactly the
-    iterations of its schedule.
+    Args:
+        session: the variant, set up on this rank.
+        context: this rank's place.
+        settings: how long to measure, and whether with a CUDA graph or with fresh inputs.
+        copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
+        say: writes a progress line.
+        interpreted: True if Triton's interpreter runs the kernels. If one pass then exceeds the time budget, it is the
+            only one: it is checked and its time counts (`warmed_up` is false).
+        interleaved: if given, the clocks run in rounds, between which other cells run.
+
+    The columns are complete on rank 0.
     """
     cache = ColdCache(context.device, context.world_size)
     wall = WallClock(context.device, cache)

@@ -32,7 +32,7 @@ _COLUMNS = (
 class MeasuredCell:
     """One cell that was run on a GPU."""
 
-    head: str
+    label: str
     """The variant, with the options that it was run with."""
     size: Any
     """The problem's `ProblemSize`."""
@@ -72,9 +72,9 @@ class MeasuredCells:
         return statistics.median(known) if known else None
 
     @property
-    def heads(self) -> list[str]:
+    def labels(self) -> list[str]:
         """The variants of these cells, most measured first."""
-        return [head for head, _ in Counter(cell.head for cell in self.cells if cell.status == "ok").most_common()]
+        return [label for label, _ in Counter(cell.label for cell in self.cells if cell.status == "ok").most_common()]
 
 
 def predictable() -> dict[str, Workload]:
@@ -103,13 +103,13 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     arranged = arrange_rows(frame[frame["workload"] == workload.name], _COLUMNS)
     for grid in arranged.grids:
         for row in grid.rows:
-            for head, record in zip(grid.columns, row.records, strict=True):
+            for label, record in zip(grid.columns, row.records, strict=True):
                 fits = record and record["device"] == "cuda" and (record["nodes"] or 1) == 1 and not caveat_mark(record)
                 if not (record and fits and record["status"] in ("ok", "oom") and record["gpu_name"]):
                     continue
                 size = cost_model.size_of(record)
-                if size is not None and not any(f" {name}=" in head for name in cost_model.tuning_options):
-                    by_gpu.setdefault(record["gpu_name"], []).append(_cell(head, size, record))
+                if size is not None and not any(f" {name}=" in label for name in cost_model.tuning_options):
+                    by_gpu.setdefault(record["gpu_name"], []).append(_cell(label, size, record))
     if gpu is not None and gpu not in by_gpu:
         raise JobError(
             f"no row was measured on {gpu} (there are: {', '.join(sorted(by_gpu)) or 'none'}): to predict for a GPU "
@@ -123,13 +123,13 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     return MeasuredCells(cost_model, chosen, tuple(by_gpu[chosen]))
 
 
-def _cell(head: str, size: ProblemSize, record: dict[str, object]) -> MeasuredCell:
+def _cell(label: str, size: ProblemSize, record: dict[str, object]) -> MeasuredCell:
     values = [
         record[name]
         for name in ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "copy_gb_per_s")
     ]
     numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
-    return MeasuredCell(head, size, str(record["status"]), *numbers)
+    return MeasuredCell(label, size, str(record["status"]), *numbers)
 
 
 def span(cells: Iterable[MeasuredCell]) -> dict[str, tuple[int, int]]:

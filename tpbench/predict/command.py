@@ -142,7 +142,7 @@ def _answers(
         if complaints := workload.problem(**problem).check(size.tp_size, 1):
             raise JobError("\n".join(complaints))
         chosen = _chosen(
-            {head: model for head, model in fitted.items() if size.kind in model.fits["peak_gib"].kinds}, asked
+            {label: model for label, model in fitted.items() if size.kind in model.fits["peak_gib"].kinds}, asked
         )
         if not chosen:
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")

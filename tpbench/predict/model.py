@@ -50,7 +50,7 @@ class Estimate:
 class Prediction:
     """Predicted cost of a variant on one problem."""
 
-    head: str
+    label: str
     size: Any
     """The problem's `ProblemSize`."""
     time_ms: Estimate | None
@@ -80,7 +80,7 @@ class Prediction:
 class VariantModel:
     """One variant's fits, with their relative errors on cells that were left out."""
 
-    head: str
+    label: str
     cells: tuple[MeasuredCell, ...]
     fits: dict[str, Fit]
     errors: dict[str, list[float]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class VariantModel:
         sent = self._sent(size)
         clock = self.fits.get("device_ms") or self.fits.get("time_ms")
         return Prediction(
-            self.head,
+            self.label,
             size,
             estimates.get("time_ms"),
             estimates.get("device_ms"),
@@ -151,14 +151,14 @@ def beyond(cells: Sequence[MeasuredCell], size: ProblemSize) -> dict[str, float]
 
 def models(measured: MeasuredCells, *, errors: bool = True) -> dict[str, VariantModel]:
     """Return a model for each variant that was measured often enough. `errors=False` leaves out the slow part."""
-    by_head = {}
-    for head in measured.heads:
-        cells = tuple(cell for cell in measured.cells if cell.head == head and cell.status == "ok")
+    by_label = {}
+    for label in measured.labels:
+        cells = tuple(cell for cell in measured.cells if cell.label == label and cell.status == "ok")
         if len({cell.size for cell in cells}) >= FEWEST and any(cell.peak_gib is not None for cell in cells):
             left_out = leave_out(measured.cost_model, cells) if errors else {}
-            ran_out = tuple(cell for cell in measured.ran_out if cell.head == head)
-            by_head[head] = VariantModel(head, cells, fit_cells(measured.cost_model, cells), left_out, ran_out)
-    return by_head
+            ran_out = tuple(cell for cell in measured.ran_out if cell.label == label)
+            by_label[label] = VariantModel(label, cells, fit_cells(measured.cost_model, cells), left_out, ran_out)
+    return by_label
 
 
 def leave_out(cost_model: CostModel, cells: Sequence[MeasuredCell]) -> dict[str, list[float]]:

@@ -8,17 +8,17 @@ from tpbench.predict.model import VariantModel
 from tpbench.workloads.cost_model import ProblemSize
 
 
-def predicted_oom(models: Mapping[str, VariantModel], head: str, size: ProblemSize, free_gib: float) -> str | None:
+def predicted_oom(models: Mapping[str, VariantModel], label: str, size: ProblemSize, free_gib: float) -> str | None:
     """Return why a cell is predicted to run out of memory, or None if it fits, may fit, or cannot be predicted.
 
     Args:
         models: the result of `tpbench.predict.model.models`.
-        head: the variant with its options, as in the head of a report's column.
+        label: the variant with its options, as reports name it.
         size: the problem.
         free_gib: memory that each rank may use. A cell runs out only if the whole error bar lies above it, or if a
             measured cell of the variant with the same need ran out.
     """
-    model = models.get(head)
+    model = models.get(label)
     if model is None or size.kind not in model.fits["peak_gib"].kinds:
         return None
     predicted = model(size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,27 +49,21 @@ def draw(models: Sequence[VariantModel], plot: FeasibilityPlot, cells: Sequence[
     beside: list[TrainedModel | None] = [None, *MODELS.values()]
     figure = style.new_figure(12.5, 7)
     grid = figure.subplots(len(GPU_MEMORY_GIB), len(beside), sharex=True, sharey=True)
-    marked = [cell for cell in cells if cell.head == models[0].head and cell.size.kind == size.kind]
+    marked = [cell for cell in cells if cell.label == models[0].label and cell.size.kind == size.kind]
     for line, gpu_gib in zip(grid, GPU_MEMORY_GIB, strict=True):
         for axes, model in zip(line, beside, strict=True):
             for at, variant in enumerate(models):
                 colour = style.colour(len(plot.variants) - 1 - at)
-                _lines(axes, variant, plot, size, colour, gpu_gib, model)
+                limit = functools.partial(most_tokens, variant, gpu_gib=gpu_gib, beside=model)
+                _lines(axes, plot, size, limit, variant.label, colour)
             _marks(axes, marked, plot, gpu_gib, model)
             title = f"beside a model of {model.name} on {model.gpus} GPUs" if model else "the loss alone"
             axes.set_title(f"{gpu_gib:g} GB GPU, {title}", fontsize=8)
-    x, values = plot.x
     for axes in grid[-1]:
-        axes.set_xlabel(x)
+        axes.set_xlabel(plot.x[0])
     for axes in grid[:, 0]:
         axes.set_ylabel("tokens per replica")
-    axes = grid[0][0]
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_ylim(FEWEST_TOKENS, MOST_TOKENS)
-    axes.set_xticks(values, [f"{value // 1024}k" for value in values])
-    axes.set_yticks([2**power for power in range(9, 21, 2)], ["512", "2k", "8k", "32k", "128k", "512k"])
-    axes.minorticks_off()
+    _scale(grid[0][0], plot.x[1])
     handles = {
         text: handle for each in grid.flat for handle, text in zip(*each.get_legend_handles_labels(), strict=True)
     }
@@ -78,21 +73,25 @@ def draw(models: Sequence[VariantModel], plot: FeasibilityPlot, cells: Sequence[
     return figure
 
 
+def _scale(axes: Axes, values: Sequence[int]) -> None:
+    """Scale both axes, which all panels share, by doublings: `values` along x, tokens along y."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(FEWEST_TOKENS, MOST_TOKENS)
+    axes.set_xticks(values, [f"{value // 1024}k" for value in values])
+    axes.set_yticks([2**power for power in range(9, 21, 2)], ["512", "2k", "8k", "32k", "128k", "512k"])
+    axes.minorticks_off()
+
+
 def _lines(
-    axes: Axes,
-    variant: VariantModel,
-    plot: FeasibilityPlot,
-    size: Any,
-    colour: str,
-    gpu_gib: float,
-    beside: TrainedModel | None,
+    axes: Axes, plot: FeasibilityPlot, size: Any, limit: Callable[[Any], float], variant: str, colour: str
 ) -> None:
+    """Draw the most tokens that fit, `limit(size)`, along x: a line for each value of `plot.lines`."""
     (x, x_values), (name, line_values) = plot.x, plot.lines
     for value, line_style in zip(line_values, _STYLES, strict=False):
         sizes = [replace(size, **{x: each, name: value}) for each in x_values]
-        limits = [most_tokens(variant, each, gpu_gib, beside) for each in sizes]
-        label = f"{variant.head} {name.removesuffix('_size')} {value}, predicted"
-        axes.plot(x_values, limits, line_style, color=colour, label=label)
+        label = f"{variant} {name.removesuffix('_size')} {value}, predicted"
+        axes.plot(x_values, [limit(each) for each in sizes], line_style, color=colour, label=label)
 
 
 def _marks(
@@ -113,5 +112,5 @@ def _marks(
             cell.size.tokens,
             "o" if fits else "X",
             color=style.ink() if fits else style.colour(5), markersize=4 if fits else 6, linestyle="",
-            label=f"{cell.head}, measured: {'fits' if fits else 'out of memory'}",
+            label=f"{cell.label}, measured: {'fits' if fits else 'out of memory'}",
         )  # fmt: skip

@@ -54,7 +54,7 @@ def text(answers: Sequence[Answer]) -> str:
 
 def _table(answer: Answer) -> str:
     size, free, gpu = answer.size, answer.free_gib, answer.target.measured_on
-    heads = [
+    columns = [
         "variant",
         "wall time",
         "device time",
@@ -63,24 +63,24 @@ def _table(answer: Answer) -> str:
         "extra peak memory",
         f"in {number(free)} GiB",
     ]
-    grid = [heads]
+    grid = [columns]
     for each in answer.predictions:
         grid.append([
-            each.head, _with_error(each.time_ms, "ms"), _with_error(each.device_ms, "ms"),
+            each.label, _with_error(each.time_ms, "ms"), _with_error(each.device_ms, "ms"),
             _communication(each, answer.target),
             UNKNOWN if each.bytes_communicated is None else f"{number(each.bytes_communicated / 2**20)} MiB",
             _with_error(each.peak_gib, "GiB"), each.memory_verdict(free),
         ])  # fmt: skip
-    cells = sum(len(answer.models[each.head].cells) for each in answer.predictions)
+    cells = sum(len(answer.models[each.label].cells) for each in answer.predictions)
     notes = [
         answer.target.speed_text(),
         answer.target.memory_text(size),
-        extrapolation([answer.models[each.head] for each in answer.predictions], size),
+        extrapolation([answer.models[each.label] for each in answer.predictions], size),
         f"+-: {SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error grows with "
         f"each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}, so measure a cell of about "
         "that size",
         _unknown_communication(answer),
-        *(f"{each.head}: {reason}" for each in answer.predictions if (reason := each.memory_reason(free))),
+        *(f"{each.label}: {reason}" for each in answer.predictions if (reason := each.memory_reason(free))),
     ]
     lines = [f"{size}: predicted from {cells} cells measured on {gpu}", *aligned_lines(grid), *filter(None, notes)]
     return "\n".join(lines) + "\n"
@@ -129,12 +129,12 @@ def _estimate_object(estimate: Estimate | None) -> dict[str, object] | None:
 def _answer_object(answer: Answer) -> dict[str, object]:
     size, target = answer.size, answer.target
     variants = {
-        each.head: {
+        each.label: {
             "time_ms": _estimate_object(each.time_ms), "device_ms": _estimate_object(each.device_ms),
             "communication_ms": each.communication_ms, "bytes_communicated": each.bytes_communicated,
             "peak_gib": _estimate_object(each.peak_gib),
             "memory": each.memory_verdict(answer.free_gib), "memory_reason": each.memory_reason(answer.free_gib),
-            "beyond": beyond(answer.models[each.head].cells, size),
+            "beyond": beyond(answer.models[each.label].cells, size),
         }
         for each in answer.predictions
     }  # fmt: skip
@@ -155,5 +155,5 @@ def _with_error(estimate: Estimate | None, unit: str) -> str:
 
 
 def aligned_lines(grid: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, of which the first is the heads."""
-    return [line.plain for line in aligned(grid[0], grid[1:], left=[grid[0][0]])]
+    """Return the lines of a table, of which the first has the names of the columns."""
+    return [line.plain for line in aligned(grid[0], grid[1:])]

@@ -21,8 +21,8 @@ def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> t
     """Return a table of each variant's median error on left-out cells, and true if the errors of all variants together
     reach the aims."""
     grid = [["variant", "cells", *(f"{_NAMES[name]}, median error" for name in QUANTITIES)]]
-    for head, model in models.items():
-        grid.append([head, str(len(model.cells)), *(_median(model.errors[name]) for name in QUANTITIES)])
+    for label, model in models.items():
+        grid.append([label, str(len(model.cells)), *(_median(model.errors[name]) for name in QUANTITIES)])
     pooled = {name: [error for model in models.values() for error in model.errors[name]] for name in QUANTITIES}
     grid.append(["all", str(sum(len(model.cells) for model in models.values())), *map(_median, pooled.values())])
     grid.append(["aim: at most", "", *(f"{AIMS[name]:.0%}" for name in QUANTITIES)])
@@ -45,7 +45,7 @@ def _memory_validation(models: Mapping[str, VariantModel]) -> list[str]:
     for model, cell in failed:
         word = _predicted_memory(model, cell)
         if not word.startswith("OOM"):
-            lines.append(f"  {model.head}, {cell.size}: predicted {word}")
+            lines.append(f"  {model.label}, {cell.size}: predicted {word}")
     predicted = len(failed) - len(lines)
     return [
         f"{predicted} of {len(failed)} cells that ran out of memory are predicted to from the others (no aim)",

@@ -19,7 +19,7 @@ def verdict(
     `free`: memory that the operation may use, inputs included, in GiB. If the variants were `filtered`, the answer
     claims nothing about others.
     """
-    asked = next((each for each in predictions if question and each.head == question.variant), None)
+    asked = next((each for each in predictions if question and each.label == question.variant), None)
     others = [each for each in predictions if each is not asked]
     fitting = [each for each in others if each.memory_verdict(free) == "fits"]
     best = min(fitting, key=_order, default=None)
@@ -30,7 +30,7 @@ def verdict(
     if fits != "fits":
         word = "does not fit" if fits == "OOM" else "may not fit"
         none = "" if filtered else ", and no other variant with enough rows surely fits"
-        instead = f": use {best.head}, which does" if best else none
+        instead = f": use {best.label}, which does" if best else none
         return f"{memory} and {word} into {number(free)} GiB{_because(asked, free)}{instead}"
     if best is None:
         none = "" if filtered else "; no other variant with enough rows surely does"
@@ -59,16 +59,16 @@ def _against(asked: Prediction, best: Prediction, question: Question) -> str:
     clock = next((clock for clock in ("device_ms", "time_ms") if _known(getattr(asked, clock))), "time_ms")
     mine, other = getattr(asked, clock), getattr(best, clock)
     if not (_known(mine) and _known(other)):
-        smaller = f"{best.head} takes {number(best.peak_gib.value)} GiB"
+        smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
         return f"and fits, {smaller}: their times on this GPU are not known well enough to compare"
     times = mine.value / other.value
     shown = f"{times:.2g}" if times < _FEW_TIMES else f"{times:.0f}"
     by = "device time" if clock == "device_ms" else "wall time"
     if mine.low > other.high:
-        return f"and {shown} times as long as {best.head} ({by}): do not {question.action}"
+        return f"and {shown} times as long as {best.label} ({by}): do not {question.action}"
     if mine.high < other.low:
-        return f"and {shown} times as long as {best.head} ({by}): {question.action}"
-    return f"and about as long as {best.head} ({shown} times by {by}, within the error): memory decides"
+        return f"and {shown} times as long as {best.label} ({by}): {question.action}"
+    return f"and about as long as {best.label} ({shown} times by {by}, within the error): memory decides"
 
 
 def _fastest(
@@ -82,11 +82,11 @@ def _fastest(
         smallest = min(all_of_them, key=lambda each: each.peak_gib.value)
         return (
             f"No {'chosen ' if filtered else ''}variant surely fits into {number(free)} GiB: the smallest, "
-            f"{smallest.head}, takes {number(smallest.needed_gib)} GiB{_because(smallest, free)}"
+            f"{smallest.label}, takes {number(smallest.needed_gib)} GiB{_because(smallest, free)}"
         )
     memory = f"takes {number(best.peak_gib.value)} GiB and fits"
     unknown, value = _order(best)
     if unknown:
-        return f"{best.head} {memory}; its time on this GPU is not known well enough"
+        return f"{best.label} {memory}; its time on this GPU is not known well enough"
     alone = "" if len(fitting) == 1 else f", the fastest of {len(fitting)} that fit"
-    return f"{best.head} {memory}, in {number(value)} ms{alone}"
+    return f"{best.label} {memory}, in {number(value)} ms{alone}"

@@ -15,13 +15,15 @@ from tpbench.report.verdicts import CLOCKS, Timed, Verdict
 def answer(verdicts: Sequence[Verdict]) -> str:
     """Return the fastest variant, its share of the floor, and the ratio to the next variant, as sentences.
 
-    Problems with a single measured cell do not count, unless there are no others.
+    The floor is called the hardware limit there, because the sentences are read first.
+    Problems with a single measured cell do not count, unless there are no others. Variants that ran only in Triton's
+    interpreter are named, because a reader would miss them.
     """
     compared_ones = [each for each in verdicts if each.runner_up]
     decided = [(each, each.fastest) for each in compared_ones or verdicts]
     won = Counter(value_text(fastest.record["variant"]) for _, fastest in decided if fastest)
     if not won:
-        return "No row is both correct and a measurement."
+        return f"No row is both correct and a measurement.{_interpreted(verdicts)}"
     (winner, count), *others = won.most_common()
     of_winner = [(each, fastest) for each, fastest in decided if fastest and _variant(fastest) == winner]
     clocks = {CLOCKS[each.clock] for each, _ in of_winner}
@@ -32,11 +34,11 @@ def answer(verdicts: Sequence[Verdict]) -> str:
     if more := sum(number_of for _, number_of in others[3:]):
         rest.append(f"others in {more}")
     elsewhere = f" ({', '.join(rest)})" if rest else ""
-    sentences = [f"Fastest: {winner}{where}{elsewhere}"]
+    sentences = [f"{'Fastest' if compared_ones else 'Measured alone'}: {winner}{where}{elsewhere}"]
     floors = [fastest.record["fraction_of_floor"] for _, fastest in of_winner]
     known = [share for share in floors if share is not None]
     if known:
-        sentences[0] += f", {100 * median(known):.0f}% of the floor"
+        sentences[0] += f", at {100 * median(known):.0f}% of the hardware limit"
     behind = [(each.runner_up, each) for each, _ in of_winner]
     compared = [(other, float(other.record[each.clock]) / each.time_ms) for other, each in behind if other]
     if compared:
@@ -45,7 +47,18 @@ def answer(verdicts: Sequence[Verdict]) -> str:
         next_name = names.most_common(1)[0][0] if len(names) == 1 else "The next variant"
         sentences.append(f"{next_name} takes {_times(times)} as long")
     middle = "medians, " if count > 1 and (known or compared) else ""
-    return f"{'. '.join(sentences)} ({middle}{' or '.join(sorted(clocks))} time)."
+    return f"{'. '.join(sentences)} ({middle}{' or '.join(sorted(clocks))} time).{_interpreted(verdicts)}"
+
+
+def _interpreted(verdicts: Sequence[Verdict]) -> str:
+    """Return a sentence about the correct variants that only Triton's interpreter ran, or nothing."""
+    cells = [record for each in verdicts for record in each.row.records if record and record["status"] == "ok"]
+    ran, measured = (
+        {value_text(record["variant"]): None for record in cells if bool(record["interpreted"]) == interpreted}
+        for interpreted in (True, False)
+    )
+    names = [name for name in ran if name not in measured]
+    return f" Only Triton's interpreter ran {', '.join(names)}, so there is no time to compare." if names else ""
 
 
 def _variant(cell: Timed) -> str:

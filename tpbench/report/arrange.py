@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tpbench.job import NOT_IN_KEY
-from tpbench.report.comparable import comparable
+from tpbench.report.comparable import comparable, with_bound
 from tpbench.report.grids import GridRow, Key, RecordGrid, RecordGrids
 from tpbench.report.records import (
     MISSING,
@@ -35,7 +35,7 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
     So each row of the frame has exactly one place.
     """
     known = workloads()
-    frame = comparable(frame)
+    frame = with_bound(comparable(frame))
     records = row_records(frame if all_rows else newest(frame), columns, known)
     groups: dict[Key, list[Record]] = defaultdict(list)
     for record in records:

@@ -86,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--metric",
         metavar="NAME",
-        help=f"one of: {', '.join(METRICS)} (time_ms; in a page device_ms of rows that have it)",
+        help=f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
+        "a page device_ms of rows that have it)",
     )
     parser.add_argument("--format", choices=FORMATS, help="(that of the suffix of -o, else text)")
     parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(plots.PLOTS)}")

@@ -1,4 +1,4 @@
-"""Rows as reports compare them: one spelling for options that mean the same, and memory with that of CUDA graphs."""
+"""Rows as reports compare them: one spelling for options, memory with that of CUDA graphs, and host-bound cells."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from tpbench.job import stored_job
+from tpbench.measure.host_bound import is_host_bound
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
@@ -34,6 +35,17 @@ def comparable(frame: pd.DataFrame) -> pd.DataFrame:
     if {"peak_gib", "graph_gib"} <= {*frame.columns}:
         frame = frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
     return frame
+
+
+def with_bound(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return rows in which `bound` is `host` also if it is missing and the two clocks show that the host bounds them.
+
+    Rows from before that column do not have it.
+    """
+    if not {"bound", "time_ms", "device_ms"} <= {*frame.columns}:
+        return frame
+    idle = 1 - frame["device_ms"] / frame["time_ms"]
+    return frame.assign(bound=frame["bound"].mask(frame["bound"].isna() & is_host_bound(idle), "host"))
 
 
 def _key(row: pd.Series, option: str, default: object) -> str:

@@ -28,7 +28,7 @@ def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False
         if named is not None:
             documents.append((*named, str(row["row_id"])))
     if not documents:
-        raise JobError("--format json: none of these rows is a right one of a workload that has such a form")
+        raise JobError("--format json: none of these rows is a correct row of a workload with JSON documents")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, content, row_id in sorted(documents, key=lambda document: document[2]):

@@ -19,6 +19,13 @@ _NEITHER = ("floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall
 _ORACLE = ("loss_value", "loss_error", "grad_error")
 METRICS = (*_LESS_IS_BETTER, *_MORE_IS_BETTER, *_NEITHER, *_ORACLE)
 """Metrics of every workload, by name. A workload may add its own."""
+TITLES = {
+    "device_ms": "Device time",
+    "time_ms": "Wall time",
+    "fraction_of_floor": "Share of the floor",
+    "peak_gib": "Extra peak memory",
+}
+"""Metrics that pictures and pages show first, with their titles."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,11 @@ class Metric:
     def is_wall_time(self) -> bool:
         """True for statistics of `time_ms`."""
         return self.name.startswith("time_")
+
+    @property
+    def is_device_time(self) -> bool:
+        """True for statistics of `device_ms`."""
+        return self.name.startswith("device_")
 
     def write(self, value: float) -> str:
         """Return the value with its unit, in about four digits."""

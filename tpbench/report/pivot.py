@@ -39,7 +39,7 @@ def pivot(
     metric, and for a floor of a metric that is no time.
     """
     shown = metric(metric_name)  # first of all, because the name may be wrong
-    if floor and shown.unit != "ms":
+    if floor and not (shown.is_wall_time or shown.is_device_time):
         raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
     arranged = arrange_rows(frame, (metric_name, "floor_ms"), all_rows=all_rows)
     report = tabulate(arranged, metric_name)

@@ -116,7 +116,7 @@ class PivotReport:
         if any(cell.device_ms is not None for cell in cells):
             lines.append("[device 2.000]: device time of a host-bound cell, in ms")
         if any(cell.status == "ok" and cell.value is None for cell in cells):
-            lines.append(f"ok: right, but without {self.metric.name}")
+            lines.append(f"ok: correct, but without {self.metric.name}")
         if any(cell.interleaved_ratio for cell in cells):
             lines.append(f"(2.00x, 1.98 to 2.02): {METHOD}")
         return tuple(lines)

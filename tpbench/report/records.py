@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, TypeAlias
 
 import pandas as pd
 
 from tpbench.results.cells import hardware
-from tpbench.results.label import chosen_options, spelled
+from tpbench.results.label import chosen_options
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
+from tpbench.settings import spelled
 from tpbench.workloads import Workload, workloads
 
 Record: TypeAlias = dict[str, Any]
@@ -21,7 +22,7 @@ Record: TypeAlias = dict[str, Any]
 INTERPRETED = "*"
 SINGLE_PASS = "^"
 CAVEATS = {
-    INTERPRETED: "interpreted: right, but no measurement",
+    INTERPRETED: "interpreted: correct, but no measurement",
     SINGLE_PASS: "one pass served as warm-up, check and time: no measurement",
 }
 """Marks beside the value of a correct row that is no measurement, with their meaning."""
@@ -95,11 +96,17 @@ def caveat_mark(record: Record) -> str:
     return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else ""
 
 
-def status_marks(record: Record, columns: Iterable[str]) -> str:
-    """Return the marks beside the status of a correct row whose `columns` a table shows, or an empty string."""
+def status_marks(record: Record, columns: Collection[str]) -> str:
+    """Return the marks beside the status of a correct row whose `columns` a table shows, or an empty string.
+
+    A table with device times and no wall time says nothing about the host.
+    """
     if record["status"] != "ok":
         return ""
-    return caveat_mark(record) + remark_marks(record) + memory_mark(record, columns)
+    remarks = remark_marks(record)
+    if "device_ms" in columns and "time_ms" not in columns:
+        remarks = remarks.replace(HOST_BOUND, "")
+    return caveat_mark(record) + remarks + memory_mark(record, columns)
 
 
 def memory_mark(record: Record, columns: Iterable[str]) -> str:

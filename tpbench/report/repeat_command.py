@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 import tpbench
-from tpbench.job import GRAPH, NOT_IN_KEY, Job, stored_job
+from tpbench.job import NOT_IN_KEY, Job, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
@@ -80,9 +80,7 @@ def row_command(record: Mapping[str, Any]) -> str:
 def arguments(job: Job) -> list[str]:
     """Return the arguments of `python -m tpbench` for a job: the nearest shape, and each field that differs from it."""
     flat = job.flat()
-    names = set(flat) - {*NOT_IN_KEY, "workload", "variant"}
-    if job.workload.scheduled is True:
-        names -= set(_values("measure/default")) - {GRAPH}
+    names = set(flat) - {*NOT_IN_KEY, *job.unused_settings, "workload", "variant"}
     wanted = {name: flat[name] for name in sorted(names)}
     shape = min(_shapes(job.workload.name), key=lambda name: _distance(wanted, job, name), default="")
     given = _defaults(job, shape)

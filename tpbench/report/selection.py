@@ -22,7 +22,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
     for name in FILTERS:
         option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, metavar="A,B", help=f"only rows of these, separated by commas: {name}")
+        parser.add_argument(option, metavar="A,B", help=f"only rows with one of these in the column {name}")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME=A,B", help="only rows with one of these in a column"
     )

@@ -14,9 +14,7 @@ from tpbench.report.arrange import arrange_rows
 from tpbench.report.cell_table import cell_table
 from tpbench.report.comparable import comparable
 from tpbench.report.points import points_picture
-from tpbench.report.records import (
-    Record,
-)
+from tpbench.report.records import Record
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.settings import JobError, unknown

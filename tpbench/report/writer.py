@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,6 +17,12 @@ from tpbench.report.records import MISSING
 
 Item: TypeAlias = str | Text
 """Text that is safe to print, with or without a style for terminals."""
+_NUMBER = re.compile(
+    r"""[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?
+    (?:[x%]|\ (?:[A-Za-z]{1,3}|\S+/s|bytes))?[^\w\s]*   # a unit, then marks
+    (?:,?\ (?:to\ )?[^A-Za-z\s].*)?""",  # a ratio in brackets, an error or another number
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,6 @@ class TextTable:
     rows: Sequence[Sequence[Item]]
     heading: str = ""
     notes: Sequence[str] = ()
-    left: Collection[str] = ()
-    """Columns that are aligned to the left. All others are aligned to the right."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def as_text(document: TextDocument) -> Text:
         if table.heading:
             lines.append(Text(table.heading, "bold"))
         indent = "  " if table.heading else ""
-        lines += [Text(indent) + line for line in aligned(table.columns, table.rows, table.left)]
+        lines += [Text(indent) + line for line in aligned(table.columns, table.rows)]
         lines += [*(Text(note, "dim") for note in table.notes), Text("")]
     lines += [_styled(each) for each in (*document.paragraphs, *document.notes)]
     while lines and not lines[-1].plain:
@@ -60,16 +65,30 @@ def as_text(document: TextDocument) -> Text:
     return Text("\n").join(lines)
 
 
-def aligned(columns: Sequence[str], rows: Iterable[Sequence[Item]], left: Collection[str] = ()) -> list[Text]:
-    """Return the lines of a table, the column names first. The width of wide characters is taken into account."""
+def is_number(text: str) -> bool:
+    """Return true for a number as tables print it, such as `0.303 ms (1.00x)`, and false for words (`3 steps`)."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def columns_of_numbers(count: int, rows: Sequence[Sequence[Item]]) -> list[bool]:
+    """Return for each of `count` columns whether some cell is a number. The others may be words such as OOM."""
+    return [any(is_number(_plain(row[at])) for row in rows) for at in range(count)]
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[Item]]) -> list[Text]:
+    """Return the lines of a table, the column names first: words to the left, numbers to the right.
+
+    The width of wide characters is taken into account.
+    """
     grid = [[Text(name, "bold") for name in columns], *([*map(_styled, row)] for row in rows)]
     widths = [max(cell_len(row[at].plain) for row in grid) for at in range(len(columns))]
+    numeric = columns_of_numbers(len(columns), rows)
     lines = []
     for row in grid:
         padded = []
-        for name, item, width in zip(columns, row, widths, strict=True):
+        for item, width, to_the_right in zip(row, widths, numeric, strict=True):
             padding = Text(" " * (width - cell_len(item.plain)))
-            padded.append(item + padding if name in left else padding + item)
+            padded.append(padding + item if to_the_right else item + padding)
         line = Text("  ").join(padded)
         line.rstrip()
         lines.append(line)
@@ -91,7 +110,7 @@ def _markdown_table(table: TextTable) -> str:
     lines = [
         "| " + " | ".join(escape.markdown(_plain(item)) for item in row) + " |" for row in (table.columns, *table.rows)
     ]
-    rules = [":---" if name in table.left else "---:" for name in table.columns]
+    rules = ["---:" if numeric else ":---" for numeric in columns_of_numbers(len(table.columns), table.rows)]
     return "\n".join([lines[0], f"| {' | '.join(rules)} |", *lines[1:]])
 
 

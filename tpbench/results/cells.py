@@ -18,20 +18,23 @@ from tpbench.results.plain import plain_rows
 MEASURED = ("ok", "oom", "wrong")
 """Statuses of a cell that ran to its end."""
 
-SOFTWARE = ("kernels_version", "torch_version", "triton_version", "variant_version")
+SOFTWARE = ("kernels_version", "torch_version", "triton_version", "variant_version", "package_versions")
 HARDWARE = {"cuda": ("gpu_name", "driver_version"), "cpu": ("cpu_model",)}
 """By device. An old row holds for a cell if its hardware, software and resolved job (its key) are the same."""
+
+_MAY_LACK = ("package_versions", *(name for names in HARDWARE.values() for name in names))
+"""Columns that a row may lack although its job ran with one value of them."""
 
 
 def changes(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     """Return the columns of software and hardware in which the row differs from the facts.
 
     Columns that the facts do not have are not compared. Neither is hardware that the row does not have because its job
-    ended early.
+    ended early, nor packages in rows of versions of tpbench that did not store them.
     """
     hardware = HARDWARE.get(str(row["device"] or facts.get("device")), ())
-    named = [*SOFTWARE, *(name for name in hardware if row[name] is not None)]
-    return [name for name in named if name in facts and row[name] != facts[name]]
+    known = [name for name in (*SOFTWARE, *hardware) if name in facts]
+    return [name for name in known if row[name] != facts[name] and not (name in _MAY_LACK and row[name] is None)]
 
 
 def yields(row: Mapping[str, Any], to: Mapping[str, Any]) -> bool:

@@ -69,9 +69,14 @@ COLUMNS = (
     Column("iterations", INT, "iterations timed by wall clock"),
     Column("warmed_up", FLAG, "false: one pass served as warm-up, check and time"),
     # Hardware limits.
-    Column("floor_ms", REAL, "time of the unavoidable bytes at this machine's measured copy bandwidth", "ms"),
-    Column("fraction_of_floor", REAL, "floor over measured time"),
-    Column("gb_per_s", REAL, "unavoidable bytes over measured time", "GB/s"),
+    Column(
+        "floor_ms",
+        REAL,
+        "least possible time: of the unavoidable bytes, of the FLOPs or of the wire, at measured rates",
+        "ms",
+    ),
+    Column("fraction_of_floor", REAL, "floor_ms over device_ms (on a CPU over time_ms)"),
+    Column("gb_per_s", REAL, "bytes_moved over device_ms (on a CPU over time_ms)", "GB/s"),
     Column("copy_gb_per_s", REAL, "copy bandwidth measured on this machine, reads and writes counted", "GB/s"),
     Column("bytes_moved", INT, "unavoidable bytes through the memory of the busiest rank, counted", "bytes"),
     Column("bytes_communicated", INT, "bytes that the busiest rank sends in an iteration, counted", "bytes"),
@@ -128,6 +133,7 @@ COLUMNS = (
     Column("tpbench_version", TEXT, "version of tpbench"),
     Column("kernels_version", TEXT, "version of tpbench's kernels: a hash of their source"),
     Column("variant_version", TEXT, "hash of the file of a variant from outside tpbench; null: a variant of tpbench"),
+    Column("package_versions", TEXT, "packages that the variant requires, with their versions; null: none"),
     Column("git_commit", TEXT, "commit of the checkout"),
     Column("git_dirty", FLAG, "true if the checkout had uncommitted changes"),
     # Hardware and software.

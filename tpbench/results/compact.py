@@ -1,4 +1,4 @@
-"""Merges the files of single rows into one, which reads a hundred times faster. Safe beside a running sweep.
+"""Merge the files of single rows into one, which is read a hundred times faster. A sweep may run at the same time.
 
 A reader sees every row once at any moment: the merged file appears before the single files are deleted, and a row that
 is found twice counts once. An index, written first, tells a writer that a row exists although its file is gone. Some
@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 
 from tpbench.handover.durable import sync_folder
 from tpbench.results.checksum import with_checksum
-from tpbench.results.compacted import note
 from tpbench.results.find import row_files
+from tpbench.results.merged_index import add_to_index
 from tpbench.results.read import read_table
 from tpbench.results.schema import MARKER, SCHEMA_VERSION
 
@@ -39,7 +39,7 @@ class Busy(Exception):
 
 
 @dataclass(frozen=True)
-class Report:
+class MergeCounts:
     """Counts of a merge."""
 
     rows: int
@@ -48,7 +48,7 @@ class Report:
     complaints: list[str]
 
 
-def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = False) -> Report:
+def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = False) -> MergeCounts:
     """Merge the rows of OUTPUT_DIR into one file.
 
     `single_rows_only` leaves the files that were merged before: a growing folder would be rewritten again and again.
@@ -57,7 +57,7 @@ def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = Fals
     rows = Path(output_dir, "rows")
     if not rows.is_dir():
         raise FileNotFoundError(f"no rows in {os.fspath(output_dir)}: it has no folder rows")
-    with _alone(rows):
+    with _locked(rows):
         files = [path for path in row_files(rows) if path.parent == rows.absolute()]
         if single_rows_only:
             files = [path for path in files if not path.name.startswith(MERGED)]
@@ -65,13 +65,13 @@ def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = Fals
         table = table.filter(pc.invert(pc.is_in(table["status"], pa.array(KEPT))))
         going = _sources(merged, table)
         if len(going) <= 1:
-            return Report(len(table), len(files), len(files), complaints)
-        note(rows, (path.stem for path in going if not path.name.startswith(MERGED)))
+            return MergeCounts(len(table), len(files), len(files), complaints)
+        add_to_index(rows, (path.stem for path in going if not path.name.startswith(MERGED)))
         publish(table, rows)
         for path in going:
             path.unlink(missing_ok=True)
         sync_folder(rows)
-        return Report(len(table), len(files), len(files) - len(going) + 1, complaints)
+        return MergeCounts(len(table), len(files), len(files) - len(going) + 1, complaints)
 
 
 def _sources(read: list[Path], table: pa.Table) -> list[Path]:
@@ -103,7 +103,7 @@ def publish(table: pa.Table, rows: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(rows: Path) -> Iterator[None]:
+def _locked(rows: Path) -> Iterator[None]:
     with (rows / ".compacting").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,8 @@ _HEAD = f"""\
 # Columns of a row
 
 Made by `python -m tpbench.results.document`; schema version {SCHEMA_VERSION}. A row is one cell of a sweep, one Parquet
-file `rows/ROW_ID.parquet`. Any column may be empty: a cell that was skipped has no time.
+file `rows/ROW_ID.parquet`. Any column may be empty: a cell that was skipped has no time. A result of a workload has the
+type of the value that the workload reported, so no type stands beside it.
 
 ```python
 import tpbench
@@ -35,7 +36,7 @@ def page() -> str:
     """Return the whole page, as Markdown."""
     parts = [_HEAD, "## Every row\n", _table(common_columns().values())]
     for workload, columns in workload_columns().items():
-        parts += [f"## Rows of {workload}, besides\n", _table(columns.values())]
+        parts += [f"## Further columns of {workload}\n", _table(columns.values())]
     statuses = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in STATUSES.items())
     parts += ["## status\n", f"| status | meaning |\n| --- | --- |\n{statuses}\n"]
     return "\n".join(parts)
@@ -51,9 +52,9 @@ def _table(columns: Iterable[Column]) -> str:
 
 def _type(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
-        return "moment, UTC"
+        return "time, UTC"
     if pa.types.is_list(kind):
-        return "numbers"
+        return "list of numbers"
     return _TYPES.get(str(kind), "")
 
 

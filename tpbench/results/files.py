@@ -20,7 +20,8 @@ from tpbench.results.printable import printable
 from tpbench.results.schema import MARKER, SCHEMA_VERSION
 
 _THREADS = min(4, os.cpu_count() or 1)
-_LOOKS = 3
+_LISTINGS = 3
+"""Most times that the folder is listed: again if a file vanished, because its rows may be in a merged file now."""
 _MAX_BYTES = 2**32
 """Largest file that is read, in bytes, and largest content of a compressed file by its metadata."""
 _MAX_ROWS = 10**7
@@ -45,7 +46,7 @@ def read_files(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path,
     reads: dict[Path, FileRows] = {}
     refused: dict[Path, str] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
-        for _ in range(_LOOKS):
+        for _ in range(_LISTINGS):
             new = [path for path in row_files(where) if path not in reads and path not in refused]
             vanished = False
             # Threads only for the disk: while Arrow parses such small files, it holds the interpreter lock.
@@ -56,8 +57,8 @@ def read_files(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path,
                 elif result is None:
                     vanished = True
                 else:
-                    refused[path] = f"{shown(path)}: passed over, {result}"
-            if not vanished:  # else its rows may have moved to a merged file that the last listing did not contain
+                    refused[path] = f"{shown(path)}: skipped, {result}"
+            if not vanished:
                 break
     return reads, list(refused.values())
 

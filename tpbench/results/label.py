@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tpbench.results.columns import TEXT
+from tpbench.settings import spelled
 from tpbench.workloads import Workload, workloads
 
 LABEL = "label"
@@ -26,13 +27,6 @@ def chosen_options(row: Mapping[str, Any], workload: Workload | None) -> tuple[t
         for name, default in default_options(workload).items()
         if row.get(name) is not None and row[name] != default
     )
-
-
-def spelled(value: Any) -> str:
-    """Return a value as a command line spells it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def label_columns() -> frozenset[str]:

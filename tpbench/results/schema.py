@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import types
 import typing
 from typing import Any
@@ -30,6 +31,10 @@ STATUSES = {
     "skipped": "cannot run on this machine",
 }
 
+_UNIT = re.compile(r"(?P<meaning>.*), (?P<unit>ms|s|J|KiB|MiB|GiB|GB/s|TFLOP/s)")
+"""End of a meaning that names a unit."""
+_NAMED_UNITS = {"_gb_per_s": "GB/s", "_ms": "ms", "_kib": "KiB", "_mib": "MiB", "_gib": "GiB"}
+"""Units by the end of a column's name."""
 _TYPES = {bool: FLAG, int: INT, float: REAL, str: TEXT}
 
 
@@ -48,7 +53,8 @@ def workload_columns() -> dict[str, dict[str, Column]]:
     """Return the columns that each workload adds.
 
     A field of the problem has the type of its annotation, and its help as meaning. The other columns are results. Their
-    type is known from a value only (`type_of`), and is Arrow's null until then.
+    type is known from a value only (`type_of`), and is Arrow's null until then. A unit ends the meaning, as in
+    "..., ms", or the name.
     """
     return {name: _columns_of(workload) for name, workload in workloads().items()}
 
@@ -56,11 +62,14 @@ def workload_columns() -> dict[str, dict[str, Column]]:
 def _columns_of(workload: Workload) -> dict[str, Column]:
     hints = typing.get_type_hints(workload.problem)
     common = common_columns()
-    return {
-        name: Column(name, type_from_hint(hints[name]) if name in hints else pa.null(), doc)
-        for name, doc in workload.row_columns.items()
-        if name not in common
-    }
+    columns = {}
+    for name, doc in workload.row_columns.items():
+        if name not in common:
+            found = _UNIT.fullmatch(doc)
+            named = next((unit for end, unit in _NAMED_UNITS.items() if name.endswith(end)), "")
+            meaning, unit = (found["meaning"], found["unit"]) if found else (doc, named)
+            columns[name] = Column(name, type_from_hint(hints[name]) if name in hints else pa.null(), meaning, unit)
+    return columns
 
 
 @functools.cache

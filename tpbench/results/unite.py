@@ -42,7 +42,7 @@ def unite(reads: Mapping[Path, FileRows]) -> tuple[pa.Table, list[str], list[Pat
                 tables.append(_conform(table, version))
                 used.append(path)
             except _MISFITS as error:
-                complaints.append(f"{shown(path)}: passed over, it is broken: {printable(str(error))}")
+                complaints.append(f"{shown(path)}: skipped, it is broken: {printable(str(error))}")
     return concatenate(tables), complaints, used
 
 

@@ -21,7 +21,7 @@ import tpbench
 from tpbench.handover.durable import sync_folder
 from tpbench.results.checksum import with_checksum
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
-from tpbench.results.compacted import moved
+from tpbench.results.merged_index import is_merged
 from tpbench.results.schema import (
     COLUMN_LIST,
     MARKER,
@@ -52,7 +52,7 @@ def row_path(output_dir: str | os.PathLike[str], row_id: str) -> Path:
 def row_exists(output_dir: str | os.PathLike[str], row_id: str) -> bool:
     """Return True if that row is on disk, in its own file or merged with others."""
     path = row_path(output_dir, row_id)
-    return path.is_file() or moved(path.parent, row_id)
+    return path.is_file() or is_merged(path.parent, row_id)
 
 
 def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id: str) -> Path:
@@ -180,7 +180,7 @@ def _write_durably(path: Path, content: bytes) -> None:
 
 def _publish(temporary: Path, path: Path) -> None:
     """Give the finished file its name, unless the name is taken. A hard link checks and names in one step."""
-    if moved(path.parent, path.stem):
+    if is_merged(path.parent, path.stem):
         raise RowExists(errno.EEXIST, "this row has been written before, and merged", str(path))
     try:
         os.link(temporary, path)

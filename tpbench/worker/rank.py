@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
+import importlib
 import os
 import re
 import sys
@@ -22,15 +22,14 @@ from tpbench.handover import exit_codes
 from tpbench.handover.lifetime import die_with_parent, parent_runs_job
 from tpbench.handover.task import WorkerTask
 from tpbench.measure.interleaving import FOLDER, InterleavedRank
+from tpbench.worker.context import context_of, device_of_rank, torch_columns
 from tpbench.worker.error_location import location
 from tpbench.worker.reuse import ReusableProcess
 
 if TYPE_CHECKING:
     import torch
 
-    from tpbench.job import Job
     from tpbench.measure.guard import Guard
-    from tpbench.measure.session import Context
 
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|gloo/transport"
@@ -86,7 +85,7 @@ def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> b
     from tpbench.worker.rendezvous import store_of_agents
 
     job = task.job
-    device = _device(job.device)
+    device = device_of_rank(job.device)
     process.begin_task(job)
     if not dist.is_initialized():
         # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
@@ -113,12 +112,16 @@ def _measure_in_group(task: WorkerTask, device: torch.device, process: ReusableP
     if task.job.outside is None:
         _measure_variant(task, device, process, None)
         return
-    guard = Guard()  # before the variant's code is loaded
+    # The guard knows the functions of imported modules. So the clocks and the oracle are imported before it is made,
+    # and the variant's code is loaded after it.
+    importlib.import_module("tpbench.measure.run")
+    _ = task.job.workload.bench  # its first use imports the module, which imports the oracle
+    guard = Guard()
     try:
         with guard.naming_replaced():
             _measure_variant(task, device, process, guard)
     except FunctionsReplaced as error:
-        _save(task, "wrong", str(error), **_torch_columns(device))  # the first result that is saved counts
+        _save(task, "wrong", str(error), **torch_columns(device))  # the first result that is saved counts
         raise
 
 
@@ -135,12 +138,12 @@ def _measure_variant(task: WorkerTask, device: torch.device, process: ReusablePr
     bench = job.workload.bench
     if job.outside is not None and (reason := job.outside.refusal(job.problem, job.tp_size)):
         if RANK == 0:
-            _save(task, "skipped", reason, **_torch_columns(device))
+            _save(task, "skipped", reason, **torch_columns(device))
         return
-    context = _context(job, device, task.folder, process.reusable)
+    context = context_of(job, device, task.folder, process.reusable, say)
     limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * task.sharing_cells)
     say("setting up")
-    columns = {"memory_limit_gib": limit, "jobs_before": process.tasks_done, **_torch_columns(device)}
+    columns = {"memory_limit_gib": limit, "jobs_before": process.tasks_done, **torch_columns(device)}
     copy = copy_gb_per_s(device)
     session = bench.setup(job.problem, job.implementation, context)
     interleaved = InterleavedRank(task.folder / FOLDER) if task.interleaving else None
@@ -174,73 +177,6 @@ def _save_failure(task: WorkerTask, error: Exception) -> None:
         os._exit(exit_codes.SHARED_MEMORY_FULL)
     asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
     _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    if name == "cpu":
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise RuntimeError(
-            f"torch {torch.__version__} cannot use the GPUs of this machine; install a CUDA build or say device=cpu"
-        )
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-
-
-@functools.cache
-def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
-    """Return the process groups of the rows and of the columns of the (dp, tp) mesh, which is row-major.
-
-    Every rank must create every group in the same order. A group of all ranks is the world itself: another communicator
-    would cost seconds and memory.
-    """
-    import torch.distributed as dist
-
-    def group(ranks: list[int]) -> Any:
-        return dist.group.WORLD if len(ranks) == dist.get_world_size() else dist.new_group(ranks)
-
-    replicas = [[dp * tp_size + tp for tp in range(tp_size)] for dp in range(dp_size)]
-    return [group(ranks) for ranks in replicas], [group(list(ranks)) for ranks in zip(*replicas, strict=True)]
-
-
-def _context(job: Job, device: torch.device, folder: Path, process_stays: bool) -> Context:
-    import torch.distributed as dist
-
-    from tpbench.measure.session import Context
-
-    dp_rank, tp_rank = divmod(dist.get_rank(), job.tp_size)
-    tp_groups, dp_groups = _groups(job.tp_size, job.dp_size)
-    return Context(
-        rank=dist.get_rank(),
-        world_size=job.world_size,
-        tp_rank=tp_rank,
-        tp_size=job.tp_size,
-        dp_rank=dp_rank,
-        dp_size=job.dp_size,
-        tp_group=tp_groups[dp_rank],
-        dp_group=dp_groups[tp_rank],
-        device=device,
-        graph=job.measure.graph,
-        folder=folder,
-        say=say,
-        process_stays=process_stays,
-    )
-
-
-def _torch_columns(device: torch.device) -> dict[str, Any]:
-    """Return the columns of a row that only torch knows."""
-    import torch
-    import torch.distributed as dist
-
-    columns: dict[str, Any] = {"backend": dist.get_backend(), "torch_version": str(torch.__version__)}
-    if device.type == "cuda":
-        columns["backend"] = "nccl"
-        columns["cuda_version"] = torch.version.cuda
-        columns["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return columns
 
 
 def say(text: str) -> None:

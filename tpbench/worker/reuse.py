@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from tpbench.job import Job
 
-LEFT_BYTES = 16 * 2**20
-"""Memory of a GPU that is allowed to be allocated after a task: flags and counters of kernels and libraries."""
-GROWTH_BYTES = 2**28
-"""Growth of a process on a GPU that is allowed: so much for kernels that are loaded once, and as much again for each
+MAX_ALLOCATED_BYTES = 16 * 2**20
+"""Most memory of a GPU that may be allocated after a task: flags and counters of kernels and libraries."""
+MAX_GROWTH_BYTES = 2**28
+"""Most memory of a GPU that a process may keep for kernels that are loaded once. It may keep as much again for each
 rank of up to eight, for NCCL's channels (about 450 MiB over four ranks)."""
-PATIENCE_S = 2.0
-"""Memory that peers map becomes free only when the last peer has unmapped it."""
+UNMAP_TIMEOUT_S = 2.0
+"""Longest wait for memory to become free: memory that peers map is free only when the last peer has unmapped it."""
 
 Settings: TypeAlias = Mapping[str, Any]
 """Process-wide settings by name. Environment variables are called $NAME."""
@@ -40,7 +40,7 @@ Settings: TypeAlias = Mapping[str, Any]
 SET_BY_TORCH = frozenset({"$TORCHINDUCTOR_CACHE_DIR"})
 """Variables that torch sets to their default when some of its modules are loaded. They change no job."""
 
-OF_TORCH = (
+TORCH_SETTINGS = (
     "get_default_dtype",
     "get_default_device",
     "get_float32_matmul_precision",
@@ -74,7 +74,7 @@ OF_TORCH = (
 )
 """Attributes of torch: values, and functions without arguments that return one."""
 
-OF_THE_PROCESS: dict[str, Callable[[], Any]] = {
+PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "the working directory": os.getcwd,
     "umask": lambda: re.findall(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE),
     "sys.path": lambda: tuple(sys.path),
@@ -84,7 +84,7 @@ OF_THE_PROCESS: dict[str, Callable[[], Any]] = {
     "autocast on GPUs": lambda: _autocast("cuda"),
 }
 
-CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+TORCH_CONFIG_MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 """Modules of settings that torch loads on first use. Until then their settings are the defaults."""
 
 
@@ -92,9 +92,9 @@ def settings() -> Settings:
     """Return all process-wide settings as they are now."""
     torch = importlib.import_module("torch")
     return {
-        **{f"torch.{name}": _read(functools.partial(_attribute, torch, name)) for name in OF_TORCH},
-        **{name: _read(reader) for name, reader in OF_THE_PROCESS.items()},
-        **{name: sys.modules[name].codegen_config() if name in sys.modules else "" for name in CONFIGS},
+        **{f"torch.{name}": _read(functools.partial(_attribute, torch, name)) for name in TORCH_SETTINGS},
+        **{name: _read(reader) for name, reader in PROCESS_SETTINGS.items()},
+        **{name: sys.modules[name].codegen_config() if name in sys.modules else "" for name in TORCH_CONFIG_MODULES},
         **{f"${name}": value for name, value in os.environ.items()},
     }
 
@@ -180,11 +180,11 @@ class ReusableProcess:
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         allocated = torch.cuda.memory_allocated(device)
-        if allocated > LEFT_BYTES:
+        if allocated > MAX_ALLOCATED_BYTES:
             return f"tensors of {allocated / 2**20:.1f} MiB are left"
         assert self.first_job is not None, "begin_task comes before the task"
-        limit = GROWTH_BYTES * (1 + min(self.first_job.world_size, 8))
-        deadline = time.monotonic() + PATIENCE_S
+        limit = MAX_GROWTH_BYTES * (1 + min(self.first_job.world_size, 8))
+        deadline = time.monotonic() + UNMAP_TIMEOUT_S
         while (growth := self._growth_bytes(device)) > limit:
             if time.monotonic() > deadline:
                 return f"its jobs took {growth / 2**20:.0f} MiB of the GPU that they did not give back"

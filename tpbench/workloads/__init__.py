@@ -120,7 +120,7 @@ class Workload:
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
     headline: tuple[str, ...] = ()
-    """The problem fields that name a cell in a progress line."""
+    """The problem fields that name a cell in a progress line. A field that is null or 0 is left out."""
     options: tuple[Option, ...] = ()
     graph_options: Mapping[str, Any] = field(default_factory=dict)
     """Values of options that a CUDA graph requires. With `graph=true` they replace the defaults of the variants that

@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+NORMAL_DEVIATION = 4 / 3**0.5
+"""Standard deviation of `normal`, a sum of four uniform numbers of width 4: 2.31."""
+
 
 def hash_index(seed: int, stream: int, index: Tensor) -> Tensor:
     """Return 32 random bits for each index, as int64 in [0, 2^32). Streams of one seed are independent."""

@@ -28,8 +28,8 @@ def relative_error(got: Tensor, right: Tensor) -> Tensor:
 def bits(values: Tensor | None, count: int, device: torch.device) -> Tensor:
     """Return (1 + count,) int32: the number of values, and the bits of each in fp32.
 
-    Without values, or with another number of them, the bits are 0. So all ranks can reduce them, whatever a variant
-    returned.
+    Without values, or with another number of them, the bits are 0. The shape depends on `count` alone, so all ranks can
+    reduce the result even if their variants returned different shapes.
     """
     numel = -1 if values is None else values.numel()
     result = torch.zeros(1 + count, dtype=torch.int32, device=device)

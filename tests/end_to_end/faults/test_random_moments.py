@@ -40,7 +40,7 @@ def test_at_random_moments(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("kill -9 of the launcher of a long job")
-def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
     running = Running(*ENDLESS, cwd=tmp_path)
     running.wait_for("first pass", rank=1)
     family = running.family()

@@ -11,8 +11,8 @@ import pytest
 
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell, measured
-from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.resume import decide
+from tpbench.launcher.row import new_task, store
 from tpbench.results.read import RowWarning
 from tpbench.results.write import write_row
 

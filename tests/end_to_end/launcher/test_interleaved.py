@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import tpbench as package
 from tests.support.command import Running, gone, refused, tpbench
 from tests.support.launcher_rows import cell
-from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.interleaved import InterleavedCells, problem_of
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.plan import Cell
 from tpbench.measure.interleaving import FOLDER, InterleavedRank, RoundRequest
 
@@ -85,7 +86,7 @@ NOT_INTERLEAVED: list[tuple[list[str], list[str]]] = [
     (["order=interleaved"], ["order=interleaved needs reuse=true"]),
     (
         ["order=interleaved", "reuse=true", "hydra/launcher=torchrun_slurm"],
-        ["order=interleaved and reuse=true: that is for one host"],
+        ["order=interleaved and reuse=true: works on one host only"],
     ),
     (["order=random", "reuse=true"], ["order=random does not exist (valid: sequential, interleaved)"]),
 ]
@@ -111,11 +112,11 @@ def test_cells_whose_iterations_are_counted_are_measured_in_one_go(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     rows = package.load(folder)
     assert list(rows["status"]) == ["ok", "ok"] and rows["interleaved"].isna().all()
-    assert set(rows["not_interleaved"]) == {"each of its iterations goes on from the last"}
+    assert set(rows["not_interleaved"]) == {"each iteration continues the one before"}
 
 
 class FakeJob:
-    """A cell that wants so many rounds and can give so many, or dies in one; by hand instead of by processes."""
+    """A cell without processes: it asks for a number of rounds, and measures that many or fails in one."""
 
     def __init__(self, attempt: Any, script: dict[str, Any], log: list[str]) -> None:
         self.attempt, self.script, self.log, self.deadline = attempt, script, log, 1e18
@@ -123,7 +124,7 @@ class FakeJob:
         self.rounds = -1
 
     def poll(self) -> Outcome | None:
-        """Does what it was given the turn for, and gives it back or ends."""
+        """Do what the schedule granted: measure a round and ask for more, or end."""
         name = self.script["name"]
         if self.script["alone"]:
             return Outcome(self.attempt.cell, None, "alone")

@@ -19,7 +19,7 @@ CELLS = ("-m", "variant=pytorch_tp_manual", "seed=1,2,3,4", "tokens=16", "vocab=
          "min_iterations=3", "max_iterations=3", "device=cpu")  # fmt: skip
 
 
-def test_a_later_failure_goes_and_its_sweep_is_collected_all_the_same(
+def test_a_later_failure_is_deleted_and_its_sweep_is_still_collected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = (*CELLS[:2], "seed=1", *CELLS[3:])
@@ -96,5 +96,5 @@ def test_a_failed_cell_is_tried_again_and_has_one_row(tmp_path: Path) -> None:
     code, output = running.end()
     (row,) = package.load(tmp_path / "outputs").to_dict("records")
     assert (row["status"], row["tries"], code) == ("ok", 3, 0)
-    assert output.count("again pytorch_tp_manual") == 2
+    assert output.count("retry pytorch_tp_manual") == 2
     assert "SIGKILL" in output

@@ -22,7 +22,7 @@ SAME = ["loss_value", "loss_error", "grad_error", "loss_identical", "iterations"
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> pd.Series:
-    """Return the row of a job that had its processes alone."""
+    """Return the row of a job that had processes of its own."""
     folder = tmp_path_factory.mktemp("fresh")
     done = tpbench("-m", "variant=pytorch_gather", "seed=5", *SMALL, "memory_limit_gib=2", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -46,10 +46,10 @@ def test_the_twelfth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Pat
 
 
 STAYING = "import tpbench.launcher.warm as w; w.reusable = lambda job: True; from tpbench.__main__ import main; main()"
-"""As on GPUs: the processes themselves stay, where they are left clean."""
+"""Program that behaves as on GPUs: a process without observable state of its last job runs the next job too."""
 
 
-def test_processes_that_stay_make_the_rows_of_fresh_ones(tmp_path: Path, fresh: pd.Series) -> None:
+def test_reused_processes_make_the_same_rows_as_new_ones(tmp_path: Path, fresh: pd.Series) -> None:
     sweep = ("-m", "variant=pytorch_tp_manual,pytorch_gather", "seed=4,5", *SMALL, "memory_limit_gib=2", "reuse=true")
     done = tpbench(*sweep, cwd=tmp_path, program=("-c", STAYING))
     assert done.returncode == 0, done.stderr

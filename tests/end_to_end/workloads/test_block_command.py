@@ -66,8 +66,8 @@ def _stacks_are_trained_alike(rows: pd.DataFrame, outputs: Path) -> None:
 
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["variant=block_tp"], ["the shape is of entropy_loss", "llama8b_block_tp4", "tiny_block_tp2"]),
-    (["variant=block_tp", "shape=tiny_block_tp2", "tp_size=3"], ["tokens=64 must divide by tp_size=3"]),
-    (["variant=block_tp_overlap", "shape=tiny_block_tp4", "tokens=8"], ["tokens=8 must divide by tp_size^2=16"]),
+    (["variant=block_tp", "shape=tiny_block_tp2", "tp_size=3"], ["tokens=64 must be divisible by tp_size=3"]),
+    (["variant=block_tp_overlap", "shape=tiny_block_tp4", "tokens=8"], ["tokens=8 must be divisible by tp_size^2=16"]),
     (["variant=block_tp", "shape=tiny_block_tp2", "part=attention"], ["part=attention does not exist", "mlp"]),
 ]
 

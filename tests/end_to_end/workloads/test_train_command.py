@@ -17,7 +17,7 @@ from tests.support.composed import job
 from tests.support.documented import documented
 from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, unsupported_reason
-from tpbench.launcher.attempt import new_task, store
+from tpbench.launcher.row import new_task, store
 from tpbench.launcher.target import ThisHost, skip_reason
 from tpbench.report.metric import number
 from tpbench.report.pivot import pivot
@@ -129,11 +129,11 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["variant=autotp"], ["the shape is of entropy_loss", "qwen3_0p6b_tp2", "tiny_train_dp2_tp2"]),
     (["variant=autotp", "shape=tiny_train_tp2", "model=qwen3_9b"], ["no model is called qwen3_9b", "llama3_70b"]),
     (["variant=autotp", "shape=tiny_train_tp2", "tp_size=4"], ["must divide the 2 key-value heads of tiny_qwen3"]),
-    (["variant=autotp", "shape=tiny_train_tp2", "world_size=4"], ["dp_size=1 x tp_size=2 does not make world"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "world_size=4"], ["dp_size=1 x tp_size=2 is not equal to world"]),
     (["variant=autotp", "shape=tiny_train_tp2", "tp_size=auto"], ["tp_size=auto needs world_size"]),
     (["variant=ddp", "shape=tiny_train_tp2"], ["it has no tensor parallelism: tp_size must be 1, got 2"]),
     (["variant=autotp", "shape=tiny_train_tp2", "dtype=float16"], ["dtype=float16 needs autocast=true"]),
-    (["variant=fsdp_dtensor", "shape=tiny_train_tp2", "zero_stage=2"], ["does not take zero_stage=2 (taken by: a"]),
+    (["variant=fsdp_dtensor", "shape=tiny_train_tp2", "zero_stage=2"], ["does not support zero_stage=2 (supported"]),
     (["variant=autotp", "shape=tiny_train_tp2", "zero_stage=3"], ["zero_stage=3 does not exist (valid: 0, 1, 2)"]),
     (["variant=autotp", "shape=tiny_train_tp2", "graph=true"], ["cannot be captured", "zero_stage must be 0, got 1"]),
     (["variant=fsdp", "shape=tiny_train_dp2", "graph=true", "warmup_steps=0"], ["warmup_steps must be at least 1"]),

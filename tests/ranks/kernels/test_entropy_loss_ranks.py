@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.kernel_reference import DTYPES, LOSSES, TOLERANCE, assert_right, far_away, make, reference
-from tests.support.ranks import Rank, RankError, enough_gpus, run_on_ranks
+from tests.support.ranks import Rank, RankError, enough_gpus, ranks_here, run_on_ranks
 from tpbench.kernels import entropy_loss
 from tpbench.kernels.collectives import gather_values
 from tpbench.kernels.one_pass import workspace as one_pass_workspace
@@ -61,7 +61,7 @@ def _check(world_size: int, exchange: str, cases: list[tuple[torch.Tensor, torch
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", sorted({ranks_here(2), ranks_here(3)}))
 def test_every_loss_and_dtype(world_size: int, exchange: str) -> None:
     cases = []
     for loss, dtype, block_cap in itertools.product(LOSSES, DTYPES, (16, "auto")):
@@ -312,7 +312,7 @@ def test_explicit_bounds_and_no_tokens() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", sorted({ranks_here(2), ranks_here(4)}))
 def test_long_rows_and_many(world_size: int) -> None:
     """Rows of several parts on each rank, tiles of several rows, whole vectors and not."""
     cases: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = []

@@ -224,7 +224,7 @@ def test_more_than_2_31_logits() -> None:
         ("target", {"loss": "reverse_kl"}),
         ("teacher_hidden", {"loss": "reverse_kl", "target": (torch.zeros(8, 4), torch.zeros(100, 4))}),
         ("weight_grad", {"weight_grad": torch.zeros(100, 16).half()}),
-        ("weight_grad", {"weight_grad": torch.zeros(1, 16).expand(100, 16)}),
+        ("weight_grad", {"weight_grad": torch.zeros(1, 16, device=DEVICE).expand(100, 16)}),
         ("workspace_gib", {"workspace_gib": 0}),
         ("softcap", {"softcap": -1.0}),
         ("row_grad", {"row_grad": torch.zeros(8)}),

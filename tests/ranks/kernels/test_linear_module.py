@@ -12,20 +12,20 @@ from torch import Tensor
 
 from tests.support.command import ROOT
 from tests.support.linear_reference import make_linear
-from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tpbench.kernels import LinearEntropyLoss
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-VOCAB, WIDTH = 96, 8
+ROWS, VOCAB, WIDTH = 6, 96, 8
 
 
 def _batches(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     batches = []
     for _ in range(4):
-        labels = torch.randint(VOCAB, (6,), generator=generator)
+        labels = torch.randint(VOCAB, (ROWS,), generator=generator)
         labels[2] = -100
-        batches.append((torch.randn(6, WIDTH, generator=generator).to(device), labels.to(device)))
+        batches.append((torch.randn(ROWS, WIDTH, generator=generator).to(device), labels.to(device)))
     return batches
 
 
@@ -97,7 +97,11 @@ def _train_shard(rank: Rank, sharded: bool) -> list[float]:
     module = LinearEntropyLoss(
         group=rank.group, vocab_start=own.start, vocab_size=VOCAB, hidden_sharded=sharded, exchange="nccl"
     )
-    rows = slice(rank.rank * 3, rank.rank * 3 + 3) if sharded else slice(None)
+    rows = (
+        slice(rank.rank * ROWS // rank.world_size, (rank.rank + 1) * ROWS // rank.world_size)
+        if sharded
+        else slice(None)
+    )
 
     def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
         result: Tensor = module(hidden, head.weight, labels, head.bias)
@@ -117,9 +121,7 @@ def _sum(grad: Tensor, rank: Rank) -> Tensor:
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_sharded_head_trains_as_with_torch(sharded: bool) -> None:
-    if not enough_gpus(2):
-        pytest.skip("needs 2 GPUs")
-    for losses in run_on_ranks(2, _train_shard, sharded):
+    for losses in run_on_ranks(ranks_here(2), _train_shard, sharded):
         torch.testing.assert_close(losses, _torch_losses(), rtol=1e-5, atol=1e-6)
 
 

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from tpbench.console import checks, doctor, information, torch_probe
+from tpbench.console.checks import Finding
 
-PROBED = {"torch": "2.13.0", "cuda": "13.0", "gpus": 4, "nccl": "2.28.9", "capability": [[9, 0]] * 4, "refused": []}
+PROBED = {"torch": "2.13.0", "cuda": "13.0", "gpus": 4, "nccl": "2.28.9", "capability": [[9, 0]] * 4, "unreachable": []}
 
 
 def states(findings):
@@ -16,12 +17,12 @@ def states(findings):
 
 def test_arguments(capsys):
     assert information(["doctor", "gpu"]) == 2
-    assert "doctor takes output_dir=DIR" in capsys.readouterr().err
+    assert "doctor has one argument, output_dir=DIR, and not gpu" in capsys.readouterr().err
 
 
 def test_a_good_machine():
     found = [*doctor.torch_findings(PROBED, 4), *doctor.rank_findings({"nccl": True, "symmetric": True}, 4)]
-    assert set(states(found).values()) == {"good"}
+    assert set(states(found).values()) == {"ok"}
     assert set(states(found)) == {"torch", "NCCL", "peer access", "symmetric memory"}
 
 
@@ -30,20 +31,30 @@ def test_a_good_machine():
     [
         (PROBED | {"cuda": None, "gpus": 0}, 4, "torch"),
         (PROBED | {"gpus": 0, "cuda_error": "driver too old"}, 4, "torch"),
-        (PROBED | {"refused": [[0, 1], [1, 0]]}, 4, "peer access"),
+        (PROBED | {"unreachable": [[0, 1], [1, 0]]}, 4, "peer access"),
         (PROBED | {"capability": [[7, 0]] * 4}, 4, "GPUs"),
     ],
 )
 def test_what_is_wrong_has_a_fix(probed, present, subject):
-    bad = [finding for finding in doctor.torch_findings(probed, present) if finding.state == "bad"]
-    assert [finding.subject for finding in bad] == [subject] and bad[0].fix
+    failed = [finding for finding in doctor.torch_findings(probed, present) if finding.state == "fail"]
+    assert [finding.subject for finding in failed] == [subject] and failed[0].fix
+
+
+def test_a_failed_check_is_printed_with_its_fix(capsys, monkeypatch):
+    monkeypatch.setattr(
+        doctor, "examine", lambda output_dir: [Finding("disk", "fail", "it is full", "free some space")]
+    )
+    assert information(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["FAIL  disk: it is full", "      fix: free some space"]
+    assert lines[-1] == "Verdict: do not measure here before you fix one problem: disk"
 
 
 def test_ranks_that_do_not_reach_each_other():
     (failed,) = doctor.rank_findings("NCCL error", 4)
-    assert failed.state == "bad" and "NCCL_DEBUG" in failed.fix
+    assert failed.state == "fail" and "NCCL_DEBUG" in failed.fix
     assert states(doctor.rank_findings({"nccl": True, "symmetric": "not supported"}, 2))["symmetric memory"] == "note"
-    assert states(doctor.rank_findings({"nccl": False, "symmetric": False}, 2))["NCCL"] == "bad"
+    assert states(doctor.rank_findings({"nccl": False, "symmetric": False}, 2))["NCCL"] == "fail"
 
 
 def test_the_probe(capsys, monkeypatch):
@@ -55,20 +66,20 @@ def test_the_probe(capsys, monkeypatch):
 
 def test_a_disk_that_is_full_or_closed(monkeypatch, tmp_path):
     monkeypatch.setattr(checks, "MIN_DISK_GIB", 1e9)
-    assert all(finding.fix for finding in checks.disk(str(tmp_path)) if finding.state == "bad")
-    assert states(checks.disk(str(tmp_path)))["disk"] == "bad"
+    assert all(finding.fix for finding in checks.disk(str(tmp_path)) if finding.state == "fail")
+    assert states(checks.disk(str(tmp_path)))["disk"] == "fail"
     (finding,) = checks.disk("/proc/rows")
-    assert finding.state == "bad" and "cannot be written" in finding.message
+    assert finding.state == "fail" and "cannot be written" in finding.message
 
 
 @pytest.mark.parametrize(
-    "bad, gpus, verdict",
+    "failed, gpus, verdict",
     [
-        ([], 4, "this machine can measure on 4 GPUs, nothing to mend"),
-        ([], 0, "sweeps run on 2 CPU cores, times of Triton kernels are no measurement there, nothing to mend"),
-        (["disk"], 4, "do not measure here yet, one problem (disk) to mend"),
-        (["GPU 0", "GPU 0", "disk"], 4, "do not measure here yet, 3 problems (GPU 0, disk) to mend"),
+        ([], 4, "no problem found; this machine can measure on 4 GPUs"),
+        ([], 0, "no problem found; sweeps run on 2 CPU cores, where times of Triton kernels are no measurement"),
+        (["disk"], 4, "do not measure here before you fix one problem: disk"),
+        (["GPU 0", "GPU 0", "disk"], 4, "do not measure here before you fix 3 problems: GPU 0, disk"),
     ],
 )
-def test_the_verdict(bad, gpus, verdict):
-    assert doctor.verdict(bad, gpus, cores=2) == verdict
+def test_the_verdict(failed, gpus, verdict):
+    assert doctor.verdict(failed, gpus, cores=2) == verdict

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.composed import job
-from tpbench.console import choice, information, listing, overview
+from tpbench.console import choice, entries, information, listing, overview
 from tpbench.console.help import HELP
 from tpbench.job import field_names, unsupported_reason
 from tpbench.launcher.options import SWEEP_OPTION_NAMES
@@ -27,7 +27,7 @@ def test_help_names_what_exists():
         assert name in words and name in field_names()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["-m", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["-m", "--help"], ["help"]])
 def test_help_is_printed(arguments, capsys):
     assert information(arguments) == 0 and capsys.readouterr().out == HELP
 
@@ -135,16 +135,16 @@ def test_a_wrong_topic_is_explained(topic, message, capsys):
 
 def test_the_list_has_the_reason_of_what_cannot_run():
     def availability(title, gpus):
-        found = [entries for heading, entries in listing.sections(gpus) if heading.startswith(title)]
-        return {entry.name: entry.availability for entries in found for entry in entries}
+        found = [each for heading, each in entries.sections(gpus) if heading.startswith(title)]
+        return {entry.name: entry.availability for each in found for entry in each}
 
     assert availability("shape=", 4)["v131k_tp8"] == "no: needs 8 GPUs, found 4"
     assert availability("shape=", 8)["v131k_tp8"] == "yes" and availability("shape=", 0)["v131k_tp8"] == "on the CPU"
-    assert availability("variant=", 0)["triton_tp"] == "interpreted: right, but no measurement"
+    assert availability("variant=", 0)["triton_tp"] == "interpreted: correct, but no measurement"
     assert availability("variant=", 4)["triton_tp"] == "yes"
     assert availability("variant=", 0)["ddp"] == "yes"  # Triton only with an option
 
 
 def test_every_entry_has_a_summary():
-    for _, entries in listing.sections(0):
-        assert all(entry.summary for entry in entries)
+    for _, each in entries.sections(0):
+        assert all(entry.summary for entry in each)

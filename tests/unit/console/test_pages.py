@@ -88,7 +88,18 @@ def test_a_page_passes(text: str) -> None:
     ],
 )
 def test_a_figure_that_no_table_prints_is_found(text: str, missing: str) -> None:
-    assert unprinted_figures(page(text)) == [f"1: no table of this page prints {missing}"]
+    assert unprinted_figures(page(text)) == [f"1: no table of its section prints {missing}"]
+
+
+def test_a_section_with_a_table_quotes_only_that() -> None:
+    other = page("").replace("0.1534", "0.25").replace("1.04x", "2.00x")
+    one, three = "0.153 ms, 0.25 ms", "0.25 ms, 0.4 ms"
+    text = f"0.153 ms and 0.25 ms\n\n## One\n{page(one)}\n## Two\n{other}\n## Three\n{three}\n"
+    line_of = {line: number for number, line in enumerate(text.splitlines(), start=1)}
+    assert unprinted_figures(text) == [
+        f"{line_of[one]}: no table of its section prints 0.25 ms",
+        f"{line_of[three]}: no table of its section prints 0.4 ms",
+    ]
 
 
 def test_figures_of_a_code_block_that_a_command_printed_count() -> None:
@@ -120,4 +131,4 @@ def test_the_command_rewrites_pages_and_names_wrong_figures(
     assert main() == 1
     assert file.read_text() == with_tables(file.read_text())
     assert file.read_text().count("<!-- end -->") == 1 and "<svg" in picture.read_text()
-    assert "page.md:1: no table of this page prints 7 ms" in capsys.readouterr().out
+    assert "page.md:1: no table of its section prints 7 ms" in capsys.readouterr().out

@@ -1,5 +1,7 @@
 """Text of a dry run."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from tests.support import synthetic
@@ -8,6 +10,7 @@ from tpbench.console.plan import dry_run_text, plan_text
 from tpbench.launcher import gpus
 from tpbench.launcher.forecast import Forecast
 from tpbench.launcher.plan import Cell, distinguish
+from tpbench.launcher.resume import decide
 from tpbench.results.read import load
 
 
@@ -19,7 +22,7 @@ def rows(tmp_path_factory):
 
 
 def text(*cells):
-    return plan_text(cells, Forecast(None))
+    return plan_text(cells, Forecast(None), {})
 
 
 def test_a_plan(rows):
@@ -29,7 +32,7 @@ def test_a_plan(rows):
         Cell(2, job(tp_size=8), skip_reason="needs 8 GPUs, found 4"),
         Cell(3, job(), None, same_as=0),
     ]
-    lines = plan_text(cells, Forecast(rows, gpu_memory_gib=80.0)).splitlines()
+    lines = plan_text(cells, Forecast(rows, gpu_memory_gib=80.0), {}).splitlines()
     assert "4 GPUs" in lines[1] and lines[1].endswith("0.7 min")
     assert "predicted to run out of memory: 120 GiB" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4") and lines[4].endswith("the same job as cell 0")
@@ -50,9 +53,9 @@ def test_from_the_output_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = str(tmp_path / "out")
     big = Cell(0, job("pytorch_gather", tokens=65536, output_dir=out), None)
-    assert "predicted" not in dry_run_text([big])
+    assert "predicted" not in dry_run_text([big], {})
     synthetic.write(synthetic.cells(), out)
-    assert "predicted to run out of memory" in dry_run_text([big])
+    assert "predicted to run out of memory" in dry_run_text([big], {})
 
 
 def test_without_rows():
@@ -70,3 +73,16 @@ def test_an_unknown_time_is_not_part_of_the_total():
 def test_ignored_options_stand_before_the_totals():
     cells = [Cell(0, job("pytorch_gather"), None, ignored=("block_cap",)), Cell(1, job(), None)]
     assert text(*cells).splitlines()[-2] == "pytorch_gather has no block_cap: ignored"
+
+
+def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
+    cells = [Cell(index, job(seed=index, output_dir=str(tmp_path)), None) for index in range(3)]
+    assert {each.reason for each in decide(cells, {}).values()} == {"missing: has no row yet"}
+    fields = {"key": cells[0].job.key, "status": "ok", "finished_at": datetime.now(UTC)}
+    synthetic.write([{**row, **fields} for row in list(synthetic.cells())[:1]], tmp_path)
+    lines = plan_text(cells[:2], Forecast(None), decide(cells, {})).splitlines()
+    assert lines[1].endswith("  -         measured before")
+    assert lines[2].endswith("0.5 min   missing: has no row yet")
+    assert lines[-1].startswith("2 cells, 1 to run, at most 4 GPUs for one, about ")
+    nothing = plan_text(cells[:1], Forecast(None), decide(cells, {})).splitlines()[-1]
+    assert nothing == "1 cell, 0 to run. Nothing was run."

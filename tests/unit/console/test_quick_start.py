@@ -9,7 +9,7 @@ from tests.support import synthetic
 from tests.support.command import DEFAULT, ROOT
 from tests.support.composed import job
 from tpbench.console import quick_start
-from tpbench.launcher.overrides import check_overrides
+from tpbench.launcher.override_checks import check_overrides
 from tpbench.report.command import _parser
 from tpbench.results.read import load
 
@@ -31,7 +31,7 @@ def test_what_a_sweep_has_shown(tmp_path):
         cell("liger", time_ms=1.0, sweep_id="1"),
     )
     assert quick_start.shown(rows) == [
-        "Shown: the cross_entropy loss of 64 tokens x 1000 logits on 2 ranks, by 3 of 3 variants.",
+        "Measured: the cross_entropy loss of 64 tokens x 1000 logits on 2 ranks, by 3 of 3 variants.",
         "Loss and gradient of each agree with a float64 reference. A variant that does not agree has no time.",
         "triton_tp ran in Triton's interpreter, because there is no GPU: its time is no measurement.",
         "The fastest measured variant is pytorch_tp_manual: 2.000 ms.",

@@ -19,9 +19,7 @@ def cells(*sizes: int, host: ThisHost, **values: Any) -> list[Cell]:
     return plan([Request(at, {**base, "tp_size": size}, [], [CONF]) for at, size in enumerate(sizes)], host)
 
 
-REASON = (
-    "64 ranks would share 2 CPU cores, and max_ranks_per_core=8 allows 16: max_ranks_per_core=32 runs them all the same"
-)
+REASON = "64 ranks would share 2 CPU cores, and max_ranks_per_core=8 allows 16: set max_ranks_per_core=32 to run them"
 
 
 def test_a_job_with_too_many_ranks_is_refused() -> None:

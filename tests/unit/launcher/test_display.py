@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.launcher_rows import cell, measured
-from tpbench.launcher import display, typed
-from tpbench.launcher.attempt import Outcome
+from tpbench.launcher import display, typed_arguments
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.plan import distinguish
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
@@ -46,7 +46,7 @@ def test_cells_that_differ_in_their_seed_have_different_lines(
     monkeypatch.setenv("COLUMNS", "200")
     one, two = distinguish([cell(0, tmp_path, seed=1), cell(1, tmp_path, seed=2)])
     shown = display.Display(2, tmp_path)
-    shown.explain([(one, True, "missing"), (two, True, "missing")])
+    shown.print_decisions([(one, True, "missing"), (two, True, "missing")])
     shown.start(one)
     shown.start(two)
     shown.console.print(shown._table())
@@ -110,12 +110,14 @@ def test_a_failed_cell_shows_the_path_of_its_log(
     ]
 
 
-def test_the_line_that_goes_on_is_the_one_that_was_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed.remember(["-m", "tokens=64,128", "block_cap=4096", "resume=false"])
+def test_an_interrupted_sweep_prints_the_command_line_as_it_was_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed_arguments.remember(["-m", "tokens=64,128", "block_cap=4096", "resume=false"])
     try:
-        display.Display(4, tmp_path).interrupted(1, typed.arguments())
+        display.Display(4, tmp_path).interrupted(1, typed_arguments.get())
     finally:
-        typed.remember([])
+        typed_arguments.remember([])
     assert capsys.readouterr().out.splitlines()[-1] == (
         "    python -m tpbench -m tokens=64,128 block_cap=4096 resume=true"
     )

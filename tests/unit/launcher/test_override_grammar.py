@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tpbench.launcher.override_checks import check_overrides
 from tpbench.launcher.override_grammar import parse_overrides
-from tpbench.launcher.overrides import check_overrides
 from tpbench.settings import JobError
 
 NAMES = ("tokens", "variant")

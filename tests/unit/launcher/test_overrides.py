@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tpbench.launcher import model_ids
-from tpbench.launcher.overrides import (
-    check_overrides,
+from tpbench.launcher.override_checks import check_overrides
+from tpbench.launcher.override_rewrites import (
     chosen_fields,
     flat_names,
     force_fields,
+    options_first,
     present_names,
     quote_numbers,
 )
@@ -38,8 +39,44 @@ def test_numbers_that_name_a_choice_are_quoted_for_hydra(argument: str, quoted: 
     check_overrides(["-m", quoted], CONF)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ordered"),
+    [
+        (["seed=1,2", "-m", "tp_size=2"], ["-m", "seed=1,2", "tp_size=2"]),
+        (["seed=1", "--cfg", "job", "tp_size=2", "--resolve"], ["--cfg", "job", "--resolve", "seed=1", "tp_size=2"]),
+        (["seed=1", "seed=2", "-m"], ["-m", "seed=1", "seed=2"]),
+        (["~width", "--multirun", "-m", "+experiment=peers"], ["--multirun", "-m", "~width", "+experiment=peers"]),
+        (["seed=1"], ["seed=1"]),
+    ],
+)
+def test_options_may_stand_between_overrides(arguments: list[str], ordered: list[str]) -> None:
+    assert options_first(arguments) == ordered
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--multirun=true", "seed=1"], "argument --multirun/-m: ignored explicit argument 'true'"),
+        (["seed=1", "--cfg", "tp_size=2"], "argument --cfg/-c: invalid choice: 'tp_size=2'"),
+        (
+            ["-measure=quick"],
+            "-measure=quick: a field has no dash in front (measure=quick), and",
+        ),
+        (
+            ["seed=1", "-multirun"],
+            "-multirun: a field has no dash in front (multirun), and a long option of Hydra has two",
+        ),
+        (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_named(arguments: list[str], message: str) -> None:
+    with pytest.raises(JobError) as caught:
+        options_first(arguments)
+    assert str(caught.value).startswith(message)
+
+
 def test_a_sweep_without_m_is_refused() -> None:
-    with pytest.raises(JobError, match=r"variant=triton_tp,pytorch_gather is a sweep: say -m before it"):
+    with pytest.raises(JobError, match=r"variant=triton_tp,pytorch_gather is a sweep: add -m"):
         check_overrides(["variant=triton_tp,pytorch_gather", "shape=tiny_tp2"], CONF)
     check_overrides(["+experiment=tp_entropy_loss", "variant=triton_tp,pytorch_gather"], CONF)
 
@@ -145,6 +182,7 @@ def test_a_registered_variant_without_its_file_is_told_apart_from_an_unknown_one
     ("arguments", "said"),
     [
         (["--dry-run"], "--dry-run: fields have no dashes in front, write dry_run=VALUE"),
+        (["seed=1", "--tokens=5", "tp_size=2"], "--tokens=5: fields have no dashes in front, write tokens=5"),
         (["--frobnicate", "seed=1"], "no such option: --frobnicate (python -m tpbench --help lists them)"),
         (["tp=4"], "no field is called tp, did you mean tp_size?"),
         (["variant=triton_pt"], "no variant is called triton_pt, did you mean triton_tp? (all "),

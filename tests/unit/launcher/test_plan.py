@@ -65,7 +65,7 @@ EMBEDDING = {"variant": "dense_all_reduce", "table_rows": 64, "width": 8, "tp_si
         ([{"seed": 1}, {"seed": 2}, {"variant": "pytorch_gather", "seed": 1}], ["seed=1", "seed=2", "seed=1"]),
         ([{"seed": 1, "vocab": 2000}, {"seed": 2}], ["", ""]),  # already distinct
         ([{"measure": "quick", "time_budget_s": 1}, {"measure": "thorough"}], ["measure=quick", "measure=thorough"]),
-        ([{"graph": True}, {"graph": False}], ["graph=True", "graph=False"]),
+        ([{"graph": True}, {"graph": False}], ["graph=true", "graph=false"]),
         ([{"seed": 1}, {"seed": 1}], ["", ""]),  # the same job
         (
             [{**EMBEDDING, "distribution": one} for one in ("zipf", "uniform")] + [{}],
@@ -82,11 +82,11 @@ def test_an_option_that_one_of_the_variants_lacks_skips_that_cell_only() -> None
     both = [{"variant": name, "compile": True} for name in ("pytorch_tp_manual", "triton_tp")]
     fine, skipped = cells(*both, gpus=0)
     assert fine.skip_reason is None
-    assert "triton_tp does not take compile=True" in str(skipped.skip_reason)
+    assert "triton_tp does not support compile=true" in str(skipped.skip_reason)
 
 
 def test_an_option_that_no_variant_of_the_sweep_has_is_refused() -> None:
-    with pytest.raises(JobError, match="triton_tp does not take compile=True"):
+    with pytest.raises(JobError, match="triton_tp does not support compile=true"):
         cells({"compile": True}, gpus=0)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell, measured
+from tpbench.launcher import resume
 from tpbench.launcher.leftovers import discard_rows
 from tpbench.launcher.resume import decide
 from tpbench.results.cells import newest
@@ -61,6 +62,23 @@ def test_an_old_row_of_the_same_machine_stands_beside_a_newer_one_of_another(tmp
     measured(one, gpu_name="another GPU")
     measured(one, "error", "it broke")
     assert decide([one], FACTS)[0].reason == "measured before"
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        ("liger_kernel 1.2", "measured before"),
+        (None, "measured before"),  # a row from before tpbench stored the versions
+        ("liger_kernel 1.1", "stale: the variant's packages was liger_kernel 1.1, is liger_kernel 1.2"),
+    ],
+)
+def test_a_cell_runs_again_if_a_package_of_its_variant_has_changed(
+    before: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = cell(0, tmp_path, variant="liger")
+    measured(one, package_versions=before)
+    monkeypatch.setattr(resume, "versions", lambda modules: ", ".join(f"{each} 1.2" for each in modules))
+    assert decide([one], FACTS)[0].reason == reason
 
 
 def test_an_unknown_fact_counts_as_unchanged(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_a_rejection_is_one_line() -> None:
         "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
         "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
     )
-    assert said.startswith("Slurm does not take the jobs: AssocMaxSubmitJobLimit; Batch job submission failed: Job")
-    assert "MaxSubmitJobs or a limit like it" in said and "\n" not in said
+    assert said.startswith("Slurm rejects the jobs: AssocMaxSubmitJobLimit; Batch job submission failed: Job")
+    assert "MaxSubmitJobs or a similar limit" in said and "\n" not in said
     other = cluster.rejection_message("sbatch: error: Batch job submission failed: Invalid feature specification")
     assert other.endswith("Invalid feature specification")
 

@@ -16,9 +16,10 @@ from omegaconf import OmegaConf
 from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.leftovers import abandon, discard_rows
 from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster, collect
 from tpbench.launcher.slurm.runner import Slurm
@@ -54,12 +55,12 @@ def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:
     ("state", "status", "said"),
     [
         ("TIMEOUT", "timeout", "Slurm job 7_0 ended at Slurm's time limit (TIMEOUT)"),
-        ("CANCELLED", "error", "because somebody cancelled it"),
+        ("CANCELLED", "error", "because it was cancelled"),
         ("OUT_OF_MEMORY", "error", "more memory than it had asked for"),
-        ("PREEMPTED", "error", "for another job"),
-        ("NODE_FAIL", "error", "with its node"),
-        ("FAILED", "error", "before it could write a row (FAILED)"),
-        ("COMPLETED", "error", "before it could write a row (COMPLETED)"),
+        ("PREEMPTED", "error", "because another job preempted it"),
+        ("NODE_FAIL", "error", "because its node failed"),
+        ("FAILED", "error", "before it wrote a row (FAILED)"),
+        ("COMPLETED", "error", "before it wrote a row (COMPLETED)"),
         ("GONE", "error", "Slurm does not know it any more"),
     ],
 )
@@ -83,7 +84,7 @@ def test_a_cell_belongs_to_the_first_job_that_says_so(tmp_path: Path) -> None:
 
 
 def test_a_cell_whose_submission_is_in_doubt_is_taken_over(tmp_path: Path) -> None:
-    """The launcher died as it submitted: should the job exist after all, it returns at once."""
+    """The launcher died while it submitted the job. If Slurm has the job nevertheless, the job returns at once."""
     attempt = _begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
     assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
@@ -92,7 +93,7 @@ def test_a_cell_whose_submission_is_in_doubt_is_taken_over(tmp_path: Path) -> No
     assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
 
 
-def test_only_what_has_no_row_is_left_behind(tmp_path: Path) -> None:
+def test_only_attempts_without_a_row_are_left_behind(tmp_path: Path) -> None:
     attempt = _begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
     record(attempt.folder, "7_0")
@@ -102,7 +103,7 @@ def test_only_what_has_no_row_is_left_behind(tmp_path: Path) -> None:
     assert list(unfinished(attempt.folder.parent)) == []
 
 
-def test_of_a_try_that_was_given_up_nobody_makes_a_row(
+def test_an_abandoned_attempt_gets_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempt = _begun(tmp_path)
@@ -116,7 +117,7 @@ def test_of_a_try_that_was_given_up_nobody_makes_a_row(
     assert not attempt.has_row
 
 
-def test_the_row_of_a_failed_try_is_taken_away_for_good(tmp_path: Path) -> None:
+def test_the_row_of_a_failed_attempt_is_deleted_for_good(tmp_path: Path) -> None:
     attempt = _begun(tmp_path)
     record(attempt.folder, "7_0")
     _discard(attempt.close("error", "it failed"))
@@ -124,7 +125,7 @@ def test_the_row_of_a_failed_try_is_taken_away_for_good(tmp_path: Path) -> None:
     assert Submitted.find(attempt).outcome("COMPLETED") is None
 
 
-def test_the_job_of_a_try_that_was_given_up_is_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second scancel could end another job, because Slurm reuses numbers of jobs."""
     attempt = _begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
@@ -160,7 +161,7 @@ def test_the_state_of_jobs_is_asked_where_slurm_is(
 def test_a_sweep_of_one_host_is_looked_at_without_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the last attempt at each cell counts: one that was started again alone, or a retry."""
+    """Only the last attempt at each cell counts: a retry, or an attempt that was started again without other cells."""
     monkeypatch.setenv("PATH", str(tmp_path))
     crowded = _begun(tmp_path)
     alone = crowded.alone("memory ran out")
@@ -183,17 +184,17 @@ def test_a_sweep_of_one_host_is_looked_at_without_slurm(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        (SweepOptions(reuse=True), "reuse=true: that is for one host"),
-        (SweepOptions(parallel="auto"), "parallel=auto: that is for one host"),
-        (SweepOptions(reuse=True, parallel="auto"), "reuse=true and parallel=auto: that is for one host"),
+        (SweepOptions(reuse=True), "reuse=true: works on one host only"),
+        (SweepOptions(parallel="auto"), "parallel=auto: works on one host only"),
+        (SweepOptions(reuse=True, parallel="auto"), "reuse=true and parallel=auto: works on one host only"),
     ],
 )
-def test_what_is_for_one_host_is_refused(how: SweepOptions, said: str) -> None:
+def test_options_for_one_host_are_refused(how: SweepOptions, said: str) -> None:
     with pytest.raises(JobError, match=said):
         Slurm(SlurmSettings(), how)
 
 
-def test_cells_of_a_model_whose_folder_is_gone_are_collected_all_the_same(
+def test_cells_are_collected_after_the_folder_of_their_model_is_deleted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Collecting needs no model folder, because a job was resolved when it was submitted."""
@@ -214,10 +215,8 @@ def test_cells_of_a_model_whose_folder_is_gone_are_collected_all_the_same(
     assert "model=model" in capsys.readouterr().out
 
 
-def test_a_cell_that_cannot_be_understood_is_not_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Only one that was cut off is, which never ran."""
+def test_a_cell_with_an_unknown_job_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A task file that was cut off is passed over, because its cell never ran. Other unreadable tasks are errors."""
     attempt = _begun(tmp_path)
     sweep = attempt.folder.parent
     (sweep / "slurm").mkdir()
@@ -225,7 +224,7 @@ def test_a_cell_that_cannot_be_understood_is_not_passed_over(
     attempt.task_file.write_text(text[:100])
     with pytest.raises(SystemExit):
         collect.main([str(sweep)])
-    assert "it holds no cells" in capsys.readouterr().err
+    assert "it contains no cells" in capsys.readouterr().err
     attempt.task_file.write_text(text.replace('"triton_tp"', '"of_another_time"'))
     with pytest.raises(SystemExit):
         collect.main([str(sweep)])

@@ -55,7 +55,7 @@ def test_no_communicator_of_a_job_makes_multicast_objects() -> None:
     assert not torchrun.environment(job("tiny_tp2"), "row", {}).keys() & ENVIRONMENT.keys()
 
 
-def test_an_installed_package_is_not_put_before_what_the_person_put_on_the_path(
+def test_an_installed_package_is_not_put_before_what_the_user_put_on_the_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torchrun, "INSTALLED", True)
@@ -63,7 +63,7 @@ def test_an_installed_package_is_not_put_before_what_the_person_put_on_the_path(
     assert "PYTHONPATH" not in torchrun.environment(job("tiny_tp2"), "row", {})
 
 
-def test_environment_leaves_what_the_person_set() -> None:
+def test_environment_keeps_what_the_user_set() -> None:
     mine = {"NCCL_SOCKET_IFNAME": "eth7", "OMP_NUM_THREADS": "5", "PYTHONPATH": "/mine"}
     env = torchrun.environment(job("tiny_tp2"), "row", mine)
     assert env["OMP_NUM_THREADS"] == "5"

@@ -13,10 +13,10 @@ from tpbench.console import information
 from tpbench.handover.task import WorkerTask
 from tpbench.job import parse_job
 from tpbench.launcher import outside_variants
-from tpbench.launcher.attempt import new_task
-from tpbench.launcher.overrides import check_overrides
+from tpbench.launcher.override_checks import check_overrides
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.resume import decide
+from tpbench.launcher.row import new_task
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss import EntropyLoss
@@ -118,9 +118,9 @@ def test_a_mistake_is_one_line_before_anything_runs(value: str, text: str, messa
 
 def test_a_function_without_the_decorator_is_told_how_to_name_its_workload(folder: Path) -> None:
     outside = {"my_loss.py:one": from_file(folder / "my_loss.py", "fast_tp")}
-    with pytest.raises(JobError, match=r'a variant of tp_block says so: @variant\(workload="tp_block"\)$'):
+    with pytest.raises(JobError, match=r'a variant of tp_block needs the decorator @variant\(workload="tp_block"\)$'):
         parse_job({"variant": "my_loss.py:one", "shape_workload": "tp_block"}, outside=outside)
-    with pytest.raises(JobError, match=r"\(shapes that fit: none\)$"):
+    with pytest.raises(JobError, match=r"\(shapes of entropy_loss: none\)$"):
         parse_job({"variant": "triton_tp", "shape_workload": "tp_block"})
 
 
@@ -138,9 +138,9 @@ def test_two_files_with_one_name_are_refused(folder: Path) -> None:
 
 def test_only_the_command_line_loads_code(folder: Path) -> None:
     """A configuration file or a row that names a file is a job of an unknown variant."""
-    with pytest.raises(JobError, match="no variant is called"):
+    with pytest.raises(JobError, match="only the command line may name a file"):
         parse_job({**PROBLEM, "variant": "../my_loss.py:fast_tp"})
-    with pytest.raises(JobError, match="no variant is called"):
+    with pytest.raises(JobError, match="only the command line may name a file"):
         parse_job({**PROBLEM, "variant": "my_loss.py:fast_tp", "outside": from_file(folder / "my_loss.py", "fast_tp")})
 
 
@@ -157,6 +157,7 @@ def test_a_task_carries_the_variant_and_a_row_its_version_but_no_folder(folder: 
     assert WorkerTask.load(folder / "task.json").job == job
     assert task.columns["variant"] == "my_loss.py:fast_tp"
     assert task.columns["variant_version"] == job.outside.version and len(job.outside.version) == 12
+    assert task.columns["package_versions"] is None
     job_column = str(task.columns["job"])
     assert str(folder) not in job_column.replace(f'"output_dir": "{folder}"', "")
 

@@ -33,9 +33,9 @@ def predict(rows, capsys):
     return run
 
 
-def prediction(head, gib, device_ms=None, error=0.1, wall_ms=None):
+def prediction(label, gib, device_ms=None, error=0.1, wall_ms=None):
     times = [value and Estimate(value, error) for value in (wall_ms, device_ms)]
-    return Prediction(head, LossSize(), *times, 0.0, 0.0, Estimate(gib, 0.01))
+    return Prediction(label, LossSize(), *times, 0.0, 0.0, Estimate(gib, 0.01))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,8 @@ def test_a_cell_that_ran_out_of_memory_does_not_fit(predict):
         assert found["pytorch_gather"]["memory"] == "OOM" and reason in found["pytorch_gather"]["memory_reason"]
         assert found["triton_tp"]["memory"] == "fits" and found["triton_tp"]["memory_reason"] is None
     larger = json.loads(predict(*OUT_OF_MEMORY, "--tokens", "64k", "--gpu-memory", "180", "--format", "json"))
-    assert larger["variants"]["pytorch_gather"]["memory"] == "fits"  # that cell tells nothing of a larger GPU
+    # The cell that ran out of memory tells nothing of a larger GPU.
+    assert larger["variants"]["pytorch_gather"]["memory"] == "fits"
 
 
 def test_between_the_largest_that_ran_and_one_that_did_not_a_cell_may_not_fit(predict):
@@ -121,7 +122,7 @@ def test_bytes_that_no_row_tells_are_unknown(tmp_path, capsys):
     assert main(["--rows", rows, "--tp", "8,1", "--format", "json"]) == 0
     several, one = [each["variants"]["triton_tp"] for each in json.loads(capsys.readouterr().out)]
     assert several["bytes_communicated"] is several["communication_ms"] is None
-    assert one["bytes_communicated"] == one["communication_ms"] == 0  # there is nothing to exchange on one rank
+    assert one["bytes_communicated"] == one["communication_ms"] == 0  # one rank exchanges nothing
 
 
 def test_wall_times_are_compared_with_wall_times():

@@ -46,9 +46,9 @@ def device_ms(size):
     return 0.3 + 0.7 * size.tokens / 1024 + ((0.2 + 1e-6 * sent(size)) if size.tp_size > 1 else 0.0)
 
 
-def cell(size, head="v", status="ok", wall=1.0, limit=100.0, **fields):
+def cell(size, label="v", status="ok", wall=1.0, limit=100.0, **fields):
     ms, gib = device_ms(size), 1e-3 * size.tokens
-    made = MeasuredCell(head, size, status, wall + ms, ms, gib, sent(size), limit, 4000.0)
+    made = MeasuredCell(label, size, status, wall + ms, ms, gib, sent(size), limit, 4000.0)
     return dataclasses.replace(made, **fields)
 
 
@@ -232,13 +232,13 @@ def test_a_model_needs_four_sizes_of_which_one_tells_the_memory():
 def test_facts_of_measured_cells():
     first, second, none = cell(Size(1), limit=80.0), cell(Size(2), limit=20.0), cell(Size(3), limit=None)
     failed = dataclasses.replace(none, status="oom")
-    found = cells_of(first, second, failed, dataclasses.replace(second, status="oom", head="w"))
-    assert found.memory_gib == 80.0 and found.copy_gb_per_s == 4000.0 and found.heads == ["v"]
+    found = cells_of(first, second, failed, dataclasses.replace(second, status="oom", label="w"))
+    assert found.memory_gib == 80.0 and found.copy_gb_per_s == 4000.0 and found.labels == ["v"]
     assert [each.memory_limit_gib for each in found.ran_out] == [80.0, 20.0]
     assert cells_of(failed).ran_out == [] and cells_of(failed).memory_gib is None
     assert cells_of(dataclasses.replace(first, copy_gb_per_s=None)).copy_gb_per_s is None
     many = cells_of(first, cell(Size(1), "w"), cell(Size(2), "w"))
-    assert many.heads == ["w", "v"]
+    assert many.labels == ["w", "v"]
 
 
 # Memory

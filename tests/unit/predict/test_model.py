@@ -31,7 +31,7 @@ def made(rows):
 
 def test_usable_rows(rows):
     found = measured(rows, WORKLOAD)
-    assert found.gpu == "NVIDIA H200" and set(found.heads) == set(synthetic.VARIANTS)
+    assert found.gpu == "NVIDIA H200" and set(found.labels) == set(synthetic.VARIANTS)
     assert {cell.status for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
     with pytest.raises(JobError, match="no row was measured on B300"):
         measured(rows, WORKLOAD, "B300")

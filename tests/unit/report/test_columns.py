@@ -26,7 +26,7 @@ def test_a_line_for_each_cell_with_the_columns_and_ratios(cells, frame):
         "peak_gib/device_ms",
     )  # fmt: skip
     assert table.rows == (
-        ("32768", "16384", "triton_tp", "ok", "0.200", "2.00x", "85.7%", "20.0x"),
+        ("32768", "16384", "triton_tp", "ok†", "0.200", "2.00x", "85.7%", "20.0x"),
         ("32768", "16384", "pytorch_gather", "oom", "-", "-", "-", "-"),
         ("65536", "32768", "pytorch_gather", "ok", "1.700", "1.00x", "-", "-"),
     )

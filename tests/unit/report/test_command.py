@@ -54,7 +54,7 @@ def test_broken_files_and_disagreement_are_told(add, tmp_path, capsys):
     (tmp_path / "bad.parquet").write_text("bad")
     assert main([str(tmp_path)]) == 0
     printed = capsys.readouterr()
-    assert "bad.parquet: passed over" in printed.err
+    assert "bad.parquet: skipped" in printed.err
     assert "different losses" in printed.err and "different losses" in printed.out
 
 

@@ -1,11 +1,13 @@
-"""Reports show options that mean the same as one column, and memory with that of CUDA graphs."""
+"""Reports show options that mean the same as one column, memory with that of CUDA graphs, and host-bound cells."""
 
 import pytest
 
 from tests.support.planned import job
+from tpbench.measure.bottleneck import Shares
 from tpbench.report import render
 from tpbench.report.arrange import arrange_rows
 from tpbench.report.columns import column_tables
+from tpbench.report.comparable import with_bound
 from tpbench.report.compare.pairs import pair_cells
 from tpbench.report.pivot import pivot
 from tpbench.report.study import study_tables
@@ -81,3 +83,21 @@ def test_a_table_of_columns_marks_the_memory_that_it_shows(add, frame):
         (table,) = column_tables(frame(), columns)
         assert (dict(zip(table.columns, table.rows[0], strict=True)).get("status")) == status
         assert bool(table.notes) == (status is not None)
+
+
+def test_a_row_from_before_the_bottleneck_was_measured_is_host_bound_by_its_clocks(add, frame):
+    for variant, device_ms, bound in (
+        ("triton_tp", 0.7, None), ("pytorch_tp_manual", 0.9, None), ("quack", 0.7, "wire"), ("liger", None, None),
+    ):  # fmt: skip
+        add(variant, 1.0, device_ms=device_ms, bound=bound)
+    rows = with_bound(frame())
+    found = dict(zip(rows["variant"], rows["bound"].astype(object).where(rows["bound"].notna(), None), strict=True))
+    assert found == {"triton_tp": "host", "pytorch_tp_manual": None, "quack": "wire", "liger": None}
+    assert [Shares(1 - idle, 0.0, idle).bound(1.0, 2.0) for idle in (0.3, 0.1)] == ["host", "memory"]
+
+
+@pytest.mark.parametrize(("columns", "marked"), [(("device_ms",), False), (("device_ms", "time_ms"), True)])
+def test_a_table_of_device_times_alone_has_no_mark_of_the_host(add, frame, columns, marked):
+    add("triton_tp", 1.0, device_ms=0.5)
+    (table,) = column_tables(frame(), columns)
+    assert ("ok†" in table.rows[0]) == marked

@@ -63,7 +63,7 @@ def test_the_tables_say_when_and_from_what_to_what_a_level_changed():
     assert lines[0] == "time_ms of 2 cells in 7 rows: 1 changed, 1 fails now"
     assert [line for line in lines if line.startswith("| ")] == [
         "| cell | first row after | ratio | before | after | p | what differs |",
-        "| :--- | ---: | ---: | ---: | ---: | ---: | :--- |",
+        "| :--- | :--- | ---: | ---: | ---: | ---: | :--- |",
         "| slow | 2026-11-22 12:00 | 2.000 | 1.000 ms | 2.000 ms | 0.0012 | "
         "git_commit aaaaaaaa to bbbbbbbb; git_dirty false to true |",
         "| slow | 2026-11-24 12:00 | 0.500 | 2.000 ms | 1.000 ms | 0.04 | nothing that rows record |",
@@ -71,7 +71,7 @@ def test_the_tables_say_when_and_from_what_to_what_a_level_changed():
         "| :--- | :--- | :--- |",
         "| quiet | oom | -: rank 0 ran out of memory |",
         "| cell | until | commit | kernels | torch | triton | driver | rows | level |",
-        "| :--- | ---: | :--- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| :--- | :--- | :--- | :--- | :--- | :--- | :--- | ---: | ---: |",
         "| slow | 2026-11-21 12:00 | aaaaaaaa | 3e684047 | 2.11.0 | - | - | 2 | 1.000 ms |",
         "| slow | 2026-11-24 12:00 | bbbbbbbb and changes | 3e684047 | 2.11.0 | - | - | 3 | 1.587 ms |",
         "| quiet | 2026-11-21 12:00 | aaaaaaaa | - | - | - | - | 2 | 1.000 ms |",
@@ -95,14 +95,15 @@ def test_csv_has_a_line_for_each_period_with_the_change_in_its_first_row():
     lines = render.comma_separated([at_a_period, within_a_period, never], TIME, 0.02, False).splitlines()
     assert lines[0] == (
         "cell,started_at,git_commit,git_dirty,kernels_version,tpbench_version,torch_version,triton_version,"
-        "driver_version,cuda_version,nccl_version,python_version,host,rows,level time_ms,ratio of change,p"
+        "driver_version,cuda_version,nccl_version,python_version,package_versions,host,rows,level time_ms,"
+        "ratio of change,p"
     )
     day = "2026-11-{} 12:00:00+00:00"
     assert lines[1:] == [
-        f"a,{day.format(20)},{'a' * 40},,,,,,,,,,h,2,1.0,,",
-        f"a,{day.format(22)},{'b' * 40},,,,,,,,,,g,1,2.718281828459045,2.5,0.01",
-        f"b,{day.format(20)},{'a' * 40},,,,,,,,,,,2,1.0,0.5,0.02",
-        f"c,{day.format(20)},{'a' * 40},,,,,,,,,,,1,1.0,,",
+        f"a,{day.format(20)},{'a' * 40},,,,,,,,,,,h,2,1.0,,",
+        f"a,{day.format(22)},{'b' * 40},,,,,,,,,,,g,1,2.718281828459045,2.5,0.01",
+        f"b,{day.format(20)},{'a' * 40},,,,,,,,,,,,2,1.0,0.5,0.02",
+        f"c,{day.format(20)},{'a' * 40},,,,,,,,,,,,1,1.0,,",
     ]
 
 

@@ -161,11 +161,11 @@ def test_more_is_better(add, frame):
 
 
 def test_a_metric_that_a_row_lacks(add, frame):
-    add("triton_tp", 1.0, device_ms=0.0)
+    add("triton_tp", 1.0, device_ms=0.0, bound="memory")
     add("pytorch_gather", 1.0)
     report = pivot(frame(), "device_ms")
     assert list(grid(report)[2].values()) == [["0.000 ms", "ok"]]
-    assert report.legend == ("ok: right, but without device_ms",)
+    assert report.legend == ("ok: correct, but without device_ms",)
 
 
 def test_a_wrong_cell_has_no_time_but_an_error(add, frame):

@@ -31,7 +31,7 @@ def test_a_line_for_each_cell(caps, frame):
     )  # fmt: skip
     lines = {line[3]: line[4:] for line in gpu.rows}
     assert lines == {
-        "triton_tp block_cap=4096 algorithm=two_reads": ("ok", "1.00x", "0.200", "0.148", "85.7%", "40", "0", "50.0%"),
+        "triton_tp block_cap=4096 algorithm=two_reads": ("ok†", "1.00x", "0.200", "0.148", "85.7%", "40", "0", "50.0%"),
         "triton_tp block_cap=16384 algorithm=two_reads": ("oom", *"-------"),
         "triton_tp block_cap=32768 algorithm=two_reads": (
             "ok",
@@ -45,7 +45,7 @@ def test_a_line_for_each_cell(caps, frame):
         ),
         "pytorch_gather compile=true": ("ok", "-", "1.700", *"-----"),
     }
-    assert cpu.rows[0][4] == "ok*" and "no measurement" in cpu.notes[0] and not gpu.notes
+    assert cpu.rows[0][4] == "ok*" and "no measurement" in cpu.notes[0] and gpu.notes[0].startswith("† host-bound")
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "csv"])

@@ -42,9 +42,18 @@ def test_only_correct_measurements_win(add, judge):
     (verdict,) = judge()
     assert verdict.fastest.column == "triton_tp" and verdict.runner_up.column == "pytorch_gather"
     assert verdict.ratio.value == pytest.approx(2) and verdict.doubts == ()
-    assert (
-        answer([verdict])
-        == "Fastest: triton_tp, 88% of the floor. pytorch_gather takes 2.0 times as long (device time)."
+    assert answer([verdict]) == (
+        "Fastest: triton_tp, at 88% of the hardware limit. pytorch_gather takes 2.0 times as long (device time). "
+        "Only Triton's interpreter ran liger, so there is no time to compare."
+    )
+
+
+def test_a_variant_without_a_competitor_is_not_called_fastest(add, judge):
+    add("pytorch_gather", time_ms=2.0, fraction_of_floor=0.5, device="cpu", gpu_name=None)
+    add("triton_tp", time_ms=9.0, interpreted=True, device="cpu", gpu_name=None)
+    assert answer(judge()) == (
+        "Measured alone: pytorch_gather, at 50% of the hardware limit (wall time). Only Triton's interpreter ran "
+        "triton_tp, so there is no time to compare."
     )
 
 
@@ -64,7 +73,7 @@ def test_device_time_leads_and_the_clocks_may_disagree(add, judge):
     add("pytorch_gather", **measured(1.5, wall=1.6))
     (verdict,) = judge()
     assert (verdict.clock, verdict.fastest.column, verdict.wall_fastest) == ("device_ms", "triton_tp", "pytorch_gather")
-    assert verdict.doubts == ("wall differs",)
+    assert verdict.doubts == ("wall differs", "host-bound")
     said = disagreement([verdict])
     assert said.startswith("By wall time another variant or other options are the fastest in 1 of 1 problems.")
     assert "device time triton_tp (1.000 ms, wall 3.000 ms), by wall time pytorch_gather (1.600 ms, device 1.5" in said
@@ -75,7 +84,7 @@ def test_wall_time_decides_if_a_cell_has_no_device_time(add, judge):
     add("pytorch_gather", time_ms=1.6)
     (verdict,) = judge()
     assert (verdict.clock, verdict.fastest.column) == ("time_ms", "pytorch_gather")
-    assert verdict.doubts == ("few samples",) and disagreement([verdict]) == ""
+    assert verdict.doubts == ("few samples", "host-bound") and disagreement([verdict]) == ""
     assert verdict.ratio.value == pytest.approx(3.0 / 1.6) and answer([verdict]).endswith("(wall time).")
 
 
@@ -118,7 +127,7 @@ def test_the_sentence_of_many_problems(add, judge):
             add(variant, **measured(time, vocab=vocab, fraction_of_floor=0.8 / time))
     found = judge()
     assert answer(found) == (
-        "Fastest: triton_tp in 2 of 3 compared problems (quack in 1), 80% of the floor. "
+        "Fastest: triton_tp in 2 of 3 compared problems (quack in 1), at 80% of the hardware limit. "
         "quack takes 2.0 times as long (medians, device time)."
     )
     add("megatron", **measured(0.1, vocab=8000))  # nothing to compare with

@@ -8,8 +8,8 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import cell, measured
-from tpbench.launcher.attempt import new_task, store
-from tpbench.results.compact import Busy, _alone, compact
+from tpbench.launcher.row import new_task, store
+from tpbench.results.compact import Busy, _locked, compact
 from tpbench.results.write import RowExists, row_exists
 
 
@@ -71,7 +71,7 @@ def test_what_may_be_taken_back_or_is_not_ours_stays(tmp_path: Path) -> None:
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, 2)
-    with _alone(tmp_path / "rows"), pytest.raises(Busy):
+    with _locked(tmp_path / "rows"), pytest.raises(Busy):
         compact(tmp_path)
 
 

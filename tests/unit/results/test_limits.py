@@ -14,8 +14,8 @@ from tpbench.results import files
 from tpbench.results.cells import changes, hardware, yields
 from tpbench.results.checksum import has_checksum, is_damaged, with_checksum
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT
-from tpbench.results.compacted import INDEX, moved, note
 from tpbench.results.find import row_files
+from tpbench.results.merged_index import INDEX, add_to_index, is_merged
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.results.schema import type_from_hint, type_of
@@ -143,14 +143,14 @@ def test_a_checksum_lies_before_the_footer_and_covers_all_bytes() -> None:
 
 
 def test_an_index_of_merged_rows_ends_a_torn_line(tmp_path: Path) -> None:
-    assert not moved(tmp_path, "a")
-    note(tmp_path, ["a", "b"])
-    assert moved(tmp_path, "a") and moved(tmp_path, "b") and not moved(tmp_path, "ab")
+    assert not is_merged(tmp_path, "a")
+    add_to_index(tmp_path, ["a", "b"])
+    assert is_merged(tmp_path, "a") and is_merged(tmp_path, "b") and not is_merged(tmp_path, "ab")
     with (tmp_path / INDEX).open("a") as file:
         file.write("tor")
-    note(tmp_path, ["c"])
-    assert (tmp_path / INDEX).read_text() == "a\nb\ntor\nc\n" and moved(tmp_path, "c")
-    note(tmp_path, ["d"])
+    add_to_index(tmp_path, ["c"])
+    assert (tmp_path / INDEX).read_text() == "a\nb\ntor\nc\n" and is_merged(tmp_path, "c")
+    add_to_index(tmp_path, ["d"])
     assert (tmp_path / INDEX).read_text() == "a\nb\ntor\nc\nd\n"
 
 

@@ -264,7 +264,7 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path, row, monkeypatch):
     (tmp_path / "\x1b[31m\nname.parquet").write_bytes(b"")
     frame, said = complaints(tmp_path)
     assert frame.row_id.tolist() == ["good"]
-    reasons = {Path(sentence.split(": ")[0]).name: sentence.partition("passed over, ")[2] for sentence in said}
+    reasons = {Path(sentence.split(": ")[0]).name: sentence.partition("skipped, ")[2] for sentence in said}
     assert set(reasons) == {"surrogate.parquet", "version.parquet", "pipe.parquet", "endless.parquet", "huge.parquet",
                             "[31m name.parquet"}  # fmt: skip
     assert reasons["pipe.parquet"] == reasons["endless.parquet"] == "it is no regular file"

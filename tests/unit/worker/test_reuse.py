@@ -142,7 +142,7 @@ class Gpu:
 def test_how_much_of_a_gpu_jobs_may_keep(
     ranks: int, free: list[int], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tpbench.worker.reuse.PATIENCE_S", 0.05)
+    monkeypatch.setattr("tpbench.worker.reuse.UNMAP_TIMEOUT_S", 0.05)
     process, here = ReusableProcess(), torch.device("cuda:0")
     Gpu(monkeypatch, *free)
     process.reusable = True

@@ -13,7 +13,7 @@ def _from_labels(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 # All arguments are optional. tpbench reads them without running this file, so they must be literals.
-@variant("three all-reduces and no tricks", unsupported_reason=_from_labels)
+@variant("three all-reduces in plain torch", unsupported_reason=_from_labels)
 def fast_tp(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare an iteration. This part is not timed: allocate buffers and compile here, but do not read the logits."""
     # shard.logits: (tokens, local vocab). shard.target: labels (tokens,), of the whole vocabulary.

@@ -85,11 +85,11 @@ def max_array_length() -> int:
 def rejection_message(stderr: str) -> str:
     """Return one line for the user when Slurm rejects jobs, from the several lines of sbatch."""
     lines = [line.removeprefix("sbatch: error: ").strip() for line in stderr.splitlines()]
-    message = f"Slurm does not take the jobs: {'; '.join(dict.fromkeys(filter(None, lines)))}"
+    message = f"Slurm rejects the jobs: {'; '.join(dict.fromkeys(filter(None, lines)))}"
     if not re.search("SubmitJob|job submit limit", stderr):
         return message
     return (
-        f"{message} (if it is their number, MaxSubmitJobs or a limit like it: none of them stays in the queue; run "
+        f"{message} (the sweep may exceed MaxSubmitJobs or a similar limit; none of its jobs stays in the queue: run "
         "fewer cells at a time, with resume=true)"
     )
 

@@ -1,5 +1,4 @@
-"""`scripts/collect.py SWEEP_DIR`: stores the rows of a sweep that was left to Slurm, and prints how each cell
-stands."""
+"""`scripts/collect.py SWEEP_DIR`: stores the rows of a sweep that was left to Slurm, and prints each cell's state."""
 
 from __future__ import annotations
 
@@ -11,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.launcher.attempt import FAILURES, Attempt, Outcome
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.leftovers import discard_rows
 from tpbench.launcher.locks import CellLocks
+from tpbench.launcher.outcome import FAILURES, Outcome
 from tpbench.launcher.plan import distinguish
 from tpbench.launcher.resume import superseded
 from tpbench.launcher.slurm import cluster
@@ -28,18 +28,20 @@ NO_JOB = "no job runs it: run the sweep again with resume=true"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the rows of jobs that died without one. Exits 0 when all cells ended well, 1 when one failed, and 3 when
-    some are not done yet."""
+    """Write the rows of jobs that ended without one.
+
+    The exit code is 0 if all cells ended well, 1 if one failed, and 3 if some are not done yet.
+    """
     parser = argparse.ArgumentParser(
         prog="collect.py",
-        description="Write the rows of Slurm jobs that died without one, and say of each cell how it stands.",
-        epilog="Exits with 0 when all cells ended well, 1 when one failed, 3 when some are not done yet.",
+        description="Write the rows of Slurm jobs that ended without one, and print the state of each cell.",
+        epilog="The exit code is 0 if all cells ended well, 1 if one failed, 3 if some are not done yet.",
     )
     parser.add_argument("sweep", type=Path, help="a sweep's folder: OUTPUT_DIR/sweeps/SWEEP_ID")
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
     try:
         if not (attempts := attempts_of(sweep)):
-            parser.error(f"{sweep} is no sweep's folder: it holds no cells")
+            parser.error(f"{sweep} is no sweep's folder: it contains no cells")
         return _collect(attempts)
     except JobError as error:
         parser.error(str(error))
@@ -54,12 +56,11 @@ def _collect(attempts: Sequence[Attempt]) -> int:
     failed = busy = 0
     cells = distinguish([each.cell for each in attempts])
     for each, outcome, cell in zip(submitted, outcomes, cells, strict=True):
-        others = None if outcome or each.wanted else _of_another(each.attempt, stored)
-        if row := outcome.row if outcome else others:
+        other_row = None if outcome or each.wanted else _row_of_another_sweep(each.attempt, stored)
+        if row := outcome.row if outcome else other_row:
             reason = str(row["reason"] or "").partition("\n")[0]
-            result = " ".join(
-                filter(None, (str(row["status"]), reason, f"(sweep {row['sweep_id']})" if others else ""))
-            )
+            sweep = f"(sweep {row['sweep_id']})" if other_row else ""
+            result = " ".join(filter(None, (str(row["status"]), reason, sweep)))
             failed += row["status"] in FAILURES
         else:
             state = states.get(each.job_id, cluster.UNKNOWN)
@@ -85,7 +86,7 @@ def _tidy(outcomes: Sequence[Outcome], stored: Mapping[str, pd.DataFrame]) -> No
     locks.close()
 
 
-def _of_another(attempt: Attempt, stored: Mapping[str, pd.DataFrame]) -> dict[str, Any] | None:
+def _row_of_another_sweep(attempt: Attempt, stored: Mapping[str, pd.DataFrame]) -> dict[str, Any] | None:
     """Return the row that another sweep has of a cell whose attempt here was abandoned.
 
     It is a later row, or a measurement that made the attempt superfluous.
@@ -94,10 +95,10 @@ def _of_another(attempt: Attempt, stored: Mapping[str, pd.DataFrame]) -> dict[st
     if rows is None:
         return None
     rows = rows[rows["key"] == attempt.cell.job.key]
-    stands = [
+    replaces = [
         row["started_at"] > attempt.task.started_at
         or (row["status"] in MEASURED and not changes(row, attempt.task.columns))
         for row in plain_rows(rows)
     ]
-    found = plain_rows(newest(rows.loc[stands]).sort_values("finished_at").tail(1))
+    found = plain_rows(newest(rows.loc[replaces]).sort_values("finished_at").tail(1))
     return found[0] if found else None

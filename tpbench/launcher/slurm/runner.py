@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from tpbench.handover.rendezvous import create_secret
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, Outcome, StartAttempt
+from tpbench.launcher.attempt import Attempt, StartAttempt
 from tpbench.launcher.display import Display
 from tpbench.launcher.leftovers import abandon
 from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.arrays import split_into_arrays
@@ -25,9 +26,9 @@ from tpbench.launcher.slurm.partition import Partition
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.launcher.slurm.submitted import SUBMITIT, Submitted, left_behind, record
 from tpbench.measure import machine
-from tpbench.settings import JobError
+from tpbench.settings import JobError, spelled
 
-SETTLE_S = 10.0
+ROW_DELAY_S = 10.0
 """Time after a job's end in which its row may become visible: network file systems show new files late."""
 
 
@@ -37,11 +38,11 @@ class Slurm:
     def __init__(self, settings: SlurmSettings, options: SweepOptions) -> None:
         if (options.retries or options.throttle == "retry") and not options.wait:
             name = "retries" if options.retries else "throttle=retry"
-            raise JobError(f"{name} needs wait=true: a sweep that leaves sees no job end")
+            raise JobError(f"{name} needs wait=true: with wait=false the sweep exits before its jobs end")
         of_one_host = {"order": "interleaved", "reuse": True, "parallel": "auto"}
         if asked := [name for name, value in of_one_host.items() if getattr(options, name) == value]:
-            said = " and ".join(f"{name}={str(of_one_host[name]).lower()}" for name in asked)
-            raise JobError(f"{said}: that is for one host, with hydra/launcher=torchrun")
+            said = " and ".join(f"{name}={spelled(of_one_host[name])}" for name in asked)
+            raise JobError(f"{said}: works on one host only, with hydra/launcher=torchrun")
         self.settings, self.wait = settings, options.wait
         self.target = Partition.find(settings)
         # The software is the cluster's too; its GPUs are unknown here, and each row names them.
@@ -69,7 +70,7 @@ class Slurm:
             if each.outcome(state) is None:
                 cell = by_key[each.attempt.cell.job.key]
                 self.adopted[cell.index] = replace(each, attempt=replace(each.attempt, cell=cell))
-        return {index: f"is Slurm job {each.job_id} already" for index, each in self.adopted.items()}
+        return {index: f"already submitted as Slurm job {each.job_id}" for index, each in self.adopted.items()}
 
     def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
         """Submit all cells, and yield each outcome as its job ends. Cancels all other jobs when it is closed."""
@@ -93,7 +94,10 @@ class Slurm:
                 done, waiting = waiting, []
                 for each in done:
                     yield Outcome(
-                        each.attempt.cell, None, f"is Slurm job {each.job_id}", sweep=each.attempt.folder.parent
+                        each.attempt.cell,
+                        None,
+                        f"submitted as Slurm job {each.job_id}",
+                        sweep=each.attempt.folder.parent,
                     )
         finally:
             for each in waiting:
@@ -136,13 +140,13 @@ class Slurm:
 
     def _collect(self, waiting: list[Submitted], display: Display) -> Iterator[Outcome]:
         """Yield the outcomes. Removes each job from `waiting` once it has its outcome."""
-        looked = float("-inf")
+        queried_at = float("-inf")
         states: dict[str, JobState] = {}
         ended: dict[str, float] = {}
         while waiting:
             now = time.monotonic()
-            if now - looked > self.settings.poll_s:
-                looked = now
+            if now - queried_at > self.settings.poll_s:
+                queried_at = now
                 states |= cluster.states(each.job_id for each in waiting)
                 for job_id, state in states.items():
                     if state in ENDED:
@@ -151,11 +155,10 @@ class Slurm:
                         ended.pop(job_id, None)  # requeued
             for each in list(waiting):
                 state = states.get(each.job_id, JobState("PENDING"))
-                settled = now - ended.get(each.job_id, now) > (
-                    SETTLE_S if state == "COMPLETED" else self.settings.poll_s
-                )
                 display.set_status(each.attempt.cell, f"job {each.job_id}: {state.text}")
-                if (each.attempt.has_row or settled) and (outcome := each.outcome(state)):
+                delay_s = ROW_DELAY_S if state == "COMPLETED" else self.settings.poll_s
+                has_ended = now - ended.get(each.job_id, now) > delay_s
+                if (each.attempt.has_row or has_ended) and (outcome := each.outcome(state)):
                     waiting.remove(each)
                     self.tried[each.attempt.cell.index] = each.job_id
                     yield outcome

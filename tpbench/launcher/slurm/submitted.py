@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tpbench.handover.task import TASK_FILE
 from tpbench.launcher import failure
-from tpbench.launcher.attempt import Attempt, Outcome
+from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.slurm.cluster import ENDED
 
 JOB = "slurm_job"
@@ -21,17 +22,17 @@ SUBMITIT = "slurm"
 """Folder of submitit's files in the folder of a sweep."""
 
 NO_JOB = "nobody"
-"""Stands in place of a job's number once a later sweep has taken the cell over, or has ended the job."""
+"""Content of the file JOB, in place of a number, once a later sweep has taken over the cell or has ended the job."""
 
-ENDS = {
+CAUSES = {
     "TIMEOUT": ("timeout", "at Slurm's time limit"),
-    "CANCELLED": ("error", "because somebody cancelled it"),
+    "CANCELLED": ("error", "because it was cancelled"),
     "OUT_OF_MEMORY": ("error", "because it took more memory than it had asked for"),
-    "PREEMPTED": ("error", "for another job, and it was not requeued"),
-    "NODE_FAIL": ("error", "with its node"),
+    "PREEMPTED": ("error", "because another job preempted it, and it was not requeued"),
+    "NODE_FAIL": ("error", "because its node failed"),
     "GONE": ("error", "and Slurm does not know it any more"),
 }
-"""By Slurm's state: the status of a cell whose job ended without a result, and the words for its end."""
+"""By Slurm's state: the status of a cell whose job ended without a result, and the cause of the job's end."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class Submitted:
             return None
         if self.attempt.has_result:
             return self.attempt.close()
-        status, how = ENDS.get(state, ("error", "before it could write a row"))
-        submitits = self.attempt.folder.parent / SUBMITIT / f"{self.job_id}_0_log.err"
-        words = failure.last_lines(self.attempt.folder) or failure.tail(submitits)
-        logs = f"; the last lines:\n{words}" if words else ""
-        return self.attempt.close(status, f"Slurm job {self.job_id} ended {how} ({state}){logs}")
+        status, cause = CAUSES.get(state, ("error", "before it wrote a row"))
+        submitit_log = self.attempt.folder.parent / SUBMITIT / f"{self.job_id}_0_log.err"
+        lines = failure.last_lines(self.attempt.folder) or failure.tail(submitit_log)
+        logs = f"; the last lines:\n{lines}" if lines else ""
+        return self.attempt.close(status, f"Slurm job {self.job_id} ended {cause} ({state}){logs}")
 
 
 def record(folder: Path, job_id: str) -> bool:

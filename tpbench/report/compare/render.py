@@ -43,7 +43,7 @@ def markdown(comparison: Comparison) -> str:
 def _document(comparison: Comparison) -> writer.TextDocument:
     shared = shared_notes(comparison)
     rows = [_texts(each, comparison, shared) for each in _sorted(comparison)]
-    table = writer.TextTable(COLUMNS, rows, left=("cell", "verdict", "note"))
+    table = writer.TextTable(COLUMNS, rows)
     return writer.TextDocument(
         [table],
         caption=summary(comparison),
@@ -121,7 +121,7 @@ def page(comparison: Comparison) -> str:
         "comparison.html.j2",
         title="tpbench comparison",
         summary=f"{summary(comparison)}.",
-        table=PageTable("comparison", COLUMNS, rows, keys=2),
+        table=PageTable("comparison", COLUMNS, rows),
         method=" ".join([*_shared_sentence(shared), *map(_sentence, method(comparison))]),
     )
 

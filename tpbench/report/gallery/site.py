@@ -13,6 +13,7 @@ from tpbench.report.gallery.winners import Machine, Problem, headlines, measured
 from tpbench.report.metric import counted, ratio_text
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, quantity, words
 from tpbench.report.page.document import page
+from tpbench.report.page.machines import period
 from tpbench.report.page.template import render_page
 from tpbench.report.records import value_text
 from tpbench.report.verdicts import CLOCKS, Verdict
@@ -73,28 +74,28 @@ def _table(
         cells = [_cell(each.by_machine.get(at)) for at in range(len(machines))]
         rows.append([*([words(each.workload)] if with_workload else []), words(each.name, 300), *cells])
     heads = [*(["workload"] if with_workload else []), "problem"]
-    return PageTable(name, [*heads, *(each.name for each in machines)], rows, keys=len(heads), digits="none")
+    return PageTable(name, [*heads, *(each.name for each in machines)], rows, digits="none")
 
 
 def _cell(verdict: Verdict | None) -> PageCell:
-    """Return the fastest variant with its time, then the next variant with its ratio."""
+    """Return the fastest variant with its time, and in a second line the next variant with its ratio."""
     if verdict is None or verdict.fastest is None:
         return MISSING_CELL
     second = verdict.runner_up
-    behind = f"; {second.column} {ratio_text(verdict.ratio.value)}" if second and verdict.ratio else ""
+    behind = f"{ratio_text(verdict.ratio.value)} {second.column}" if second and verdict.ratio else ""
     time = quantity(verdict.time_ms, "ms").text
     clock = "" if verdict.clock == "device_ms" else f" {CLOCKS[verdict.clock]}"
-    return PageCell(f"{verdict.fastest.column} {time}{clock}{behind}", verdict.time_ms)
+    return PageCell(f"{verdict.fastest.column} {time}{clock}", verdict.time_ms, "first", detail=behind)
 
 
 def _part(entry: Entry) -> EntryPart:
     times = sorted(entry.frame["finished_at"].dropna())
-    when = f", measured {times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}" if times else ""
+    when = f", measured {period(times[0], times[-1])}" if times else ""
     refused = [[words(each.row_id), words(each.variant), words(each.reason, 400)] for each in entry.refused]
     hardware = sorted({value_text(name) for name in entry.frame["gpu_name"].dropna()})
     return EntryPart(
         entry,
         f"{counted(len(entry.frame), 'row')}{when}{', ' + ', '.join(hardware) if hardware else ''}",
-        PageTable("refused rows", ["row", "variant", "reason"], refused, keys=3, digits="none"),
+        PageTable("refused rows", ["row", "variant", "reason"], refused, digits="none"),
         counted(len(entry.faults), "warning"),
     )

@@ -62,14 +62,13 @@ def _document(all_series: Sequence[Series], shown: Metric, threshold: float, all
         unchanged = len(all_series) - len(changed)
         notes.append(f"{counted(unchanged, 'cell')} did not change: --all lists their levels, too.")
     tables = [
-        writer.TextTable(CHANGES, _change_lines(changed, shown), "Changes", left=("cell", "what differs")),
+        writer.TextTable(CHANGES, _change_lines(changed, shown), "Changes"),
         writer.TextTable(
             ("cell", "status", "first failure"),
             [[printable(each.name), *_failure(each)] for each in failed],
             "Cells that fail now",
-            left=("cell", "status", "first failure"),
         ),
-        writer.TextTable(LEVELS, levels, "Levels by commit and software", notes=notes, left=("cell", "commit")),
+        writer.TextTable(LEVELS, levels, "Levels by commit and software", notes=notes),
     ]
     method = [
         f"A change is a point of a cell's rows where the level differs by more than {100 * threshold:.3g}%, and a t "

@@ -19,7 +19,7 @@ from tpbench.report.records import Record, is_measurement, value_text
 
 STACK = (
     "git_commit", "git_dirty", "kernels_version", "tpbench_version", "torch_version", "triton_version",
-    "driver_version", "cuda_version", "nccl_version", "python_version", "host",
+    "driver_version", "cuda_version", "nccl_version", "python_version", "package_versions", "host",
 )  # fmt: skip
 """Columns that name the code, the packages and the machine of a row."""
 FAILED = ("oom", "wrong", "timeout", "error")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from tpbench.report.metric import number
+from tpbench.report.writer import columns_of_numbers
 from tpbench.results.printable import printable
 
 Digits: TypeAlias = Literal["all", "hidden", "none"]
@@ -20,9 +21,11 @@ class PageCell(NamedTuple):
     number: float | None = None
     """None: the cell is sorted by the number at the start of its text, or by its text."""
     kind: str = ""
-    """CSS class: best, bad or dim."""
+    """CSS class: best, bad, dim, or first for a cell whose first line is bold."""
     command: str = ""
     """Command that a button in the cell copies."""
+    detail: str = ""
+    """Text in a second line."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,6 @@ class PageTable:
     name: str
     columns: Sequence[str]
     rows: Sequence[Sequence[PageCell]]
-    keys: int = 1
-    """Number of the first columns that hold names and not values."""
     digits: Digits = "all"
     """Cells that carry all digits of their numbers: every cell, only cells whose text is no whole number, or none."""
     notes: Sequence[str] = ()
@@ -41,9 +42,9 @@ class PageTable:
 
     @property
     def left(self) -> str:
-        """The CSS classes of the columns that are aligned to the left: names that are no numbers."""
-        words = [at + 1 for at in range(self.keys) if all(row[at].number is None for row in self.rows)]
-        return " ".join(f"l{at}" for at in words)
+        """The CSS classes of the columns of words, which are aligned to the left."""
+        numeric = columns_of_numbers(len(self.columns), [[cell.text for cell in row] for row in self.rows])
+        return " ".join(f"l{at}" for at, right in enumerate(numeric, start=1) if not right)
 
     def sort_number(self, cell: PageCell) -> float | None:
         """Return the number that a cell carries besides its text, or None."""

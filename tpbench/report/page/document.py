@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from tpbench.report.agreement import disagreeing_rows
 from tpbench.report.answers import answer, disagreement, group_names, shared_facts
 from tpbench.report.arrange import arrange_rows
 from tpbench.report.grids import RecordGrid, heading
-from tpbench.report.metric import METRICS, counted, metric
+from tpbench.report.metric import METRICS, TITLES, counted, metric
 from tpbench.report.mixing import mixing_note
 from tpbench.report.page import tables
 from tpbench.report.page.cells import PageTable
 from tpbench.report.page.looks import Looks, assign_looks
-from tpbench.report.page.machines import FACTS, machines, machines_line
+from tpbench.report.page.machines import FACTS, machines, machines_line, period
 from tpbench.report.page.overview import failure_groups, verdict_tables
 from tpbench.report.page.pictures import PageFigure, block_caps, by_problem, by_size, floor_shares
 from tpbench.report.page.template import render_page
@@ -32,7 +33,6 @@ from tpbench.report.verdicts import CLOCKS, DOUBTS, GOOD, Verdict, verdict_colum
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.workloads import workloads
 
-_METRICS = ("device_ms", "time_ms", "fraction_of_floor", "peak_gib")
 _COLUMNS = (
     *METRICS, *FACTS, *verdict_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
     "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
@@ -43,12 +43,6 @@ _FIGURES = {
     "peak_gib": "Extra peak memory by size",
 }
 """Titles of the folded pictures, by metric."""
-_CAPTIONS = {
-    "device_ms": "Device time",
-    "time_ms": "Wall time",
-    "fraction_of_floor": "Share of the floor",
-    "peak_gib": "Extra peak memory",
-}
 
 
 @dataclass(frozen=True)
@@ -85,6 +79,7 @@ class WorkloadPart:
     """The answer of one workload, its picture, and its sections."""
 
     name: str
+    anchor: str
     summary: str
     answer: str
     disagreement: str
@@ -140,7 +135,7 @@ def _summary(records: tuple[Record, ...], rows: int) -> str:
     known = (*STATUSES, *(set(count) - set(STATUSES)))
     by_status = ", ".join(f"{count[status]} {status}" for status in known if count[status])
     times = sorted(record["finished_at"] for record in records if record["finished_at"] is not None)
-    when = f" Measured {times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}." if times else ""
+    when = f" Measured {period(times[0], times[-1])}." if times else ""
     older = f" ({rows - len(records)} older rows of the same cells are left out)" if rows > len(records) else ""
     return f"{len(records)} cells: {by_status}{older}.{when}"
 
@@ -155,6 +150,7 @@ def _part(
     figure, shown = _lead_figure([grid.problems for grid in grids], looks)
     return WorkloadPart(
         name=name,
+        anchor=f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
         summary=workload.summary if workload else "",
         answer=answer(of_all),
         disagreement=disagreement(of_all),
@@ -186,7 +182,7 @@ def _clock(grid: RecordGrid) -> str:
 
 def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, looks: Looks) -> PageSection:
     lead = metric_name or _clock(grid)
-    shown = [metric(lead), *tables.metrics_with_values(grid, [each for each in _METRICS if each != lead])]
+    shown = [metric(lead), *tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
     drawn = grid.problems
     figures = [by_size(drawn, each, looks, title) for each, title in _FIGURES.items()]
     figures += [block_caps(drawn, looks, "Share of the bandwidth by block cap"), step_traces(drawn)]
@@ -206,7 +202,7 @@ def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, 
 
 
 def _caption(name: str) -> str:
-    return f"{_CAPTIONS[name]} ({name})" if name in _CAPTIONS else name
+    return f"{TITLES[name]} ({name})" if name in TITLES else name
 
 
 def _studies(grid: RecordGrid) -> Iterable[StudySection]:
@@ -220,7 +216,7 @@ def _studies(grid: RecordGrid) -> Iterable[StudySection]:
 
 def _notes(metric_name: str | None) -> list[str]:
     """Return each method once."""
-    shown = dict.fromkeys((*_METRICS, *([metric_name] if metric_name else [])))
+    shown = dict.fromkeys((*TITLES, *([metric_name] if metric_name else [])))
     return [
         "time: device time where rows have it, else wall time. Device time is measured by events on the GPU with "
         "launches queued ahead; wall time also contains what Python and the launches take",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime
 
 from tpbench.report.page.cells import PageTable, words
 from tpbench.report.records import Record
@@ -21,16 +22,25 @@ FACTS = {
 
 def machines(records: Iterable[Record]) -> PageTable:
     """Return a table of the distinct combinations, with the number of rows of each. What all rows share is a note."""
-    counted = Counter(tuple(record[name] for name in FACTS) for record in records).most_common()
+    counted = Counter(tuple(_fact(name, record[name]) for name in FACTS) for record in records).most_common()
     distinct = [len({facts[at] for facts, _ in counted}) for at in range(len(FACTS))]
     labels = list(FACTS.values())
     varying = [at for at, number_of in enumerate(distinct) if number_of > 1]
-    shared = [
-        f"{labels[at]} {words(counted[0][0][at], 80).text}" for at, number_of in enumerate(distinct) if number_of == 1
-    ]
+    shared = [f"{labels[at]} {words(counted[0][0][at], 80).text}" for at, number in enumerate(distinct) if number == 1]
     rows = [[words(count), *(words(facts[at], 80) for at in varying)] for facts, count in counted]
     notes = [f"In all rows: {', '.join(shared)}."] if shared else []
-    return PageTable("what it ran on", ["rows", *(labels[at] for at in varying)], rows, keys=0, notes=notes)
+    return PageTable("what it ran on", ["rows", *(labels[at] for at in varying)], rows, notes=notes)
+
+
+def _fact(name: str, value: object) -> object:
+    """Return the value of a column. Eight digits identify a commit."""
+    return str(value)[:8] if name == "git_commit" and value else value
+
+
+def period(first: datetime, last: datetime) -> str:
+    """Return the days from the first to the last moment."""
+    days = dict.fromkeys(f"{each:%Y-%m-%d}" for each in (first, last))
+    return " to ".join(days)
 
 
 def machines_line(records: Iterable[Record], facts: str) -> str:
@@ -47,5 +57,5 @@ def machines_line(records: Iterable[Record], facts: str) -> str:
         if record["host"]
     }
     named = [f"{host} ({count} GPUs)" if count else host for host, count in sorted(hosts.items())]
-    where = [f"hosts {', '.join(named)}"] if named else []
+    where = [f"{'host' if len(named) == 1 else 'hosts'} {', '.join(named)}"] if named else []
     return "; ".join(["/".join(models) or "unknown hardware", *where, *filter(None, [facts])]) + "."

@@ -63,7 +63,7 @@ def verdict_tables(verdicts: Sequence[Verdict], looks: Looks) -> Verdicts:
     every = None
     if len(shown) < len(verdicts):
         rows = [[words(names[id(each.grid)]), *_cells(each), _trust_cell(each)] for each in verdicts]
-        every = PageTable("verdicts of all problems", ["group", "problem", *_COLUMNS], rows, keys=3, digits="none")
+        every = PageTable("verdicts of all problems", ["group", "problem", *_COLUMNS], rows, digits="none")
     return Verdicts(("problem", *_COLUMNS), groups, every, len(verdicts))
 
 
@@ -111,4 +111,4 @@ def failure_groups(groups: Sequence[FailureGroup]) -> PageTable:
          words(each.reason or "no reason given", 600), words("; ".join(each.cells), 600)]
         for each in groups
     ]  # fmt: skip
-    return PageTable("failures", ["cells", "status", "reason", "which"], rows, keys=0, digits="none")
+    return PageTable("failures", ["cells", "status", "reason", "which"], rows, digits="none")

@@ -44,7 +44,6 @@ def pivot_table(grid: RecordGrid, shown: Metric) -> PageTable:
         shown.name,
         [*made.keys, *made.columns],
         rows,
-        keys=len(made.keys),
         digits=digits,
         notes=[*notes, *mark_meanings(marks)],
     )
@@ -89,7 +88,7 @@ def distribution_table(grid: RecordGrid) -> PageTable:
             ])  # fmt: skip
     columns = ["problem", "variant", "clock", "samples", "median", "95% interval", "5th pct", "95th pct", "fastest",
                "slowest", "outliers", "skew between ranks"]  # fmt: skip
-    return PageTable("distributions", columns, rows, keys=3, digits="none")
+    return PageTable("distributions", columns, rows, digits="none")
 
 
 def _interval(low: float | None, high: float | None) -> PageCell:
@@ -111,7 +110,7 @@ def speedup_table(grid: RecordGrid) -> PageTable:
                 PageCell(f"{each.ratio.value:.3g}x", each.ratio.value), interval,
             ])  # fmt: skip
     columns = ["problem", "fastest", "over", "clock", "measured", "speed-up", "95% interval"]
-    return PageTable("speed-ups", columns, rows, keys=5)
+    return PageTable("speed-ups", columns, rows)
 
 
 def failure_table(grid: RecordGrid) -> PageTable:
@@ -123,7 +122,7 @@ def failure_table(grid: RecordGrid) -> PageTable:
         for cell in grid.cells()
         if cell.record["status"] != "ok"
     ]  # fmt: skip
-    return PageTable("failed cells", ["problem", "variant", "status", "reason", "logs", "row"], rows, keys=2)
+    return PageTable("failed cells", ["problem", "variant", "status", "reason", "logs", "row"], rows)
 
 
 def study_table(grid: RecordGrid, name: str, study: Study) -> PageTable:
@@ -170,7 +169,7 @@ def _cell_table(grid: RecordGrid, filled: Sequence[str], name: str, compared: Se
          _command(cell.record)]
         for at, cell in enumerate(grid.cells())
     ]  # fmt: skip
-    return PageTable(name, [*labels, "finished at", "measure again"], rows, keys=len(grid.key_names) + 1)
+    return PageTable(name, [*labels, "finished at", "measure again"], rows)
 
 
 def _command(record: Record) -> PageCell:

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from tpbench.report.grids import GridRow, RecordGrid
-from tpbench.report.metric import metric
+from tpbench.report.metric import TITLES, metric
 from tpbench.report.plots import style
 from tpbench.report.records import column_label, value_text
 from tpbench.report.size_panels import (
@@ -53,7 +53,7 @@ def draw_by_size(grid: RecordGrid, name: str, *, floor: bool = False) -> Figure 
         axes.set_title(textwrap.fill(title, letters))
         axes.set_xlabel(column_label(grid.key_names[axis]))
     for first, *others in axes_grid:
-        first.set_ylabel(f"{shown.name} ({shown.unit})")
+        first.set_ylabel(f"{TITLES.get(name, name).lower()} ({shown.unit})")
         first.tick_params(axis="y", which="minor", labelsize=6)
         for axes in others:  # minor ticks without labels are not worth the time to draw them
             axes.tick_params(axis="y", which="minor", left=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tpbench.report.plots import style
-from tpbench.workloads.study_data import Picture
+from tpbench.workloads.study_data import Panel, Picture
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PER_ROW = 3
@@ -27,37 +29,45 @@ def draw_panels(picture: Picture) -> Figure:
         axes.remove()
     grid = grid[: len(picture.panels)]
     for axes, panel in zip(grid, picture.panels, strict=True):
-        for line in panel.lines:
-            index = labels.index(line.label)
-            xs, ys = zip(*line.points, strict=True)
-            look = "--" if line.dashed else "-" if picture.ratios else ""
-            axes.plot(
-                xs, ys, label=None if line.dashed else line.label, color=style.colour(index),
-                marker=style.marker(index), linestyle=look,
-            )  # fmt: skip
-            for at, text in zip(line.points, line.texts, strict=False):
-                axes.annotate(text, at, (4, 3), textcoords="offset points", fontsize=6)
-        for mark in panel.vertical_lines:
-            colour = style.colour(labels.index(mark.label))
-            axes.axvline(mark.x, color=colour, linestyle=":" if mark.dotted else "-", linewidth=1)
+        _draw_series(axes, panel, labels, joined=picture.ratios)
         axes.set_title(panel.title)
         axes.set_xlabel(picture.x_label)
-        if picture.doubling:
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(picture.doubling, [f"{value:g}" for value in picture.doubling])
-            axes.set_xlim(picture.doubling[0] / 1.3, picture.doubling[-1] * 1.3)
-            axes.minorticks_off()
-        if picture.ratios:
-            axes.axhline(1, color=style.ink(), linewidth=1)
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-            if picture.doubling:
-                axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}x")
-        else:
-            points = [point for each in picture.panels for line in each.lines for point in line.points]
-            axes.set_xlim(0, 1.15 * max(x for x, _ in points))  # room for the text beside a point
-            axes.set_ylim(0, 1.1 * max(y for _, y in points))
+        _scale(axes, picture)
     for axes in grid[::across]:
         axes.set_ylabel(picture.y_label)
     style.common_legend(figure, grid, style.legend_columns(labels, figure.get_figwidth()))
     return figure
+
+
+def _draw_series(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool) -> None:
+    """Draw the series of one panel. The index of a label in `labels` chooses the colour and the marker."""
+    for line in panel.lines:
+        index = labels.index(line.label)
+        xs, ys = zip(*line.points, strict=True)
+        axes.plot(
+            xs, ys, label=None if line.dashed else line.label, color=style.colour(index),
+            marker=style.marker(index), linestyle="--" if line.dashed else "-" if joined else "",
+        )  # fmt: skip
+        for at, text in zip(line.points, line.texts, strict=False):
+            axes.annotate(text, at, (4, 3), textcoords="offset points", fontsize=6)
+    for mark in panel.vertical_lines:
+        colour = style.colour(labels.index(mark.label))
+        axes.axvline(mark.x, color=colour, linestyle=":" if mark.dotted else "-", linewidth=1)
+
+
+def _scale(axes: Axes, picture: Picture) -> None:
+    if picture.doubling:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(picture.doubling, [f"{value:g}" for value in picture.doubling])
+        axes.set_xlim(picture.doubling[0] / 1.3, picture.doubling[-1] * 1.3)
+        axes.minorticks_off()
+    if picture.ratios:
+        axes.axhline(1, color=style.ink(), linewidth=1)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+        if picture.doubling:
+            axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}x")
+        return
+    points = [point for each in picture.panels for line in each.lines for point in line.points]
+    axes.set_xlim(0, 1.15 * max(x for x, _ in points))  # room for the text beside a point
+    axes.set_ylim(0, 1.1 * max(y for _, y in points))

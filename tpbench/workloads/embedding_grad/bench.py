@@ -207,7 +207,7 @@ class EmbeddingGradSession:
 
     def _index_alone(self) -> None:
         assert self.index is not None
-        self.index.passes_queued()
+        self.index.prepare_next_step()
         self.index.begin_forward()
 
     def _predicted_crossover(self, copy_gb_per_s: float) -> float:

@@ -28,8 +28,8 @@ class Crossover:
     measured: float | None
     predicted: float | None
     """By the formula, which describes all-to-alls alone with nothing beside them."""
-    without: str
-    """The measured range, if no crossover lies in it."""
+    measured_range: str
+    """The densities that were measured, if no crossover lies between them."""
     by_wall_clock: str
     """The same of wall times, as text: the density, or the measured range."""
 
@@ -48,14 +48,14 @@ def tables(rows: Sequence[Row]) -> list[StudyTable]:
         lines = tuple(
             (
                 _crossover_name(end, several),
-                end.without or _percent(end.measured),
+                end.measured_range or _percent(end.measured),
                 _percent(end.predicted),
                 _percent(end.error),
                 end.by_wall_clock,
             )
             for end in ends
         )
-        columns = ("variant", "measured", "predicted", "off", "by wall clock")
+        columns = ("variant", "measured", "predicted", "prediction error", "by wall clock")
         made.append(StudyTable(f"density at which {DENSE} becomes faster", columns, lines))
     return made
 
@@ -109,12 +109,12 @@ def crossovers(times: Iterable[DensityTime]) -> list[Crossover]:
             continue
         dense_ms = median(each.dense_ms for each in line if each.dense_ms is not None)
         dense_wall_ms = median(each.dense_wall_ms for each in line if each.dense_wall_ms is not None)
-        measured, without = _measured([(each.density, each.ms) for each in line], dense_ms)
-        by_wall, without_by_wall = _measured([(each.density, each.wall_ms) for each in line], dense_wall_ms)
+        measured, measured_range = _measured([(each.density, each.ms) for each in line], dense_ms)
+        by_wall, wall_range = _measured([(each.density, each.wall_ms) for each in line], dense_wall_ms)
         predictions = [each.predicted for each in line if each.predicted is not None]
         described = variant.split()[0] == PREDICTED and not facts_of(group)["overlap_ms"]
         predicted = median(predictions) if described and predictions else None
-        found.append(Crossover(group, variant, measured, predicted, without, without_by_wall or _percent(by_wall)))
+        found.append(Crossover(group, variant, measured, predicted, measured_range, wall_range or _percent(by_wall)))
     return found
 
 

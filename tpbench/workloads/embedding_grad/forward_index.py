@@ -28,8 +28,8 @@ class ForwardIndex(ABC):
     def begin_forward(self) -> None:
         """Set `rows` for the forward pass, which is queued next."""
 
-    def passes_queued(self) -> None:  # noqa: B027  # only the early index works ahead
-        """Work ahead: the host has queued both passes of this step."""
+    def prepare_next_step(self) -> None:  # noqa: B027  # only the early index begins before its step
+        """Begin the index of the next step. The host calls this after it has queued both passes of this step."""
 
     def complaint(self) -> str | None:
         """Return why the index of the last step is wrong, or None."""
@@ -72,14 +72,14 @@ class EarlyIndex(ForwardIndex):
         self.copy_ends: list[Any] = [None, None]
         self.passes_end: list[Any] = [None, None]
         self.slot = 0
-        self.passes_queued()
+        self.prepare_next_step()
 
     def begin_forward(self) -> None:
         self.rows = self.copied[self.slot]
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_event(self.copy_ends[self.slot])
 
-    def passes_queued(self) -> None:
+    def prepare_next_step(self) -> None:
         """Hash the tokens of the next step and start their copy."""
         if self.stream is not None:
             self.passes_end[self.slot] = torch.cuda.current_stream(self.device).record_event()

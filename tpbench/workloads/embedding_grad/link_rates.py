@@ -47,7 +47,7 @@ def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, st
         received, sent = output[: sum(splits)], inputs.grad[: sum(splits)]
         return stopwatch.samples_ms(lambda: comm.all_to_all(received, sent, splits, splits))
 
-    # A hiccup can outlast a whole series of such short transfers. The least of several series is the machine's.
+    # A disturbance can outlast a whole series of such short transfers: the least of several series counts.
     latency_ms = min(median(all_to_all(1)) for _ in range(SERIES))
     transfers = [_without_latency(ms, latency_ms) for ms in all_to_all(rows_per_rank)]
     dense = stopwatch.samples_ms(lambda: comm.reduce_scatter_mean(output[:rows_per_rank], inputs.grad))

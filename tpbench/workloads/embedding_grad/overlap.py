@@ -78,7 +78,7 @@ class OverlappedIteration:
         self.delayed = any(phase.after != "backward" for phase in by_point["backward"])
         self.stand_in, self.device = stand_in, device
         self.begin_forward = index.begin_forward if index else do_nothing
-        self.passes_queued = index.passes_queued if index else do_nothing
+        self.prepare_next_step = index.prepare_next_step if index else do_nothing
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.thread = ThreadPoolExecutor(max_workers=1) if device.type == "cpu" else None
 
@@ -88,7 +88,7 @@ class OverlappedIteration:
             started = [self.thread.submit(self.after_batch)]
             self.begin_forward()
             self.stand_in.forward()
-            started += [self.thread.submit(self.after_forward), self.thread.submit(self.passes_queued)]
+            started += [self.thread.submit(self.after_forward), self.thread.submit(self.prepare_next_step)]
             self.stand_in.backward()
             for transfer in started:
                 transfer.result()
@@ -102,7 +102,7 @@ class OverlappedIteration:
         self.stand_in.forward()
         forward_done = compute.record_event()
         self.stand_in.backward()
-        self.passes_queued()
+        self.prepare_next_step()
         with torch.cuda.stream(self.stream):
             self.after_batch()
             self.stream.wait_event(forward_done)

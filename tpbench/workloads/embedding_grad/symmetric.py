@@ -116,7 +116,7 @@ class PeerInboxes:
         own, rank = self.inputs.own_slice, self.inputs.rank
         merge_kernel.merge_inbox(own, self.values, self.marks, self.epoch, rank=rank, scale=scale)
 
-    def sizes(self, touched: Sequence[int]) -> list[int]:
+    def pushed_bytes(self, touched: Sequence[int]) -> list[int]:
         """Return the bytes pushed to each rank, from the number of touched rows that each rank owns."""
         row_bytes = self.inputs.row_bytes + traffic.MARK_BYTES
         return [0 if owner == self.inputs.rank else count * row_bytes for owner, count in enumerate(touched)]
@@ -152,7 +152,7 @@ class SparseSymmetric(SparseExchange):
     def push(self) -> None:
         """Write the rows into their owners' inboxes and wait for the rows of all ranks."""
         assert self.touched is not None
-        self.comm.count_push(self.peers.sizes(self.touched.counts))
+        self.comm.count_push(self.peers.pushed_bytes(self.touched.counts))
         self.peers.push(self.touched.rows)
 
     def merge(self) -> None:
@@ -202,7 +202,7 @@ class SparseSymmetricGpu(Exchange):
         self.peers.verify()
         owners = self.known_rows() // self.inputs.partition.rows_per_rank
         self.comm.reset()
-        self.comm.count_push(self.peers.sizes(torch.bincount(owners, minlength=self.comm.world_size).tolist()))
+        self.comm.count_push(self.peers.pushed_bytes(torch.bincount(owners, minlength=self.comm.world_size).tolist()))
         return self.inputs.own_slice
 
     def expected_bytes(self) -> list[int]:

@@ -58,7 +58,7 @@ class TrafficIteration:
             self.after_forward()
         self._backward()
         if self.index is not None:
-            self.index.passes_queued()
+            self.index.prepare_next_step()
         if self.delayed and self.exchange_stream is not None:
             torch.cuda.current_stream(self.device).synchronize()  # the host, too, starts late
         self._wait_for_compute(self.exchange_stream)

@@ -71,7 +71,7 @@ def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
 
 
 @WORKLOAD.variant(
-    "the same, but the touched rows are found by torch.unique on the device",
+    "sparse_all_to_all whose touched rows are found by torch.unique on the device",
     options={"merge", "transfers"},
     requires=("triton",),
     no_graph_reason=NO_GRAPH,

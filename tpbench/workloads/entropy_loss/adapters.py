@@ -17,6 +17,7 @@ from tpbench.workloads.entropy_loss.differentiated import (
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
+from tpbench.workloads.ring_bytes import bytes_of_all_reduce
 
 
 def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
@@ -144,7 +145,7 @@ def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
         return row_loss.sum() / count, row_loss
 
     gathered = 4 * shard.tokens * (shard.tp_size - 1)
-    summed = 2 * 4 * shard.tokens * (shard.tp_size - 1) // shard.tp_size
+    summed = bytes_of_all_reduce(4 * shard.tokens, shard.tp_size)
     return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=gathered + summed)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output
+from tpbench.workloads.ring_bytes import bytes_of_all_reduce
 
 
 def differentiated(logits: Tensor, loss_of: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Output:
@@ -28,5 +29,5 @@ def rows_that_count(shard: Shard) -> Tensor:
 
 
 def bytes_of_three_all_reduces(shard: Shard) -> int:
-    """Return the bytes of three fp32 all-reduces (maximum, sum, label's logit), each once around a ring and back."""
-    return 3 * 2 * (shard.tp_size - 1) * shard.tokens * 4 // shard.tp_size
+    """Return the bytes that a rank sends in all-reduces of each row's maximum, sum and label's logit, in fp32."""
+    return bytes_of_all_reduce(3 * 4 * shard.tokens, shard.tp_size)

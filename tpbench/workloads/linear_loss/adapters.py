@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.linear_loss.in_torch import bytes_all_reduced, differentiated
+from tpbench.workloads.linear_loss.in_torch import bytes_of_gradient, bytes_of_statistics, differentiated
 from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
-from tpbench.workloads.linear_loss.output import Step
+from tpbench.workloads.linear_loss.output import Output, Step
+from tpbench.workloads.linear_loss.peers import quack_chunk_rows
 from tpbench.workloads.linear_loss.problem import LinearLoss
 
 
@@ -30,10 +32,28 @@ def liger(problem: LinearLoss, shard: Shard) -> Step:
     )
 
 
+def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
+    """https://github.com/linkedin/Liger-Kernel: liger_fused_linear_cross_entropy_sm90, whose products are CuTe kernels.
+
+    It stores all logits in bfloat16 and overwrites them with their gradient.
+    """
+    from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import liger_fused_linear_cross_entropy_sm90
+
+    return Step(
+        lambda: differentiated(
+            problem,
+            shard,
+            lambda hidden, weight: liger_fused_linear_cross_entropy_sm90(
+                hidden, weight, shard.labels, ignore_index=IGNORED
+            ),
+        )
+    )
+
+
 def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/apple/ml-cross-entropy: linear_cross_entropy, which stores no logits.
 
-    On several ranks with VocabParallelOptions, which sums the hidden states' gradient in fp32.
+    On several ranks VocabParallelOptions make it sum the hidden states' gradient over the ranks, in fp32.
     """
     from cut_cross_entropy import linear_cross_entropy
 
@@ -48,30 +68,36 @@ def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
         loss: Tensor = linear_cross_entropy(hidden, weight, shard.labels, **options)
         return loss.float()
 
-    statistics = 3 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
+    sum_in_fp32 = bytes_of_gradient(problem, shard) * 4 // shard.hidden.itemsize
     return Step(
-        lambda: differentiated(problem, shard, loss_of, summed=True),
-        statistics + bytes_all_reduced(problem, shard) * 4 // shard.hidden.itemsize,
+        lambda: differentiated(problem, shard, loss_of, summed=True), bytes_of_statistics(3, shard) + sum_in_fp32
     )
 
 
 def verl(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/volcengine/verl, verl/utils/kernel: linear_cross_entropy, of log-probabilities and entropies.
 
-    It has no ignored labels, so their rows get a loss and a gradient of zero here.
+    It has no ignored labels, so their rows get a loss, an entropy and a gradient of zero here.
     """
     function = _verl_kernel().linear_cross_entropy
     assert shard.labels is not None
     labels, counts = shard.labels, shard.labels != IGNORED
     number = counts.sum().clamp(min=1)
+    entropy: Tensor | None = None
 
     def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
-        logprobs, _ = function(hidden, weight, labels, 1.0, "none", shard.group)
+        nonlocal entropy
+        logprobs, entropies = function(hidden, weight, labels, 1.0, "none", shard.group)
+        if problem.entropy:
+            entropy = entropies.detach().where(counts, 0.0)
         loss: Tensor = -logprobs.where(counts, 0.0).sum() / number
         return loss
 
-    statistics = 4 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
-    return Step(lambda: differentiated(problem, shard, loss_of), statistics + bytes_all_reduced(problem, shard))
+    def run() -> Output:
+        output = differentiated(problem, shard, loss_of)
+        return replace(output, entropy=entropy)
+
+    return Step(run, bytes_of_statistics(4, shard) + bytes_of_gradient(problem, shard))
 
 
 def _verl_kernel() -> Any:
@@ -87,15 +113,20 @@ def _verl_kernel() -> Any:
 
 
 def quack(problem: LinearLoss, shard: Shard) -> Step:
-    """https://github.com/Dao-AILab/quack: chunked_linear_cross_entropy, in chunks of 4096 rows."""
+    """https://github.com/Dao-AILab/quack: chunked_linear_cross_entropy, in chunks of 4096 rows where it can.
+
+    On Hopper, in bfloat16, a product's epilogue computes the exponentials and their sums.
+    """
     from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
+    chunk_size = quack_chunk_rows(problem)
+    assert chunk_size is not None  # the variant does not support others
     return Step(
         lambda: differentiated(
             problem,
             shard,
             lambda hidden, weight: chunked_linear_cross_entropy(
-                hidden, weight, shard.labels, ignore_index=IGNORED
+                hidden, weight, shard.labels, chunk_size=chunk_size, ignore_index=IGNORED
             ).float(),
         )
     )
@@ -131,10 +162,9 @@ def liger_native(problem: LinearLoss, shard: Shard) -> Step:
         loss: Tensor = row_loss.where(counts, 0.0).sum() / number
         return loss
 
-    statistics = 2 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
     return Step(
         lambda: differentiated(problem, shard, loss_of, summed=True),
-        statistics + bytes_all_reduced(problem, shard),
+        bytes_of_statistics(2, shard) + bytes_of_gradient(problem, shard),
         columns,
     )
 

@@ -78,10 +78,7 @@ class LinearLossSession(StepSession[Output]):
 
 
 def _iterations(step_ms: float, device: str) -> int:
-    """Return the number of iterations in which step and products together take about 6 s, within limits.
-
-    They are timed so often alternately, and twice so often in blocks.
-    """
+    """Return how many iterations of a step take about 3 s, within limits. The products are timed as often."""
     fewest, most = {"cuda": (6, 40), "cpu": (1, 1)}[device]
     return max(fewest, min(most, int(3000 / step_ms)))
 

@@ -14,6 +14,7 @@ from tpbench.comm.collectives import gather_rows
 from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
 from tpbench.workloads.linear_loss.output import Output, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.ring_bytes import bytes_of_all_reduce
 from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
 from tpbench.workloads.vocabulary import shard_bounds
 
@@ -47,8 +48,8 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
             loss.detach(), row_loss.detach(), None, _summed(grad @ shard.weight, shard), grad.t() @ shard.hidden
         )
 
-    matrices = (1 if shard.teacher is None else 2) * (shard.tp_size - 1) * problem.tokens * widest
-    return Step(run, matrices * shard.hidden.itemsize + bytes_all_reduced(problem, shard))
+    gathered = (1 if shard.teacher is None else 2) * (shard.tp_size - 1) * problem.tokens * widest
+    return Step(run, gathered * shard.hidden.itemsize + bytes_of_gradient(problem, shard))
 
 
 def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
@@ -73,8 +74,7 @@ def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
         loss: Any = output.loss
         return Output(loss.to_local().float(), None, None, output.grad_hidden, output.grad_weight)
 
-    statistics = 3 * 2 * (shard.tp_size - 1) * problem.tokens * 4 // shard.tp_size
-    return Step(run, statistics + bytes_all_reduced(problem, shard))
+    return Step(run, bytes_of_statistics(3, shard) + bytes_of_gradient(problem, shard))
 
 
 def compiled(problem: LinearLoss, shard: Shard) -> Step:
@@ -116,6 +116,11 @@ def _summed(grad: Tensor, shard: Shard) -> Tensor:
     return grad
 
 
-def bytes_all_reduced(problem: LinearLoss, shard: Shard) -> int:
-    """Return the bytes of an all-reduce of the hidden states' gradient."""
-    return 2 * shard.hidden.nbytes * (shard.tp_size - 1) // shard.tp_size if problem.trains else 0
+def bytes_of_statistics(numbers: int, shard: Shard) -> int:
+    """Return the bytes that a rank sends in all-reduces of so many fp32 numbers for each row."""
+    return bytes_of_all_reduce(numbers * 4 * shard.tokens, shard.tp_size)
+
+
+def bytes_of_gradient(problem: LinearLoss, shard: Shard) -> int:
+    """Return the bytes that a rank sends in an all-reduce of the hidden states' gradient. 0 without training."""
+    return bytes_of_all_reduce(shard.hidden.nbytes, shard.tp_size) if problem.trains else 0

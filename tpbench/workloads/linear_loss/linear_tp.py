@@ -11,6 +11,7 @@ from tpbench.kernels import LinearHow, entropy_loss, linear_entropy_loss
 from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
 from tpbench.workloads.linear_loss.output import Output, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.ring_bytes import bytes_of_all_reduce
 
 
 def _options(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
@@ -45,7 +46,11 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
     def columns() -> dict[str, Any]:
         return {} if last is None else {"chunks": last.chunks, "chunk_rows": last.chunk_rows}
 
-    restore = None if main_grad is None else lambda: _clear(main_grad)
+    def clear() -> None:
+        assert main_grad is not None
+        main_grad.zero_()
+
+    restore = None if main_grad is None else clear
     return Step(run, lambda: 0 if last is None else last.bytes_sent, columns, restore)
 
 
@@ -65,11 +70,7 @@ def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:
         grad_hidden = logits @ shard.weight
         if shard.group is not None:
             dist.all_reduce(grad_hidden, group=shard.group)
-            sent += 2 * grad_hidden.nbytes * (shard.tp_size - 1) // shard.tp_size
+            sent += bytes_of_all_reduce(grad_hidden.nbytes, shard.tp_size)
         return Output(result.loss, result.row_loss, result.entropy, grad_hidden, logits.t() @ shard.hidden)
 
     return Step(run, lambda: sent)
-
-
-def _clear(main_grad: torch.Tensor) -> None:
-    main_grad.zero_()

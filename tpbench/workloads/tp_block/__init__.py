@@ -4,6 +4,20 @@ Between layers each of p ranks holds tokens / p rows of the activations. Inside 
 and 1/p of the columns. Every pair of linears therefore costs an all-gather before the first (column-parallel) one and a
 reduce-scatter after the second (row-parallel) one. The backward pass swaps the two. All variants compute the same; they
 differ in when products and communication run: one after the other, or in chunks beside each other.
+
+The modules, in the order of a first reading:
+
+- Job: `problem` has the fields and the columns, `variants` a function for each variant.
+- Rank: `bench` is the session of a block, `stack` that of a stack of blocks (layers=N). `prepared` is what a variant
+  returns.
+- Layers: `block` builds a block from `layers`. `autograd` and `linear_operations` compute a sharded linear under a
+  schedule. `sharded_linear` says which part of a weight a rank has. `rotary` rotates queries and keys.
+- Schedules of a product and its collective: `schedule` has the interface and the plain ones. The overlapped ones are
+  `ring`, `copy_engine` (with `local_copy`), `symm_mem` and `compiled`.
+- block_auto: `autotune` tries schedules, `choice` decides by the measured times, `graphed` captures the passes.
+- Correctness: `inputs` makes activations and weights. `oracle` and `stack_oracle` compute in float64, and `errors`
+  compares.
+- Measurement: `costs`, `machine_rates`, `isolated_operations`, `exposed_communication`, `trace`, `overlap_study`.
 """
 
 from tpbench.workloads.tp_block import variants as variants

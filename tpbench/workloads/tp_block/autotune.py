@@ -31,13 +31,13 @@ from tpbench.workloads.tp_block.ring import RingSchedule
 from tpbench.workloads.tp_block.schedule import LinearPlan, Schedule, SequentialSchedule
 from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
-OPERATIONS = 8
+OPERATION_ITERATIONS = 8
 """Most timed iterations of each schedule for one operation: the whole step is timed afterwards."""
 
-STEPS = 10
+STEP_ITERATIONS = 10
 """Most timed iterations of each candidate for the whole step."""
 
-LONG_MS = 50.0
+LONG_STEP_MS = 50.0
 """A plain step of this length hides all launches of any candidate, so that no graph is tried."""
 
 
@@ -99,7 +99,7 @@ class ScheduleTuner:
         if graphs and self.context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
             best = best_step(self._times(self._graphed(eager)), plain=Candidate(PLAIN, graphs=True))
         else:
-            is_short = graphs and self.context.stopwatch.ms(partial(_step, eager[Candidate(PLAIN)])) < LONG_MS
+            is_short = graphs and self.context.stopwatch.ms(partial(_step, eager[Candidate(PLAIN)])) < LONG_STEP_MS
             best = best_step(self._times(eager | self._graphed(eager) if is_short else eager))
         self.graphs = best.graphs and not self.context.graph
         if best.plan != MIXED:
@@ -129,14 +129,14 @@ class ScheduleTuner:
 
     def _medians_ms(self, steps: Sequence[Timed], on_host: bool) -> list[float]:
         options = {"on_host": True} if on_host else {}
-        return list(map(median, self.context.stopwatch.interleaved_ms(*steps, most=STEPS, **options)))
+        return list(map(median, self.context.stopwatch.interleaved_ms(*steps, most=STEP_ITERATIONS, **options)))
 
     def _fastest(self, direction: str, linear: ShardedLinear, operation: Callable[..., Operation]) -> Schedule:
         key = f"{linear.name} {direction}"
         if key not in self.chosen:
             run = operation(self.context.inputs, linear)
             steps = [(partial(run, each), do_nothing) for each in self.schedules.values()]
-            samples = self.context.stopwatch.interleaved_ms(*steps, most=OPERATIONS)
+            samples = self.context.stopwatch.interleaved_ms(*steps, most=OPERATION_ITERATIONS)
             if self.context.inputs.device.type == "cuda":
                 torch.cuda.empty_cache()
             self.chosen[key] = fastest(dict(zip(self.schedules, map(median, samples), strict=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -56,13 +57,12 @@ def compare(inputs: BlockInputs, result: BlockResult) -> BlockErrors:
     """Compare a result with the oracle's. Collective over the tp group, with the same errors on every rank."""
     expected = expected_result(inputs)
     upstream = inputs.grad(inputs.rank, inputs.size).double()
-    norms = inputs.problem.norms
     sums = torch.tensor(
         [
             _loss(result.output, upstream),
             _loss(expected.output, upstream),
-            _squared_norm(result.grads, norms, inputs),
-            _squared_norm(expected.grads, norms, inputs),
+            squared_norm(result.grads, inputs),
+            squared_norm(expected.grads, inputs),
         ],
         dtype=torch.float64,
     )
@@ -97,9 +97,12 @@ def _loss(output: Tensor, upstream: Tensor) -> float:
     return float((output.double() * upstream).sum()) if output.shape == upstream.shape else math.nan
 
 
-def _squared_norm(grads: dict[str, Tensor], norms: tuple[str, ...], inputs: BlockInputs) -> float:
-    """This rank's part of the gradients' squared norm. Norms are whole on every rank and count on rank 0 only."""
-    counted = [grad for name, grad in grads.items() if name not in norms or inputs.rank == 0]
+def squared_norm(grads: Mapping[str, Tensor], inputs: BlockInputs) -> float:
+    """Return this rank's part of the squared norm of a block's gradients, by the names of their weights.
+
+    The weights of norms are whole on every rank and count on rank 0 only.
+    """
+    counted = [grad for name, grad in grads.items() if name not in inputs.problem.norms or inputs.rank == 0]
     return math.fsum(float(grad.double().square().sum()) for grad in counted)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tpbench.workloads.hashing import hash_index, normal
+from tpbench.workloads.hashing import NORMAL_DEVIATION, hash_index, normal
 from tpbench.workloads.tp_block.problem import TpBlock
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ _X, _GRAD, _NORM, _WEIGHT, _TARGET = 60, 62, 64, 70, 80
 
 _LAYER = 100
 """Distance between the streams of two layers' weights."""
-
-_DEVIATION = 2.31
-"""Standard deviation of `normal`."""
 
 CHUNK = 2**24
 """Elements computed at once."""
@@ -79,7 +76,7 @@ class BlockInputs:
         """Return one of `size` ranks' shard of the upstream gradient, scaled for a loss <grad, output> of order 1."""
         linear = self.problem.linears[-1]
         width = sum(linear.out_features)
-        exponent = -_nearest_power(_DEVIATION * math.sqrt(self.problem.tokens * width))
+        exponent = -_nearest_power(NORMAL_DEVIATION * math.sqrt(self.problem.tokens * width))
         if linear.kind == "column":
             (columns,) = linear.rows(rank, size)
             return self._matrix(_GRAD, range(self.problem.tokens), columns, exponent)
@@ -98,7 +95,7 @@ class BlockInputs:
         return range(rank * rows, (rank + 1) * rows)
 
     def _weight(self, stream: int, linear: ShardedLinear, rank: int, size: int) -> Tensor:
-        exponent = -_nearest_power(_DEVIATION * math.sqrt(linear.in_features))
+        exponent = -_nearest_power(NORMAL_DEVIATION * math.sqrt(linear.in_features))
         columns = linear.columns(rank, size)
         return torch.cat([self._matrix(_WEIGHT + stream, rows, columns, exponent) for rows in linear.rows(rank, size)])
 

@@ -42,12 +42,23 @@ class ColumnParallelLinear(nn.Module):
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Create the layer on one rank of the group (default: the world).
+        """Create the layer on one rank of a group of p ranks.
 
-        `use_overlap`: use a ring all-gather and reductions in pieces instead of whole collectives. p^2 must divide the
-        rows then. `save_gathered`: keep the gathered x for the backward pass instead of gathering it again. `weight`:
-        this rank's part, instead of random numbers from `seed` (default 0). `plan`: schedules, instead of `group` and
-        `use_overlap`. Raise ValueError if sizes do not divide, or if an option is given beside its replacement.
+        Args:
+            in_features: columns of the whole W.
+            out_features: rows of the whole W, or of each of its parts.
+            group: the ranks that share the layer. Default: the world.
+            use_overlap: use a ring all-gather and reductions in pieces instead of whole collectives. The rows of y must
+                then be divisible by p^2.
+            save_gathered: keep the gathered x for the backward pass. If false, gather x again.
+            seed: draw the weight from this seed (default 0). Equal seeds give the same W at any p.
+            weight: this rank's part of W, (out / p, in), instead of a drawn one.
+            plan: schedules, instead of `group` and `use_overlap`.
+            device: device of the weight.
+            dtype: dtype of the weight.
+
+        Raises:
+            ValueError: a size is not divisible by p, or an option is given beside the one that replaces it.
         """
         super().__init__()
         parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
@@ -64,7 +75,9 @@ class ColumnParallelLinear(nn.Module):
         shard, schedule = x.reshape(-1, x.shape[-1]), self.plan.backward
         rows = schedule.size * len(shard)
         if rows % schedule.divisor:
-            raise ValueError(f"{rows} gathered rows must divide by {schedule.divisor} to overlap in the backward pass")
+            raise ValueError(
+                f"{rows} gathered rows must be divisible by {schedule.divisor} to overlap in the backward pass"
+            )
         product = autograd.ColumnParallel.apply(shard, self.weight, self.plan, self.save_gathered)
         y = product.view(-1, *x.shape[1:-1], product.shape[-1])
         return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
@@ -86,14 +99,14 @@ class RowParallelLinear(nn.Module):
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Create the layer. The options are those of ColumnParallelLinear."""
+        """Create the layer. The arguments are those of ColumnParallelLinear; a given `weight` is (out, in / p)."""
         super().__init__()
         self.plan = _plan(plan, group, use_overlap)
         self.linear = ShardedLinear("row", "row", in_features, (out_features,))
         self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if the rows do not divide."""
+        """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if p does not divide the rows."""
         if x.shape[0] % self.plan.forward.size:
             raise ValueError(f"{x.shape[0]} rows cannot be shared equally by {self.plan.forward.size} ranks")
         shard = autograd.RowParallel.apply(x.reshape(-1, x.shape[-1]), self.weight, self.plan)

@@ -94,9 +94,13 @@ def pays_from(members: Iterable[Speedup], clock: str) -> int | None:
 
 
 def _pays_from(members: Sequence[Speedup]) -> list[str]:
-    longest = max(each.tokens for each in members)
-    least = [pays_from(members, clock) for clock in CLOCKS]
-    return [f"not up to {longest}" if tokens is None else str(tokens) for tokens in least]
+    """Return the text of `pays_from` for each clock, or "-" for a clock that no row has."""
+    texts = []
+    for clock in CLOCKS:
+        lengths = [each.tokens for each in members if clock in each.by_clock]
+        tokens = pays_from(members, clock)
+        texts.append("-" if not lengths else f"not up to {max(lengths)}" if tokens is None else str(tokens))
+    return texts
 
 
 def _speedup_table(group: GroupKey, members: Sequence[Speedup]) -> StudyTable:

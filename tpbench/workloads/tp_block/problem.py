@@ -49,10 +49,12 @@ class TpBlock:
         if self.part == "block":
             shared |= {"heads": self.heads, "kv_heads": self.kv_heads}
         complaints = [
-            f"{name}={value} must divide by tp_size={tp_size}" for name, value in shared.items() if value % tp_size
+            f"{name}={value} must be divisible by tp_size={tp_size}"
+            for name, value in shared.items()
+            if value % tp_size
         ]
         if self.heads % self.kv_heads:
-            complaints.append(f"heads={self.heads} must divide by kv_heads={self.kv_heads}")
+            complaints.append(f"heads={self.heads} must be divisible by kv_heads={self.kv_heads}")
         if self.rotary and self.head_dim % 2:
             complaints.append(f"head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of numbers")
         if self.layers and self.part != "block":
@@ -108,7 +110,7 @@ WORKLOAD = Workload(
     name="tp_block",
     summary="transformer block under tensor and sequence parallelism, forward and backward",
     problem=TpBlock,
-    headline=("hidden", "ffn", "tokens"),
+    headline=("hidden", "ffn", "tokens", "layers"),
     columns={
         "output_error": "largest ||row - right|| / ||right|| of the output against the float64 oracle",
         "grad_norm": "norm of all weights' gradients, counting each weight once",

@@ -14,7 +14,7 @@ from tpbench.workloads.tp_block.schedule import Pending, SequentialSchedule
 class RingSchedule(SequentialSchedule):
     """Transfers run on a separate stream (on a CPU: in the backend's threads), products on the current stream.
 
-    The rows of a reduction must divide by size^2: each owner's rows are reduced in `size` pieces, so that only the
+    The rows of a reduction must be divisible by size^2: each owner's rows are reduced in `size` pieces. So only the
     reduction of the last piece has no product beside it.
     """
 
@@ -56,7 +56,9 @@ class RingSchedule(SequentialSchedule):
         a row. A piece that is sent stays in memory until its reduction ends.
         """
         if len(whole) % self.divisor:
-            raise ValueError(f"{len(whole)} rows must divide by {self.divisor}, the square of the ranks, to overlap")
+            raise ValueError(
+                f"{len(whole)} rows must be divisible by {self.divisor}, the square of the ranks, to overlap"
+            )
         summed = whole.new_empty(len(whole) // self.size, matrix.shape[1])
         chunks, own_pieces = whole.chunk(self.size), summed.chunk(self.size)
         reductions: list[tuple[Any, Tensor]] = []

@@ -55,7 +55,7 @@ class ShardedLinear:
 def equal_shares(sizes: Sequence[int], rank: int, size: int) -> list[range]:
     """Return the rank-th of `size` equal shares of each part, for parts of these sizes that follow each other.
 
-    Raise ValueError if a part does not divide.
+    Raise ValueError if a part is not divisible by `size`.
     """
     shares, start = [], 0
     for features in sizes:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.workloads.tp_block.errors import squared_norm
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.oracle import ForwardPass
 
@@ -74,15 +75,9 @@ def _update(weight: Tensor, mean: Tensor, square: Tensor, step: int, learning_ra
 
 
 def _grad_norm(inputs: BlockInputs, layers: list[dict[str, Tensor]]) -> float:
-    """The norm of all gradients. The weights of norms are whole on every rank and count on rank 0 only."""
-    norms = inputs.problem.norms
-    counted = [
-        each.grad
-        for layer in layers
-        for name, each in layer.items()
-        if each.grad is not None and (name not in norms or inputs.rank == 0)
-    ]
-    square = torch.tensor(math.fsum(float(grad.square().sum()) for grad in counted), dtype=torch.float64)
+    """The norm of the gradients of all layers' weights, over all ranks."""
+    grads = ({name: each.grad for name, each in layer.items() if each.grad is not None} for layer in layers)
+    square = torch.tensor(math.fsum(squared_norm(each, inputs) for each in grads), dtype=torch.float64)
     dist.all_reduce(square, group=inputs.group)
     return math.sqrt(square)
 

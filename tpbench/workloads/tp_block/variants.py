@@ -6,17 +6,19 @@ from typing import Any
 
 from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock
 
-_KEEPS = {"save_gathered", "profile"}
+_SHARDED = {"save_gathered", "profile"}
+"""Options of each variant whose linears are sharded by tpbench's own layers."""
 
 
-def _no_peers(problem: TpBlock, tp_size: int) -> str | None:
+def _unsupported_by_one_rank(problem: TpBlock, tp_size: int) -> str | None:
     return None if tp_size > 1 else "with tp_size=1 there is no communication: block_no_tp is that"
 
 
-def _not_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
+def _unsupported_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
+    """Return why products cannot be cut into tp_size^2 pieces of rows, or None if they can."""
     if problem.tokens % tp_size**2:
-        return f"tokens={problem.tokens} must divide by tp_size^2={tp_size**2} to overlap in pieces"
-    return _no_peers(problem, tp_size)
+        return f"tokens={problem.tokens} must be divisible by tp_size^2={tp_size**2} to overlap in pieces"
+    return _unsupported_by_one_rank(problem, tp_size)
 
 
 def _no_graph(problem: TpBlock) -> str:
@@ -45,9 +47,9 @@ def block_no_tp(problem: TpBlock, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "all-gather, product, reduce-scatter, one after the other",
-    options=_KEEPS,
+    options=_SHARDED,
     no_graph_reason=_no_graph,
-    unsupported_reason=_no_peers,
+    unsupported_reason=_unsupported_by_one_rank,
 )
 def block_tp(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
@@ -58,9 +60,9 @@ def block_tp(problem: TpBlock, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "overlap by hand: ring of sends beside products, products in pieces beside reduces",
-    options=_KEEPS,
+    options=_SHARDED,
     no_graph_reason=_no_graph,
-    unsupported_reason=_not_in_pieces,
+    unsupported_reason=_unsupported_in_pieces,
 )
 def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
@@ -71,10 +73,10 @@ def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "torch's fused_all_gather_matmul and fused_matmul_reduce_scatter",
-    options=_KEEPS,
+    options=_SHARDED,
     requires_cuda=True,
     no_graph_reason=_no_graph,
-    unsupported_reason=_no_peers,
+    unsupported_reason=_unsupported_by_one_rank,
 )
 def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.prepared import prepare
@@ -89,7 +91,7 @@ def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     options={"profile"},
     requires_cuda=True,
     no_graph_reason=_no_graph,
-    unsupported_reason=_no_peers,
+    unsupported_reason=_unsupported_by_one_rank,
 )
 def block_compile_async(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block import compiled
@@ -99,10 +101,10 @@ def block_compile_async(problem: TpBlock, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "copy engines move chunks through symmetric memory ahead of the products, which keep all SMs",
-    options=_KEEPS | {"signals"},
+    options=_SHARDED | {"signals"},
     requires_cuda=True,
     no_graph_reason=_no_graph_of_copies,
-    unsupported_reason=_no_peers,
+    unsupported_reason=_unsupported_by_one_rank,
 )
 def block_copy_engine(problem: TpBlock, context: Any) -> Any:
     from tpbench.comm.symmetric_buffers import SymmetricBuffers
@@ -114,10 +116,10 @@ def block_copy_engine(problem: TpBlock, context: Any) -> Any:
 
 
 @WORKLOAD.variant(
-    "for each operation the schedule that was fastest when tried, or one for all where the step is faster so",
-    options=_KEEPS | {"signals", "try_graphs"},
+    "for each linear the schedule that is fastest in a trial, or one for all linears if the step is then faster",
+    options=_SHARDED | {"signals", "try_graphs"},
     no_graph_reason=_no_graph_of_copies,
-    unsupported_reason=_no_peers,
+    unsupported_reason=_unsupported_by_one_rank,
 )
 def block_auto(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block import autotune

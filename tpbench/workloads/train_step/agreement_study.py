@@ -27,7 +27,7 @@ def tables(rows: Sequence[Row]) -> list[StudyTable]:
     problems: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in correct:
         problems[tuple(row.get(name) for name in PROBLEM)].append(row)
-    several = [alike for alike in problems.values() if len(alike) > 1]
+    several = [group for group in problems.values() if len(group) > 1]
     made = [_errors(correct)] if correct else []
     return [*made, _differences(several)] if several else made
 
@@ -49,21 +49,21 @@ def _errors(rows: Iterable[Row]) -> StudyTable:
 
 
 def _differences(problems: Sequence[Sequence[Row]]) -> StudyTable:
-    last = max(len(row["losses"]) for alike in problems for row in alike)
+    last = max(len(row["losses"]) for group in problems for row in group)
     lines = []
     for step in (*(step for step in STEPS if step < last), last):
-        reached = [[row for row in alike if len(row["losses"]) >= step] for alike in problems]
-        compared = [alike for alike in reached if len(alike) > 1]
+        reached = [[row for row in group if len(row["losses"]) >= step] for group in problems]
+        compared = [group for group in reached if len(group) > 1]
         if compared:
-            spreads = [_percent(max(_spread(alike, name, step) for alike in compared)) for name in _TRAJECTORIES]
+            spreads = [_percent(max(_spread(group, name, step) for group in compared)) for name in _TRAJECTORIES]
             lines.append((str(step), str(len(compared)), str(sum(map(len, compared))), *spreads))
     heading = "largest difference between rows of equal problems, relative to the larger value"
     return StudyTable(heading, ("step", "problems", "rows", *_TRAJECTORIES), tuple(lines))
 
 
-def _spread(alike: Iterable[Row], name: str, step: int) -> float:
+def _spread(group: Iterable[Row], name: str, step: int) -> float:
     """Return the difference of the largest and the smallest value at a step, divided by the largest."""
-    values = [float(row[name][step - 1]) for row in alike]
+    values = [float(row[name][step - 1]) for row in group]
     return (max(values) - min(values)) / max(max(values), 1e-12)
 
 

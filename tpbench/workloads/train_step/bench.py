@@ -195,12 +195,12 @@ def _max_over_ranks(value: float) -> float:
 def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float) -> Costs:
     """Return the unavoidable costs of a step on one rank. The floor is the longer of compute and memory.
 
-    Compute: the operations of the matrix products at `tflops`, the measured rate of a large product in TFLOP/s. Memory:
-    each parameter and both of its moments, read once and written once, spread evenly over the ranks.
+    Compute: this rank's operations of matrix products at `tflops`, the measured rate of a large product in TFLOP/s.
+    Memory: each parameter and both of its moments, read once and written once, spread evenly over the ranks.
     """
     states = 3 * sizes.parameters(problem) * ITEM_BYTES[problem.stored_dtype] // context.world_size
     sent = bytes_communicated(problem, variant.name, context.tp_size, context.dp_size)
-    flops = sizes.step_flops(problem, context.tp_size)
+    flops = sizes.rank_flops(problem, variant.name, context.tp_size)
     return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=flops, compute_ms=compute_ms(flops, tflops))
 
 

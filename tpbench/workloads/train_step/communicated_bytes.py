@@ -25,28 +25,31 @@ def _autotp_bytes(problem: TrainStep) -> int:
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     embedding = problem.vocab_parallel  # otherwise each rank has all rows of the embedding
     head = problem.vocab_parallel or not problem.tied
-    # Forward: one all-reduce behind o and one behind down. Checkpointing repeats the one behind o; the one behind down
-    # is not needed again. Backward: one all-reduce for each of q, k, v, gate and up.
-    forward = problem.depth * (3 if problem.activation_checkpointing else 2)
-    of_head = compute if problem.train_loss == "tpbench_linear" else stored
-    behind = (5 * problem.depth + embedding) * stored + head * of_head
-    hidden = 2 * problem.hidden_size * (forward * compute + behind)
+    # Forward, in the computation's dtype: one all-reduce after o and one after down. Checkpointing repeats the first;
+    # the second is not needed again.
+    in_compute = problem.depth * (3 if problem.activation_checkpointing else 2)
+    # Backward, in the parameters' dtype: one for each of q, k, v, gate and up. So is that of the embedding.
+    in_stored = 5 * problem.depth + embedding
+    of_head = head * (compute if problem.train_loss == "tpbench_linear" else stored)
+    hidden = 2 * problem.hidden_size * (in_compute * compute + in_stored * stored + of_head)
     gathered_logits = not problem.vocab_parallel and not problem.tied
     return hidden + (problem.vocab * compute if gathered_logits else 0)
 
 
 def _sequence_parallel_bytes(problem: TrainStep, variant: str) -> int:
     """Return the bytes of all collectives on one token's activations. There is an all-gather before attention and
-    before feed-forward, and a reduce-scatter behind each; embedding and head have one collective each."""
+    before feed-forward, and a reduce-scatter after each; embedding and head have one collective each."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
-    normed, summed = 4 * problem.depth + 4, 4 * problem.depth
+    # In the parameters' dtype: all-gathers of normed tensors, reduce-scatters of their gradients, and the embedding's.
+    # In the computation's dtype: reduce-scatters of products, and all-gathers of their gradients.
+    in_stored, in_compute = 4 * problem.depth + 4, 4 * problem.depth
     if problem.activation_checkpointing:  # repeats both all-gathers of a layer and the first reduce-scatter
-        normed, summed = normed + 2 * problem.depth, summed + problem.depth
+        in_stored, in_compute = in_stored + 2 * problem.depth, in_compute + problem.depth
     if problem.train_loss == "tpbench_linear":
-        # The loss gathers the tokens, and scatters their gradient, behind the cast. In dtensor_tp the head gathers the
+        # The loss gathers the tokens, and scatters their gradient, after the cast. In dtensor_tp the head gathers the
         # tokens before the cast, and the loss all-reduces their gradient.
-        normed, summed = normed - (1 if variant == "dtensor_tp" else 2), summed + 2
-    hidden = problem.hidden_size * (normed * stored + summed * compute)
+        in_stored, in_compute = in_stored - (1 if variant == "dtensor_tp" else 2), in_compute + 2
+    hidden = problem.hidden_size * (in_stored * stored + in_compute * compute)
     return hidden + (0 if problem.vocab_parallel else problem.vocab * compute)
 
 

@@ -18,8 +18,7 @@ _PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
 
 
 def deepspeed_configuration(problem: TrainStep, context: Context, blocks: Sequence[Block] = ()) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. As in every variant, parameters, gradients and states have the problem's
-    dtype; for float16, DeepSpeed keeps the fp32 parameters in the optimizer and computes with a copy in float16.
+    """Return DeepSpeed's configuration.
 
     blocks: how to shard the decoder layers; empty: by the model's own plan, which DeepSpeed reads itself.
     """
@@ -45,9 +44,17 @@ def deepspeed_configuration(problem: TrainStep, context: Context, blocks: Sequen
         }
         if blocks:
             configuration["tensor_parallel"]["partition_config"] = _partition(blocks)
+    return configuration | _dtype_settings(problem)
+
+
+def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
+    """Return the settings by which parameters, gradients and states have the problem's dtype, as in every variant.
+
+    For float16, DeepSpeed keeps the fp32 parameters in the optimizer and computes with a copy in float16.
+    """
     if problem.dtype == "float16":
         # As in `loss_scale.LossScale`: the factor is halved at each overflow and doubled after so many steps without.
-        configuration["fp16"] = {
+        scale = {
             "enabled": True,
             "loss_scale": 0,
             "initial_scale_power": int(math.log2(FIRST_FACTOR)),
@@ -55,19 +62,21 @@ def deepspeed_configuration(problem: TrainStep, context: Context, blocks: Sequen
             "hysteresis": 1,
             "min_loss_scale": 1,
         }
-    elif problem.autocast:
-        configuration["torch_autocast"] = {"enabled": True, "dtype": problem.dtype}
-    elif problem.dtype == "bfloat16":
-        configuration["communication_data_type"] = "bf16"
-        if problem.zero_stage:  # by default, ZeRO keeps its own copy of the parameters and the moments in fp32
-            configuration["bf16"] = {
-                "enabled": True,
-                "bf16_master_weights_and_grads": True,
-                "bf16_optimizer_states": True,
-                "check_grad_overflow": False,  # DeepSpeed would check each gradient by seven small operations
-            }
-            configuration["data_types"] = {"grad_accum_dtype": "bf16"}
-    return configuration
+        return {"fp16": scale}
+    if problem.autocast:
+        return {"torch_autocast": {"enabled": True, "dtype": problem.dtype}}
+    if problem.dtype == "float32":
+        return {}
+    settings: dict[str, Any] = {"communication_data_type": "bf16"}
+    if problem.zero_stage:  # by default, ZeRO keeps its own copy of the parameters and the moments in fp32
+        settings["bf16"] = {
+            "enabled": True,
+            "bf16_master_weights_and_grads": True,
+            "bf16_optimizer_states": True,
+            "check_grad_overflow": False,  # DeepSpeed would check each gradient by seven small operations
+        }
+        settings["data_types"] = {"grad_accum_dtype": "bf16"}
+    return settings
 
 
 def _partition(blocks: Sequence[Block]) -> dict[str, Any]:

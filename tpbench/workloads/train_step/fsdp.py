@@ -17,10 +17,14 @@ from torch.distributed.tensor.parallel import loss_parallel
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
-from tpbench.workloads.train_step.dtensor_plan import compile_layers, parallelize, reduce_partial_gradients
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharded_modules import replicated_parameters, sum_replicated_gradients
-from tpbench.workloads.train_step.tensor_parallel_plan import apply_tensor_parallelism
+from tpbench.workloads.train_step.sharding_by_dtensor import (
+    compile_dtensor_layers,
+    reduce_partial_gradients,
+    shard_by_dtensor,
+)
+from tpbench.workloads.train_step.sharding_by_modules import shard_by_modules
 from tpbench.workloads.train_step.trainer import TorchTrainer
 from tpbench.workloads.train_step.weights import fill
 
@@ -46,7 +50,7 @@ def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
         replicated = replicated_parameters(model)
         return lambda: sum_replicated_gradients(replicated, context.tp_group)
 
-    sharding = Sharding(apply_tensor_parallelism, models.compile_layers, sum_gradients, head_gathers=False)
+    sharding = Sharding(shard_by_modules, models.compile_layers, sum_gradients, head_gathers=False)
     return mesh_trainer(problem, context, sharding)
 
 
@@ -57,7 +61,8 @@ def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
         parameters = list(model.parameters())
         return lambda: reduce_partial_gradients(parameters)
 
-    return mesh_trainer(problem, context, Sharding(parallelize, compile_layers, reduce_gradients, head_gathers=True))
+    sharding = Sharding(shard_by_dtensor, compile_dtensor_layers, reduce_gradients, head_gathers=True)
+    return mesh_trainer(problem, context, sharding)
 
 
 def mesh_trainer(problem: TrainStep, context: Context, sharding: Sharding) -> TorchTrainer:

@@ -55,12 +55,15 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         "peak_memory_gb": row["peak_gib"] * GB_PER_GIB,
         "timing_breakdown": _breakdown(row, phases_s, average_s),
     }
-    names = {"model_name": job["model"], "impl": row["variant"], "tp_size": row["tp_size"], "dp_size": row["dp_size"]}
-    shown = ("batch_size", "seq_length", "autocast")
-    rest = {name: value for name, value in job.items() if name not in (*names, *shown, "model", "variant")}
-    config = names | {name: job[name] for name in shown} | rest
     name = f"results_{row['variant']}_tp{row['tp_size']}_dp{row['dp_size']}"
-    return name, {"config": config, "steps": steps, "summary": summary}
+    return name, {"config": _config(row, job), "steps": steps, "summary": summary}
+
+
+def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job's fields. The first ones have the names and the order of older benchmarks."""
+    names = {"model_name": job["model"], "impl": row["variant"], "tp_size": row["tp_size"], "dp_size": row["dp_size"]}
+    first = names | {name: job[name] for name in ("batch_size", "seq_length", "autocast")}
+    return first | {name: value for name, value in job.items() if name not in (*first, "model", "variant")}
 
 
 def _each(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[float | None]:
@@ -72,7 +75,10 @@ def _each(row: Mapping[str, Any], column: str, factor: float, count: int) -> lis
 def _breakdown(
     row: Mapping[str, Any], phases_s: Mapping[str, Sequence[float | None]], average_s: float
 ) -> dict[str, float | None]:
-    """Return each phase's share of the average step in percent. An older row has only the medians of its phases."""
+    """Return each phase's share of the average step in percent. An older row has only the medians of its phases.
+
+    Each phase is of its slowest rank, so that the sum may be above 100 and `other_pct` below 0.
+    """
     shares: dict[str, float | None] = {}
     for phase, each_s in phases_s.items():
         known = [second for second in each_s if second is not None]

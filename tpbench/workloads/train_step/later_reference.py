@@ -52,11 +52,11 @@ class LaterReference:
         return [self.last_of_warmup] * len(self.timed)
 
     def _complaint(
-        self, what: str, right: Sequence[float], actual: Sequence[float], old: Sequence[float], dtype: str
+        self, what: str, expected: Sequence[float], actual: Sequence[float], untrained: Sequence[float], dtype: str
     ) -> str | None:
-        """`old`: losses of a variant that trains only while it warms up."""
-        errors = self._errors(right, actual)
-        allowed = max(LATER_TOLERANCE[dtype], LATER_SHARE * median(self._errors(right, old)))
+        """`untrained`: losses of a variant that trains only while it warms up."""
+        errors = self._errors(expected, actual)
+        allowed = max(LATER_TOLERANCE[dtype], LATER_SHARE * median(self._errors(expected, untrained)))
         limits = {"median": (median(errors), allowed), "largest": (max(errors), LATER_OUTLIER * allowed)}
         for kind, (error, limit) in limits.items():
             if error > limit:
@@ -66,6 +66,6 @@ class LaterReference:
                 )
         return None
 
-    def _errors(self, right: Sequence[float], actual: Sequence[float]) -> list[float]:
-        errors = [abs(one - other) / self.first for one, other in zip(right, actual, strict=True)]
+    def _errors(self, expected: Sequence[float], actual: Sequence[float]) -> list[float]:
+        errors = [abs(one - other) / self.first for one, other in zip(expected, actual, strict=True)]
         return [error if error == error else float("inf") for error in errors]

@@ -78,7 +78,7 @@ def tpbench_linear_loss(
         latest.clear()
         if output.data_ptr() != hidden.data_ptr() or output.shape != hidden.shape:
             raise UnknownArchitecture(
-                f"{problem.model} changes logits behind its head, which train_loss=tpbench_linear cannot do"
+                f"{problem.model} changes logits after its head, which train_loss=tpbench_linear cannot do"
             )
         # Under autocast, parameters are in fp32 and the product is in `dtype`.
         factors = [each if each is None else each.to(dtype) for each in (hidden.flatten(0, 1), weight, *bias)]

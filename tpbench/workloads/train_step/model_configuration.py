@@ -93,6 +93,9 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
         rms_norm_eps=problem.norm_eps,
         rope_parameters=rope,
         max_position_embeddings=max(problem.seq_length, LLAMA3_ROPE["original_max_position_embeddings"]),
-        pad_token_id=None,  # the model type's default may lie outside of the vocabulary
+        # The model type's defaults may lie outside of the vocabulary, of which transformers would warn.
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
         **common,
     )

@@ -89,5 +89,5 @@ def _of_whole_run(problem: TrainStep, trained: torch.Tensor, steps: int) -> Refe
 
 def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
     needed = estimate_memory(problem, "ddp", 1, 1).total
-    flops = sizes.step_flops(problem, 1) * context.dp_size * steps
+    flops = sizes.step_flops(problem) * context.dp_size * steps
     return needed <= MEMORY_SHARE * memory.available_bytes(context.device) and flops <= MAX_FLOPS[context.device.type]

@@ -62,5 +62,6 @@ def compare(reference: Reference, losses: Sequence[float], norms: Sequence[float
 
 
 def _relative_errors(reference: Sequence[float], run: Sequence[float]) -> list[float]:
-    errors = [abs(actual - right) / max(abs(right), 1e-12) for right, actual in zip(reference, run, strict=False)]
+    pairs = zip(reference, run, strict=False)
+    errors = [abs(actual - expected) / max(abs(expected), 1e-12) for expected, actual in pairs]
     return [error if error == error else float("inf") for error in errors]

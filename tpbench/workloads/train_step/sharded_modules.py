@@ -130,7 +130,7 @@ class ShardedHead(ColumnLinear):
 class ReplicatedNorm(ShardedModule):
     """RMS norm with a replicated weight, applied to this rank's share of the tokens or of the heads.
 
-    With `tokens`, all tokens are gathered afterwards, as the matrix products behind the norm need them. A rank that has
+    With `tokens`, all tokens are gathered afterwards, as the matrix products after the norm need them. A rank that has
     the whole input has the whole gradient, too: `partial_gradient` is then false.
     """
 

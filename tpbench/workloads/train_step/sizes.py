@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpbench.workloads.train_step.block_styles import layer_styles
+from tpbench.workloads.train_step.block_styles import LayerStyles, layer_styles
 from tpbench.workloads.train_step.problem import TrainStep
 
 _FOUR_NORMS = ("gemma2", "gemma3_text", "glm4")
@@ -58,13 +58,34 @@ def flops_per_token(problem: TrainStep) -> int:
     is attention's two products over the whole sequence (L layers, H heads of width D, S tokens). There is no discount
     for causality, and operations that checkpointing repeats are not counted.
     """
-    weights = problem.depth * layer_matmul_parameters(problem) + vocab_parameters(problem)
-    return 6 * weights + 12 * problem.depth * problem.heads * problem.head_dim * problem.seq_length
+    layer = 6 * layer_matmul_parameters(problem) + _attention_flops_per_token(problem)
+    return problem.depth * layer + 6 * vocab_parameters(problem)
 
 
-def step_flops(problem: TrainStep, tp_size: int) -> int:
-    """Return the operations of one rank in one step."""
-    return flops_per_token(problem) * problem.tokens * problem.accumulate // tp_size
+def step_flops(problem: TrainStep) -> int:
+    """Return the operations of one replica's model in one step."""
+    return flops_per_token(problem) * problem.tokens * problem.accumulate
+
+
+def rank_flops(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Return the operations of one rank in one step.
+
+    The ranks of a replica share the operations, except those that each of them repeats: blocks that `tp_mapping`
+    replicates, attention if the columns of queries, keys and values are gathered, and AutoTP's head if it has the
+    weight of a whole embedding.
+    """
+    whole_head = variant == "autotp" and problem.tied and not problem.vocab_parallel
+    repeated = 6 * vocab_parameters(problem) * whole_head
+    for styles in layer_styles(problem):
+        repeated += _attention_flops_per_token(problem) * (styles.attention != "colwise")
+        repeated += 6 * _replicated_parameters(problem, styles)
+    shared = flops_per_token(problem) - repeated
+    return (shared + tp_size * repeated) * problem.tokens * problem.accumulate // tp_size
+
+
+def _attention_flops_per_token(problem: TrainStep) -> int:
+    """Return the operations of one layer for one token, forward and backward: queries x keys, and weights x values."""
+    return 12 * problem.heads * problem.head_dim * problem.seq_length
 
 
 def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
@@ -74,6 +95,11 @@ def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
     """
     whole = vocab_parameters(problem) if variant == "autotp" and not problem.vocab_parallel else 0
     for styles in layer_styles(problem):
-        whole += _attention_parameters(problem) * (styles.attention == "replicated")
-        whole += _feed_forward_parameters(problem) * (styles.feed_forward == "replicated")
+        whole += _replicated_parameters(problem, styles)
     return whole + -(-(parameters(problem) - whole) // tp_size)
+
+
+def _replicated_parameters(problem: TrainStep, styles: LayerStyles) -> int:
+    """Return the number of weights in the replicated blocks of a layer with these styles."""
+    attention = _attention_parameters(problem) * (styles.attention == "replicated")
+    return attention + _feed_forward_parameters(problem) * (styles.feed_forward == "replicated")

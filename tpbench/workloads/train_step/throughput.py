@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tpbench.measure.session import Context
+from tpbench.workloads.train_step import sizes
 from tpbench.workloads.train_step.problem import TrainStep
 
 PEAK_TFLOPS = {
@@ -35,18 +36,18 @@ def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any])
     """Return the columns of throughput from the median step's time: device time if there is one, else wall time."""
     seconds = (columns.get("device_ms") or columns["time_ms"]) / 1e3
     samples = problem.batch_size * problem.accumulate * context.dp_size
-    tflops = columns["flops"] / seconds / 1e12
+    tokens_per_s_per_gpu = samples * problem.seq_length / seconds / context.world_size
     result = {
-        "tokens_per_s": samples * problem.seq_length / seconds,
-        "tokens_per_s_per_gpu": samples * problem.seq_length / seconds / context.world_size,
+        "tokens_per_s": tokens_per_s_per_gpu * context.world_size,
+        "tokens_per_s_per_gpu": tokens_per_s_per_gpu,
         "samples_per_s": samples / seconds,
         "samples_per_s_per_gpu": samples / seconds / context.world_size,
-        "tflops_per_gpu": tflops,
+        "tflops_per_gpu": columns["flops"] / seconds / 1e12,
     }
     if context.device.type == "cuda":
         peak = peak_tflops(torch.cuda.get_device_name(context.device), problem.dtype)
         if peak is not None:
-            result |= {"peak_tflops": peak, "mfu": tflops / peak}
+            result |= {"peak_tflops": peak, "mfu": sizes.flops_per_token(problem) * tokens_per_s_per_gpu / 1e12 / peak}
     return result
 
 

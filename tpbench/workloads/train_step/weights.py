@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tpbench.workloads.hashing import hash_index, normal
+from tpbench.workloads.hashing import NORMAL_DEVIATION, hash_index, normal
 
 DEVIATION = 0.02
 """Standard deviation of matrices, as in Qwen and Llama. Norms multiply by one at first (Gemma's, which add one to their
 weights, have zeros), and biases are zeros."""
 
-_NORMAL_DEVIATION = 4 / 3**0.5
-"""Standard deviation of `hashing.normal`, a sum of four uniform numbers of width 4."""
 _CHUNK_ELEMENTS = 2**22
 """Elements computed at a time; several temporary tensors of this size exist at once."""
 
@@ -53,7 +51,7 @@ def fill_parameter(parameter: Tensor, name: str, seed: int, *, one: float = 1.0)
         part = shard[start : start + step]
         down = torch.arange(first_row + start, first_row + start + len(part), device=shard.device)
         numbers = normal(hash_index(seed, stream, down), column_hash)
-        part.copy_(numbers.mul_(DEVIATION / _NORMAL_DEVIATION))
+        part.copy_(numbers.mul_(DEVIATION / NORMAL_DEVIATION))
 
 
 def _shard(parameter: Tensor) -> tuple[Tensor, tuple[int, int]]:

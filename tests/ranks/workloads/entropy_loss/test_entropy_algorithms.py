@@ -75,7 +75,7 @@ def test_unsupported_combinations_are_skipped_with_a_reason(
 
 def test_only_triton_tp_has_the_option() -> None:
     job = Job(variant="pytorch_gather", tp_size=1, problem=problem(algorithm="two_reads"))
-    assert "taken by: triton_tp" in str(unsupported_reason(job))
+    assert "supported by: triton_tp" in str(unsupported_reason(job))
 
 
 def rows(*changes: dict[str, Any]) -> list[dict[str, Any]]:

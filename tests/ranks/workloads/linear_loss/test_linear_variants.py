@@ -1,4 +1,7 @@
-"""Every registered variant of the linear loss against the oracle: a new one needs no test of its own."""
+"""Every registered variant of the linear loss against the oracle: a new one needs no test of its own.
+
+With GPUs there are as many ranks as GPUs, and at most those that a test names.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,15 @@ import torch
 
 from tests.support.entropy_loss import DTYPES, LOSSES
 from tests.support.linear_loss import context, problem
-from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
 from tpbench.workloads.linear_loss.bench import _iterations, costs, setup
 from tpbench.workloads.linear_loss.oracle import Oracle
+
+CUDA = torch.cuda.is_available()
+WIDE = {"tokens": 24, "hidden": 256, "vocab": 384}
+"""Sizes that almost every peer supports."""
 
 
 def cells(name: str, tp_size: int) -> list[LinearLoss]:
@@ -26,12 +33,15 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
     found += [problem(loss=loss, mode="forward") for loss in LOSSES]
     found += [problem(ignored=share, seed=3) for share in (0.4, 1.0)]
     found += [problem(vocab=96), problem(loss="reverse_kl", temperature=1.9)]
+    found += [problem(**WIDE, **fields) for fields in ({}, {"ignored": 0.4}, {"mode": "forward"})]
+    if name == "linear_liger_cutedsl":
+        found += [problem(tokens=128, hidden=256, vocab=512, ignored=share) for share in (0.0, 0.4)]
     if "logits_gib" in variant.options:
         found += [problem(loss=loss, logits_gib=5 * 101 * 2 / 2**30) for loss in LOSSES]
     for option in sorted({"entropy", "sequence_parallel", "main_grad"} & variant.options):
         found += [problem(loss=loss, **{option: True}) for loss in ("cross_entropy", "reverse_kl")]
         if option != "main_grad":
-            found.append(problem(mode="forward", ignored=0.3, **{option: True}))
+            found += [problem(**sizes, mode="forward", ignored=0.3, **{option: True}) for sizes in ({}, WIDE)]
     return [cell for cell in found if variant.unsupported_reason(cell, tp_size) is None]
 
 
@@ -47,15 +57,15 @@ def run(here: Rank | None, name: str) -> list[tuple[LinearLoss, Verdict]]:
     return verdicts
 
 
-@pytest.mark.parametrize("tp_size", [1, 2, 3])
+@pytest.mark.parametrize("tp_size", sorted({1, ranks_here(2), ranks_here(3)}))
 @pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
 def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
     variant = WORKLOAD.variants[name]
     for package in variant.requires:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
-    if (variant.requires_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
-        pytest.skip("needs GPUs")
+    if variant.requires_cuda is True and not CUDA:
+        pytest.skip("needs a GPU")
     if not cells(name, tp_size):
         pytest.skip("supports none of the problems")
     ranks = [run(None, name)] if tp_size == 1 else run_on_ranks(tp_size, run, name)
@@ -92,8 +102,8 @@ def test_the_oracle_notices_a_wrong_loss_and_a_missing_entropy() -> None:
     assert "entropy_error inf" in str(oracle.compare(replace(session.output, entropy=None)).complaint("bfloat16"))
 
 
-def complaints_about_rank_1(here: Rank) -> dict[str, tuple[str | None, bool]]:
-    """Return the verdict on each output of which rank 1 has two copies, or has none."""
+def complaints_about_the_last_rank(here: Rank) -> dict[str, tuple[str | None, bool]]:
+    """Return the verdict on each output of which the last rank has two copies, or has none."""
     cell = problem(entropy=True, sequence_parallel=True, dtype="float32")
     session = setup(cell, WORKLOAD.variants["linear_tp"], context(here), tflops=1.0)
     session.step()
@@ -103,19 +113,19 @@ def complaints_about_rank_1(here: Rank) -> dict[str, tuple[str | None, bool]]:
         for kind, other in (("twice", torch.cat([value.reshape(-1)] * 2)), ("missing", None)):
             if (name, kind) == ("loss", "missing"):
                 continue
-            changed: dict[str, Any] = {name: other} if here.rank == 1 else {}
+            changed: dict[str, Any] = {name: other} if here.rank == here.world_size - 1 else {}
             errors = Oracle(cell, session.shard).compare(replace(output, **changed))
             found[f"{name} {kind}"] = errors.complaint(cell.dtype), errors.loss_identical
     return found
 
 
 def test_shapes_that_differ_between_ranks_are_wrong() -> None:
-    first, second = run_on_ranks(2, complaints_about_rank_1)
-    assert first == second
+    first, *others = run_on_ranks(ranks_here(2), complaints_about_the_last_rank)
+    assert all(first == other for other in others)
     limits = {"loss": "loss_error", "row_loss": "loss_error", "entropy": "entropy_error",
               "grad_hidden": "hidden_grad_error"}  # fmt: skip
     for name, (complaint, identical) in first.items():
-        assert identical == name.startswith("grad")
+        assert identical == (name.startswith("grad") or not others)
         if name == "row_loss missing":  # a variant need not compute it
             assert complaint is None
         else:
@@ -125,7 +135,7 @@ def test_shapes_that_differ_between_ranks_are_wrong() -> None:
 def test_compiled_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """fullgraph=True raises where the graph breaks. Without a GPU only the tracing is tested."""
     compile_ = torch.compile
-    if not torch.cuda.is_available():
+    if not CUDA:
         monkeypatch.setattr(
             torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
         )
@@ -159,9 +169,9 @@ def _details(here: Rank) -> dict[str, Any]:
 
 
 def test_the_products_are_timed_beside_the_step() -> None:
-    if not enough_gpus(2):
-        pytest.skip("needs 2 GPUs")
-    first, second = run_on_ranks(2, _details)
-    assert first == second
+    ranks = ranks_here(2)
+    first, *others = run_on_ranks(ranks, _details)
+    assert all(first == other for other in others)
     assert first["products_ms"] > 0 and first["over_products"] > 0 and first["over_products_alone"] > 0
-    assert first["above_outputs_gib"] == pytest.approx(1.0 - (4 * 16 + 51 * 16) * 2 / 2**30, rel=1e-3)
+    elements = 8 // ranks * 16 + -(-101 // ranks) * 16  # of both gradients
+    assert first["above_outputs_gib"] == pytest.approx(1.0 - elements * 2 / 2**30, rel=1e-3)

@@ -35,7 +35,7 @@ class PresetStopwatch:
     def interleaved_ms(self, *timed: Any, most: int | None = None) -> list[list[float]]:
         for run, _ in timed:
             run()
-        if most == autotune.OPERATIONS:
+        if most == autotune.OPERATION_ITERATIONS:
             best = self.names.index(self.of_operation(len(self.tried)))
         else:
             best = len(timed) - 1 if self.of_step == "mixed" else ["plain", "ring"].index(self.of_step)

@@ -198,8 +198,8 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
         "5 features cannot be shared equally by 2 ranks",
         "7 features cannot be shared equally by 2 ranks",
         "3 rows cannot be shared equally by 2 ranks",
-        "6 rows must divide by 4, the square of the ranks, to overlap",
-        "6 gathered rows must divide by 4 to overlap in the backward pass",
+        "6 rows must be divisible by 4, the square of the ranks, to overlap",
+        "6 gathered rows must be divisible by 4 to overlap in the backward pass",
         "a rank's weight must be (4, 6), it is (8, 6)",
     ]
 

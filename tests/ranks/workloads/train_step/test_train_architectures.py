@@ -1,6 +1,6 @@
 """Plans of architectures that need no code of their own, and one line for each model that a variant cannot shard.
 
-test_train_right.py trains these architectures.
+test_train_variants.py trains these architectures.
 """
 
 from __future__ import annotations

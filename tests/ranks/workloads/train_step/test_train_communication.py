@@ -1,4 +1,4 @@
-"""The bytes that ranks send in a step, and the loss that they compute."""
+"""The bytes that ranks send in a step, their floating-point operations, and the loss that they compute."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import SHARDED, batches_here, mesh_context, prepared, tiny_problem
 from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
+from tpbench.workloads.train_step.sizes import rank_flops
 
 
 def losses_used(here: Rank, name: str, fields: dict[str, Any]) -> int:
@@ -106,3 +108,28 @@ def test_sent_bytes_equal_counted_bytes(ranks: int, name: str, tp_size: int, fie
         pytest.skip(f"needs {ranks} GPUs, or none")
     for sent, counted in run_on_ranks(ranks, sent_and_counted, name, tp_size, fields):
         assert counted * 0.99 < sent < counted * 1.03
+
+
+def computed_and_counted(here: Rank, name: str, fields: dict[str, Any]) -> tuple[int, int]:
+    """Return the operations of a step on this rank without norms and rotary embeddings, and their counted number."""
+    problem, context = tiny_problem(attention="eager", **fields), mesh_context(here, 2)
+    trainer = prepared(name, problem, context)
+    with FlopCounterMode(display=False) as counter:
+        trainer.accumulate(batches_here(problem, context, 0))
+    return counter.get_total_flops(), rank_flops(problem, name, 2)
+
+
+REPEATED: list[tuple[str, dict[str, Any]]] = [
+    ("fsdp_dtensor", {}), ("autotp", {"accumulate": 2}), ("autotp", {"vocab_parallel": False, "tied": True}),
+    ("fsdp_dtensor", {"architecture": "olmo2"}),
+    *((name, {"tp_mapping": '{"layers.0.*": "replicated"}'}) for name in ("autotp", "fsdp_dtensor")),
+    *((name, {"tp_mapping": '{"layers.*.mlp.*": "replicated"}'}) for name in ("autotp", "fsdp_dtensor")),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+@pytest.mark.parametrize(("name", "fields"), REPEATED, ids=str)
+def test_counted_operations_of_a_rank_are_what_torch_counts(name: str, fields: dict[str, Any]) -> None:
+    """Some versions of transformers rotate by a product, which is not counted."""
+    for computed, counted in run_on_ranks(2, computed_and_counted, name, fields):
+        assert computed == pytest.approx(counted, rel=2e-3)

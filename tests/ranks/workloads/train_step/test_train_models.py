@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_the_flop_count_is_what_torch_counts(fields: dict[str, Any]) -> None:
     with FlopCounterMode(display=False) as counter:
         model(input_ids=batch.tokens, **model_inputs(problem, CPU))
     rotations = 2 * problem.seq_length * problem.head_dim // 2  # some versions of transformers rotate by a product
-    assert sizes.step_flops(problem, 1) - 3 * counter.get_total_flops() in (0, -3 * rotations)
+    assert sizes.step_flops(problem) - 3 * counter.get_total_flops() in (0, -3 * rotations)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +228,19 @@ def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str,
 
 def test_another_dense_decoder_is_accepted() -> None:
     assert resolve(tiny_problem(architecture="mistral")).architecture == "mistral"
+
+
+@pytest.mark.parametrize("architecture", ["olmo2", "phi3"])
+def test_a_small_vocabulary_causes_no_warning_of_transformers(
+    architecture: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        model_configuration(tiny_problem(architecture=architecture))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.messages == []
 
 
 def test_errors_of_transformers_name_the_folder(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tpbench.workloads.train_step.fsdp import device_mesh
 from tpbench.workloads.train_step.gradients import local_shard
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.models import build, materialise
+from tpbench.workloads.train_step.sharding_by_modules import shard_by_modules
 from tpbench.workloads.train_step.sizes import parameters_per_rank
-from tpbench.workloads.train_step.tensor_parallel_plan import apply_tensor_parallelism
 
 
 def initial_weights(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -112,7 +112,7 @@ def error_of_an_unplanned_module(here: Rank) -> str:
     model = build(problem)
     model.model.layers[1].mlp.extra = torch.nn.Linear(4, 4, device="meta")
     try:
-        apply_tensor_parallelism(problem, model, device_mesh(context)["tp"])
+        shard_by_modules(problem, model, device_mesh(context)["tp"])
     except UnknownArchitecture as error:
         return str(error)
     return "no error"

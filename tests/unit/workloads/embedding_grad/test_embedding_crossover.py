@@ -107,7 +107,7 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     ends = crossover_study.crossovers(density_times.density_times(plain_rows(frame)))
     return pd.DataFrame([
         {**dict(zip(density_times.GROUP, each.group, strict=True)), **vars(each), "head": each.variant,
-         "off": each.error}
+         "prediction error": each.error}
         for each in ends
     ])  # fmt: skip
 
@@ -145,8 +145,8 @@ def test_crossovers_are_measured_beside_their_prediction(frame: pd.DataFrame) ->
     ends = crossovers(frame).set_index("head")
     assert set(ends.index) == {"sparse_all_to_all"}  # the other merge was measured at one density
     assert ends.loc["sparse_all_to_all", "measured"] == pytest.approx(0.6)
-    assert ends.loc["sparse_all_to_all", "off"] == pytest.approx(0.05)
-    assert ends.loc["sparse_all_to_all", "without"] == ""
+    assert ends.loc["sparse_all_to_all", "prediction error"] == pytest.approx(0.05)
+    assert ends.loc["sparse_all_to_all", "measured_range"] == ""
 
 
 @pytest.mark.parametrize(("ms", "said"), [(0.3, "none up to 90%"), (1.0, "dense from 10% on")])
@@ -174,7 +174,7 @@ def test_what_the_formula_is_not_about_has_no_prediction(frame: pd.DataFrame) ->
     pushed = frame.assign(variant=frame["variant"].replace("sparse_all_to_all", "sparse_symmetric"))
     end = crossovers(pushed).set_index("head").loc["sparse_symmetric"]
     assert end["measured"] == pytest.approx(0.6)
-    assert pd.isna(end["predicted"]) and pd.isna(end["off"])
+    assert pd.isna(end["predicted"]) and pd.isna(end["prediction error"])
 
 
 def test_distributions_are_not_mixed(frame: pd.DataFrame) -> None:

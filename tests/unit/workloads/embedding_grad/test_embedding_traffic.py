@@ -129,7 +129,7 @@ def test_the_forward_pass_gets_the_index_of_each_step(kind: str) -> None:
     index = KINDS[kind](EmbeddingGradInputs(replace(TEXT, index=kind), context(rank=1)))
     for _ in range(4):
         index.begin_forward()
-        index.passes_queued()
+        index.prepare_next_step()
         assert index.complaint() is None
     index.expected = index.expected.clone()
     index.expected[0, 3] += 1

@@ -20,6 +20,7 @@ from tpbench.measure.session import Context
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss, adapters
 from tpbench.workloads.linear_loss.inputs import make_shard
 from tpbench.workloads.linear_loss.oracle import Oracle
+from tpbench.workloads.linear_loss.peers import quack_chunk_rows
 
 calls: list[dict[str, Any]] = []
 
@@ -35,7 +36,8 @@ def verl_kernel(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     assert isinstance(temperature, float) and reduction == "none"
     calls.append({"group": dist_process_group})
-    return -rows_of(hidden, weight, labels), hidden.sum(1)
+    log_p = F.linear(hidden, weight).float().log_softmax(-1)
+    return -rows_of(hidden, weight, labels), -(log_p.exp() * log_p).sum(-1)
 
 
 def linear_cross_entropy(
@@ -61,8 +63,15 @@ def chunked_linear_cross_entropy(
     x: Tensor, weight: Tensor, target: Tensor, chunk_size: int = 4096, ignore_index: int = -100,
     reduction: str = "mean", tuned: bool = True, use_scaled_exp: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    calls.append({})
+    calls.append({"chunk_size": chunk_size})
     return F.cross_entropy(F.linear(x, weight).float(), target, ignore_index=ignore_index, reduction=reduction)
+
+
+def liger_fused_linear_cross_entropy_sm90(
+    _input: Tensor, weight: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
+    calls.append({})
+    return F.cross_entropy(F.linear(_input, weight).float(), target, ignore_index=ignore_index, reduction=reduction)
 
 
 @dataclass
@@ -105,6 +114,11 @@ MODULES = {
     "quack.linear_cross_entropy": {"chunked_linear_cross_entropy": chunked_linear_cross_entropy},
     "liger_kernel": {},
     "liger_kernel.ops": {},
+    "liger_kernel.ops.cutedsl": {},
+    "liger_kernel.ops.cutedsl.ops": {},
+    "liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90": {
+        "liger_fused_linear_cross_entropy_sm90": liger_fused_linear_cross_entropy_sm90,
+    },
     "liger_kernel.ops.configure": {
         "configure": configure, "FusedLinearCrossEntropyConfig": FusedLinearCrossEntropyConfig,
     },
@@ -123,7 +137,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, module)
 
 
-@pytest.mark.parametrize("name", ["verl", "cut_cross_entropy", "quack", "liger_native"])
+@pytest.mark.parametrize("name", ["verl", "cut_cross_entropy", "quack", "liger_cutedsl", "liger_native"])
 @pytest.mark.parametrize("fields", [{}, {"ignored": 0.5}, {"mode": "forward"}], ids=str)
 def test_results_agree_with_the_oracle(name: str, fields: dict[str, Any]) -> None:
     cell = problem(dtype="float32", **fields)
@@ -131,6 +145,27 @@ def test_results_agree_with_the_oracle(name: str, fields: dict[str, Any]) -> Non
     output = getattr(adapters, name)(cell, shard).run()
     assert calls
     assert Oracle(cell, shard).compare(output).complaint("float32") is None
+
+
+@pytest.mark.parametrize("mode", ["train", "forward"])
+def test_verl_returns_the_entropy_of_each_row(mode: Any) -> None:
+    cell = problem(dtype="float32", ignored=0.5, entropy=True, mode=mode)
+    shard = make_shard(cell, context())
+    output = adapters.verl(cell, shard).run()
+    assert output.entropy is not None and not output.entropy.requires_grad
+    assert Oracle(cell, shard).compare(output).complaint("float32") is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "rows"),
+    [
+        (8192, 8192, 4096), (8192, 4096, 8192), (4096, 4096, 2048), (65536, 4096, 8192), (4200, 128, 8192),
+        (2048, 2048, 1024), (100, 4096, 4096),
+        (100, 128, None),
+    ],
+)  # fmt: skip
+def test_no_chunk_of_quack_has_as_many_rows_as_hidden_columns(tokens: int, hidden: int, rows: int | None) -> None:
+    assert quack_chunk_rows(problem(tokens=tokens, hidden=hidden)) == rows
 
 
 def sharded(name: str, cell: LinearLoss) -> Any:
@@ -177,7 +212,14 @@ def test_liger_without_its_native_kernel_is_no_row(monkeypatch: pytest.MonkeyPat
         ("linear_verl", {"hidden": 128}, 2, None),
         ("linear_quack", {"tokens": 9, "vocab": 96}, 1, "that 8 divides"),
         ("linear_quack", {"tokens": 16, "vocab": 96}, 1, None),
+        ("linear_quack", {"tokens": 16, "vocab": 96, "hidden": 128}, 1, "more or fewer rows than hidden=128"),
         ("linear_quack", {"tokens": 16, "vocab": 96}, 2, "for one GPU"),
+        ("linear_liger_cutedsl", {"tokens": 128, "vocab": 256}, 1, None),
+        ("linear_liger_cutedsl", {"tokens": 128, "vocab": 256}, 2, "for one GPU"),
+        ("linear_liger_cutedsl", {"tokens": 128, "vocab": 256, "mode": "forward"}, 1, "in its forward pass"),
+        ("linear_liger_cutedsl", {"tokens": 64, "vocab": 256}, 1, "tokens that 128 divides"),
+        ("linear_liger_cutedsl", {"tokens": 128, "vocab": 384}, 1, "a vocab that 256 divides"),
+        ("linear_liger_cutedsl", {"tokens": 128, "vocab": 256, "dtype": "float16"}, 1, "needs bfloat16"),
         ("linear_liger_native", {}, 1, "a group of ranks"),
         ("linear_liger_native", {"dtype": "float16"}, 2, "only bfloat16"),
         ("linear_liger_native", {}, 2, "a vocab that tp_size divides"),

@@ -60,7 +60,7 @@ def made(**fields: Any) -> tuple[LinearLoss, Oracle, Output]:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("elements", [1, 101 * 5, 2**20])
 def test_the_oracle_agrees_with_torch(loss: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle, "_CHUNK", {"cpu": elements})
+    monkeypatch.setattr(oracle, "_CHUNK", dict.fromkeys(oracle._CHUNK, elements))
     more: dict[str, Any] = {"ignored": 0.3} if loss == "cross_entropy" else {"temperature": 1.7}
     _, found, output = made(loss=loss, **more)
     errors = found.compare(output)
@@ -190,7 +190,7 @@ def test_an_error_below_the_smallest_normal_number_does_not_count() -> None:
 def test_blocks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, found, _ = made(tokens=12)
     for elements, lengths in ((101 * 5, [5, 5, 2]), (101 * 5 - 1, [4, 4, 4]), (1, [1] * 12), (2**20, [12])):
-        monkeypatch.setattr(oracle, "_CHUNK", {"cpu": elements})
+        monkeypatch.setattr(oracle, "_CHUNK", dict.fromkeys(oracle._CHUNK, elements))
         assert [each.stop - each.start for each in found._blocks()] == lengths
 
 

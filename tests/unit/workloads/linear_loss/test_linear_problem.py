@@ -49,12 +49,12 @@ def test_fields_that_do_not_fit_are_errors(changes: dict[str, object], said: str
 
 
 def test_variants_say_what_they_cannot_do() -> None:
-    for name in ("linear_compiled", "linear_liger", "linear_quack"):
+    for name in ("linear_compiled", "linear_liger", "linear_liger_cutedsl", "linear_quack"):
         assert "one GPU" in str(unsupported_reason(parse_job({"variant": name, "tp_size": 2, **SIZES})))
     odd = parse_job({"variant": "linear_loss_parallel", "tp_size": 2, **SIZES})
     assert "a vocab that tp_size divides" in str(unsupported_reason(odd))
     entropy = parse_job({"variant": "linear_gather", "tp_size": 2, **SIZES, "entropy": True})
-    assert "does not take entropy=True (taken by: linear_tp, linear_unfused)" in str(unsupported_reason(entropy))
+    assert "does not support entropy=true (supported by: linear_tp, linear_unfused" in str(unsupported_reason(entropy))
 
 
 @pytest.mark.parametrize(("hidden", "measured_s"), [(64, 4.7), (512, 8.3)])

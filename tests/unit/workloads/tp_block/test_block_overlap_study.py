@@ -47,6 +47,11 @@ def test_overlap_pays_from_the_length_after_the_last_loss() -> None:
     assert pays_from([each for each in speedups(ROWS) if each.group[3] == "column"], "device_ms") is None
 
 
+def test_rows_of_a_cpu_have_no_device_time_from_which_overlap_pays() -> None:
+    *_, ends = tables([{**row, "device_ms": None} for row in ROWS])
+    assert ends.rows[1][-2:] == ("8192", "-")
+
+
 def test_the_tables_and_the_picture_show_both_clocks() -> None:
     column, eager, graph, ends = tables(ROWS)
     assert "part=column" in column.heading and "graph=true" in graph.heading

@@ -15,9 +15,9 @@ TINY = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tp_size": 8}, ["kv_heads=4 must divide by tp_size=8"]),
-        ({"tp_size": 3}, ["tokens=64 must divide", "ffn=160 must divide", "heads=8 must divide", "kv_heads=4 must"]),
-        ({"kv_heads": 3, "tp_size": 1}, ["heads=8 must divide by kv_heads=3"]),
+        ({"tp_size": 8}, ["kv_heads=4 must be divisible by tp_size=8"]),
+        ({"tp_size": 3}, ["tokens=64 must be divisible", "ffn=160 must be", "heads=8 must be", "kv_heads=4 must be"]),
+        ({"kv_heads": 3, "tp_size": 1}, ["heads=8 must be divisible by kv_heads=3"]),
         ({"dp_size": 2}, ["dp_size=2 must be 1"]),
         ({"layers": 2, "part": "mlp"}, ["layers=2 needs part=block"]),
         ({"steps": 5, "learning_rate": 0.1}, ["steps=5 needs layers=N", "learning_rate=0.1 needs layers=N"]),
@@ -34,7 +34,7 @@ def test_sizes_that_do_not_divide_are_errors_before_a_launch(changes: dict[str, 
 
 def test_unsupported_problems_have_a_reason() -> None:
     odd = {**TINY, "tokens": 8, "tp_size": 4}
-    assert "tokens=8 must divide by tp_size^2=16" in str(
+    assert "tokens=8 must be divisible by tp_size^2=16" in str(
         unsupported_reason(parse_job({"variant": "block_tp_overlap", **odd}))
     )
     assert unsupported_reason(parse_job({"variant": "block_tp", **odd})) is None

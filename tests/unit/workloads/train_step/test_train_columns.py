@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
 from tpbench.measure.timeline import intervals
@@ -17,6 +18,7 @@ from tpbench.workloads.train_step.json_document import json_document
 from tpbench.workloads.train_step.phase_times import PhaseTimer
 from tpbench.workloads.train_step.profiling import exposed_share
 from tpbench.workloads.train_step.reference import Reference, compare
+from tpbench.workloads.train_step.sizes import rank_flops
 from tpbench.workloads.train_step.throughput import peak_tflops, throughput
 
 
@@ -92,6 +94,20 @@ def test_throughput_counts_replicas_and_accumulation() -> None:
     assert found["tokens_per_s"] == 16 * found["samples_per_s"]
     assert found["tokens_per_s_per_gpu"] == found["tokens_per_s"] / 4
     assert found["tflops_per_gpu"] == 2.0
+
+
+def test_model_flops_utilisation_counts_repeated_operations_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operations of a rank may contain blocks that every rank of the replica repeats."""
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
+    context = replace(single_context(torch.device("cuda")), tp_size=2, world_size=2)
+    shared = tiny_problem(dtype="bfloat16")
+    repeated = replace(shared, tp_mapping='{"layers.*": "replicated"}')
+    found = {
+        each: throughput(each, context, {"time_ms": 1.0, "flops": rank_flops(each, "fsdp_dtensor", 2)})
+        for each in (shared, repeated)
+    }
+    assert found[shared]["mfu"] == found[repeated]["mfu"] == pytest.approx(found[shared]["tflops_per_gpu"] / 989)
+    assert found[repeated]["tflops_per_gpu"] > 1.5 * found[shared]["tflops_per_gpu"]
 
 
 def test_the_tolerance_of_norms_grows_with_each_step() -> None:

@@ -40,7 +40,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(oracle, "free_memory", lambda device: calls.append("freed"))
     monkeypatch.setattr(oracle, "estimate_memory", lambda *_: SimpleNamespace(total=70 * GIB))
     monkeypatch.setattr(oracle.memory, "available_bytes", lambda device: 100 * GIB)
-    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem, tp_size: 2e12 / 6)
+    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / 6)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: calls.append(("broadcast", tensor.shape, src)))
     return calls
 
@@ -77,7 +77,7 @@ def test_what_costs_too_much_is_a_forward_pass(much: str, log: list[Any], monkey
     if much == "memory":
         monkeypatch.setattr(oracle.memory, "available_bytes", lambda device: 100 * GIB - 2)
     else:
-        monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem, tp_size: 2e12 / 6 + 1)
+        monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / 6 + 1)
     found = compute_reference(cell(), CONTEXT)
     assert found == Reference("loss of the first step by a forward pass", (7.0,), ())
     assert [each[0] for each in log] == ["broadcast", "forward", "f"]
@@ -91,7 +91,7 @@ def test_steps_that_are_not_finite_are_replaced_by_a_forward_pass(
 
 
 def test_a_gpu_may_take_as_many_operations_in_half_a_minute(log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem, tp_size: 3e16 / 6)
+    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 3e16 / 6)
     assert oracle._affordable(cell(), 3, replace(CONTEXT, device=torch.device("cuda")))
     assert not oracle._affordable(cell(), 4, replace(CONTEXT, device=torch.device("cuda")))
 
@@ -99,7 +99,7 @@ def test_a_gpu_may_take_as_many_operations_in_half_a_minute(log: list[Any], monk
 def test_an_audited_run_is_trained_to_its_end_and_on_changed_batches(
     log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem, tp_size: 2e12 / (2 * (2 + 6 + 2)))
+    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / (2 * (2 + 6 + 2)))
     found = compute_reference(cell(), CONTEXT, (3, 5))
     assert [(each[1], each[3]) for each in log if each[0] == "train"] == [(8, (3, 5))]
     assert found.source == "8 steps and 2 on changed batches by one process"
@@ -110,16 +110,16 @@ def test_an_audited_run_is_trained_to_its_end_and_on_changed_batches(
 def test_a_reference_of_an_audited_run_that_costs_too_much_says_so(
     log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem, tp_size: 2e12 / 19)
+    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / 19)
     found = compute_reference(cell(), CONTEXT, (3, 5))
     assert found.source == "3 steps by one process; later steps are not checked" and found.later is None
-    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem, tp_size: 2e12)
+    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12)
     found = compute_reference(cell(), CONTEXT, (3, 5))
     assert found.source == "loss of the first step by a forward pass; later steps are not checked"
 
 
 def test_losses_that_updates_hardly_change_say_so(log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem, tp_size: 1.0)
+    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 1.0)
     monkeypatch.setattr(oracle, "train_first_steps", lambda *_: torch.full((3, 10), 9.0, dtype=torch.float64))
     found = compute_reference(cell(dtype="bfloat16"), CONTEXT, (3, 5))
     assert found.source == "8 steps and 2 on changed batches by one process; skipped updates would not show"

@@ -1,4 +1,4 @@
-"""Shard a decoder by torch's `parallelize_module`, with sequence parallelism between the blocks.
+"""Shard a decoder over tensor-parallel ranks by torch's `parallelize_module`, with sequence parallelism.
 
 Parameters, and the operations on them, are DTensors. Between the blocks a rank has its share of each sequence's tokens,
 (batch, sequence / ranks, width).
@@ -36,7 +36,7 @@ TOKENS, COLUMNS = Shard(1), Shard(-1)
 """Placements of hidden states, (batch, sequence, width)."""
 
 
-def parallelize(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
+def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """Shard the model's parameters, and let its modules exchange what the sharding needs.
 
     Raises UnknownArchitecture for a model whose plan has no correct computation.
@@ -137,7 +137,7 @@ def _detach_padding(embedding: nn.Embedding, tp: DeviceMesh) -> None:
     embedding.register_forward_hook(detach)
 
 
-def compile_layers(model: Any) -> None:
+def compile_dtensor_layers(model: Any) -> None:
     """Compile the forward method of each decoder layer, with its DTensors and collectives.
 
     Checkpointing stays outside of the graph: torch 2.13 fails to keep the DTensors' mesh for the backward pass. Its

@@ -1,104 +1,26 @@
-"""Checks and rewrites of the command line before Hydra composes anything, so that a typing error gets a useful message.
-
-The rewrites exist because Hydra has no setting for them.
-"""
+"""Checks of the command line before Hydra composes anything, so that a typing error gets a useful message."""
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import yaml
-
-# Hydra has no public parser of its command line's options.
-from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 
-from tpbench.job import former_field_names
-from tpbench.launcher.model_ids import file_of
-from tpbench.launcher.options import command_line_names
+from tpbench.launcher.options import GROUPS, command_line_names
 from tpbench.launcher.outside_variants import named
-from tpbench.launcher.override_grammar import parse_overrides
+from tpbench.launcher.override_grammar import parse_options, parse_overrides
 from tpbench.launcher.override_limits import require_printable, require_safe
 from tpbench.settings import JobError, unknown
-from tpbench.workloads import variants, workloads
+from tpbench.workloads import variants
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
 MAX_LISTED = 25
 """Most choices of a group that a message lists."""
-GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contender", "experiment")
-
-_GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
-_NESTED = re.compile(r"""[()\[\]{}'"\\]""")
-"""Characters of a value that is more than a list of words."""
 _ESCAPED = re.compile(r"\\(.)")
 """A character that Hydra escapes in an element of a sweep."""
-_OVERRIDE = re.compile(r"([+~]*)(\w+)")
-_BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
-
-
-def quote_numbers(arguments: Sequence[str]) -> list[str]:
-    """Quote numbers that name a choice: `block_cap=4096` becomes `block_cap='4096'`.
-
-    Hydra accepts only strings as the name of a choice.
-    """
-    return [_BARE_NUMBER.sub(r"'\1'", each) if _GROUP_CHOICE.match(each) else each for each in arguments]
-
-
-def flat_names(arguments: Sequence[str]) -> list[str]:
-    """Write `train.loss=tpbench` as `train_loss=tpbench`, and `model=path/to/folder` as `model_dir=path/to/folder`.
-
-    `model=Qwen/Qwen3-8B`, an id of Hugging Face, becomes `model=qwen3_8b`. An id without a file in conf/model becomes a
-    `model_dir`.
-    `model=NAME,path/to/folder` becomes `model=NAME model_dir=null,path/to/folder`. With several names each folder is
-    combined with each name. The resulting equal jobs run once.
-    """
-    flat = []
-    for argument in present_names(arguments):
-        name, equals, value = argument.partition("=")
-        if name.replace(".", "_") in command_line_names():
-            name = name.replace(".", "_")
-        if name == "model" and "/" in value:
-            choices = [value] if _NESTED.search(value) else value.split(",")
-            choices = [file_of(choice) or choice for choice in choices]
-            if names := [choice for choice in choices if "/" not in choice]:
-                flat.append(f"model={','.join(names)}")
-            folders = [choice for choice in choices if "/" in choice]
-            if not folders:
-                continue
-            name, value = "model_dir", ",".join(["null"] * bool(names) + folders)
-        flat.append(f"{name}{equals}{value}")
-    return flat
-
-
-def present_names(arguments: Iterable[str]) -> list[str]:
-    """Replace the former names of fields by the present ones: `organisation=fused` becomes `algorithm=fused`."""
-    former = former_field_names()
-
-    def renamed(argument: str) -> str:
-        match = _OVERRIDE.match(argument)
-        return f"{match[1]}{former[match[2]]}{argument[match.end() :]}" if match and match[2] in former else argument
-
-    return [renamed(argument) for argument in arguments]
-
-
-def force_fields(arguments: Sequence[str]) -> list[str]:
-    """Write `width=64` as `++width=64`, for fields that only some workloads have.
-
-    In a sweep over variants Hydra first composes a job of the default variant, which may not have the field.
-    """
-    forced = _fields_of_some_workloads() - set(GROUPS)
-    return [f"++{each}" if each.partition("=")[0] in forced else each for each in arguments]
-
-
-def chosen_fields(overrides: Sequence[str]) -> list[str]:
-    """Return the names that these overrides of one job set: fields, and groups of only some workloads, such as loss."""
-    keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
-    groups = set(GROUPS) - _fields_of_some_workloads()
-    return [key for key in keys if key not in groups and not key.startswith("hydra")]
 
 
 def check_overrides(arguments: Sequence[str], conf: Path) -> None:
@@ -109,7 +31,7 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
     if quoted := [each for each in arguments if each.startswith(("-m ", "--multirun "))]:
         raise JobError(f"'{quoted[0]}' is one argument, because of the quotes: write {quoted[0]} without them")
     require_printable(arguments)
-    parsed, unrecognised = get_args_parser().parse_known_args(list(arguments))
+    parsed, unrecognised = parse_options(arguments)
     names = command_line_names() | set(GROUPS)
     if unrecognised:
         raise JobError("\n".join(_no_option(each, names) for each in unrecognised))
@@ -120,19 +42,13 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
     # An experiment is a sweep without -m.
     if not (parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)):
         errors += [
-            f"{each.input_line} is a sweep: say -m before it (python -m tpbench -m ...)"
+            f"{each.input_line} is a sweep: add -m (python -m tpbench -m ...)"
             for each in overrides
             if each.is_sweep_override() and not each.key_or_group.startswith("hydra")
         ]
     errors += _launcher_errors(overrides, conf)
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
-
-
-@functools.cache
-def _fields_of_some_workloads() -> frozenset[str]:
-    shared: set[str] = set.intersection(*map(command_line_names, workloads().values()))
-    return frozenset(command_line_names() - shared)
 
 
 def _no_option(option: str, names: Collection[str]) -> str:

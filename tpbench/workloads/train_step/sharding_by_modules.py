@@ -1,4 +1,4 @@
-"""Shard a decoder's parameters over tensor-parallel ranks, as Megatron does, by the model's own plan."""
+"""Shard a decoder over tensor-parallel ranks, as Megatron does: replace its modules by tpbench's sharded ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tpbench.workloads.train_step.sharding_plan import Block
 from tpbench.workloads.train_step.styles import Style
 
 
-def apply_tensor_parallelism(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
+def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """Replace the model's modules by column- and row-sharded ones with sequence parallelism (Megatron,
     arXiv:2205.05198).
 
@@ -46,8 +46,8 @@ def apply_tensor_parallelism(problem: TrainStep, model: Any, tp: DeviceMesh) -> 
         model.lm_head, tp, whole=not problem.vocab_parallel, as_dtensor=problem.train_loss == "torch"
     )
     # The linear loss takes this rank's share of the tokens, and gathers them itself.
-    behind = None if problem.train_loss == "tpbench_linear" else tokens
-    model.model.norm = ReplicatedNorm(model.model.norm, tp, behind)
+    gathered = None if problem.train_loss == "tpbench_linear" else tokens
+    model.model.norm = ReplicatedNorm(model.model.norm, tp, gathered)
     for part in (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head):
         compute_locally(part)
     if problem.tied:

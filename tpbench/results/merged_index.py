@@ -11,7 +11,7 @@ INDEX = ".compacted"
 """File in the folder of the rows, with the name of one row on each line. It only grows."""
 
 
-def moved(rows: Path, row_id: str) -> bool:
+def is_merged(rows: Path, row_id: str) -> bool:
     """Return True if that row is in a merged file of this folder."""
     try:
         status = (rows / INDEX).stat()
@@ -20,7 +20,7 @@ def moved(rows: Path, row_id: str) -> bool:
     return row_id in _names(rows / INDEX, status.st_size, status.st_mtime_ns)
 
 
-def note(rows: Path, row_ids: Iterable[str]) -> None:
+def add_to_index(rows: Path, row_ids: Iterable[str]) -> None:
     """Add rows to the index, durably, before their files are deleted."""
     with (rows / INDEX).open("a+b") as index:
         if index.tell():

@@ -13,6 +13,6 @@ def remember(arguments: Sequence[str]) -> None:
     _typed[:] = arguments
 
 
-def arguments() -> list[str]:
+def get() -> list[str]:
     """Return the remembered arguments, or those of this process if none were remembered."""
     return _typed or sys.argv[1:]

@@ -1,0 +1,89 @@
+"""What a rank runs on: its device, its process groups and the software that only torch knows."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from tpbench.job import Job
+    from tpbench.measure.session import Context
+
+
+def device_of_rank(name: str) -> torch.device:
+    """Return the device of this rank, and make it the current one. `name`: cuda or cpu, as the job has it.
+
+    Raises RuntimeError if torch cannot use the GPUs.
+    """
+    import torch
+
+    if name == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot use the GPUs of this machine; install a CUDA build or say device=cpu"
+        )
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+
+
+def context_of(
+    job: Job, device: torch.device, folder: Path, process_stays: bool, say: Callable[[str], None]
+) -> Context:
+    """Return what a workload needs to know of this rank, with its process groups. `say` prints a line of progress."""
+    import torch.distributed as dist
+
+    from tpbench.measure.session import Context
+
+    dp_rank, tp_rank = divmod(dist.get_rank(), job.tp_size)
+    tp_groups, dp_groups = _groups(job.tp_size, job.dp_size)
+    return Context(
+        rank=dist.get_rank(),
+        world_size=job.world_size,
+        tp_rank=tp_rank,
+        tp_size=job.tp_size,
+        dp_rank=dp_rank,
+        dp_size=job.dp_size,
+        tp_group=tp_groups[dp_rank],
+        dp_group=dp_groups[tp_rank],
+        device=device,
+        graph=job.measure.graph,
+        folder=folder,
+        say=say,
+        process_stays=process_stays,
+    )
+
+
+@functools.cache
+def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
+    """Return the process groups of the rows and of the columns of the (dp, tp) mesh, which is row-major.
+
+    Every rank must create every group in the same order. A group of all ranks is the world itself: another communicator
+    would cost seconds and memory.
+    """
+    import torch.distributed as dist
+
+    def group(ranks: list[int]) -> Any:
+        return dist.group.WORLD if len(ranks) == dist.get_world_size() else dist.new_group(ranks)
+
+    replicas = [[dp * tp_size + tp for tp in range(tp_size)] for dp in range(dp_size)]
+    return [group(ranks) for ranks in replicas], [group(list(ranks)) for ranks in zip(*replicas, strict=True)]
+
+
+def torch_columns(device: torch.device) -> dict[str, Any]:
+    """Return the columns of a row that only torch knows."""
+    import torch
+    import torch.distributed as dist
+
+    columns: dict[str, Any] = {"backend": dist.get_backend(), "torch_version": str(torch.__version__)}
+    if device.type == "cuda":
+        columns["backend"] = "nccl"
+        columns["cuda_version"] = torch.version.cuda
+        columns["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return columns
