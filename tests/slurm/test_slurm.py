@@ -164,11 +164,13 @@ def overdue_once(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
 
 
 def test_an_array_of_four_cells_ends_in_the_same_table(tmp_path: Path) -> None:
-    done = tpbench(*SLURM, *SINGLE, "variant=pytorch_tp_manual,pytorch_gather", "seed=1,2", cwd=tmp_path)
+    """A variant in a user's file runs on the nodes as one of this package does."""
+    shutil.copy(ROOT / "tpbench/api/examples/entropy_loss.py", tmp_path / "my_loss.py")  # as `tpbench new` does
+    done = tpbench(*SLURM, *SINGLE, "variant=my_loss.py:fast_tp,pytorch_gather", "seed=1,2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = rows(tmp_path)
     assert [(row["variant"], row["seed"], row["status"]) for row in found] == [
-        ("pytorch_tp_manual", 1, "ok"), ("pytorch_tp_manual", 2, "ok"), ("pytorch_gather", 1, "ok"),
+        ("my_loss.py:fast_tp", 1, "ok"), ("my_loss.py:fast_tp", 2, "ok"), ("pytorch_gather", 1, "ok"),
         ("pytorch_gather", 2, "ok"),
     ]  # fmt: skip
     assert {row["nodes"] for row in found} == {1}
