@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from tpbench import packages
 from tpbench.console import entries
-from tpbench.console.defaults import CONF
+from tpbench.console.defaults import CONF, choice
 from tpbench.console.fields import field_lines
 from tpbench.job import parse_job, unsupported_reason
 from tpbench.launcher import outside_variants
@@ -49,35 +49,45 @@ def _of_variant(
     name: str, workload: Workload, variant: Variant, gpus: int, outside: Mapping[str, OutsideVariant] | None = None
 ) -> list[str]:
     available = entries.availability(variant, gpus, workload.option_defaults)
-    shapes = [shape.name for shape in entries.shapes(gpus, workload.name)]
+    shapes = supported_shapes(variant.name, [each.name for each in entries.shapes(gpus, workload.name)], outside)
     lines = [f"  {variant.summary}", f"  a variant of {workload.name}: {workload.summary}", f"  runs here: {available}"]
     missing = [each for each in variant.requires if not packages.installed(each)]
     lines += [f"  install it with: {packages.install_commands(missing)}"] if missing else []
     lines += [f"  not on GPUs: {variant.cpu_only_reason}"] if variant.cpu_only_reason else []
     if isinstance(variant.no_graph_reason, str) and variant.no_graph_reason:
         lines.append(f"  no graph=true: {variant.no_graph_reason}")
-    lines += [f"  shapes: {' '.join(shapes)}", ""]
+    lines += [f"  shapes: {' '.join(shapes) or 'none'}", ""]
     if options := field_lines(workload.problem, variant.options, name):
         lines += ["Its options, beside the fields of every job and of its workload:", *options]
     else:
         lines += ["It has no options beside the fields of every job and of its workload."]
-    run = f"python -m tpbench variant={name} shape={supported_shape(variant.name, shapes, outside)}"
+    run = f"python -m tpbench variant={name} shape={smallest(shapes)}"
     return [*lines, "", f"{run}{'' if workload.scheduled is True else ' measure=quick'}"]
 
 
-def supported_shape(variant: str, shapes: Sequence[str], outside: Mapping[str, OutsideVariant] | None = None) -> str:
-    """Return a shape that the variant supports: a tiny one if there is such, else the smallest.
+def supported_shapes(
+    variant: str, shapes: Sequence[str], outside: Mapping[str, OutsideVariant] | None = None
+) -> list[str]:
+    """Return those of the shapes that the variant supports, in their order.
 
     `outside`: the variant by its name, if it is not one of this package.
     """
     for each in (outside or {}).values():
         outside_variants.offer(each)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        for shape in sorted(shapes, key=lambda name: not name.startswith("tiny")):
-            values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", f"shape={shape}"]))
-            if unsupported_reason(parse_job(values, outside=outside)) is None:
-                return shape
-    return "NAME"
+        common: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
+
+    def is_supported(shape: str) -> bool:
+        values = choice("shape", shape)
+        model = choice("model", values["model"]) if "model" in values else {}
+        return unsupported_reason(parse_job({**common, **model, **values}, outside=outside)) is None
+
+    return [each for each in shapes if is_supported(each)]
+
+
+def smallest(shapes: Sequence[str]) -> str:
+    """Return the tiny shape if there is one, else the first shape, or NAME if there is none."""
+    return next((each for each in shapes if each.startswith("tiny")), shapes[0] if shapes else "NAME")
 
 
 def _of_file(group: str, name: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tpbench
 from tpbench.console import entries
-from tpbench.console.choice import supported_shape
+from tpbench.console.choice import smallest, supported_shapes
 from tpbench.launcher.outside_variants import find, is_file_name
 from tpbench.outside import source
 from tpbench.settings import JobError
@@ -50,7 +50,7 @@ def _write(file: Path, workload: str) -> str:
     variant = find(f"{file}:{function}")
     assert variant is not None
     shapes = [each.name for each in entries.shapes(0, workload)]
-    shape = supported_shape(str(variant.name), shapes, {variant.name: variant})
+    shape = smallest(supported_shapes(str(variant.name), shapes, {variant.name: variant}))
     quick = "" if variant.of_workload.scheduled is True else " measure=quick"
     return (
         f"{file}: the function {function}, a variant of {workload}. It is correct as it is; make it faster.\n\n"

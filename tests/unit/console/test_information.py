@@ -115,6 +115,12 @@ def test_the_command_of_a_variant_is_a_job_that_the_variant_supports(name):
     assert unsupported_reason(job(*overrides)) is None
 
 
+def test_a_variant_over_ranks_only_has_no_shape_of_one_rank(capsys):
+    shapes = re.search(r"^  shapes: (.*)$", printed(capsys, "variant=torchtitan"), re.MULTILINE)
+    assert shapes is not None
+    assert "v131k_tp8" in shapes[1].split() and not [each for each in shapes[1].split() if each.endswith("_tp1")]
+
+
 def test_another_choice_shows_its_file(capsys):
     text = printed(capsys, "shape=v131k_tp8")
     assert "vocab: 131072" in text and text.endswith("This is conf/shape/v131k_tp8.yaml.\n")
