@@ -37,6 +37,8 @@ class EntropyLoss(torch.nn.Module):
     For fp16 logits and reduction="mean", the gradient is stored times a power of two near the number of rows, and
     backward divides by it. A loss scaler moves small gradients into fp16's range by the upstream gradient. That is too
     late for gradients that the division by the rows rounded to zero.
+
+    torch.compile leaves the module out of its graphs.
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
@@ -58,6 +60,14 @@ class EntropyLoss(torch.nn.Module):
 
         logits: (rows, local vocab). target: as for `entropy_loss`.
         """
+        if torch.compiler.is_compiling():
+            from tpbench.kernels.eager import eager
+
+            result: Tensor = eager(self._forward, logits, target)
+            return result
+        return self._forward(logits, target)
+
+    def _forward(self, logits: Tensor, target: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and logits.requires_grad):
             return entropy_loss(logits, target, grad="none", **self.settings).loss
         apply: Any = _EntropyLoss.apply

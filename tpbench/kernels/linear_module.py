@@ -31,7 +31,8 @@ class LinearEntropyLoss(torch.nn.Module):
     backward computes the logits of each chunk again. This costs a fourth product. It is needed because every row has
     its own upstream gradient then, or because a loss scaler must act before the gradient is rounded to fp16.
 
-    Targets and the teacher get no gradient.
+    Targets and the teacher get no gradient. Under torch.autocast, hidden states, weights and bias are cast as by
+    torch.nn.functional.linear. torch.compile leaves the module out of its graphs.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -53,6 +54,24 @@ class LinearEntropyLoss(torch.nn.Module):
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,).
         """
+        if torch.compiler.is_compiling():
+            from tpbench.kernels.eager import eager
+
+            compiled: Tensor | tuple[Tensor, Tensor] = eager(self._forward, hidden, weight, target, bias)
+            return compiled
+        return self._forward(hidden, weight, target, bias)
+
+    def _forward(
+        self, hidden: Tensor, weight: Tensor, target: Tensor | tuple[Tensor, Tensor], bias: Tensor | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        device = hidden.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            factors = (hidden.to(dtype), weight.to(dtype))
+            if isinstance(target, (tuple, list)):
+                target = (target[0].to(dtype), target[1].to(dtype))
+            with torch.autocast(device, enabled=False):
+                return self._forward(*factors, target, None if bias is None else bias.to(dtype))
         tensors = [each for each in (hidden, weight, bias) if each is not None]
         if not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
             result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **self.settings)

@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tests.support.command import ROOT
 from tests.support.linear_reference import make_linear
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
-from tpbench.kernels import LinearEntropyLoss
+from tpbench.kernels import EntropyLoss, LinearEntropyLoss
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS, VOCAB, WIDTH = 6, 96, 8
@@ -54,6 +55,41 @@ def _torch_losses() -> list[float]:
     return _train(
         DEVICE, lambda hidden, head, labels: F.cross_entropy(head(hidden), labels, ignore_index=-100), *_model(DEVICE)
     )
+
+
+def _losses_under_autocast(loss_of: Any) -> list[float]:
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        return _train(DEVICE, loss_of, *_model(DEVICE))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_under_autocast_a_toy_model_trains_as_with_torch(reduction: Any) -> None:
+    module = LinearEntropyLoss(reduction=reduction)
+
+    def of_linear(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+        loss: Tensor = module(hidden, head.weight, labels, head.bias)
+        return loss.sum() / loss.numel() * (1 if reduction == "mean" else ROWS / (ROWS - 1))  # one row is ignored
+
+    expected = _losses_under_autocast(lambda hidden, head, labels: F.cross_entropy(head(hidden), labels))
+    assert _losses_under_autocast(of_linear) == pytest.approx(expected, rel=2**-6)
+
+
+def _both_losses(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+    of_hidden: Tensor = LinearEntropyLoss()(hidden, head.weight, labels, head.bias)
+    of_logits: Tensor = EntropyLoss()(head(hidden), labels)
+    return (of_hidden + of_logits) / 2
+
+
+def _checkpointed(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+    loss: Tensor = checkpoint(_both_losses, hidden, head, labels, use_reentrant=False)
+    return loss
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_compiled_or_checkpointed_the_modules_train_as_with_torch(compiled: bool) -> None:
+    """torch.compile leaves the modules out of its graphs. Its frontend does, so the backend does not matter."""
+    loss_of = torch.compile(_both_losses, backend="eager") if compiled else _checkpointed
+    assert _train(DEVICE, loss_of, *_model(DEVICE)) == pytest.approx(_torch_losses(), rel=1e-5)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
