@@ -48,10 +48,18 @@ def whole(name: str, value: object, low: int = -(2**63), high: int = 2**63 - 1) 
         raise ValueError(f"{name} must be at most {high}, got {value}")
 
 
-def matrix(name: str, value: object) -> None:
-    """Raise unless `value` is a dense (rows, columns) tensor of a supported dtype that is no negative view."""
+def tensor(name: str, value: object) -> Tensor:
+    """Return `value`. TypeError unless it is a tensor with memory of its own, unlike a DTensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if hasattr(value, "to_local"):
+        raise TypeError(f"{name} must be this rank's tensor, got a DTensor: pass {name}.to_local()")
+    return value
+
+
+def matrix(name: str, value: object) -> None:
+    """Raise unless `value` is a dense (rows, columns) tensor of a supported dtype that is no negative view."""
+    value = tensor(name, value)
     if value.dim() != 2:
         raise ValueError(f"{name} must have shape (rows, local vocab), got {tuple(value.shape)}")
     if value.dtype not in DTYPES:
@@ -81,8 +89,7 @@ def target(value: Any, logits: Tensor, loss: str) -> None:
 
 def labels(value: Any, rows: int, device: torch.device, loss: str) -> None:
     """Raise unless `value` is int32 or int64 labels of so many rows on the device."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"target must be a tensor, got {type(value).__name__}")
+    value = tensor("target", value)
     if value.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"target must hold labels, int32 or int64, for loss={loss!r}; got {value.dtype}")
     if value.shape != (rows,):

@@ -63,8 +63,7 @@ def weight_gradient(value: Any, weight: Tensor) -> None:
 
 
 def _factor(name: str, value: Any, shape: str, dimensions: int = 2) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    value = checks.tensor(name, value)
     if value.dim() != dimensions:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
     if value.dtype not in checks.DTYPES:

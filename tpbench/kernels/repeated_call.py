@@ -18,6 +18,9 @@ from tpbench.kernels.two_pass import launching
 MOST_REMEMBERED = 256
 """Most forms that are remembered. This bounds memory: the number of rows may differ by call."""
 
+_PLAIN = {Tensor, torch.nn.Parameter}
+"""Types of tensors with memory of their own. Others, such as DTensor, may have none."""
+
 Strided: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a new tensor."""
 
@@ -59,20 +62,20 @@ def _strided(tensor: Tensor) -> Strided:
 _remembered: dict[Hashable, RepeatedCall] = {}
 
 
-def call_form(logits: object, target: object, options: tuple[Any, ...]) -> Hashable | None:
+def call_form(logits: Any, target: Any, options: tuple[Any, ...]) -> Hashable | None:
     """Return the form of a call, or None if such a call is never repeated.
 
     Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
     forms, because not all types are valid.
     """
-    if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):
+    if not (type(logits) in _PLAIN and type(target) in _PLAIN):
         return None
     if logits.layout is not torch.strided or target.layout is not torch.strided:
         return None
     return (_tensor_form(logits), _tensor_form(target), options, tuple(map(type, options)))
 
 
-def _tensor_form(tensor: Tensor) -> Hashable:
+def _tensor_form(tensor: Any) -> Hashable:
     return (
         type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16,
         tensor.is_neg(),
