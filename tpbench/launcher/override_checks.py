@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 from hydra.core.override_parser.types import Glob, Override
 
-from tpbench.launcher.options import GROUPS, command_line_names
+from tpbench.launcher.options import GROUPS, command_line_names, example_values
 from tpbench.launcher.outside_variants import named
 from tpbench.launcher.override_grammar import parse_options, parse_overrides
 from tpbench.launcher.override_limits import require_printable, require_safe
@@ -32,7 +32,7 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
         raise JobError(f"'{quoted[0]}' is one argument, because of the quotes: write {quoted[0]} without them")
     require_printable(arguments)
     parsed, unrecognised = parse_options(arguments)
-    names = command_line_names() | set(GROUPS)
+    names = example_values()
     if unrecognised:
         raise JobError("\n".join(_no_option(each, names) for each in unrecognised))
     overrides = parse_overrides(parsed.overrides, names)
@@ -51,10 +51,10 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
         raise JobError("\n".join(dict.fromkeys(errors)))
 
 
-def _no_option(option: str, names: Collection[str]) -> str:
+def _no_option(option: str, names: Mapping[str, str]) -> str:
     name, _, value = option.lstrip("-").partition("=")
     if (field := name.replace("-", "_")) in names:
-        return f"{option}: fields have no dashes in front, write {field}={value or 'VALUE'}"
+        return f"{option}: fields have no dashes in front, write {field}={value or names[field]}"
     return f"no such option: {option} (python -m tpbench --help lists them)"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NoReturn
 
 # Hydra has no public parser of its command line's options.
@@ -44,8 +45,8 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     return parsed, [each for each in rest if each.startswith("-")]
 
 
-def parse_overrides(arguments: Sequence[str], names: Collection[str] = ()) -> list[Override]:
-    """Return the parsed overrides. `names`: what may stand before an equals sign, for the messages.
+def parse_overrides(arguments: Sequence[str], names: Mapping[str, str] = MappingProxyType({})) -> list[Override]:
+    """Return the parsed overrides. `names`: what may stand before an equals sign, with a value, for the messages.
 
     Raises JobError with one line for each argument that is not an override.
     """
@@ -86,7 +87,7 @@ def _joined(pieces: Sequence[str]) -> str:
     return f"{name.rstrip(':')}={value}{''.join(pieces[1:]).removeprefix('=')}"
 
 
-def _explanation(argument: str, before: str, names: Collection[str]) -> str:
+def _explanation(argument: str, before: str, names: Mapping[str, str]) -> str:
     """Return what is wrong with an argument, and an argument that would be right. `before`: the argument before it."""
     name, equals, value = argument.partition("=")
     if not argument.strip():
@@ -96,7 +97,7 @@ def _explanation(argument: str, before: str, names: Collection[str]) -> str:
         return f"'{argument}' is one argument, because of the quotes: write {len(parts)} arguments, {separate}"
     if not equals:
         if argument in names:
-            return f"{argument} has no value: write {argument}=VALUE"
+            return f"{argument} has no value: write {argument}={names[argument]}"
         several = f"-m {before},{argument}" if "=" in before else "-m NAME=VALUE1,VALUE2"
         commands = f"; commands: {', '.join(COMMANDS)}" * (not before)
         meant = "" if before else nearest(argument, COMMANDS)

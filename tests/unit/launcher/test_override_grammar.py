@@ -10,7 +10,7 @@ from tpbench.launcher.override_checks import check_overrides
 from tpbench.launcher.override_grammar import parse_overrides
 from tpbench.settings import JobError
 
-NAMES = ("tokens", "variant")
+NAMES = {"tokens": "VALUE", "variant": "VALUE", "resume": "true"}
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
 EXPLANATIONS = {
@@ -20,6 +20,7 @@ EXPLANATIONS = {
     "variant=triton_tp shape=tiny_tp2": "'variant=triton_tp shape=tiny_tp2' is one argument, because of the quotes: "
     "write 2 arguments, variant=triton_tp shape=tiny_tp2",
     "tokens": "tokens has no value: write tokens=VALUE",
+    "resume": "resume has no value: write resume=true",
     "lst": "'lst' has no value, did you mean list? (write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2; "
     "commands: list, doctor, new)",
     "variant = a": "'variant = a' has spaces: write variant=a",

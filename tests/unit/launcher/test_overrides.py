@@ -181,7 +181,7 @@ def test_a_registered_variant_without_its_file_is_told_apart_from_an_unknown_one
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dry-run"], "--dry-run: fields have no dashes in front, write dry_run=VALUE"),
+        (["--dry-run"], "--dry-run: fields have no dashes in front, write dry_run=true"),
         (["seed=1", "--tokens=5", "tp_size=2"], "--tokens=5: fields have no dashes in front, write tokens=5"),
         (["--frobnicate", "seed=1"], "no such option: --frobnicate (python -m tpbench --help lists them)"),
         (["tp=4"], "no field is called tp, did you mean tp_size?"),
