@@ -1,1 +1,15 @@
-"""Measurement of one cell on one rank: clocks, stop rule, interleaving, statistics, memory and machine facts."""
+"""Measurement of one cell on one rank: clocks, stop rule, interleaving, statistics, memory and machine facts.
+
+The modules, in the order of a first reading:
+
+- Order of a measurement: `run` measures a `session`, as `settings` say. `scheduled` does so for a fixed number of
+  iterations. `interleaving` and `rounds` let other cells run in between.
+- Times: `clock` has wall and device time, `stopwatch` times parts of an iteration, and `statistics` decides when the
+  median is precise. `ranks` gathers the numbers of all ranks.
+- Trust: `audit` and `schedule_audit` check iterations after the timing, with `inputs` that change. `clock_comparison`
+  compares both clocks, and `guard` finds replaced functions.
+- Memory and floors: `memory`, `bandwidth` of copies, `gemm` for the rate of products.
+- GPU: `gpu` reads clocks and throttling, `energy` the energy counter. `bottleneck` reads a trace of `gpu_profiler`
+  through `timeline`. `host_bound` is the rule by which a cell is marked.
+- Results: `columns` and `device_columns` of a row. `machine` describes the machine.
+"""

@@ -1,1 +1,8 @@
-"""The HTML report: one file that contains everything and loads nothing from the network."""
+"""The HTML report: one file that contains everything and loads nothing from the network.
+
+The modules, in the order of a first reading:
+
+- `document` is the whole page. Its first screen is the `overview`, with the `machines`.
+- `tables` of a section become `cells`, plain data. `pictures` are made from grids, with `chart` and `trace`.
+- `looks` gives each variant its colour and marker. `template` renders all of it, and escapes text.
+"""

@@ -1,4 +1,9 @@
-"""Plots of a grid of records. To add one, write a module with a function under `@plot` and name it in `MODULES`."""
+"""Plots of a grid of records. To add one, write a module with a function under `@plot` and name it in `MODULES`.
+
+The modules, in the order of a first reading: `registry` has `@plot`, `style` the look of all plots. `by_size` draws a
+metric by size, for `time` and `memory`. `speedups`, `samples`, `block_cap` and `timeline` are the other plots, and
+`panels` draws the picture of a workload's study.
+"""
 
 from __future__ import annotations
 

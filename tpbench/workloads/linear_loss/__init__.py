@@ -4,6 +4,16 @@ Each rank holds all hidden states, (tokens, hidden), and its rows of the head's 
 hidden states @ weight.T. The losses are those of the workload `entropy_loss`; target logits are those of a teacher of
 the same sizes. An iteration computes the mean loss and, with mode=train, its gradients with respect to hidden states
 (summed over the ranks) and weight. With mode=forward it computes the loss of each row, and on request its entropy.
+
+The modules, in the order of a first reading:
+
+- Job: `problem` has the fields and the columns. `variants` and `peers` have a function for each variant, of this
+  project and of others.
+- Rank: `bench` is the session. `inputs` makes a rank's shard, and `output` is what an iteration returns. `products` are
+  the matrix products alone, which are timed beside the variant.
+- Implementations: `linear_tp` calls the kernels of this project, `in_torch` torch's own functions, and `adapters` other
+  projects.
+- Correctness: `oracle` computes in float64 and compares.
 """
 
 from tpbench.workloads.linear_loss import (
