@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,35 +64,13 @@ def run(
         return run_scheduled(session, session.schedule, context, wall, copy_gb_per_s, say)
     if settings.fresh and isinstance(session, AuditedSession):
         session.audited = True  # the oracle must see a result of the last inputs
-    say("first pass")
-    step = session.step
-
-    def one_pass() -> tuple[np.ndarray[Any, Any], float]:
-        """The time on every rank in ms, and this rank's peak memory in GiB."""
-        with memory.extra_peak(context.device) as peak:
-            samples = wall.samples(step, session.restore, 1)
-        return np.array(gather_number(samples[0], context)), peak.gib
-
-    single, peak_gib = one_pass()
-    audited = session if is_audited(session) else None
-    warm = not interpreted or bool(single.max() / 1e3 <= settings.time_budget_s)
-    if warm:
-        session.release()
-        memory.fill_freed_with_nan(context.device, peak_gib)
-        say("second pass")
-        single, peak_gib = one_pass()
-        if settings.graph:
-            say("capturing a graph")
-            step = _captured(session, context)  # replays fill the output that the capture left in the session
-            if audited:
-                audited.keeps_output = True
-            single, _ = one_pass()
+    passes = _first_passes(session, context, settings, wall, interpreted, say)
     say("checking")
     lazy = lazy_output(session)
     verdict = refused(session.check(), lazy)
     columns: dict[str, Any] = {
-        **memory_columns(peak_gib, context),
-        "warmed_up": warm,
+        **memory_columns(passes.peak_gib, context),
+        "warmed_up": passes.warmed_up,
         "graph": settings.graph,
         "fresh": settings.fresh,
         **cost_columns(session.costs, copy_gb_per_s),
@@ -101,13 +80,13 @@ def run(
     gpu = this_gpu(context.device)
     watch = ClockWatch(gpu)
     say("timing")
+    audited = session if is_audited(session) else None
     if audited:
         audited.fresh = settings.fresh
-    wrong: list[str | None] = []
-    one_pass_is_enough = single.max() / 1e3 > settings.time_budget_s
     clocks: list[Clock] = [wall, *([DeviceClock(context.device, cache)] if context.device.type == "cuda" else [])]
-    if interleaved is not None and not one_pass_is_enough:
-        rounds = [ClockRounds(clock, step, session, context, settings) for clock in clocks]
+    wrong: list[str | None] = []
+    if interleaved is not None and not passes.exceed(settings):
+        rounds = [ClockRounds(clock, passes.step, session, context, settings) for clock in clocks]
         with watch:
             run_rounds(interleaved, rounds, session, context)
         samples = [each.samples for each in rounds]
@@ -115,19 +94,19 @@ def run(
     else:
         samples = []
         for clock, name in zip(clocks, ("wall", "device"), strict=False):
-            if one_pass_is_enough and clock is wall:
-                samples.append([single])
+            if clock is wall and passes.exceed(settings):
+                samples.append([passes.last_ms])
                 continue
             with watch:
-                samples.append(_until_precise(clock, step, session, context, settings))
+                samples.append(_until_precise(clock, passes.step, session, context, settings))
             if audited:
                 wrong.append(timed_result(session, name))
     columns |= clock_columns(watch, context)
     if audited:
         say("checking the timed iterations")
-        slow = one_pass_is_enough and context.device.type == "cpu"
+        slow = passes.exceed(settings) and context.device.type == "cpu"
         device_clock = (clocks[1], samples[1]) if context.device.type == "cuda" else None
-        wrong.append(audit(audited, step, context, not slow, device_clock))
+        wrong.append(audit(audited, passes.step, context, not slow, device_clock))
         if device_clock is not None:
             waits = gather_numbers(wall.waits_ms[-len(samples[0]) :], context)
             wrong.append(waits_longer(waits, samples[1]))
@@ -136,7 +115,58 @@ def run(
     on_device = samples[1] if context.device.type == "cuda" else None
     columns = time_columns(session, context, samples[0], on_device, columns, say)
     energy_s = min(SAMPLE_S, settings.time_budget_s)
-    return verdict, columns | iteration_columns(step, session, wall, gpu, context, columns, say, energy_s)
+    return verdict, columns | iteration_columns(passes.step, session, wall, gpu, context, columns, say, energy_s)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """The passes before the clocks start."""
+
+    step: Callable[[], None]
+    """What the clocks time: the session's step, or the replay of its CUDA graph."""
+    last_ms: np.ndarray[Any, Any]
+    """Wall time of the last pass on every rank."""
+    peak_gib: float
+    """Peak memory of the pass that is checked, on this rank."""
+    warmed_up: bool
+    """False if the pass that is checked was the first."""
+
+    def exceed(self, settings: MeasureSettings) -> bool:
+        """Return True if one pass takes longer than the time budget. Its wall time then is the measurement."""
+        return bool(self.last_ms.max() / 1e3 > settings.time_budget_s)
+
+
+def _first_passes(
+    session: Session,
+    context: Context,
+    settings: MeasureSettings,
+    wall: WallClock,
+    interpreted: bool,
+    say: Callable[[str], None],
+) -> _Passes:
+    """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for. Collective."""
+
+    def one_pass(step: Callable[[], None]) -> tuple[np.ndarray[Any, Any], float]:
+        with memory.extra_peak(context.device) as peak:
+            samples = wall.samples(step, session.restore, 1)
+        return np.array(gather_number(samples[0], context)), peak.gib
+
+    say("first pass")
+    last_ms, peak_gib = one_pass(session.step)
+    if interpreted and last_ms.max() / 1e3 > settings.time_budget_s:
+        return _Passes(session.step, last_ms, peak_gib, warmed_up=False)
+    session.release()
+    memory.fill_freed_with_nan(context.device, peak_gib)
+    say("second pass")
+    last_ms, peak_gib = one_pass(session.step)
+    if not settings.graph:
+        return _Passes(session.step, last_ms, peak_gib, warmed_up=True)
+    say("capturing a graph")
+    step = _captured(session, context)  # replays fill the output that the capture left in the session
+    if is_audited(session):
+        session.keeps_output = True
+    last_ms, _ = one_pass(step)
+    return _Passes(step, last_ms, peak_gib, warmed_up=True)
 
 
 def _until_precise(
