@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.fault_catalogue import FAULTS
 
@@ -13,11 +13,11 @@ from tests.support.fault_catalogue import FAULTS
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# CI tests every change with the same examples. A developer's runs try new ones each time. An example may take long
-# beside other work.
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("developer", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") else "developer")
+# CI tests every change with the same examples. A developer's runs try new ones each time. To make and to run an example
+# may take long beside other work.
+ci = bool(os.environ.get("CI"))
+settings.register_profile("tests", derandomize=ci, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 # Tests run side by side. More threads would wait for each other in busy loops, which multiplies the CPU time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start, and for workers of pytest-xdist

@@ -204,7 +204,7 @@ def cases(draw: st.DrawFn) -> tuple[int, list[Launch]]:
     return world, launches
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(case=cases(), seed=st.integers(0, 2**32))
 def test_every_rank_reads_its_own_launch_and_no_wait_is_endless(case: tuple[int, list[Launch]], seed: int) -> None:
     world, launches = case

@@ -69,7 +69,7 @@ def same(written, found):
     return bool(written == found)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(ROWS)
 def test_round_trip(tmp_path, made):
     path = write_row(made, tmp_path / os.urandom(8).hex(), "r1")

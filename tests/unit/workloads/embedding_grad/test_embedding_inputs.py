@@ -27,7 +27,7 @@ def test_ranks_partition_the_table(table_rows: int, ranks: int) -> None:
     assert partition.bounds == [partition.first_row(rank) for rank in range(ranks)] + [partition.padded_rows]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     distribution=st.sampled_from([each for each in DISTRIBUTIONS if each != "one_owner"]),
     seed=st.integers(0, 2**31 - 1),

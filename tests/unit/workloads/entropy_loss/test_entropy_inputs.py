@@ -25,7 +25,7 @@ def test_shards_cover_the_vocabulary(vocab: int, tp_size: int) -> None:
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     tp_size=st.integers(1, 9),
     loss=st.sampled_from(LOSSES),

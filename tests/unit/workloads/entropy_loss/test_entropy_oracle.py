@@ -40,7 +40,7 @@ def torch_loss(cell: EntropyLoss, shard: Shard) -> tuple[Tensor, Tensor]:
     return loss.detach(), torch.autograd.grad(loss, leaf)[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tokens=st.integers(1, 12),
     vocab=st.integers(1, 70),
