@@ -6,9 +6,9 @@ SMALL = ("variant=pytorch_tp_manual", "tokens=16", "vocab=64", "tp_size=2", "mea
          "max_iterations=3", "device=cpu")  # fmt: skip
 SINGLE = (*SMALL, "tp_size=1")
 """A job of one rank, for faults that meet the launcher or its disk."""
-ENDLESS = ("variant=triton_tp", "tokens=2048", "vocab=16384", "tp_size=2", "measure=quick", "min_iterations=10000",
-           "max_iterations=10000", "device=cpu")  # fmt: skip
-"""A job of an hour on the fastest processor, so it never ends before it is disturbed."""
+WITHOUT_END = ("time_budget_s=1000000", "min_iterations=1000000", "max_iterations=1000000")
+"""Settings of a job that never ends by itself. A time budget ends a job even before its least number of iterations."""
+ENDLESS = ("variant=triton_tp", "tokens=2048", "vocab=16384", "tp_size=2", "device=cpu", *WITHOUT_END)
 
 AT_RANDOM_MOMENTS = (
     "kill -9 of a rank",

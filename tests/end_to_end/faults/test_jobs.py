@@ -15,7 +15,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, Running, gone, tpbench
-from tests.support.fault_catalogue import ENDLESS, SINGLE
+from tests.support.fault_catalogue import ENDLESS, SINGLE, WITHOUT_END
 from tests.support.held import Held
 
 
@@ -83,7 +83,7 @@ def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
 
 @pytest.mark.fault("out of memory on one rank")
 def test_out_of_memory_on_one_rank_only(tmp_path: Path) -> None:
-    sizes = ("tokens=4096", "vocab=32768", "tp_size=2", "min_iterations=10000", "max_iterations=10000")
+    sizes = ("tokens=4096", "vocab=32768", "tp_size=2", *WITHOUT_END)
     running = Running("variant=pytorch_gather", *sizes, "device=cpu", cwd=tmp_path)
     rank = running.wait_for("setting up", rank=1)
     family = running.family()
