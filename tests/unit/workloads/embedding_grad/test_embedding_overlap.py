@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.command import until
 from tests.support.embedding_grad import LoggedStream
 from tpbench.workloads.embedding_grad.exchange import Phase, StepPoint
 from tpbench.workloads.embedding_grad.overlap import OverlappedIteration
@@ -17,9 +19,10 @@ PASS_S = 0.05
 
 
 class EventLog:
-    """Stand-in that logs each start and end. Its passes last long enough for the transfers beside them."""
+    """Stand-in that logs each start and end. Its passes last until the phases that belong beside them have run."""
 
-    def __init__(self) -> None:
+    def __init__(self, forward: Sequence[str] = (), backward: Sequence[str] = ()) -> None:
+        self.beside = {"forward": set(forward), "backward": set(backward)}
         self.lines: list[str] = []
 
     def phase(self, name: str, **more: Any) -> Phase:
@@ -33,7 +36,8 @@ class EventLog:
 
     def _long(self, name: str) -> None:
         self.lines.append(f"{name} begins")
-        time.sleep(PASS_S)
+        time.sleep(PASS_S)  # in which a phase may run that does not belong there
+        until(lambda: self.beside[name] <= set(self.lines), f"the phases beside the {name} pass")
         self.lines.append(f"{name} ends")
 
 
@@ -48,7 +52,7 @@ class EventLog:
 def test_each_phase_runs_at_its_point(
     transfers: str, beside_forward: list[str], beside_backward: list[str], afterwards: list[str]
 ) -> None:
-    log: Any = EventLog()
+    log: Any = EventLog(beside_forward, beside_backward)
     phases = [log.phase("counts", after="batch"), log.phase("ids", after="forward")]
     phases += [log.phase("values"), log.phase("merge")]
     OverlappedIteration(phases, transfers, log, torch.device("cpu")).run()
