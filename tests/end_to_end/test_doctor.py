@@ -2,13 +2,10 @@
 
 import sys
 
-import pytest
-
 from tpbench.console import checks, doctor, information
 from tpbench.console.checks import Finding
 
 
-@pytest.mark.timeout(120)
 def test_all_findings_of_this_machine(capsys, tmp_path):
     code = information(["doctor", f"output_dir={tmp_path}/new/folder"])
     printed = capsys.readouterr().out

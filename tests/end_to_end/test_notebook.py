@@ -24,7 +24,8 @@ def run(rows=None):
     """Return the notebook's cells after a run, on these rows or on the committed ones."""
     nbclient = pytest.importorskip("nbclient")
     notebook = read()
-    client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOK.parent)}})
+    place = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    client = nbclient.NotebookClient(notebook, timeout=240, startup_timeout=240, resources=place)
     kept = {name: value for name, value in os.environ.items() if name != "TPBENCH_ROWS"}
     named = {} if rows is None else {"TPBENCH_ROWS": str(rows)}
     client.execute(env={**kept, **named, "PYTHONWARNINGS": "error::FutureWarning"})

@@ -77,13 +77,13 @@ CONF
 
 start() {
     local folder=$1 port
-    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1] // 4 * 4 - 20000)')
+    port=$((10000 + RANDOM % 5000 * 4)) # below the ports that the kernel gives to other programs
     configure "$folder" "$port"
     export SLURM_CONF=$folder/slurm.conf
     authenticate
     slurmctld
     for node in left right; do slurmd -N $node; done
-    for _ in $(seq 100); do
+    for _ in $(seq 300); do
         [[ $(sinfo --noheader --format=%T 2>/dev/null | sort -u) == idle ]] && break
         sleep 0.2
     done

@@ -25,7 +25,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if os.getuid():
         pytest.skip("a Slurm of the tests' own needs root")
     folder = tmp_path_factory.mktemp("slurm")
-    started = subprocess.run([CLUSTER, "start", folder], capture_output=True, text=True, timeout=60)
+    started = subprocess.run([CLUSTER, "start", folder], capture_output=True, text=True)
     assert started.returncode == 0, started.stderr
     os.environ["SLURM_CONF"] = started.stdout.split()[-1]
     yield

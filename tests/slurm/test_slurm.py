@@ -19,6 +19,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, Found, Running, environment, tpbench, until
+from tests.support.fault_catalogue import WITHOUT_END
 from tests.support.held import Held
 from tpbench.launcher.torchrun import MARKER
 
@@ -28,14 +29,12 @@ SLURM = ("-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.poll_s=0.5")
 TINY = ("variant=pytorch_gather", "shape=tiny_tp2", "measure=quick", "device=cpu")
 SINGLE = (*TINY, "tp_size=1")
 """A job of one rank."""
-INTERPRETED = ("variant=triton_tp", "tokens=16", "vocab=16384", "tp_size=1", "measure=quick", "device=cpu")
-ENDLESS = (*INTERPRETED, "min_iterations=1000000", "max_iterations=1000000")
-"""A job that does not end by itself within a test."""
-ENDLESS_AND_BRIEF = (*INTERPRETED, "min_iterations=1000000,3", "max_iterations=1000000")
-"""Two jobs, of which the first does not end by itself within a test."""
+ENDLESS = (*SINGLE, *WITHOUT_END)
+ENDLESS_AND_BRIEF = (*SINGLE, *WITHOUT_END[:-1], "max_iterations=1000000,3")
+"""Two jobs, of which the first does not end by itself."""
 
 
-def logged_until(folder: Path, found: Callable[[], Found | None], what: str, timeout: float = 200) -> Found:
+def logged_until(folder: Path, found: Callable[[], Found | None], what: str) -> Found:
     """Wait as `until` does. A failure shows Slurm's queue and the last lines of each log of the sweeps in a folder."""
 
     def evidence() -> str:
@@ -45,7 +44,7 @@ def logged_until(folder: Path, found: Callable[[], Found | None], what: str, tim
         ends = [f"{each}:\n" + "\n".join(each.read_text(errors="replace").splitlines()[-15:]) for each in logs]
         return "\n".join(["", queue, *ends])
 
-    return until(found, what, timeout, evidence)
+    return until(found, what, evidence)
 
 
 def job_of(folder: Path, cell: int = 0) -> str:
@@ -188,9 +187,20 @@ def script(folder: Path, *lines: str) -> str:
     return f'hydra.launcher.setup=["source {file}"]'
 
 
-NOTED = ('note() { echo "$1 $SLURM_JOB_ID ${SLURM_ARRAY_JOB_ID:-none} $CUDA_VISIBLE_DEVICES" >>noted; }',
-         "note begin", "sleep 1.5", "note end", "exit 3")  # fmt: skip
-"""Shell lines that note when a job begins and ends."""
+def noting(folder: Path, at_once: int) -> str:
+    """Return the option that runs shell lines in place of a job. They note its begin, and its end 1.5 s later.
+
+    No job ends before as many jobs as may run at once have begun.
+    """
+    return script(
+        folder,
+        'note() { echo "$1 $SLURM_JOB_ID ${SLURM_ARRAY_JOB_ID:-none} $CUDA_VISIBLE_DEVICES" >>noted; }',
+        "note begin",
+        "sleep 1.5",
+        f"for _ in $(seq 300); do (($(grep -c begin noted) < {at_once})) || break; sleep 0.2; done",
+        "note end",
+        "exit 3",
+    )
 
 
 def most_at_once(folder: Path) -> int:
@@ -205,7 +215,7 @@ def most_at_once(folder: Path) -> int:
 def test_more_cells_than_an_array_may_have_become_several_that_share_the_parallelism(tmp_path: Path) -> None:
     limit = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
     assert re.search(r"MaxArraySize += 4\b", limit)
-    sweep = (*SLURM, *TINY, "seed=1,2,3,4,5,6,7,8,9", script(tmp_path, *NOTED))
+    sweep = (*SLURM, *TINY, "seed=1,2,3,4,5,6,7,8,9", noting(tmp_path, at_once=2))
     done = tpbench(*sweep, "hydra.launcher.array_parallelism=2", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     found = rows(tmp_path)
@@ -252,7 +262,7 @@ def test_a_sweep_that_slurm_rejects_in_part_leaves_no_job(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("gpus", "at_once"), [(3, 1), (2, 2)])
 def test_slurm_gives_no_gpu_to_two_jobs(gpus: int, at_once: int, tmp_path: Path) -> None:
     """A node has four GPUs."""
-    on_one = ("hydra.launcher.gpus_per_node=4", "+hydra.launcher.sbatch.nodelist=left", script(tmp_path, *NOTED))
+    on_one = ("hydra.launcher.gpus_per_node=4", "+hydra.launcher.sbatch.nodelist=left", noting(tmp_path, at_once))
     sweep = ("variant=pytorch_gather", "tokens=16", "vocab=64", "device=cuda", f"tp_size={gpus}", "seed=1,2")
     running = Running(*SLURM, *sweep, *on_one, cwd=tmp_path)
     line = ["squeue", "--noheader", "--format=%b", f"--jobs={job_of(tmp_path)}", "--states=all"]
@@ -425,7 +435,7 @@ def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdu
     job_id = job_of(overdue_once)
     (log,) = overdue_once.glob("outputs/sweeps/*/slurm/*_0_log.out")
     told = "this job is timed-out"
-    logged_until(overdue_once, lambda: told in log.read_text(), "Slurm to tell the job of its end", timeout=150)
+    logged_until(overdue_once, lambda: told in log.read_text(), "Slurm to tell the job of its end")
     (sweep,) = overdue_once.glob("outputs/sweeps/*")
 
     def collected() -> subprocess.CompletedProcess[str] | None:
@@ -433,7 +443,7 @@ def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdu
         done = collect(sweep, overdue_once)
         return None if done.returncode == 3 else done
 
-    done = logged_until(overdue_once, collected, "the second run", timeout=150)
+    done = logged_until(overdue_once, collected, "the second run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["status"] for row in rows(overdue_once)] == ["ok"]
     assert {each.name for each in overdue_once.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
@@ -446,7 +456,7 @@ def test_over_the_time_limit_is_a_timeout_and_the_others_have_their_rows(overdue
         done = collect(sweep, overdue)
         return None if done.returncode == 3 else done
 
-    done = logged_until(overdue, collected, "Slurm to end the jobs", timeout=150)
+    done = logged_until(overdue, collected, "Slurm to end the jobs")
     assert done.returncode == 1, done.stderr
     assert "2 cells: 2 done, 1 of them failed, 0 not done yet" in done.stdout
     assert [row["status"] for row in rows(overdue)] == ["timeout", "ok"]

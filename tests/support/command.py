@@ -107,14 +107,12 @@ def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path, 
     assert not [*folder.rglob("*.parquet"), *folder.rglob("task.json")]
 
 
-def until(
-    found: Callable[[], Found | None], what: str, timeout: float = 200, evidence: Callable[[], str] | None = None
-) -> Found:
+def until(found: Callable[[], Found | None], what: str, evidence: Callable[[], str] | None = None) -> Found:
     """Call `found` until its result is true, and return that result.
 
-    Fail after `timeout` seconds with `what` and the text of `evidence`, which shows what happened instead.
+    Fail after 200 s with `what` and the text of `evidence`, which shows what happened instead.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         if result := found():
             return result
@@ -183,15 +181,15 @@ class Running:
         """Return all processes that the command has started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def end(self, timeout: float = 240) -> tuple[int, str]:
+    def end(self) -> tuple[int, str]:
         """Wait for the end, and return the exit code and everything that was printed."""
-        output, _ = self.process.communicate(timeout=timeout)
+        output, _ = self.process.communicate(timeout=240)
         return self.process.returncode, output
 
 
-def gone(processes: list[psutil.Process], within_s: float = 60) -> bool:
-    """Return whether all processes end within that time. A zombie counts as ended."""
-    deadline = time.monotonic() + within_s
+def gone(processes: list[psutil.Process]) -> bool:
+    """Return whether all processes end within a minute. A zombie counts as ended."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes):
             return True

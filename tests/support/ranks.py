@@ -26,7 +26,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 280.0
 """Long, because ranks of other tests may use the same cores, and on GPUs each rank compiles its kernels."""
 GRACE_S = 5.0
@@ -99,7 +98,7 @@ class _Pool:
             there.close()
             self.pipes.append(here)
             self.processes.append(process)
-        self.collect(START_TIMEOUT_S)
+        self.collect(ANSWER_TIMEOUT_S)
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
         # The rank imports the test module by the name that pytest gave it here, so it needs the same path.
@@ -134,7 +133,7 @@ class _Pool:
         try:
             ok, payload = self.pipes[rank].recv()
         except (EOFError, OSError):
-            self.processes[rank].join(1.0)
+            self.processes[rank].join(GRACE_S)
             return False, f"died (exit code {self.processes[rank].exitcode})"
         return ok, pickle.loads(payload) if ok else payload
 
