@@ -41,7 +41,7 @@ _VERSION = re.compile(
     r"(?: \d[\d.]*,?(?: to| and)?)* $",
     re.IGNORECASE,
 )
-_BLOCK = re.compile(r"<!-- scripts/(?:(?! -o )[^\n])*-->\n(.*?)<!-- end -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- scripts/(?:(?!\.svg -->)[^\n])*-->\n(.*?)<!-- end -->", re.DOTALL)
 _SECTION = re.compile(r"^(?=## )", re.MULTILINE)
 _NOT_MEASURED = re.compile(r"<!-- not measured: (.*?) -->", re.DOTALL)
 _NO_TEXT = re.compile(rf"{_BLOCK.pattern}|<!--.*?-->|```.*?```|`[^`]*`|\]\([^)]*\)|^#[^\n]*", re.DOTALL | re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`python -m tpbench.console.pages`: write the tables of the pages from the committed rows, and check their figures.
+"""`python -m tpbench.console.pages`: write tables and pictures of the pages from the committed rows, and check figures.
 
 A table in a page is a block: a comment with a command, its output, and a closing comment. Here is an example.
 
@@ -9,7 +9,7 @@ A table in a page is a block: a comment with a command, its output, and a closin
     <!-- end -->
 
 This command replaces each output by what the command prints today. A new block needs only its first comment. A comment
-whose command ends with `-o FILE` draws a picture of the page, and has no output.
+whose command ends with an .svg file draws a picture of the page, and has no output.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tpbench.settings import JobError
 ROOT = Path(tpbench.__file__).resolve().parents[1]
 COMMANDS = {"report": report, "predict": predict}
 BLOCK = re.compile(
-    r"(?P<head><!-- scripts/(?P<script>report|predict)\.py (?P<arguments>(?:(?! -o )[^\n])*) -->\n)"
+    r"(?P<head><!-- scripts/(?P<script>report|predict)\.py (?P<arguments>(?:(?!\.svg -->)[^\n])*) -->\n)"
     r"(?:(?:(?!<!--).)*<!-- end -->\n)?",
     flags=re.DOTALL,
 )
-PICTURE = re.compile(r"<!-- scripts/report\.py ([^\n]* -o [^\n]*) -->\n")
+PICTURE = re.compile(r"<!-- scripts/(?P<script>report|predict)\.py (?P<arguments>[^\n]* (?P<file>[^\s]+\.svg)) -->\n")
 
 
 def pages() -> list[Path]:
@@ -67,12 +67,15 @@ def _output(script: str, arguments: str) -> str:
 
 
 def main() -> int:
-    """Rewrite the pages. Return 1 if the running text of a page has a figure that none of its tables prints."""
+    """Rewrite the pages and draw their pictures.
+
+    Return 1 if the running text of a page has a figure that none of its tables prints.
+    """
     wrong = []
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        for arguments in PICTURE.findall(text):
-            _output("report", arguments)
+        for script, arguments, _ in PICTURE.findall(text):
+            _output(script, arguments)
         written = with_tables(text)
         if written != text:
             page.write_text(written, encoding="utf-8")

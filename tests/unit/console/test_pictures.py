@@ -8,24 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tpbench.console.pages import ROOT, pages
-from tpbench.report.command import main as report
+from tpbench.console.pages import COMMANDS, PICTURE, ROOT, pages
 
-PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*outputs/reference/(\w+\.svg)\)")
-RESULTS = ("embedding_grad", "linear_loss", "tp_block", "train_step")
-"""Pages that begin with a picture and its command."""
-
-
-def commands(page: Path) -> dict[str, list[str]]:
-    """Return the arguments of each `scripts/report.py` command of the page that draws one of its pictures, by file."""
-    text = page.read_text()
-    lines = text.replace("\\\n", " ").splitlines()
-    found = [shlex.split(line)[2:] for line in lines if line.startswith("python scripts/report.py ")]
-    drawn = {arguments[arguments.index("-o") + 1]: arguments for arguments in found if "-o" in arguments}
-    return {picture: drawn[picture] for picture in PICTURE.findall(text) if picture in drawn}
-
-
-PICTURES = [(picture, arguments) for page in pages() for picture, arguments in commands(page).items()]
+SHOWN = re.compile(r"!\[[^\]]*\]\([^)]*(outputs/reference/\w+\.svg)\)")
+TEXTS = [page.read_text() for page in pages()]
+DRAWN = [(match["script"], match["arguments"], match["file"]) for text in TEXTS for match in PICTURE.finditer(text)]
 
 
 TOLERANCE = 3.0
@@ -40,24 +27,24 @@ def content(svg: str) -> tuple[list[str], list[float]]:
     return texts, list(map(float, numbers))
 
 
-@pytest.mark.parametrize("page", RESULTS)
-def test_a_page_of_results_states_the_command_of_each_of_its_pictures(page: str) -> None:
-    file = ROOT / f"tpbench/docs/{page}.md"
-    assert list(commands(file)) == PICTURE.findall(file.read_text()) != []
+def test_each_committed_picture_is_shown_and_has_one_command() -> None:
+    committed = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "outputs/reference").glob("*.svg"))
+    assert sorted(file for _, _, file in DRAWN) == committed
+    assert sorted({file for text in TEXTS for file in SHOWN.findall(text)}) == committed
 
 
-@pytest.mark.parametrize(("picture", "arguments"), PICTURES, ids=[picture for picture, _ in PICTURES])
+@pytest.mark.parametrize(("script", "arguments", "file"), DRAWN, ids=[Path(file).name for _, _, file in DRAWN])
 def test_a_committed_picture_is_what_its_command_draws(
-    picture: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, arguments: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(ROOT)
-    file = tmp_path / picture
-    assert report([*arguments[: arguments.index("-o")], "-o", str(file)]) == 0
-    texts, places = content(file.read_text())
-    committed_texts, committed_places = content((ROOT / "outputs/reference" / picture).read_text())
-    assert texts == committed_texts, f"draw {picture} again"
-    assert places == pytest.approx(committed_places, abs=TOLERANCE), f"draw {picture} again"
+    drawn = tmp_path / "drawn.svg"
+    assert COMMANDS[script]([*shlex.split(arguments)[:-1], str(drawn)]) == 0
+    texts, places = content(drawn.read_text())
+    committed_texts, committed_places = content(Path(file).read_text())
+    assert texts == committed_texts, f"draw {file} again"
+    assert places == pytest.approx(committed_places, abs=TOLERANCE), f"draw {file} again"
 
 
 def test_the_content_of_a_picture_is_its_texts_and_its_coordinates() -> None:

@@ -47,6 +47,7 @@ def _draw_series(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: boo
         axes.plot(
             xs, ys, label=None if line.dashed else line.label, color=style.colour(index),
             marker=style.marker(index), linestyle="--" if line.dashed else "-" if joined else "",
+            clip_on=joined,  # a point on an axis is drawn whole
         )  # fmt: skip
         for at, text in zip(line.points, line.texts, strict=False):
             axes.annotate(text, at, (4, 3), textcoords="offset points", fontsize=6)
