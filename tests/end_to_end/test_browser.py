@@ -96,6 +96,17 @@ def test_the_first_screen_is_an_answer_and_the_rest_is_drawn_when_opened(chromiu
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= 1280
 
 
+def test_a_phone_shows_a_table_of_a_metric_without_scrolling_sideways(chromium, report):
+    browser.look(chromium, report, 360)
+    unfold(chromium, "#s0")
+    sheet = chromium.find_element("css selector", "#s0 .sheet[data-name=time_ms]")
+    shown = "return Array.from(arguments[0].querySelectorAll('td'), cell => cell.getBoundingClientRect().right)"
+    assert 0 < max(chromium.execute_script(shown, sheet)) <= 360
+    label = "return getComputedStyle(arguments[0].querySelector('td:not(.key-cell)'), '::before').content"
+    assert chromium.execute_script(label, sheet) == '"triton_tp "'
+    assert " -" not in sheet.text  # a value that is missing has no line
+
+
 def test_a_verdict_leads_to_its_section(chromium, report):
     browser.look(chromium, report, 1280)
     chromium.find_elements("css selector", ".verdicts tr.group a")[1].click()

@@ -74,7 +74,7 @@ def _table(
         cells = [_cell(each.by_machine.get(at)) for at in range(len(machines))]
         rows.append([*([words(each.workload)] if with_workload else []), words(each.name, 300), *cells])
     heads = [*(["workload"] if with_workload else []), "problem"]
-    return PageTable(name, [*heads, *(each.name for each in machines)], rows, digits="none")
+    return PageTable(name, [*heads, *(each.name for each in machines)], rows, digits="none", keys=len(heads))
 
 
 def _cell(verdict: Verdict | None) -> PageCell:

@@ -39,6 +39,8 @@ class PageTable:
     """Cells that carry all digits of their numbers: every cell, only cells whose text is no whole number, or none."""
     notes: Sequence[str] = ()
     """Sentences that hold for all rows."""
+    keys: int = 0
+    """How many leading columns say what a row is about. A phone shows such a row as a block. 0: it keeps the table."""
 
     @property
     def left(self) -> str:

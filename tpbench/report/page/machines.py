@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 
+from tpbench.report.metric import counted
 from tpbench.report.page.cells import PageTable, words
 from tpbench.report.records import Record
 from tpbench.results.printable import printable
@@ -22,12 +23,14 @@ FACTS = {
 
 def machines(records: Iterable[Record]) -> PageTable:
     """Return a table of the distinct combinations, with the number of rows of each. What all rows share is a note."""
-    counted = Counter(tuple(_fact(name, record[name]) for name in FACTS) for record in records).most_common()
-    distinct = [len({facts[at] for facts, _ in counted}) for at in range(len(FACTS))]
+    combinations = Counter(tuple(_fact(name, record[name]) for name in FACTS) for record in records).most_common()
+    distinct = [len({facts[at] for facts, _ in combinations}) for at in range(len(FACTS))]
     labels = list(FACTS.values())
     varying = [at for at, number_of in enumerate(distinct) if number_of > 1]
-    shared = [f"{labels[at]} {words(counted[0][0][at], 80).text}" for at, number in enumerate(distinct) if number == 1]
-    rows = [[words(count), *(words(facts[at], 80) for at in varying)] for facts, count in counted]
+    shared = [
+        f"{labels[at]} {words(combinations[0][0][at], 80).text}" for at, number in enumerate(distinct) if number == 1
+    ]
+    rows = [[words(count), *(words(facts[at], 80) for at in varying)] for facts, count in combinations]
     notes = [f"In all rows: {', '.join(shared)}."] if shared else []
     return PageTable("what it ran on", ["rows", *(labels[at] for at in varying)], rows, notes=notes)
 
@@ -56,6 +59,6 @@ def machines_line(records: Iterable[Record], facts: str) -> str:
         for record in found
         if record["host"]
     }
-    named = [f"{host} ({count} GPUs)" if count else host for host, count in sorted(hosts.items())]
+    named = [f"{host} ({counted(count, 'GPU')})" if count else host for host, count in sorted(hosts.items())]
     where = [f"{'host' if len(named) == 1 else 'hosts'} {', '.join(named)}"] if named else []
     return "; ".join(["/".join(models) or "unknown hardware", *where, *filter(None, [facts])]) + "."

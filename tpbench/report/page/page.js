@@ -1,5 +1,5 @@
 "use strict";
-// Tables get a filter, heads that sort, and bars, when they are opened. Without this script the page is whole, only still.
+// Tables get a filter, heads that sort, bars, and labels for phones, when they are opened. Without this script the page is whole, only still.
 const NUMBER = /^[<+-]?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:$|[ %x(*^†‡§])/;
 
 function cellNumber(cell) {
@@ -99,11 +99,24 @@ function addBars(sheet) {
   });
 }
 
+// On a phone, each row of a table with keys becomes a block: its keys, then a line for each value that exists.
+function labelCells(sheet) {
+  const keys = Number(sheet.dataset.keys);
+  if (!keys) return;
+  const [head, ...rows] = sheet.querySelector("table").rows;
+  for (const row of rows)
+    for (const cell of row.cells) {
+      if (cell.textContent !== "-") cell.dataset.label = head.cells[cell.cellIndex].textContent;
+      cell.classList.toggle("key-cell", cell.cellIndex < keys);
+    }
+}
+
 function openSheet(sheet) {
   if (sheet.dataset.open) return;
   sheet.dataset.open = "1";
   addBars(sheet);
   addTools(sheet);
+  labelCells(sheet);
 }
 
 function openVisible() {

@@ -46,6 +46,7 @@ def pivot_table(grid: RecordGrid, shown: Metric) -> PageTable:
         rows,
         digits=digits,
         notes=[*notes, *mark_meanings(marks)],
+        keys=len(made.keys),
     )
 
 
