@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import gc
@@ -14,12 +15,20 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.config as dynamo
+import torch._dynamo.utils
 import torch._inductor.config as inductor
 
 from tests.support.launcher_rows import cell
 from tpbench.launcher.warm import reusable
 from tpbench.measure import gpu_profiler
 from tpbench.worker.reuse import ReusableProcess, changed, settings
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has compiled and profiled nothing, whatever the tests did that ran in it before."""
+    monkeypatch.setitem(torch._dynamo.utils.counters, "frames", collections.Counter())
+    monkeypatch.setattr(gpu_profiler, "_has_run", False)
 
 
 @contextlib.contextmanager
@@ -104,11 +113,19 @@ def test_why_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.tasks_done == 3
 
 
-def test_a_process_that_profiled_a_gpu_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_compiled_ends() -> None:
     process, here = ReusableProcess(), torch.device("cpu")
     process.remember_settings()
     process.reusable = True
-    monkeypatch.setattr(gpu_profiler, "_has_run", False)
+    assert process.reason_to_exit(here) == ""
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    assert process.reason_to_exit(here) == "torch.compile has compiled something"
+
+
+def test_a_process_that_profiled_a_gpu_ends() -> None:
+    process, here = ReusableProcess(), torch.device("cpu")
+    process.remember_settings()
+    process.reusable = True
     assert process.reason_to_exit(here) == ""
     gpu_profiler.gpu_profile()
     assert process.reason_to_exit(here) == "a profiler has run on its GPU, which slows later launches down"
