@@ -115,10 +115,14 @@ def test_why_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_that_compiled_ends() -> None:
     process, here = ReusableProcess(), torch.device("cpu")
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    compiled(torch.ones(1))  # the first use of torch.compile changes settings, too
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters["frames"].clear()
     process.remember_settings()
     process.reusable = True
     assert process.reason_to_exit(here) == ""
-    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    compiled(torch.ones(1))
     assert process.reason_to_exit(here) == "torch.compile has compiled something"
 
 
