@@ -50,6 +50,7 @@ def test_names(module: ModuleType) -> None:
                 "group",
                 "tp_rank",
                 "tp_size",
+                "upstream",
             ],
         ),
         (embedding_grad.ExchangeContext, ["inputs", "comm", "stopwatch"]),

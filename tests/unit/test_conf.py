@@ -9,7 +9,7 @@ import yaml
 
 from tpbench.console.conf_comments import with_comments
 from tpbench.console.defaults import SETTINGS_FILES
-from tpbench.kernels.losses import LOSSES
+from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.launcher.options import command_line_names
 from tpbench.workloads import variants, workloads
 
@@ -31,8 +31,8 @@ def test_every_variant_has_its_file_and_every_file_its_variant() -> None:
 def test_every_loss_has_its_file_and_its_formulas() -> None:
     from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES  # late: it imports torch
 
-    assert {file.stem for file in (CONF / "loss").glob("*.yaml")} == set(LOSSES)
-    assert {"cross_entropy", *TWO_LOGIT_LOSSES} == set(LOSSES)
+    assert {file.stem for file in (CONF / "loss").glob("*.yaml")} == set(KERNEL_LOSSES)
+    assert {*LABEL_LOSSES, *TWO_LOGIT_LOSSES} == set(KERNEL_LOSSES)
 
 
 @pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")

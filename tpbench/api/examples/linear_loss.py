@@ -9,7 +9,7 @@ from tpbench.api.linear_loss import IGNORED, LinearLoss, Output, Shard, Step, va
 
 def _trains_from_labels(problem: LinearLoss, tp_size: int) -> str | None:
     """Return why the variant cannot run a problem, or None. Such a cell is skipped with this reason."""
-    if not problem.from_labels:
+    if problem.loss != "cross_entropy":
         return f"it has no {problem.loss}"
     return None if problem.trains else "it always computes gradients"
 

@@ -5,6 +5,10 @@ hidden states @ weight.T. The losses are those of the workload `entropy_loss`; t
 the same sizes. An iteration computes the mean loss and, with mode=train, its gradients with respect to hidden states
 (summed over the ranks) and weight. With mode=forward it computes the loss of each row, and on request its entropy.
 
+loss=logprob computes log p[label] instead, with p = softmax(logits / temperature), for policy optimisation. With
+mode=train the gradients are those of a sum over the rows: an upstream gradient times log p[label] and, with
+entropy=true, another one times the entropy.
+
 The modules, in the order of a first reading:
 
 - Job: `problem` has the fields and the columns. `variants` and `peers` have a function for each variant, of this

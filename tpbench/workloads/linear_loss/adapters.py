@@ -15,7 +15,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.linear_loss.in_torch import bytes_of_gradient, bytes_of_statistics, differentiated
+from tpbench.workloads.linear_loss.in_torch import (
+    bytes_of_gradient,
+    bytes_of_statistics,
+    differentiated,
+    differentiated_rows,
+)
 from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
 from tpbench.workloads.linear_loss.output import Output, Step
 from tpbench.workloads.linear_loss.peers import quack_chunk_rows
@@ -85,15 +90,21 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
     number = counts.sum().clamp(min=1)
     entropy: Tensor | None = None
 
+    def rows_of(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        rows: tuple[Tensor, Tensor] = function(hidden, weight, labels, problem.temperature, "none", shard.group)
+        return rows
+
     def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
         nonlocal entropy
-        logprobs, entropies = function(hidden, weight, labels, 1.0, "none", shard.group)
+        logprobs, entropies = rows_of(hidden, weight)
         if problem.entropy:
             entropy = entropies.detach().where(counts, 0.0)
         loss: Tensor = -logprobs.where(counts, 0.0).sum() / number
         return loss
 
     def run() -> Output:
+        if problem.loss == "logprob":
+            return differentiated_rows(problem, shard, rows_of)
         output = differentiated(problem, shard, loss_of)
         return replace(output, entropy=entropy)
 

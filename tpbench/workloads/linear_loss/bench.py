@@ -14,7 +14,7 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch, do_nothing
 from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss.inputs import make_shard
-from tpbench.workloads.linear_loss.oracle import Oracle
+from tpbench.workloads.linear_loss.oracle import Oracle, gradient_factor
 from tpbench.workloads.linear_loss.output import Output
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.linear_loss.products import Products
@@ -53,7 +53,7 @@ class LinearLossSession(StepSession[Output]):
             columns["grad_error"] = errors.grad_error
             columns["hidden_grad_error"] = errors.hidden_grad_error
             columns["weight_grad_error"] = errors.weight_grad_error
-        return Verdict(columns, errors.complaint(self.problem.dtype, teacher=not self.problem.from_labels))
+        return Verdict(columns, errors.complaint(self.problem.dtype, gradient_factor(self.problem)))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns about the products alone, timed alternately with the step. Collective."""

@@ -22,6 +22,8 @@ from tpbench.workloads.vocabulary import shard_bounds
 def gather(problem: LinearLoss, shard: Shard) -> Step:
     """Prepare an iteration: logits, all-gather, loss and its gradient, then the products of this rank's slice."""
     widest = -(-problem.vocab // shard.tp_size)
+    counts = None if shard.labels is None else shard.labels != IGNORED
+    number = problem.tokens if counts is None else counts.sum().clamp(min=1)
 
     def whole(logits: Tensor) -> Tensor:
         if shard.group is None:
@@ -37,15 +39,21 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
         if shard.teacher is not None:
             target = whole(shard.teacher[0] @ shard.teacher[1].t()).float() / problem.temperature
         assert target is not None
-        row_loss = _row_loss(problem, logits.float(), target)
-        count = (target != IGNORED).sum().clamp(min=1) if problem.from_labels else problem.tokens
-        loss = row_loss.sum() / count
+        x = logits.float() / (problem.temperature if problem.loss == "logprob" else 1.0)
+        row_loss = _row_loss(problem, x, target)
+        entropy = _entropy(x, counts) if problem.entropy else None
+        loss = row_loss.sum() / number
         if not problem.trains:
-            return Output(loss, row_loss)
-        (grad,) = torch.autograd.grad(loss, logits)
+            return Output(loss, row_loss, entropy)
+        differentiable = loss if shard.upstream is None else objective(shard, row_loss, entropy)
+        (grad,) = torch.autograd.grad(differentiable, logits)
         grad = grad[:, shard.vocab_start : shard.vocab_start + shard.columns]
         return Output(
-            loss.detach(), row_loss.detach(), None, _summed(grad @ shard.weight, shard), grad.t() @ shard.hidden
+            loss.detach(),
+            row_loss.detach(),
+            None if entropy is None else entropy.detach(),
+            _summed(grad @ shard.weight, shard),
+            grad.t() @ shard.hidden,
         )
 
     gathered = (1 if shard.teacher is None else 2) * (shard.tp_size - 1) * problem.tokens * widest
@@ -103,10 +111,52 @@ def differentiated(
     return Output(loss.detach(), None, None, grad_hidden if summed else _summed(grad_hidden, shard), grad_weight)
 
 
+def differentiated_rows(
+    problem: LinearLoss, shard: Shard, rows_of: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> Output:
+    """Return log-probabilities and entropies of (hidden, weight) and, for training, the gradients of `objective`.
+
+    rows_of: return both, (tokens,) each. They may be anything for a row that does not count.
+    """
+    assert shard.labels is not None
+    counts = shard.labels != IGNORED
+    number = counts.sum().clamp(min=1)
+
+    def rows_that_count(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        logprob, entropy = rows_of(hidden, weight)
+        return logprob.where(counts, 0.0), entropy.where(counts, 0.0) if problem.entropy else None
+
+    if not problem.trains:
+        with torch.no_grad():
+            logprob, entropy = rows_that_count(shard.hidden, shard.weight)
+        return Output(logprob.sum() / number, logprob, entropy)
+    hidden, weight = (each.detach().requires_grad_() for each in (shard.hidden, shard.weight))
+    logprob, entropy = rows_that_count(hidden, weight)
+    grad_hidden, grad_weight = torch.autograd.grad(objective(shard, logprob, entropy), (hidden, weight))
+    logprob, entropy = logprob.detach(), None if entropy is None else entropy.detach()
+    return Output(logprob.sum() / number, logprob, entropy, _summed(grad_hidden, shard), grad_weight)
+
+
+def objective(shard: Shard, logprob: Tensor, entropy: Tensor | None) -> Tensor:
+    """Return a scalar whose gradients by the rows' log-probabilities and entropies are the shard's upstream ones."""
+    assert shard.upstream is not None
+    of_logprob, of_entropy = shard.upstream
+    total = (logprob * of_logprob).sum()
+    return total if entropy is None else total + (entropy * of_entropy).sum()
+
+
 def _row_loss(problem: LinearLoss, x: Tensor, target: Tensor) -> Tensor:
     if problem.from_labels:
-        return F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
+        row_loss = F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
+        return -row_loss if problem.loss == "logprob" else row_loss
     return TWO_LOGIT_LOSSES[problem.loss].whole(x, target)
+
+
+def _entropy(x: Tensor, counts: Tensor | None) -> Tensor:
+    """Return the entropy of each row's softmax, (tokens,): 0 for a row that does not count."""
+    log_p = x.log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return entropy if counts is None else entropy.where(counts, 0.0)
 
 
 def _summed(grad: Tensor, shard: Shard) -> Tensor:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 IGNORED = -100
 """Label of a row that does not count."""
 
-_HIDDEN, _WEIGHT, _TEACHER, _TEACHER_WEIGHT, _LABELS, _IGNORED = range(100, 112, 2)
+_HIDDEN, _WEIGHT, _TEACHER, _TEACHER_WEIGHT, _LABELS, _IGNORED, _UPSTREAM = range(100, 114, 2)
 """Random streams of a seed for row indices. The next stream is for column indices."""
 
 _CHUNK = 2**22
@@ -37,7 +37,7 @@ class Shard:
     weight: Tensor
     """(local vocab, hidden)."""
     labels: Tensor | None
-    """(tokens,) int64, for cross_entropy."""
+    """(tokens,) int64, for cross_entropy and logprob."""
     teacher: tuple[Tensor, Tensor] | None
     """The teacher's hidden states and weight, for the other losses."""
     vocab_start: int
@@ -48,6 +48,11 @@ class Shard:
     """The ranks that hold the vocabulary. None if one rank holds all of it."""
     tp_rank: int
     tp_size: int
+    upstream: tuple[Tensor, Tensor] | None = None
+    """For logprob with mode=train: the gradients of a policy's objective by each row's log-probability and entropy.
+
+    (tokens,) fp32 each, 0 for a row that does not count. Without entropy=true, only the first is used.
+    """
 
     @property
     def device(self) -> torch.device:
@@ -66,9 +71,11 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
     if problem.sequence_parallel:
         part = problem.tokens // context.tp_size
         first, last = context.tp_rank * part, (context.tp_rank + 1) * part
-    labels, teacher = None, None
+    labels, teacher, upstream = None, None, None
     if problem.from_labels:
         labels = _labels(problem, context.device)
+        if problem.loss == "logprob" and problem.trains:
+            upstream = _upstream(problem, labels)
     else:
         teacher = (
             _matrix(problem, _TEACHER, first, last, 1.0, context.device),
@@ -85,6 +92,7 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
         context.tp_group if context.tp_size > 1 else None,
         context.tp_rank,
         context.tp_size,
+        upstream,
     )
 
 
@@ -98,6 +106,17 @@ def _labels(problem: LinearLoss, device: torch.device) -> Tensor:
     label = (hash_index(problem.seed, _LABELS, row) * problem.vocab) >> 32
     threshold = round(problem.ignored * 2**32)
     return torch.where(hash_index(problem.seed, _IGNORED, row) < threshold, IGNORED, label)
+
+
+def _upstream(problem: LinearLoss, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a random upstream gradient of the mean log-probability and one of the mean entropy, for each row."""
+    counts = labels != IGNORED
+    rows, columns = (
+        hash_index(problem.seed, stream, torch.arange(size, device=labels.device))
+        for stream, size in ((_UPSTREAM, problem.tokens), (_UPSTREAM + 1, 2))
+    )
+    of_logprob, of_entropy = normal(rows, columns).mul_((counts / counts.sum().clamp(min=1))[:, None]).unbind(1)
+    return of_logprob.contiguous(), of_entropy.contiguous()
 
 
 def _matrix(problem: LinearLoss, stream: int, first: int, last: int, scale: float, device: torch.device) -> Tensor:

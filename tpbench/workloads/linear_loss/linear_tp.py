@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from tpbench.kernels import LinearHow, entropy_loss, linear_entropy_loss
+from tpbench.kernels import LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
 from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
 from tpbench.workloads.linear_loss.output import Output, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
@@ -27,21 +27,46 @@ def _options(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
     }
 
 
+def _upstream(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
+    """Return the options of a call that gets the gradients by log-probabilities and entropies from outside.
+
+    These include the mean, so the call must not divide by the number of rows: its reduction is the sum.
+    """
+    assert shard.upstream is not None
+    of_logprob, of_entropy = shard.upstream
+    return {"reduction": "sum", "row_grad": of_logprob, "entropy_grad": of_entropy if problem.entropy else None}
+
+
 def prepare(problem: LinearLoss, shard: Shard) -> Step:
-    """Prepare a call of `tpbench.kernels.linear_entropy_loss`."""
+    """Prepare a call of `tpbench.kernels.linear_entropy_loss`, or two calls for logprob with gradients.
+
+    A policy's upstream gradients depend on its log-probabilities. So the first call computes these, and the second one
+    computes the logits again, with their gradients.
+    """
+    sent = 0
     last: LinearHow | None = None
     target: Any = shard.labels if shard.teacher is None else shard.teacher
     main_grad = torch.zeros_like(shard.weight, dtype=torch.float32) if problem.main_grad else None
     workspace: Any = "auto" if problem.logits_gib is None else problem.logits_gib
 
-    def run() -> Output:
-        nonlocal last
+    def call(**options: Any) -> LinearEntropyLossResult:
+        nonlocal sent, last
         result = linear_entropy_loss(
-            shard.hidden, shard.weight, target, grad=problem.trains, weight_grad=main_grad,
-            hidden_sharded=problem.sequence_parallel, workspace_gib=workspace, **_options(problem, shard),
+            shard.hidden, shard.weight, target,
+            hidden_sharded=problem.sequence_parallel, workspace_gib=workspace, **_options(problem, shard), **options,
         )  # fmt: skip
-        last = result.how
-        return Output(result.loss, result.row_loss, result.entropy, result.grad_hidden, result.grad_weight)
+        sent, last = sent + result.how.bytes_sent, result.how
+        return result
+
+    def run() -> Output:
+        nonlocal sent
+        sent = 0
+        if shard.upstream is None:
+            rows = gradients = call(grad=problem.trains, weight_grad=main_grad)
+        else:
+            rows = call(grad=False)
+            gradients = call(weight_grad=main_grad, **_upstream(problem, shard))
+        return Output(rows.loss, rows.row_loss, rows.entropy, gradients.grad_hidden, gradients.grad_weight)
 
     def columns() -> dict[str, Any]:
         return {} if last is None else {"chunks": last.chunks, "chunk_rows": last.chunk_rows}
@@ -50,23 +75,29 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
         assert main_grad is not None
         main_grad.zero_()
 
-    restore = None if main_grad is None else clear
-    return Step(run, lambda: 0 if last is None else last.bytes_sent, columns, restore)
+    return Step(run, lambda: sent, columns, None if main_grad is None else clear)
 
 
 def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:
-    """Prepare the products of all rows around a call of `tpbench.kernels.entropy_loss`."""
+    """Prepare the products of all rows around a call of `tpbench.kernels.entropy_loss`.
+
+    For logprob with gradients there are two calls on the same logits, the second with the upstream gradients.
+    """
     sent = 0
 
     def run() -> Output:
         nonlocal sent
         logits = shard.hidden @ shard.weight.t()
         target: Any = shard.labels if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
-        grad: Literal["in_place", "none"] = "in_place" if problem.trains else "none"
-        result = entropy_loss(logits, target, grad=grad, **_options(problem, shard))
+        options = _options(problem, shard)
+        grad: Literal["in_place", "none"] = "in_place" if problem.trains and shard.upstream is None else "none"
+        result = entropy_loss(logits, target, grad=grad, **options)
         sent = result.how.bytes_sent
         if not problem.trains:
             return Output(result.loss, result.row_loss, result.entropy)
+        if shard.upstream is not None:
+            second = entropy_loss(logits, target, grad="in_place", **options, **_upstream(problem, shard))
+            sent += second.how.bytes_sent
         grad_hidden = logits @ shard.weight
         if shard.group is not None:
             dist.all_reduce(grad_hidden, group=shard.group)

@@ -15,9 +15,9 @@ class Output:
     """One iteration's result on one rank."""
 
     loss: Tensor
-    """fp32 scalar: the mean loss over the rows that count, 0 if none counts."""
+    """fp32 scalar: the mean loss (or log-probability) over the rows that count, 0 if none counts."""
     row_loss: Tensor | None = None
-    """(tokens,): each row's loss, 0 for a row that does not count. None if the variant computes only the mean."""
+    """(tokens,): each row's loss (or log-probability), 0 for a row that does not count. None if it is not computed."""
     entropy: Tensor | None = None
     """(tokens,): each row's entropy, 0 for a row that does not count."""
     grad_hidden: Tensor | None = None

@@ -1,6 +1,7 @@
 """Linear losses of other projects, each called through its public interface.
 
-All are cross-entropies from labels. A variant is skipped if its package is not installed.
+All are cross-entropies from labels; verl's kernel also gives log-probabilities. A variant is skipped if its package is
+not installed.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def linear_cce(problem: LinearLoss, shard: Any) -> Any:
 
 
 def _verl(problem: LinearLoss, tp_size: int) -> str | None:
-    return f"it needs hidden to divide by 128, got {problem.hidden}" if problem.hidden % 128 else labels_only(problem)
+    if problem.hidden % 128:
+        return f"it needs hidden to divide by 128, got {problem.hidden}"
+    return None if problem.loss == "logprob" else labels_only(problem)
 
 
 @WORKLOAD.variant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tpbench.kernels.losses import Loss
+from tpbench.kernels.losses import LABEL_LOSSES, KernelLoss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
 
@@ -17,12 +17,17 @@ class LinearLoss:
     tokens: int = setting(help="rows of hidden states", low=1)
     hidden: int = setting(help="width of the hidden states", low=1)
     vocab: int = setting(help="rows of the head's weight over all tensor-parallel ranks", low=1)
-    loss: Loss = setting("cross_entropy", help="cross-entropy from labels, or a loss against a teacher's logits")
+    loss: KernelLoss = setting(
+        "cross_entropy",
+        help="cross-entropy from labels, a loss against a teacher's logits, or the labels' log-probabilities",
+    )
     mode: Literal["train", "forward"] = setting("train", help="train: loss and both gradients; forward: the loss only")
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of hidden states and weight")
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
-    temperature: float = setting(1.0, help="softens the teacher's distribution only", low=1e-6)
-    ignored: float = setting(0.0, help="share of rows whose label is ignored (cross_entropy)", low=0.0, high=1.0)
+    temperature: float = setting(1.0, help="divisor of the teacher's logits, or for logprob of the logits", low=1e-6)
+    ignored: float = setting(
+        0.0, help="share of rows whose label is ignored (cross_entropy, logprob)", low=0.0, high=1.0
+    )
     entropy: bool = setting(False, help="compute each row's entropy too")
     sequence_parallel: bool = setting(False, help="each rank holds tokens / tp_size rows of the hidden states")
     main_grad: bool = setting(False, help="add the weight's gradient to fp32 memory, as Megatron's main_grad")
@@ -36,7 +41,7 @@ class LinearLoss:
     @property
     def from_labels(self) -> bool:
         """True if the targets are labels, false if they are a teacher's logits."""
-        return self.loss == "cross_entropy"
+        return self.loss in LABEL_LOSSES
 
     @property
     def trains(self) -> bool:
@@ -57,10 +62,12 @@ class LinearLoss:
             )
         if dp_size != 1:
             complaints.append(f"dp_size={dp_size} must be 1: replicas of a head do not communicate")
-        if self.from_labels and self.temperature != 1.0:
-            complaints.append(f"temperature={self.temperature} softens a teacher's logits: cross_entropy has none")
+        if self.loss == "cross_entropy" and self.temperature != 1.0:
+            complaints.append(
+                f"temperature={self.temperature} divides a teacher's logits, or those of logprob: not of cross_entropy"
+            )
         if not self.from_labels and self.ignored:
-            complaints.append(f"ignored={self.ignored} needs labels: only loss=cross_entropy has them")
+            complaints.append(f"ignored={self.ignored} needs labels: only {' and '.join(LABEL_LOSSES)} have them")
         if self.sequence_parallel and self.tokens % tp_size:
             complaints.append(f"sequence_parallel=true needs tokens={self.tokens} to divide by tp_size={tp_size}")
         if self.main_grad and not self.trains:

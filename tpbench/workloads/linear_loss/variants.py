@@ -8,12 +8,12 @@ from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
 
 
 def one_rank_with_labels(problem: LinearLoss, tp_size: int) -> str | None:
-    """Return why a loss for one rank, from labels, cannot do the problem."""
+    """Return why a cross-entropy for one rank cannot do the problem."""
     return "it is for one GPU" if tp_size > 1 else labels_only(problem)
 
 
 def labels_of_even_shards(problem: LinearLoss, tp_size: int) -> str | None:
-    """Return why a loss from labels that needs shards of one size cannot do the problem."""
+    """Return why a cross-entropy that needs shards of one size cannot do the problem."""
     if problem.vocab % tp_size:
         return f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}"
     return labels_only(problem)
@@ -21,7 +21,7 @@ def labels_of_even_shards(problem: LinearLoss, tp_size: int) -> str | None:
 
 def labels_only(problem: LinearLoss) -> str | None:
     """Return why a cross-entropy from labels cannot do the problem."""
-    if not problem.from_labels:
+    if problem.loss != "cross_entropy":
         return f"it has no {problem.loss}, only cross_entropy"
     return "it divides by zero where every row is ignored" if problem.ignored == 1.0 else None
 
@@ -52,7 +52,7 @@ def linear_unfused(problem: LinearLoss, shard: Any) -> Any:
     return implementation.prepare_unfused(problem, shard)
 
 
-@WORKLOAD.variant("all-gather the logits to the whole vocabulary, then torch's own loss in fp32")
+@WORKLOAD.variant("all-gather the logits to the whole vocabulary, then torch's own loss in fp32", options={"entropy"})
 def linear_gather(problem: LinearLoss, shard: Any) -> Any:
     from tpbench.workloads.linear_loss import in_torch
 

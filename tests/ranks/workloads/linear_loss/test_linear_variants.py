@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.entropy_loss import DTYPES, LOSSES
+from tests.support.entropy_loss import DTYPES
 from tests.support.linear_loss import context, problem
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
+from tpbench.kernels.losses import KERNEL_LOSSES
 from tpbench.measure.session import Verdict
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
 from tpbench.workloads.linear_loss.bench import _iterations, costs, setup
@@ -29,17 +30,18 @@ WIDE = {"tokens": 24, "hidden": 256, "vocab": 384}
 def cells(name: str, tp_size: int) -> list[LinearLoss]:
     """Return the problems that a variant supports: every loss and dtype, and its options."""
     variant = WORKLOAD.variants[name]
-    found = [problem(loss=loss, dtype=dtype) for loss, dtype in itertools.product(LOSSES, DTYPES)]
-    found += [problem(loss=loss, mode="forward") for loss in LOSSES]
+    found = [problem(loss=loss, dtype=dtype) for loss, dtype in itertools.product(KERNEL_LOSSES, DTYPES)]
+    found += [problem(loss=loss, mode="forward") for loss in KERNEL_LOSSES]
     found += [problem(ignored=share, seed=3) for share in (0.4, 1.0)]
     found += [problem(vocab=96), problem(loss="reverse_kl", temperature=1.9)]
+    found += [problem(loss="logprob", temperature=1.9, ignored=0.4, **sizes) for sizes in ({}, WIDE)]
     found += [problem(**WIDE, **fields) for fields in ({}, {"ignored": 0.4}, {"mode": "forward"})]
     if name == "linear_liger_cutedsl":
         found += [problem(tokens=128, hidden=256, vocab=512, ignored=share) for share in (0.0, 0.4)]
     if "logits_gib" in variant.options:
-        found += [problem(loss=loss, logits_gib=5 * 101 * 2 / 2**30) for loss in LOSSES]
+        found += [problem(loss=loss, logits_gib=5 * 101 * 2 / 2**30) for loss in KERNEL_LOSSES]
     for option in sorted({"entropy", "sequence_parallel", "main_grad"} & variant.options):
-        found += [problem(loss=loss, **{option: True}) for loss in ("cross_entropy", "reverse_kl")]
+        found += [problem(loss=loss, **{option: True}) for loss in ("cross_entropy", "logprob", "reverse_kl")]
         if option != "main_grad":
             found += [problem(**sizes, mode="forward", ignored=0.3, **{option: True}) for sizes in ({}, WIDE)]
     return [cell for cell in found if variant.unsupported_reason(cell, tp_size) is None]

@@ -36,8 +36,8 @@ def verl_kernel(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     assert isinstance(temperature, float) and reduction == "none"
     calls.append({"group": dist_process_group})
-    log_p = F.linear(hidden, weight).float().log_softmax(-1)
-    return -rows_of(hidden, weight, labels), -(log_p.exp() * log_p).sum(-1)
+    log_p = (F.linear(hidden, weight).float() / temperature).log_softmax(-1)
+    return log_p.gather(1, labels.clamp(min=0)[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
 def linear_cross_entropy(
@@ -156,6 +156,14 @@ def test_verl_returns_the_entropy_of_each_row(mode: Any) -> None:
     assert Oracle(cell, shard).compare(output).complaint("float32") is None
 
 
+@pytest.mark.parametrize("fields", [{}, {"entropy": True}, {"mode": "forward", "entropy": True}], ids=str)
+def test_verl_computes_log_probabilities(fields: dict[str, Any]) -> None:
+    cell = problem(loss="logprob", dtype="float32", ignored=0.5, temperature=1.9, **fields)
+    shard = make_shard(cell, context())
+    output = adapters.verl(cell, shard).run()
+    assert Oracle(cell, shard).compare(output).complaint("float32") is None
+
+
 @pytest.mark.parametrize(
     ("tokens", "hidden", "rows"),
     [
@@ -210,6 +218,8 @@ def test_liger_without_its_native_kernel_is_no_row(monkeypatch: pytest.MonkeyPat
         ("linear_verl", {"hidden": 64}, 1, "hidden to divide by 128, got 64"),
         ("linear_verl", {"hidden": 128, "loss": "forward_kl"}, 1, "no forward_kl"),
         ("linear_verl", {"hidden": 128}, 2, None),
+        ("linear_verl", {"hidden": 128, "loss": "logprob", "temperature": 1.9}, 2, None),
+        ("linear_cce", {"loss": "logprob"}, 1, "no logprob, only cross_entropy"),
         ("linear_quack", {"tokens": 9, "vocab": 96}, 1, "that 8 divides"),
         ("linear_quack", {"tokens": 16, "vocab": 96}, 1, None),
         ("linear_quack", {"tokens": 16, "vocab": 96, "hidden": 128}, 1, "more or fewer rows than hidden=128"),

@@ -36,7 +36,7 @@ def test_the_experiment_makes_jobs() -> None:
     [
         ({"vocab": 1, "tp_size": 2}, "vocab=1 cannot be sharded"),
         ({"dp_size": 2}, "dp_size=2 must be 1"),
-        ({"temperature": 2.0}, "temperature=2.0 softens"),
+        ({"temperature": 2.0}, "temperature=2.0 divides a teacher's logits"),
         ({"loss": "reverse_kl", "ignored": 0.5}, "ignored=0.5 needs labels"),
         ({"sequence_parallel": True, "tokens": 7, "tp_size": 2}, "tokens=7 to divide by tp_size=2"),
         ({"main_grad": True, "mode": "forward"}, "main_grad=true needs mode=train"),
@@ -53,8 +53,10 @@ def test_variants_say_what_they_cannot_do() -> None:
         assert "one GPU" in str(unsupported_reason(parse_job({"variant": name, "tp_size": 2, **SIZES})))
     odd = parse_job({"variant": "linear_loss_parallel", "tp_size": 2, **SIZES})
     assert "a vocab that tp_size divides" in str(unsupported_reason(odd))
-    entropy = parse_job({"variant": "linear_gather", "tp_size": 2, **SIZES, "entropy": True})
-    assert "does not support entropy=true (supported by: linear_tp, linear_unfused" in str(unsupported_reason(entropy))
+    entropy = parse_job({"variant": "linear_loss_parallel", "tp_size": 1, **SIZES, "entropy": True})
+    assert "does not support entropy=true (supported by: linear_tp, linear_unfused, linear_gather" in str(
+        unsupported_reason(entropy)
+    )
 
 
 @pytest.mark.parametrize(("hidden", "measured_s"), [(64, 4.7), (512, 8.3)])
@@ -62,6 +64,18 @@ def test_a_dry_run_expects_the_measured_seconds_of_a_cpu(hidden: int, measured_s
     cell = problem(tokens=1024, hidden=hidden, vocab=32768)
     assert WORKLOAD.cpu_core_s(cell, 1) == pytest.approx(measured_s, rel=0.01)
     assert WORKLOAD.cpu_core_s(cell, 2) == WORKLOAD.cpu_core_s(cell, 1) / 2
+
+
+def test_upstream_gradients_are_those_of_the_rows_that_count() -> None:
+    shard = make_shard(problem(loss="logprob", tokens=400, ignored=0.3), context())
+    assert shard.labels is not None and shard.upstream is not None
+    counts = shard.labels >= 0
+    for gradient in shard.upstream:
+        assert gradient.shape == (400,) and gradient.is_contiguous()
+        assert bool((gradient[counts] != 0).all()) and not bool(gradient[~counts].any())
+        assert 1.9 < float(gradient[counts].std() * counts.sum()) < 2.8
+    assert not torch.equal(*shard.upstream)
+    assert make_shard(problem(loss="logprob", mode="forward"), context()).upstream is None
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "forward_kl"])
