@@ -21,6 +21,7 @@ from tpbench.kernels import two_pass
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
 from tpbench.kernels.launch_rows import How
+from tpbench.kernels.linear_logits import compute_logits
 from tpbench.kernels.row_loss import RowLoss
 from tpbench.kernels.two_pass import launching, statistics_width
 from tpbench.kernels.two_pass_state import capped, reference_of, weigh
@@ -29,13 +30,13 @@ _VECTOR = 8
 _REPEATS = 4
 _WARPS = 4
 _LANES = 32 * _WARPS
-_NATS = tl.constexpr(math.log(2.0))
+NATS = tl.constexpr(math.log(2.0))
 """Nats in a bit."""
 _LEAST = tl.constexpr(-1e30)
 """The least exponent. Its power of two is 0, and 0 times it is 0, while 0 times -inf would be NaN."""
 
 
-class LabelStatistics:
+class RowStatistics:
     """The statistics of all rows of a problem with labels, without label smoothing and without a gradient."""
 
     def __init__(self, loss: RowLoss, rows: int, device: torch.device, entropy: bool) -> None:
@@ -44,9 +45,29 @@ class LabelStatistics:
             (statistics_width(loss.loss, 0.0, entropy), rows), dtype=torch.float32, device=device
         )  # fmt: skip
 
-    def store(self, logits: Tensor, labels: Tensor, first: int) -> How:
-        """Queue the kernel for rows of contiguous logits, whose statistics are stored from row `first` on."""
-        vocabulary, rows = self.loss.vocabulary, len(logits)
+    def finish(self, labels: Tensor, row_loss: Tensor, row_entropy: Tensor | None) -> int:
+        """Exchange the statistics and store losses and entropies of all rows. Returns the bytes that this rank sent."""
+        world_size = self.loss.vocabulary.world_size
+        gathered = gather_by_rank(self.values, self.loss.group, world_size)
+        with launching(row_loss.device):
+            two_pass.losses_of_statistics(self.loss, gathered, labels, row_loss, row_entropy)
+        return two_pass.bytes_exchanged(len(labels), world_size, self.loss.loss, 0.0, self.entropy)
+
+
+class LabelStatistics(RowStatistics):
+    """The statistics of all rows, from the logits of some rows at a time."""
+
+    def __init__(self, loss: RowLoss, rows: int, weight: Tensor, bias: Tensor | None, entropy: bool, most: int) -> None:
+        """`most`: rows of a chunk."""
+        super().__init__(loss, rows, weight.device, entropy)
+        self.weight, self.bias = weight, bias
+        self.memory = weight.new_empty((most, len(weight)))
+
+    def store(self, hidden: Tensor, labels: Tensor, first: int) -> How:
+        """Queue the product of some rows and the kernel for their logits. Statistics are stored from row `first` on."""
+        vocabulary, rows = self.loss.vocabulary, len(hidden)
+        logits = self.memory[:rows]
+        compute_logits(hidden, self.weight, self.bias, logits)
         kernel = cached_launch(
             label_statistics_kernel, ENTROPY=int(self.entropy), SOFTCAP=float(self.loss.softcap), VECTOR=_VECTOR,
             LANES=_LANES, REPEATS=_REPEATS, num_warps=_WARPS,
@@ -58,14 +79,6 @@ class LabelStatistics:
                  self.loss.ignore_index), (self.loss.logits_scale, self.loss.logits_scale / math.log(2.0)),
             )  # fmt: skip
         return How("two_kernels", _VECTOR * _LANES * _REPEATS, 0, (compiled,))
-
-    def finish(self, labels: Tensor, row_loss: Tensor, row_entropy: Tensor | None) -> int:
-        """Exchange the statistics and store losses and entropies of all rows. Returns the bytes that this rank sent."""
-        world_size = self.loss.vocabulary.world_size
-        gathered = gather_by_rank(self.values, self.loss.group, world_size)
-        with launching(row_loss.device):
-            two_pass.losses_of_statistics(self.loss, gathered, labels, row_loss, row_entropy)
-        return two_pass.bytes_exchanged(len(labels), world_size, self.loss.loss, 0.0, self.entropy)
 
 
 @triton.jit
@@ -117,4 +130,4 @@ def label_statistics_kernel(
     tl.store(place + 2 * n_rows, tl.where(held, own, 0.0))
     if ENTROPY:
         shift = (reference_of(m) - reference_of(of_row)) * scale_bits
-        tl.store(place + 3 * n_rows, tl.sum(weigh(factor, e + s * shift), axis=0) * _NATS)
+        tl.store(place + 3 * n_rows, tl.sum(weigh(factor, e + s * shift), axis=0) * NATS)

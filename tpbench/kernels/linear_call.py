@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tpbench.kernels import two_pass
 from tpbench.kernels.fp16_scale import fp16_gradient_scale
-from tpbench.kernels.label_statistics import LabelStatistics
 from tpbench.kernels.launch_rows import How, launch_rows
 from tpbench.kernels.linear_chunks import Chunks
 from tpbench.kernels.linear_hidden import bytes_sent, gradient_like, hidden_states
@@ -19,7 +18,6 @@ from tpbench.kernels.linear_products import multiply
 from tpbench.kernels.linear_result import LinearEntropyLossResult, LinearHow
 from tpbench.kernels.linear_weight_gradient import WeightGradient
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
-from tpbench.kernels.two_pass import launching
 
 
 class LinearCall:
@@ -39,31 +37,7 @@ class LinearCall:
         self.states = hidden_states(hidden, self.grad_hidden, loss.group, chunks)
         self.logits = ChunkLogits(self.states, weight, bias, chunks)
         self.teacher: ChunkLogits | None = None
-        self.first = self._queue_product(0) if len(chunks) else None
-
-    def without_gradients(self, outputs: Outputs, scaling: Scaling) -> LinearEntropyLossResult:
-        """Compute the losses of labels alone. Ranks exchange the statistics of all rows at once.
-
-        `outputs`: of all rows.
-        """
-        chunks, row_entropy = self.chunks, outputs.row_entropy
-        statistics = LabelStatistics(self.loss, chunks.rows, self.hidden.device, row_entropy is not None)
-        labels = chunks.in_order(self.target)
-        how, first = None, 0
-        for index in range(len(chunks)):
-            _, logits = self._product(index)
-            how = statistics.store(logits, labels[first : first + len(logits)], first)
-            first += len(logits)
-        if chunks.shards == 1:
-            sent = statistics.finish(labels, outputs.row_loss, row_entropy)
-        else:
-            losses_in_order = torch.empty_like(outputs.row_loss)
-            entropies_in_order = None if row_entropy is None else torch.empty_like(row_entropy)
-            sent = statistics.finish(labels, losses_in_order, entropies_in_order)
-            chunks.put_all(outputs.row_loss, losses_in_order)
-            if row_entropy is not None and entropies_in_order is not None:
-                chunks.put_all(row_entropy, entropies_in_order)
-        return self._result(outputs, scaling, how, sent)
+        self.first = self.logits.compute(0) if len(chunks) else None
 
     def run(self, outputs: Outputs, scaling: Scaling, weight_grad: Tensor | None) -> LinearEntropyLossResult:
         """Compute the losses and, on request, the gradients. `outputs`, `scaling`: of all rows.
@@ -87,7 +61,7 @@ class LinearCall:
             if gradient is not None:
                 multiply(logits, self.weight, states.gradient(index), 1.0 / stored_scale)
                 states.send_gradient(index)
-                states.prefetch(index + 1)
+            states.prefetch(index + 1)
             if self.teacher is not None:
                 self.teacher.states.prefetch(index + 1)
             if gradient is not None:
@@ -95,14 +69,10 @@ class LinearCall:
         states.wait()
         return self._result(outputs, scaling, how, sent, gradient)
 
-    def _queue_product(self, index: int) -> tuple[Tensor, Tensor]:
-        # Without gradients no collective follows the product: the next chunk can be fetched beside it.
-        return self.logits.compute(index, prefetch=not self.grad)
-
     def _product(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the hidden states and the logits of a chunk."""
         first, self.first = self.first, None
-        return self._queue_product(index) if first is None else first
+        return self.logits.compute(index) if first is None else first
 
     def _target(self, index: int) -> Tensor:
         """Return the labels or the target logits of a chunk."""
@@ -151,15 +121,9 @@ class LinearCall:
         self, outputs: Outputs, scaling: Scaling, how: How | None, sent: int, gradient: WeightGradient | None = None
     ) -> LinearEntropyLossResult:
         """Reduce the losses of all rows. `how`: of a chunk. `sent`: bytes of statistics that this rank sent."""
-        loss = outputs.row_loss
-        if outputs.total is not None:
-            loss = outputs.total
-            if len(self.chunks):
-                with launching(self.hidden.device):
-                    two_pass.reduce(outputs.row_loss, scaling.inverse_count, scaling.mean, outputs.total)
         workspace = self.logits.memory.nbytes + (0 if self.teacher is None else self.teacher.memory.nbytes)
         return LinearEntropyLossResult(
-            loss,
+            two_pass.reduced(outputs, scaling),
             outputs.row_loss,
             outputs.row_entropy,
             self.grad_hidden,

@@ -12,6 +12,7 @@ from torch import Tensor
 from tpbench.kernels import checks, linear_checks
 from tpbench.kernels.linear_call import LinearCall
 from tpbench.kernels.linear_chunks import bytes_of_row, chunks_of, workspace_gib_of
+from tpbench.kernels.linear_forward import losses_of_labels
 from tpbench.kernels.linear_result import LinearEntropyLossResult
 from tpbench.kernels.losses import KERNEL_LOSSES, KernelLoss
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
@@ -131,9 +132,12 @@ def linear_entropy_loss(
         loss, group, vocabulary, ignore_index, logits_scale, temperature, label_smoothing, z_loss, cap,
         cap if has_teacher else 0.0, block_cap, exchange, "auto",
     )  # fmt: skip
-    dtypes = [hidden.dtype, target[0].dtype] if has_teacher else [hidden.dtype]
-    chunks = chunks_of(rows, shards, bytes_of_row(vocabulary.share, dtypes), workspace_gib)
-    call = LinearCall(hidden, weight, bias, target, loss_of_row, chunks, grad)
+    labels_only = not grad and loss_of_row.has_labels and label_smoothing == 0 and rows > 0
+    call: LinearCall | None = None
+    if not labels_only:
+        dtypes = [hidden.dtype, target[0].dtype] if has_teacher else [hidden.dtype]
+        chunks = chunks_of(rows, shards, bytes_of_row(vocabulary.share, dtypes), workspace_gib)
+        call = LinearCall(hidden, weight, bias, target, loss_of_row, chunks, grad)
     outputs = Outputs(
         torch.empty(rows, dtype=torch.float32, device=hidden.device),
         torch.empty(rows, dtype=torch.float32, device=hidden.device) if entropy else None,
@@ -147,6 +151,9 @@ def linear_entropy_loss(
         with launching(hidden.device):
             counted = inverse_row_count(target.contiguous(), vocabulary.size, ignore_index)
         scaling = replace(scaling, inverse_count=counted)
-    if not grad and loss_of_row.has_labels and label_smoothing == 0 and rows > 0:
-        return call.without_gradients(outputs, scaling)
+    if call is None:
+        assert isinstance(target, Tensor)
+        return losses_of_labels(
+            hidden, weight, bias, target, loss_of_row, shards, workspace_gib, outputs, scaling
+        )  # fmt: skip
     return call.run(outputs, scaling, weight_grad)

@@ -17,18 +17,20 @@ class ChunkLogits:
         self.states, self.weight, self.bias = states, weight, bias
         self.memory = weight.new_empty((chunks.most if len(chunks) else 0, len(weight)))
 
-    def compute(self, index: int, *, prefetch: bool = False) -> tuple[Tensor, Tensor]:
+    def compute(self, index: int) -> tuple[Tensor, Tensor]:
         """Queue the product of a chunk.
 
         Returns the chunk's hidden states, (rows of the chunk, h), and its logits, (rows of the chunk, local vocab).
-        prefetch: start to fetch the next chunk's hidden states beside the product.
         """
         hidden = self.states.chunk(index)
-        if prefetch:
-            self.states.prefetch(index + 1)
         logits = self.memory[: len(hidden)]
-        if self.bias is None:
-            multiply(hidden, self.weight.t(), logits)
-        else:
-            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
+        compute_logits(hidden, self.weight, self.bias, logits)
         return hidden, logits
+
+
+def compute_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Store hidden @ weight.T + bias in `out`."""
+    if bias is None:
+        multiply(hidden, weight.t(), out)
+    else:
+        torch.addmm(bias, hidden, weight.t(), out=out)

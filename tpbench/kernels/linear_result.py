@@ -18,7 +18,8 @@ class LinearHow:
     chunk_rows: int
     """Rows of a chunk; the last one may have fewer."""
     workspace_gib: float
-    """Memory for the logits of a chunk, which their gradient overwrites, and for its target logits."""
+    """Memory for the logits of a chunk, which their gradient overwrites, and for its target logits. If no logits are
+    stored: for the statistics of their tiles."""
     rows: How | None
     """The kernels of the first chunk's loss. None for no rows."""
     weight_grad: Accumulation | None

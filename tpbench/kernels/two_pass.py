@@ -161,6 +161,16 @@ def inverse_row_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Ten
     return inverse
 
 
+def reduced(outputs: Outputs, scaling: Scaling) -> Tensor:
+    """Return the loss: the total, after it was reduced from the losses of rows, or these where no total is wanted."""
+    if outputs.total is None:
+        return outputs.row_loss
+    if len(outputs.row_loss):
+        with launching(outputs.row_loss.device):
+            reduce(outputs.row_loss, scaling.inverse_count, scaling.mean, outputs.total)
+    return outputs.total
+
+
 def reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float, total: Tensor) -> None:
     """Store factor * sum(row_loss), times inverse_count unless it is None, in `total`. The sum has a fixed order."""
     kernel = cached_launch(two_pass_kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)

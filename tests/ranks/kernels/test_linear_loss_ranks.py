@@ -12,6 +12,7 @@ from tests.support.kernel_reference import DTYPES, LOSSES
 from tests.support.linear_reference import assert_near, linear_reference, make_linear
 from tests.support.ranks import Rank, enough_gpus, ranks_here, run_on_ranks
 from tpbench.kernels import linear_entropy_loss
+from tpbench.kernels.product_statistics import bytes_of_row, is_supported
 
 EXCHANGES = ("nccl", "symmetric") if torch.cuda.is_available() else ("nccl",)
 Case = tuple[torch.Tensor, torch.Tensor, Any, dict[str, Any]]
@@ -53,24 +54,26 @@ def _run(rank: Rank, cases: list[Case]) -> list[Any]:
     return results
 
 
-def _forward(rank: Rank, sharded: bool) -> list[Any]:
-    hidden, weight, target = make_linear("logprob", rows=12, vocab=101)
+def _forward(rank: Rank, sharded: bool, dtype: torch.dtype) -> list[Any]:
+    hidden, weight, target = make_linear("logprob", rows=12, vocab=101, dtype=dtype)
     target[5] = -100
+    row_bytes = bytes_of_row(51, True) if is_supported(hidden) else 51 * dtype.itemsize
     result = linear_entropy_loss(
         _own_rows(rank, hidden, sharded).to(rank.device), weight[_columns(rank, 101)].to(rank.device),
         target.to(rank.device), loss="logprob", reduction="none", entropy=True, group=rank.group, grad=False,
-        hidden_sharded=sharded, workspace_gib=gib(5, 51, 4),
+        hidden_sharded=sharded, workspace_gib=5 * row_bytes / 2**30,
     )  # fmt: skip
     assert result.how.chunks == 3
     return [result.row_loss, result.entropy]
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_log_probabilities_and_entropies_without_gradients(sharded: bool) -> None:
+def test_log_probabilities_and_entropies_without_gradients(sharded: bool, dtype: torch.dtype) -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
-    first, second = run_on_ranks(2, _forward, sharded)
-    hidden, weight, target = make_linear("logprob", rows=12, vocab=101)
+    first, second = run_on_ranks(2, _forward, sharded, dtype)
+    hidden, weight, target = make_linear("logprob", rows=12, vocab=101, dtype=dtype)
     target[5] = -100
     right = linear_reference(hidden, weight, target, loss="logprob", reduction="none")
     for ours, theirs, expected in zip(first, second, (right.row_loss, right.entropy), strict=True):
@@ -124,16 +127,17 @@ def test_every_loss_dtype_and_chunk_size(world_size: int, exchange: str) -> None
 @pytest.mark.parametrize("world_size", sorted({ranks_here(2), ranks_here(3)}))
 def test_options(world_size: int) -> None:
     cases: list[Case] = []
-    for sharded, loss in itertools.product((False, True), LOSSES):
+    for sharded, loss in itertools.product((False, True), (*LOSSES, "logprob")):
         options: dict[str, Any] = {"loss": loss, "hidden_sharded": sharded, "workspace_gib": gib(7, 34, 4)}
         hidden, weight, target = make_linear(loss, rows=12, vocab=101)
         cases.append((hidden, weight, target, {**options, "softcap": 3.0, "bias": torch.linspace(-1, 1, 101)}))
         upstream = {"row_grad": torch.linspace(-1, 2, 12), "entropy_grad": torch.linspace(1, -2, 12)}
         cases.append((hidden, weight, target, {**options, "entropy": True, "reduction": "none", **upstream}))
-        if loss == "cross_entropy":
+        if loss in ("cross_entropy", "logprob"):
             target = target.clone()
             target[:4] = torch.tensor([-100, -1, 101, 10**9])
-            cases.append((hidden, weight, target, {**options, "label_smoothing": 0.1, "z_loss": 1e-3}))
+            smoothed = {"label_smoothing": 0.1, "z_loss": 1e-3} if loss == "cross_entropy" else {"temperature": 0.7}
+            cases.append((hidden, weight, target, {**options, **smoothed}))
             cases.append((hidden, weight, torch.full_like(target, -100), options))
             cases.append((hidden, weight, target.int().clamp(max=69), {**options, "vocab_size": 70}))
         else:
@@ -158,14 +162,21 @@ def _empty_shard(rank: Rank) -> list[Any]:
     hidden, weight, target = (each.to(rank.device) for each in make_linear(vocab=101))
     own = weight if rank.rank == 1 else weight[:0]
     result = linear_entropy_loss(hidden, own, target, group=rank.group, exchange="nccl", workspace_gib=gib(4, 51, 4))
-    return [result.row_loss, result.grad_hidden, result.grad_weight]
+    forward = linear_entropy_loss(
+        hidden.bfloat16(), own.bfloat16(), target, group=rank.group, exchange="nccl", grad=False
+    )
+    return [result.row_loss, result.grad_hidden, result.grad_weight, forward.row_loss]
 
 
 def test_a_rank_without_a_vocabulary() -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
     first, second = run_on_ranks(2, _empty_shard)
-    right = linear_reference(*make_linear(vocab=101))
+    hidden, weight, target = make_linear(vocab=101)
+    right = linear_reference(hidden, weight, target)
+    in_bf16 = linear_reference(hidden.bfloat16(), weight.bfloat16(), target)
+    torch.testing.assert_close(second[3].double(), in_bf16.row_loss, rtol=1e-5, atol=1e-5)
+    assert torch.equal(first[3], second[3])
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1]) and first[2].shape == (0, 16)
     assert_near(second[1], right.grad_hidden, torch.float32)
     assert_near(second[2], right.grad_weight, torch.float32)
