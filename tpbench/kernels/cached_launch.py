@@ -10,6 +10,7 @@ from torch import Tensor
 from triton import JITFunction, knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 MOST_REMEMBERED = 256
 """Most kinds of arguments that one launch remembers. This bounds memory: the number of rows may differ by call."""
@@ -36,13 +37,14 @@ class CachedLaunch:
         self._compiled: dict[Any, CompiledKernel] = {}
 
     def __call__(
-        self, programs: int, pointers: tuple[Tensor | None, ...], integers: tuple[Any, ...],
+        self, programs: int, pointers: tuple[Tensor | TensorDescriptor | None, ...], integers: tuple[Any, ...],
         floats: tuple[float, ...] = (), more_integers: tuple[int, ...] = (),
         arrange: Callable[..., tuple[Any, ...]] | None = None, varying: tuple[int, ...] = (),
     ) -> Any:  # fmt: skip
         """Queue the kernel on the current stream of the current device.
 
         Args:
+            pointers: tensors, descriptors of tensors, or None.
             integers: may contain named tuples of integers.
             arrange: makes the kernel's arguments from the other four tuples, where some of them are named tuples.
             varying: integers at the end. The kernel lists them in `do_not_specialize`, so one compiled kernel serves
@@ -58,7 +60,7 @@ class CachedLaunch:
             arguments = arrange(pointers, integers, floats, more_integers)
         if not unobserved(self.kernel):
             return self.kernel[(programs,)](*arguments, **self.constants)
-        alike = tuple([None if each is None else (each.dtype, each.data_ptr() % 16 == 0) for each in pointers])
+        alike = tuple([_kind_of_pointer(each) for each in pointers])
         widths = tuple([each.bit_length() // 32 for each in varying])  # Triton passes 32 bits if they suffice
         kind = (driver.active.get_current_device(), alike, integers, more_integers, widths)
         compiled = self._compiled.get(kind)
@@ -71,6 +73,15 @@ class CachedLaunch:
                 self._compiled.clear()
             self._compiled[kind] = compiled
         return compiled
+
+
+def _kind_of_pointer(pointer: Tensor | TensorDescriptor | None) -> Any:
+    """Return what Triton specialises a kernel for. The address and the shape of a descriptor are usual arguments."""
+    if pointer is None:
+        return None
+    if isinstance(pointer, TensorDescriptor):
+        return pointer.base.dtype, *pointer.block_shape
+    return pointer.dtype, pointer.data_ptr() % 16 == 0
 
 
 def unobserved(kernel: Any) -> bool:

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.label_statistics import NATS, RowStatistics
 from tpbench.kernels.launch_rows import How
 from tpbench.kernels.row_loss import RowLoss
@@ -76,20 +77,22 @@ class ProductStatistics(RowStatistics):
         hidden = _aligned(hidden)
         scale_bits = self.loss.logits_scale / math.log(2.0)
         programs = min(_processors(hidden.device), -(-rows // _ROWS) * tiles)
+        product = cached_launch(
+            product_statistics_kernel, ENTROPY=self.entropy, SOFTCAP=float(self.loss.softcap), PROGRAMS=programs,
+            ROWS=_ROWS, COLUMNS=_COLUMNS, WIDTH=_WIDTH, GROUP=_GROUP, num_warps=8, num_stages=3,
+        )  # fmt: skip
+        merge = cached_launch(merge_tiles_kernel, ENTROPY=self.entropy, TILES=_MERGED_TILES, ROWS=_MERGED_ROWS)
+        strides = (*self.memory.stride()[:2], self.values.shape[1])
+        factors = (self.loss.logits_scale, scale_bits)
         with launching(hidden.device):
-            compiled = product_statistics_kernel[(programs,)](
-                TensorDescriptor.from_tensor(hidden, [_ROWS, _WIDTH]),
-                TensorDescriptor.from_tensor(self.weight, [_COLUMNS, _WIDTH]),
-                self.bias, labels, self.memory, self.values, self.memory.stride(0), self.memory.stride(1),
-                self.values.shape[1], rows, hidden.shape[1], first, vocabulary.valid, vocabulary.start,
-                self.loss.logits_scale, scale_bits, ENTROPY=self.entropy, SOFTCAP=float(self.loss.softcap),
-                PROGRAMS=programs, ROWS=_ROWS, COLUMNS=_COLUMNS, WIDTH=_WIDTH, GROUP=_GROUP, num_warps=8, num_stages=3,
+            compiled = product(
+                programs,
+                (TensorDescriptor.from_tensor(hidden, [_ROWS, _WIDTH]),
+                 TensorDescriptor.from_tensor(self.weight, [_COLUMNS, _WIDTH]),
+                 self.bias, labels, self.memory, self.values),
+                (*strides, rows, hidden.shape[1], first, vocabulary.valid, vocabulary.start), factors,
             )  # fmt: skip
-            merge_tiles_kernel[(-(-rows // _MERGED_ROWS),)](
-                self.memory, self.values, self.memory.stride(0), self.memory.stride(1), self.values.shape[1], rows,
-                tiles, first, self.loss.logits_scale, scale_bits, ENTROPY=self.entropy, TILES=_MERGED_TILES,
-                ROWS=_MERGED_ROWS,
-            )  # fmt: skip
+            merge(-(-rows // _MERGED_ROWS), (self.memory, self.values), (*strides, rows, tiles, first), factors)
         return How("two_kernels", _COLUMNS, 0, (compiled,))
 
 

@@ -167,7 +167,7 @@ def test_without_gradients(dtype: torch.dtype) -> None:
         place = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in options.items()}
         inputs = [each.to(DEVICE) for each in (hidden, weight, target)]
         chunk_gib = gib(4, 101, dtype.itemsize)
-        if is_supported(hidden) and "label_smoothing" not in options:
+        if is_supported(inputs[0]) and "label_smoothing" not in options:
             chunk_gib = 4 * bytes_of_row(options.get("vocab_size", 101), "entropy" in options) / 2**30
         result = linear_entropy_loss(*inputs, grad=False, workspace_gib=chunk_gib, **place)
         assert result.how.workspace_gib <= chunk_gib * 1.0001

@@ -57,7 +57,7 @@ def _run(rank: Rank, cases: list[Case]) -> list[Any]:
 def _forward(rank: Rank, sharded: bool, dtype: torch.dtype) -> list[Any]:
     hidden, weight, target = make_linear("logprob", rows=12, vocab=101, dtype=dtype)
     target[5] = -100
-    row_bytes = bytes_of_row(51, True) if is_supported(hidden) else 51 * dtype.itemsize
+    row_bytes = bytes_of_row(51, True) if is_supported(hidden.to(rank.device)) else 51 * dtype.itemsize
     result = linear_entropy_loss(
         _own_rows(rank, hidden, sharded).to(rank.device), weight[_columns(rank, 101)].to(rank.device),
         target.to(rank.device), loss="logprob", reduction="none", entropy=True, group=rank.group, grad=False,
