@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from tpbench.api.examples import tp_block as block_example
 from tpbench.api.examples import train_step as train_example
 from tpbench.api.tp_block import BlockContext, PreparedBlock, TpBlock
 from tpbench.api.train_step import Context, TorchTrainer, TrainStep
+from tpbench.measure import clock
 from tpbench.workloads.entropy_loss import oracle
 from tpbench.workloads.train_step.batches import replica_batches
 
@@ -149,6 +152,52 @@ def replaces_the_oracle(problem: EntropyLoss, shard: Shard) -> Step:
     right = oracle.Errors(1.0, 0.0, 0.0, True)
     oracle.Oracle.compare = lambda self, output: right  # type: ignore[method-assign]
     return Step(lambda: _unwritten(shard))
+
+
+def replaces_the_code_of_the_oracle(problem: EntropyLoss, shard: Shard) -> Step:
+    """The function is the same object as before."""
+
+    def compare(self: Any, output: Any) -> Any:
+        from tpbench.workloads.entropy_loss.oracle import Errors
+
+        return Errors(1.0, 0.0, 0.0, True)
+
+    oracle.Oracle.compare.__code__ = compare.__code__
+    return Step(lambda: _unwritten(shard))
+
+
+def replaces_the_module_of_the_clock(problem: EntropyLoss, shard: Shard) -> Step:
+    """The module time itself is the same as before."""
+    now = [0.0]
+
+    def perf_counter() -> float:
+        now[0] += 1e-9
+        return now[0]
+
+    clock.time = SimpleNamespace(perf_counter=perf_counter)  # type: ignore[assignment]
+    return honest(problem, shard)
+
+
+def raises_the_tolerances(problem: EntropyLoss, shard: Shard) -> Step:
+    oracle.LOSS_TOLERANCE = float("inf")
+    oracle.GRADIENT_TOLERANCE[problem.dtype] = float("inf")
+    return Step(lambda: _copy(Output(torch.zeros(()), torch.zeros(shard.tokens), torch.zeros_like(shard.logits))))
+
+
+def looks_at_its_callers(problem: EntropyLoss, shard: Shard) -> Step:
+    """Return a stored answer to the loop of a clock, and compute elsewhere."""
+    step, answers = honest(problem, shard), list[Output]()
+
+    def run() -> Output:
+        frame, timed = sys._getframe(), False
+        while frame.f_back is not None:
+            frame = frame.f_back
+            timed = timed or frame.f_code.co_name == "samples"
+        if not timed or not answers:
+            answers[:] = [step()]
+        return _copy(answers[0])
+
+    return Step(run)
 
 
 def replaces_the_events(problem: EntropyLoss, shard: Shard) -> Step:

@@ -4,7 +4,8 @@
 - One more iteration runs on changed inputs. A stored answer, and work that began before the iteration, are then wrong.
 - Its outputs are read on the current stream at once. They must not change later: work on another stream or thread that
   was not joined would still write them.
-- On a GPU some iterations on changed inputs are timed: they must not be much slower than the others.
+- On a GPU some iterations on changed inputs are timed. Their result is checked, and they must not be much slower than
+  the others. On a CPU times depend on what else runs: there each timed iteration of a user's variant has new inputs.
 - On a GPU both clocks are compared: the device must not work for long after the end event.
 - The inputs must be as they were before any code of the variant ran.
 """
@@ -137,7 +138,7 @@ def slower_on_changed_inputs(
     timed: Samples,
     context: Context,
 ) -> str | None:
-    """Return that iterations take longer on changed inputs than the timed ones, or None. Collective.
+    """Return that iterations on changed inputs are wrong, or take longer than the timed ones, or None. Collective.
 
     A variant that recognises its inputs and returns a stored answer is slower on new ones. For a complaint, each of
     several iterations takes more than `SLOWER` times as long as nearly all timed ones: far above noise.
@@ -145,6 +146,9 @@ def slower_on_changed_inputs(
     session.fresh = True
     changed = gather_numbers(clock.samples(step, session.restore, CHANGED), context)
     session.fresh = False
+    wrong = None if session.trusted else session.check().wrong
+    if wrong:
+        return f"timed with changed inputs, after a correct result with the first ones: {wrong}"
     return slower(changed, timed)
 
 

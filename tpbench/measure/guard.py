@@ -1,4 +1,8 @@
-"""Find functions that a variant replaced: a clock, a comparison or a collective that answers as the variant likes."""
+"""Find what a variant replaced: a clock, a comparison or a collective that answers as the variant likes, or a limit.
+
+Functions are watched with their code and their defaults. Of this package's modules, the modules that they import and
+their constants are watched, too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy
@@ -36,6 +42,9 @@ _NOT_OWN = ("tpbench.outside", "tpbench.api")
 _WRAPPERS = (staticmethod, classmethod, property)
 """Types of attributes that are called through another object."""
 
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
+"""Types of constants. A dictionary of them is a constant, too: of tolerances, for example."""
+
 
 class FunctionsReplaced(Exception):
     """A variant replaced functions that clocks and oracles call, and the measurement failed."""
@@ -48,16 +57,22 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self.functions = dict(_functions(self._owners()))
+        self.known = {at: _Watched.of(value) for at, value in _watched(self._owners())}
 
     def restored(self) -> list[str]:
-        """Put the replaced functions back, and return their names, sorted."""
+        """Put back what was replaced, and return the names, sorted."""
         owners = self._owners()
-        now = dict(_functions(owners))
-        known = self.functions.items()
-        replaced = [at for at, function in known if now.get(at) is not function and at not in _REPLACED_BY_TORCH]
+        now = dict(_watched(owners))
+        missing = object()
+        replaced = [
+            at
+            for at, watched in self.known.items()
+            if at not in _REPLACED_BY_TORCH and watched.differs(now.get(at, missing))
+        ]
         for owner, name in replaced:
-            setattr(owners[owner], name, self.functions[owner, name])
+            watched = self.known[owner, name]
+            watched.restore()
+            setattr(owners[owner], name, watched.value)
         return sorted(f"{owner}.{name}" for owner, name in replaced)
 
     @contextlib.contextmanager
@@ -88,20 +103,72 @@ class Guard:
         return _WATCHED | modules | classes
 
 
+@dataclass(frozen=True)
+class _Watched:
+    """An attribute, and what can change inside it."""
+
+    value: Any
+    code: tuple[Any, ...] | None
+    """Of a function: its code and its defaults."""
+    items: dict[Any, Any] | None
+    """Of a dictionary."""
+
+    @classmethod
+    def of(cls, value: Any) -> _Watched:
+        function = _function(value)
+        code = None if function is None else (function.__code__, function.__defaults__, function.__kwdefaults__)
+        return cls(value, code, dict(value) if isinstance(value, dict) else None)
+
+    def differs(self, now: Any) -> bool:
+        if now is not self.value:
+            return True
+        function = _function(now)
+        if function is not None and self.code is not None:
+            code = function.__code__, function.__defaults__, function.__kwdefaults__
+            return any(new is not old for new, old in zip(code, self.code, strict=True))
+        return self.items is not None and now != self.items
+
+    def restore(self) -> None:
+        """Put back what changed inside the value."""
+        function = _function(self.value)
+        if function is not None and self.code is not None:
+            function.__code__, function.__defaults__, function.__kwdefaults__ = self.code
+        if self.items is not None:
+            self.value.clear()
+            self.value.update(self.items)
+
+
 def replaced_by(functions: list[str]) -> str:
     """Return a sentence about functions that a variant replaced. Empty: it did so on another rank."""
     return f"the variant replaced {', '.join(functions) or 'functions on another rank'}"
 
 
-def _functions(owners: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Yield (owner, name) and the value of every callable attribute. A class has those that it inherits, too."""
+def _watched(owners: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Yield (owner, name) and the value of every watched attribute. A class has those that it inherits, too."""
     for owner, of in owners.items():
         attributes: dict[str, Any] = {}
         for each in reversed(of.__mro__[:-1]) if isinstance(of, type) else (of,):
             attributes |= vars(each)
         for name, value in attributes.items():
-            if _is_called(type(value)):
+            if _is_called(type(value)) or (owner.startswith(_OWN) and _is_constant(name, value)):
                 yield (owner, name), value
+
+
+def _is_constant(name: str, value: Any) -> bool:
+    """Return True for an imported module and for a constant, whose name is in capitals."""
+    if isinstance(value, ModuleType):
+        return True
+    plain = all(isinstance(each, _PLAIN) for each in (value.values() if isinstance(value, dict) else (value,)))
+    return name.isupper() and plain
+
+
+def _function(value: Any) -> FunctionType | None:
+    """Return the Python function behind an attribute, or None."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    return value if isinstance(value, FunctionType) else None
 
 
 def _is_called(kind: type) -> bool:
