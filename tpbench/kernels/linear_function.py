@@ -60,6 +60,9 @@ def linear_entropy_loss(
     3. gradient of hidden = logits' gradient @ weight; its sum over ranks starts, and runs beside the next products
     4. gradient of weight += logits' gradient.T @ hidden.
 
+    Without gradients, losses of labels need only statistics of each row. On Hopper GPUs, in bf16 and fp16, the kernel
+    of the product stores these, and no logits.
+
     The logits and their gradient are rounded to the dtype of the factors, as by `torch.nn.functional.linear`. Results
     for other chunk sizes differ by the rounding of the products only. Each chunk rounds the sum of a weight gradient in
     bf16; a `weight_grad` in fp32 avoids that.
@@ -97,8 +100,9 @@ def linear_entropy_loss(
             Megatron's main_grad. None: the gradient gets new memory in the weight's dtype.
         hidden_sharded: the rows of hidden are sharded over the group. Chunks are gathered, and their gradients are
             reduce-scattered. Otherwise gradients are all-reduced.
-        workspace_gib: bound of the memory for logits and target logits of a chunk, for evenly split vocabularies. A
-            small value means small chunks, of at least one row. "auto" means 0.5 GiB, but at least 1024 rows.
+        workspace_gib: bound of the memory for logits and target logits of a chunk, or for the statistics that replace
+            them, for evenly split vocabularies. A small value means small chunks, of at least one row. "auto" means
+            0.5 GiB, but at least 1024 rows.
         block_cap: the largest column block of a kernel, a power of two. "auto": the fastest measured one.
         exchange: path of the rows' statistics between ranks: "symmetric" (memory shared over NVLink), "nccl" (an
             all-gather; choose it beside other streams with collectives), or "auto".

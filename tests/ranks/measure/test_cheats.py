@@ -41,10 +41,11 @@ RANKS = ranks_here(2)
 needs_two_ranks = pytest.mark.skipif(RANKS < 2, reason="needs 2 GPUs, or none")
 TIMED = "the last iteration of the wall clock, after a correct first one: "
 CHANGED = "with changed inputs, after a correct result with the first ones: "
-AUDITED = ("the last iteration of the ", CHANGED)
-"""Which of these checks finds it first depends on the memory that a GPU's allocator reuses."""
+TIMED_CHANGED = "timed with changed inputs, after a correct result with the first ones: "
+AUDITED = ("the last iteration of the ", CHANGED, TIMED_CHANGED)
+"""Which of these checks finds it first depends on the memory that a GPU's allocator reuses, and on its other work."""
 ORACLE = "tpbench.workloads.entropy_loss.oracle"
-CHEATS: dict[str, str | tuple[str, str]] = {
+CHEATS: dict[str, str | tuple[str, ...]] = {
     "returns_a_stored_answer": TIMED,
     "returns_copies_of_a_stored_answer": CHANGED if CUDA else TIMED,
     "returns_early_once_it_was_checked": AUDITED if CUDA else TIMED,
@@ -59,12 +60,10 @@ CHEATS: dict[str, str | tuple[str, str]] = {
     "replaces_the_code_of_the_oracle": f"replaced {ORACLE}.Oracle.compare",
     "replaces_the_module_of_the_clock": "replaced tpbench.measure.clock.time",
     "raises_the_tolerances": f"replaced {ORACLE}.GRADIENT_TOLERANCE, {ORACLE}.LOSS_TOLERANCE",
-    "looks_at_its_callers": "timed with changed inputs, after a correct result with the first ones: "
-    if CUDA
-    else TIMED,
+    "looks_at_its_callers": TIMED_CHANGED if CUDA else TIMED,
 }
-"""By name: the beginning of the reason, or one of two. Empty: any."""
-ON_GPUS: dict[str, str | tuple[str, str]] = {
+"""By name: the beginning of the reason, or one of several. Empty: any."""
+ON_GPUS: dict[str, str | tuple[str, ...]] = {
     "replaces_the_events": "replaced torch.cuda.Event.elapsed_time",
     "ends_on_a_side_stream": "",
     "begins_early_on_a_side_stream": AUDITED,
