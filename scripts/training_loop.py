@@ -49,13 +49,13 @@ def train(group: dist.ProcessGroup | None, device: torch.device) -> list[float]:
     losses = []
     for step in range(STEPS):
         micro_batches = batches(step, device)
-        counted = sum(int((labels != IGNORED).sum()) for _, labels in micro_batches)
+        label_count = sum(int((labels != IGNORED).sum()) for _, labels in micro_batches)
         total = torch.zeros((), device=device)
         for tokens, labels in micro_batches:
             hidden = body(tokens)  # (batch, sequence, width): equal on all ranks
             hidden.register_hook(sum_over_ranks)  # each rank has the gradient from its own columns only
             logits = head(hidden)  # (batch, sequence, vocab / ranks): this rank's columns
-            loss = loss_function(logits.flatten(0, 1), labels.flatten()) / counted
+            loss = loss_function(logits.flatten(0, 1), labels.flatten()) / label_count
             loss.backward()
             total += loss.detach()
         optimizer.step()
