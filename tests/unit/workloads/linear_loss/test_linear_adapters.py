@@ -67,6 +67,17 @@ def chunked_linear_cross_entropy(
     return F.cross_entropy(F.linear(x, weight).float(), target, ignore_index=ignore_index, reduction=reduction)
 
 
+class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
+    def __init__(self, ce_weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
+        super().__init__()
+        self.ignore_index, self.reduction = ignore_index, reduction
+
+    def forward(self, lin_weight: Tensor, _input: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
+        calls.append({})
+        logits = F.linear(_input, lin_weight).float()
+        return F.cross_entropy(logits, target, ignore_index=self.ignore_index, reduction=self.reduction)
+
+
 def liger_fused_linear_cross_entropy_sm90(
     _input: Tensor, weight: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
@@ -113,6 +124,7 @@ MODULES = {
     "quack": {},
     "quack.linear_cross_entropy": {"chunked_linear_cross_entropy": chunked_linear_cross_entropy},
     "liger_kernel": {},
+    "liger_kernel.transformers": {"LigerFusedLinearCrossEntropyLoss": LigerFusedLinearCrossEntropyLoss},
     "liger_kernel.ops": {},
     "liger_kernel.ops.cutedsl": {},
     "liger_kernel.ops.cutedsl.ops": {},
@@ -137,7 +149,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, module)
 
 
-@pytest.mark.parametrize("name", ["verl", "cut_cross_entropy", "quack", "liger_cutedsl", "liger_native"])
+@pytest.mark.parametrize("name", ["verl", "cut_cross_entropy", "quack", "liger", "liger_cutedsl", "liger_native"])
 @pytest.mark.parametrize("fields", [{}, {"ignored": 0.5}, {"mode": "forward"}], ids=str)
 def test_results_agree_with_the_oracle(name: str, fields: dict[str, Any]) -> None:
     cell = problem(dtype="float32", **fields)
