@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,16 @@ def tied_by_default(architecture: str) -> bool:
     return bool(getattr(AutoConfig.for_model(architecture), "tie_word_embeddings", False))
 
 
+@contextlib.contextmanager
+def refused_by_transformers(complaint: str) -> Iterator[None]:
+    """Turn any error of transformers into an UnknownArchitecture: the complaint and the error in one line."""
+    try:
+        yield
+    except Exception as error:  # the errors of transformers' validators and model types have no other base class
+        said = " ".join(str(error).split())
+        raise UnknownArchitecture(f"{complaint}: {type(error).__name__}: {said}") from error
+
+
 def _check_exists(architecture: str) -> None:
     if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         near = nearest(architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -59,10 +71,8 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
         raise UnknownArchitecture(
             f"model_dir={folder}: its config.json was changed after this job had been made from it"
         )
-    try:
+    with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
         configuration = AutoConfig.from_pretrained(folder, local_files_only=True, **common)
-    except Exception as error:  # errors of transformers' validators have no other common base class
-        raise UnknownArchitecture(f"model_dir={folder}: transformers cannot take its config.json: {error}") from error
     layer_types = getattr(configuration, "layer_types", None)
     configuration.num_hidden_layers = problem.depth
     if layer_types is not None:
@@ -80,22 +90,23 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": problem.rope_theta}
     if problem.rope_factor != 1.0:
         rope |= {"rope_type": "llama3", "factor": problem.rope_factor, **LLAMA3_ROPE}
-    return AutoConfig.for_model(
-        problem.architecture,
-        hidden_size=problem.hidden_size,
-        intermediate_size=problem.ffn_size,
-        num_hidden_layers=problem.depth,
-        num_attention_heads=problem.heads,
-        num_key_value_heads=problem.kv_heads,
-        head_dim=problem.head_dim,
-        vocab_size=problem.vocab,
-        tie_word_embeddings=problem.tied,
-        rms_norm_eps=problem.norm_eps,
-        rope_parameters=rope,
-        max_position_embeddings=max(problem.seq_length, LLAMA3_ROPE["original_max_position_embeddings"]),
-        # The model type's defaults may lie outside of the vocabulary, of which transformers would warn.
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-        **common,
-    )
+    with refused_by_transformers(f"transformers cannot make {problem.architecture} of the sizes of {problem.model}"):
+        return AutoConfig.for_model(
+            problem.architecture,
+            hidden_size=problem.hidden_size,
+            intermediate_size=problem.ffn_size,
+            num_hidden_layers=problem.depth,
+            num_attention_heads=problem.heads,
+            num_key_value_heads=problem.kv_heads,
+            head_dim=problem.head_dim,
+            vocab_size=problem.vocab,
+            tie_word_embeddings=problem.tied,
+            rms_norm_eps=problem.norm_eps,
+            rope_parameters=rope,
+            max_position_embeddings=max(problem.seq_length, LLAMA3_ROPE["original_max_position_embeddings"]),
+            # The model type's defaults may lie outside of the vocabulary, of which transformers would warn.
+            pad_token_id=None,
+            bos_token_id=0,
+            eos_token_id=0,
+            **common,
+        )

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from tpbench.workloads.train_step import sizes
-from tpbench.workloads.train_step.model_configuration import UnknownArchitecture, model_configuration
+from tpbench.workloads.train_step.model_configuration import (
+    UnknownArchitecture,
+    model_configuration,
+    refused_by_transformers,
+)
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.weights import fill
 
@@ -87,7 +91,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
             f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can be "
             "trained"
         )
-    with torch.device("meta"):
+    complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its sizes"
+    with refused_by_transformers(complaint), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
     counted = sizes.matrix_parameters(problem)
     actual = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)

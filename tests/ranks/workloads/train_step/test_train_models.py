@@ -226,6 +226,20 @@ def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str,
         resolve(tiny_problem(model_dir=str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("falcon", "transformers cannot make falcon of the sizes of tiny: AttributeError: property 'head_dim'"),
+        ("zamba", "transformers cannot make zamba of the sizes of tiny: StrictDataclassClassValidationError: "),
+        ("zaya", "transformers cannot make tiny (zaya) of its sizes: KeyError: 'hybrid'"),
+    ],
+)
+def test_any_error_of_transformers_is_one_line(architecture: str, said: str) -> None:
+    with pytest.raises(JobError, match=re.escape(said)) as error:
+        resolve(tiny_problem(architecture=architecture))
+    assert "\n" not in str(error.value)
+
+
 def test_another_dense_decoder_is_accepted() -> None:
     assert resolve(tiny_problem(architecture="mistral")).architecture == "mistral"
 
