@@ -16,6 +16,8 @@ from tests.support.train_step import ARCHITECTURES, CANNOT_SHARD, SHARDED, check
 from tpbench.workloads.train_step import WORKLOAD
 
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
+SCALED = {"architecture": "cohere", "tied": True}
+CAPPED = {"architecture": "gemma2", "tied": True, "attention": "eager"}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # Ranks, variant, tp_size, fields that differ from the tiny problem.
     *((2, name, 1, {"tied": tied, **more}) for name in ("ddp", "fsdp") for tied, more in ((False, BOTH), (True, {}))),
@@ -43,6 +45,9 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
       for each in ({"vocab": 97}, {"tied": True, **BOTH})),
     (4, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", "accumulate": 2}),
     (2, "ddp", 1, {"train_loss": "tpbench_linear"}),
+    # The same for models that scale (Cohere) or cap (Gemma-2) their logits.
+    (2, "dtensor_tp", 2, {"train_loss": "tpbench_linear", **SCALED}),
+    *((2, name, 2, {"train_loss": "tpbench_linear", **CAPPED}) for name in ("fsdp_dtensor", "dtensor_tp")),
     *((2, "fsdp", 1, {"train_loss": "tpbench_linear", "tied": tied, "accumulate": 2}) for tied in (False, True)),
     # Other architectures, by their own plans and by mappings.
     *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES
