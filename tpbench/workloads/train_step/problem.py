@@ -107,7 +107,7 @@ class TrainStep:
                 f"tp_size={tp_size} must divide the {self.kv_heads} key-value heads of {self.model} "
                 f"(valid: {', '.join(str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0)})"
             )
-        for name, size in (("heads", self.heads), ("ffn_size", self.ffn_size), ("seq_length", self.seq_length)):
+        for name, size in (("heads", self.heads), ("ffn_size", self.ffn_size)):
             if size % tp_size:
                 complaints.append(f"tp_size={tp_size} must divide {name}={size}")
         if self.heads % self.kv_heads:

@@ -26,6 +26,9 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # One sequence; and three sequences, of which a rank has one and a half.
     *((2, name, 2, {"batch_size": 1}) for name in ("fsdp_dtensor", "dtensor_tp")),
     *((2, "fsdp_dtensor", 2, {"batch_size": 3, "tied": tied, "accumulate": 2}) for tied in (False, True)),
+    # A sequence that two ranks do not divide.
+    (2, "autotp", 2, {"seq_length": 15, "batch_size": 1}),
+    (2, "fsdp_dtensor", 2, {"seq_length": 15, "train_loss": "tpbench_linear"}),
     *((2, "autotp", 2, {"zero_stage": stage}) for stage in (0, 2)),
     (2, "autotp", 2, {"tied": True, "zero_stage": 0, **BOTH}),
     (2, "autotp", 2, {"overlap": True, "max_grad_norm": None}),
