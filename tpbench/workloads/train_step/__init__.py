@@ -14,7 +14,8 @@ The modules, in the order of a first reading:
   model its style. `sharding_by_modules` applies them with tpbench's own `sharded_modules` and `sequence_parallel`,
   `sharding_by_dtensor` with torch's parallelize_module. `plan_requirements` and `sharding_check` refuse what a variant
   cannot shard.
-- Model: `models` builds it from `model_configuration`, with `weights` from the seed. `resolve`, `model_folder` and
+- Model: `models` builds it from `model_configuration`, with `norms` and with `weights` from the seed. `decoder_parts`
+  finds its parts. `resolve`, `model_folder` and
   `config_json` find its sizes. `attention` and `sliding_window` set its attention.
 - Step: `batches`, `losses` with `logits_change`, `loss_scale`, `gradients`, `step_graph`.
 - Correctness: `oracle` chooses a `reference`, which `single_process` computes. `run_audit` and `later_reference` are

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture, refused_by_transformers
 from tpbench.workloads.train_step.models import build
@@ -52,7 +52,8 @@ def logits_change(problem: TrainStep) -> LogitsChange:
 @torch.no_grad()
 def _changed(model: Any, logits: Tensor) -> Tensor:
     """Return what the model makes of these logits, (count,). The model's own decoder and head compute nothing."""
-    setattr(model, model.base_model_prefix, _Returns(BaseModelOutputWithPast(last_hidden_state=logits[None, None])))
+    output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=logits[None, None])
+    setattr(model, model.base_model_prefix, _Returns(output))
     model.lm_head = nn.Identity()
     with refused_by_transformers(f"{model.config.model_type} cannot be tried with given logits"):
         result: Tensor = model(input_ids=torch.zeros(1, 1, dtype=torch.int64)).logits

@@ -32,8 +32,21 @@ def model_configuration(problem: TrainStep) -> Any:
     _check_exists(problem.architecture)
     common = {"use_cache": False, "attn_implementation": attention.implementation(problem.attention)}
     configuration = _from_folder(problem, common) if problem.model_dir else _from_sizes(problem, common)
+    if experts := [name for name, value in configuration.to_dict().items() if "expert" in name and value]:
+        raise UnknownArchitecture(
+            f"{problem.model} ({problem.architecture}) is a mixture of experts ({experts[0]}), whose operations "
+            "tpbench does not count"
+        )
+    _disable_dropout(configuration)
     sliding_window.disable(configuration, problem.tokens)
     return configuration
+
+
+def _disable_dropout(configuration: Any) -> None:
+    """Set the probabilities of dropout to 0: the variants could not draw the same random numbers."""
+    for name, value in configuration.to_dict().items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(configuration, name, 0.0)
 
 
 def tied_by_default(architecture: str) -> bool:
@@ -86,6 +99,12 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
     return configuration
 
 
+def _ffn_names(architecture: str) -> list[str]:
+    """Return the names by which a model type calls the width of its feed-forward layer."""
+    declared = AutoConfig.for_model(architecture).to_dict()
+    return ["intermediate_size", *(name for name in ("ffn_dim", "n_inner") if name in declared)]
+
+
 def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": problem.rope_theta}
     if problem.rope_factor != 1.0:
@@ -94,7 +113,7 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
         return AutoConfig.for_model(
             problem.architecture,
             hidden_size=problem.hidden_size,
-            intermediate_size=problem.ffn_size,
+            **dict.fromkeys(_ffn_names(problem.architecture), problem.ffn_size),
             num_hidden_layers=problem.depth,
             num_attention_heads=problem.heads,
             num_key_value_heads=problem.kv_heads,

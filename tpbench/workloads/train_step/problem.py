@@ -17,7 +17,7 @@ Adam's first updates move every weight by a whole learning rate, so rounding dif
 a report shows by how much correct rows differ at each step."""
 ARCHITECTURE = (
     "architecture", "hidden_size", "ffn_size", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied", "rope_theta",
-    "rope_factor", "norm_eps",
+    "rope_factor", "norm_eps", "ffn_matrices",
 )  # fmt: skip
 """Fields that the name of a model implies."""
 
@@ -44,6 +44,9 @@ class TrainStep:
     norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0)
     model_dir: str | None = setting(None, help="folder with a config.json that describes the model instead")
     config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
+    ffn_matrices: int = setting(
+        3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3, added=True
+    )
     tp_mapping: str | None = setting(
         None,
         help="styles of modules instead of the model's plan, such as {layers.*.mlp.up_proj: colwise}; null: the plan",

@@ -26,6 +26,8 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     """
     if "config_hash" in chosen:
         raise JobError("config_hash is of what the model's folder says: it cannot be set")
+    if "ffn_matrices" in chosen:
+        raise JobError("ffn_matrices is what the model's layers have: it cannot be set")
     changed = [name for name in ARCHITECTURE if name in chosen]
     must_check = problem.architecture not in KNOWN_ARCHITECTURES
     if problem.model_dir:
@@ -46,11 +48,11 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     parse_mapping(problem.tp_mapping)
     if must_check and packages.installed("transformers"):
         from tpbench.workloads.train_step.model_configuration import model_configuration
-        from tpbench.workloads.train_step.models import build
+        from tpbench.workloads.train_step.models import counted
 
         try:
             model_configuration(problem)  # with all layers
-            build(replace(problem, num_layers=1))
+            problem = counted(problem)
         except (TypeError, ValueError) as error:
             raise JobError(str(error)) from None
     return replace(problem, num_layers=problem.depth)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from tpbench.settings import nearest
+from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.styles import STYLES, SYNONYMS, Style, parse_mapping
@@ -56,8 +57,9 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
             f"transformers has no tensor-parallel plan for {problem.model} ({problem.architecture}); a tp_mapping can "
             "be its plan"
         )
-    result = [_block(*each, plan, model.config.hidden_size) for each in _modules(model)]
-    names = {name.removeprefix("model.") for block in result for name in block.styles}
+    prefix = f"{model.base_model_prefix}."
+    result = [_block(*each, plan, prefix, model.config.hidden_size) for each in _modules(model)]
+    names = {name.removeprefix(prefix) for block in result for name in block.styles}
     for pattern in mapping:
         if not any(fnmatchcase(name, pattern) for name in names):
             known = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name, count=1) for name in sorted(names))
@@ -67,7 +69,14 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
             )
     for name in (name for block in result if block.sharded_inside for name in block.styles):
         module = model.get_submodule(name)
-        if not isinstance(module, nn.Linear) and len(module.weight) != problem.head_dim:
+        if isinstance(module, nn.Linear):
+            continue
+        if not isinstance(getattr(module, "weight", None), Tensor):
+            raise UnknownArchitecture(
+                f"{name} of {problem.model} ({problem.architecture}), a {type(module).__name__}, has weights that each "
+                "rank would use for its share of the columns, which no variant knows"
+            )
+        if len(module.weight) != problem.head_dim:
             raise UnknownArchitecture(
                 f"{name} of {problem.model} normalises {len(module.weight)} columns, and a rank would have a share of "
                 "them: colwise_gather_output with rowwise_split_input leaves every rank all columns"
@@ -77,20 +86,22 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
 
 def _modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
     """Yield the blocks by name: the children of decoder layers that contain linear layers."""
-    for number, layer in enumerate(model.model.layers):
+    layers = decoder_parts(model).layers
+    for number, layer in enumerate(decoder_layers(model)):
         for name, child in layer.named_children():
             if any(isinstance(each, nn.Linear) for each in child.modules()):
-                yield f"model.layers.{number}.{name}", child
+                yield f"{layers}.{number}.{name}", child
 
 
-def _block(name: str, module: nn.Module, plan: Mapping[str, str], width: int) -> Block:
-    """Return the block of that name, which takes and returns hidden states of this width."""
+def _block(name: str, module: nn.Module, plan: Mapping[str, str], prefix: str, width: int) -> Block:
+    """Return the block of that name, which takes and returns hidden states of this width. Names in the plan lack the
+    prefix."""
     owners = {
         f"{name}.{each}".removesuffix("."): owner
         for each, owner in module.named_modules()
         if next(owner.parameters(recurse=False), None) is not None
     }
-    block = Block(name, {each: _style(each, plan) for each in owners})
+    block = Block(name, {each: _style(each.removeprefix(prefix), plan) for each in owners})
     linear = {each: owner for each, owner in owners.items() if isinstance(owner, nn.Linear)}
     last = [each for each in linear if block.styles[each].startswith("rowwise")]
     kinds = {block.styles[each] for each in linear}
@@ -107,8 +118,7 @@ def _block(name: str, module: nn.Module, plan: Mapping[str, str], width: int) ->
 
 
 def _style(name: str, plan: Mapping[str, str]) -> Style:
-    inner = name.removeprefix("model.")
-    found = next((style for pattern, style in plan.items() if fnmatchcase(inner, pattern)), "replicated")
+    found = next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), "replicated")
     style = SYNONYMS.get(found, found)
     if style not in STYLES:
         raise UnknownArchitecture(

@@ -7,7 +7,7 @@ from tpbench.workloads.train_step.problem import TrainStep
 
 _FOUR_NORMS = ("gemma2", "gemma3_text", "glm4")
 """Architectures with a norm before and a norm after each block. Others have one norm for each block."""
-_NORMS_OF_HEADS = ("qwen3", "gemma3_text", "exaone4")
+_NORMS_OF_HEADS = ("qwen3", "gemma3_text", "exaone4", "apertus", "hunyuan_v1_dense")
 """Architectures that normalise each head of queries and keys."""
 _NORMS_OF_ALL_HEADS = ("olmo2", "olmo3")
 """Architectures that normalise queries and keys over all heads together."""
@@ -23,7 +23,7 @@ def _attention_parameters(problem: TrainStep) -> int:
 
 
 def _feed_forward_parameters(problem: TrainStep) -> int:
-    return 3 * problem.hidden_size * problem.ffn_size
+    return problem.ffn_matrices * problem.hidden_size * problem.ffn_size
 
 
 def vocab_parameters(problem: TrainStep) -> int:
@@ -37,7 +37,7 @@ def matrix_parameters(problem: TrainStep) -> int:
 
 
 def parameters(problem: TrainStep) -> int:
-    """Return the number of weights of the trained model without biases."""
+    """Return the number of weights of the trained model without biases and embeddings of positions."""
     return matrix_parameters(problem) + problem.depth * _layer_norm_parameters(problem) + problem.hidden_size
 
 

@@ -21,7 +21,6 @@ REASONS = {
     ("autotp", "olmo2"): GATHERS,
     ("autotp", "phi3"): GATHERS,
     ("autotp", "gemma2"): "it does not know Gemma2TextScaledWordEmbedding; vocab_parallel=false can be trained",
-    ("fsdp_dtensor", "cohere"): "is a CohereLayerNorm",
 }
 
 

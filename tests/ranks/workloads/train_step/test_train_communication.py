@@ -95,6 +95,7 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # Columns that are gathered, replicated blocks, and norms behind blocks.
     (2, "fsdp_dtensor", 2, {"architecture": "phi3", **AUTOCAST}),
     (2, "dtensor_tp", 2, {"architecture": "olmo2", **AGAIN}),
+    (2, "autotp", 2, {"architecture": "phi", "ffn_matrices": 2}),
     *((2, name, 2, {"architecture": "olmo2", "activation_checkpointing": True, "tp_mapping": REPLICATED})
       for name in SHARDED),
 ]  # fmt: skip

@@ -58,7 +58,11 @@ def test_a_model_file_makes_a_model_of_the_published_size(name: str) -> None:
         assert count == pytest.approx(PUBLISHED[name], rel=1e-3)
 
 
-@pytest.mark.parametrize("fields", [{}, {"tied": True}, {"heads": 8, "num_layers": 1}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tied": True}, {"heads": 8, "num_layers": 1}, {"architecture": "starcoder2", "ffn_matrices": 2}],
+    ids=str,
+)
 def test_the_flop_count_is_what_torch_counts(fields: dict[str, Any]) -> None:
     """The forward pass counts three times, because the backward pass has two products for each of its products.
     Attention is eager, because torch does not count sdpa on a CPU."""
@@ -213,7 +217,9 @@ def test_a_folder_that_changed_since_planning_is_refused(tmp_path: Path) -> None
     ("architecture", "said"),
     [
         ("quen3", "no architecture is called quen3, did you mean qwen3? (valid: the model types of causal"),
-        ("qwen3_moe", "weights in matrices where a dense decoder of its sizes has"),
+        ("qwen3_moe", "is a mixture of experts (num_experts_per_tok), whose operations tpbench does not count"),
+        ("deepseek_v3", "is a mixture of experts"),
+        ("youtu", "weights in matrices where a dense decoder of its sizes has"),
         ("bert", "bert"),
         ("gemma2", "transformers has no attention=sdpa for"),
     ],
@@ -231,7 +237,7 @@ def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str,
     [
         ("falcon", "transformers cannot make falcon of the sizes of tiny: AttributeError: property 'head_dim'"),
         ("zamba", "transformers cannot make zamba of the sizes of tiny: StrictDataclassClassValidationError: "),
-        ("zaya", "transformers cannot make tiny (zaya) of its sizes: KeyError: 'hybrid'"),
+        ("gemma4_text", "transformers cannot make tiny (gemma4_text) of its sizes: KeyError: 'full_attention'"),
     ],
 )
 def test_any_error_of_transformers_is_one_line(architecture: str, said: str) -> None:
@@ -273,8 +279,32 @@ def test_rotary_embeddings_are_the_published_ones(name: str, kind: str, theta: f
 
 def test_a_model_of_other_sizes_is_refused() -> None:
     """The FLOPs of such a model, and its MFU, would be wrong."""
-    with pytest.raises(UnknownArchitecture, match=r"tiny \(qwen3_moe\) has \d+ weights in matrices where a dense"):
-        build(tiny_problem(architecture="qwen3_moe"))
+    with pytest.raises(UnknownArchitecture, match=r"tiny \(youtu\) has \d+ weights in matrices where a dense"):
+        build(tiny_problem(architecture="youtu"))
+
+
+def test_a_feed_forward_layer_may_have_two_matrices(tmp_path: Path) -> None:
+    for architecture in ("starcoder2", "nemotron", "arcee", "phi"):
+        problem = resolve(tiny_problem(architecture=architecture))
+        weights = sum(each.numel() for name, each in build(problem).named_parameters() if not name.endswith("bias"))
+        assert problem.ffn_matrices == 2 and sizes.parameters(problem) - weights in (0, 2 * 32)  # Phi has fewer norms
+        assert resolve(problem) == problem
+    with pytest.raises(JobError, match="ffn_matrices is what the model's layers have: it cannot be set"):
+        resolve(problem, frozenset({"ffn_matrices"}))
+
+
+def test_dropout_of_a_folder_is_disabled(tmp_path: Path) -> None:
+    content = {"model_type": "starcoder2", "residual_dropout": 0.1, "attention_dropout": 0.1}
+    model = build(resolve(folder_problem(tmp_path, **content)))
+    assert model.model.layers[0].mlp.residual_dropout == model.model.layers[0].self_attn.attention_dropout == 0.0
+
+
+def test_a_model_that_takes_no_positions_is_refused() -> None:
+    fields = {"architecture": "bloom", "attention": "eager", "ffn_size": 128, "kv_heads": 4}
+    with pytest.raises(
+        JobError, match=r"tiny \(bloom\) of transformers does not compute with the inputs of a training"
+    ):
+        resolve(tiny_problem(**fields))
 
 
 def test_training_reduces_the_loss() -> None:

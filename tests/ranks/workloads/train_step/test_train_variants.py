@@ -18,6 +18,7 @@ from tpbench.workloads.train_step import WORKLOAD
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
 SCALED = {"architecture": "cohere", "tied": True}
 CAPPED = {"architecture": "gemma2", "tied": True, "attention": "eager"}
+GPT2 = {"architecture": "gpt2", "tied": True, "ffn_matrices": 2, "ffn_size": 128, "kv_heads": 4}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # Ranks, variant, tp_size, fields that differ from the tiny problem.
     *((2, name, 1, {"tied": tied, **more}) for name in ("ddp", "fsdp") for tied, more in ((False, BOTH), (True, {}))),
@@ -51,10 +52,13 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # The same for models that scale (Cohere) or cap (Gemma-2) their logits.
     (2, "dtensor_tp", 2, {"train_loss": "tpbench_linear", **SCALED}),
     *((2, name, 2, {"train_loss": "tpbench_linear", **CAPPED}) for name in ("fsdp_dtensor", "dtensor_tp")),
+    (2, "ddp", 1, {"train_loss": "tpbench_linear", **GPT2}),
     *((2, "fsdp", 1, {"train_loss": "tpbench_linear", "tied": tied, "accumulate": 2}) for tied in (False, True)),
     # Other architectures, by their own plans and by mappings.
     *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES
       if (name, each["architecture"]) not in CANNOT_SHARD),
+    *((2, name, 1, GPT2) for name in ("autotp", "ddp", "fsdp")),
+    (2, "fsdp_dtensor", 2, {"architecture": "olmo"}),  # norms without weights
     *((2, name, 2, {"architecture": "olmo2", "tp_mapping": '{"layers.*.self_attn.*": "replicated"}'})
       for name in SHARDED),
     *((2, name, 2, {"tp_mapping": '{"layers.1.mlp.*": "replicated", "layers.0.self_attn.*": "replicated"}', **BOTH})
