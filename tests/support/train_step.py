@@ -38,6 +38,8 @@ ARCHITECTURES: list[dict[str, Any]] = [
     # No gate, layer norms, and biases; other names of modules; one product for queries, keys and values.
     {"architecture": "starcoder2", "ffn_matrices": 2}, {"architecture": "phi", "ffn_matrices": 2},
     {"architecture": "gpt_neox", "ffn_matrices": 2, "ffn_size": 128, "kv_heads": 4},
+    # Without a plan of transformers, the second with norms of queries and keys.
+    {"architecture": "stablelm"}, {"architecture": "hunyuan_v1_dense"},
 ]  # fmt: skip
 """Fields of tiny models beside Llama and Qwen3."""
 CANNOT_SHARD = {("autotp", "olmo2"), ("autotp", "phi3"), ("autotp", "gemma2")}

@@ -31,7 +31,9 @@ class DeepSpeedTrainer:
         deepspeed = import_deepspeed(context.device)
         self.problem, self.context = problem, context
         model = models.build(problem)
-        blocks = require_pairs(problem, model) if problem.tp_mapping and context.tp_size > 1 else []
+        # Without a plan of the model, DeepSpeed would shard by names, and forget the sums of norms' gradients.
+        own_plan = model.config.base_model_tp_plan and not problem.tp_mapping
+        blocks = require_pairs(problem, model) if context.tp_size > 1 and not own_plan else []
         # AutoTP shards a complete model, so at first each rank holds all of it.
         models.materialise(model, context.device, problem.seed)
         if context.tp_size > 1 and problem.vocab_parallel and not problem.tied:

@@ -28,7 +28,7 @@ from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_p
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.plan_requirements import require_plan
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding_plan import Block
+from tpbench.workloads.train_step.sharding_plan import Block, share_heads
 from tpbench.workloads.train_step.styles import Style
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
@@ -56,6 +56,8 @@ def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
         plan[parts.norm] = SequenceParallel()
     for block in blocks:
         plan[block.name] = ExchangedTokens(replicated=block.replicated)
+        if block.sharded_inside:
+            share_heads(problem, model.get_submodule(block.name), tp.size())
         plan |= {name: _style(style, block) for name, style in block.styles.items()}
     for number, layer in enumerate(decoder_layers(model)):
         names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))

@@ -23,7 +23,7 @@ from tpbench.workloads.train_step.sharded_modules import (
     ShardedModule,
     compute_locally,
 )
-from tpbench.workloads.train_step.sharding_plan import Block
+from tpbench.workloads.train_step.sharding_plan import Block, share_heads
 from tpbench.workloads.train_step.styles import Style
 
 
@@ -35,6 +35,8 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """
     tokens = TokenExchange(tp.get_group(), problem.seq_length)
     for block in require_norms(problem, model):
+        if block.sharded_inside:
+            share_heads(problem, model.get_submodule(block.name), tp.size())
         exchange_tokens(model.get_submodule(block.name), tokens, replicated=block.replicated)
         for name, style in block.styles.items():
             model.set_submodule(name, _sharded(model.get_submodule(name), style, block, tp, tokens))

@@ -65,7 +65,10 @@ def test_a_mapping_comes_before_the_models_plan() -> None:
             },
             "model.layers.0.self_attn.q_norm of tiny normalises 32 columns, and a rank would have a share of them: ",
         ),
-        ({"architecture": "hunyuan_v1_dense"}, "transformers has no tensor-parallel plan for tiny (hunyuan_v1_dense)"),
+        (
+            {"architecture": "persimmon", "ffn_matrices": 2, "ffn_size": 128, "kv_heads": 4},
+            "transformers has no tensor-parallel plan for tiny (persimmon), and layers.0.self_attn has no layer",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", SHARDED)
