@@ -42,8 +42,6 @@ ARCHITECTURES: list[dict[str, Any]] = [
     {"architecture": "stablelm"}, {"architecture": "hunyuan_v1_dense"},
 ]  # fmt: skip
 """Fields of tiny models beside Llama and Qwen3."""
-CANNOT_SHARD = {("autotp", "olmo2"), ("autotp", "phi3"), ("autotp", "gemma2")}
-"""The variants that refuse one of these models."""
 CPU = torch.device("cpu")
 
 _deepspeed_groups: dict[str, Any] = {}

@@ -8,7 +8,7 @@ The modules, in the order of a first reading:
 
 - Job: `problem` has the fields, `variants` a function for each variant, `workload` the columns and the report's layout.
 - Rank: `bench` is the session of a cell. `trainer` is the interface of a variant, with a trainer for plain torch.
-- Variants: `autotp` with `deepspeed_configuration` and `untied_embedding`; `fsdp` for fsdp, fsdp_dtensor,
+- Variants: `autotp` with `deepspeed_configuration` and `deepspeed_layers`; `fsdp` for fsdp, fsdp_dtensor,
   fsdp_dtensor_async (with `reshape_pass`) and dtensor_tp; `ddp`.
 - Sharding over tensor-parallel ranks: `styles` names the ways to shard a module. `sharding_plan` gives each module of a
   model its style. `sharding_by_modules` applies them with tpbench's own `sharded_modules` and `sequence_parallel`,

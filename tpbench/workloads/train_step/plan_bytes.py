@@ -52,9 +52,22 @@ def _autotp_block(problem: TrainStep, model: Any, block: Block, first: bool) -> 
     if not block.replicated:
         repeated = problem.activation_checkpointing and not first and _normed_output(model)
         fewer = backward - sum(style.startswith("colwise") for style in block.styles.values())  # no gate; one product
-        return 2 * problem.hidden_size * (compute * repeated - stored * fewer)
+        pairs = 2 * problem.hidden_size * (compute * repeated - stored * fewer)
+        return pairs + _gathered_columns(problem, model, block) * compute
     forward = 2 if problem.activation_checkpointing and first else 1
     return -2 * problem.hidden_size * (forward * compute + backward * stored)
+
+
+def _gathered_columns(problem: TrainStep, model: Any, block: Block) -> int:
+    """Return the columns that AutoTP all-gathers forward, and twice those whose gradients it all-reduces."""
+    columns = 0
+    for name, style in block.styles.items():
+        layer = model.get_submodule(name)
+        if style == "colwise_gather_output":
+            columns += layer.out_features * (2 if problem.activation_checkpointing else 1)
+        elif style == "rowwise_split_input":
+            columns += 2 * layer.in_features
+    return columns
 
 
 def _normed_output(model: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,27 +44,8 @@ def require_norms(problem: TrainStep, model: Any) -> list[Block]:
     return require_plan(problem, model)
 
 
-def require_pairs(problem: TrainStep, model: Any) -> list[Block]:
-    """Return the blocks of a model that DeepSpeed's AutoTP can shard. Raises UnknownArchitecture for others."""
-    result = require_plan(problem, model)
-    for block in result:
-        if "rowwise_split_input" in block.styles.values():
-            raise UnknownArchitecture(
-                f"the plan of {problem.model} ({problem.architecture}) gathers columns in {block.name} "
-                "(rowwise_split_input), which DeepSpeed's AutoTP cannot do; a tp_mapping with "
-                f"{re.sub('[.][0-9]+[.]', '.*.', block.name.removeprefix('model.'))}.* replicated can be trained"
-            )
-    kind = type(model.get_input_embeddings())
-    if problem.vocab_parallel and kind is not nn.Embedding and "Gemma3" not in kind.__name__:
-        raise UnknownArchitecture(
-            f"DeepSpeed's AutoTP cannot shard the vocabulary of {problem.model} ({problem.architecture}): it does not "
-            f"know {kind.__name__}; vocab_parallel=false can be trained"
-        )
-    return result
-
-
 REQUIREMENTS: Mapping[str, Callable[[TrainStep, Any], Any]] = {
-    "autotp": require_pairs,
+    "autotp": require_plan,
     "dtensor_tp": require_plan,
     "fsdp_dtensor": require_norms,
     "fsdp_dtensor_async": require_norms,

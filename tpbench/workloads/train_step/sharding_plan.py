@@ -36,6 +36,11 @@ class Block:
         return "colwise" in self.styles.values()
 
     @property
+    def gathers_columns(self) -> bool:
+        """True if every rank has all columns between the block's linear layers, which are sharded."""
+        return "rowwise_split_input" in self.styles.values()
+
+    @property
     def replicated(self) -> bool:
         """True if every rank computes the whole block."""
         return set(self.styles.values()) == {"replicated"}

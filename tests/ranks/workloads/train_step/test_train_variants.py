@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.train_step import ARCHITECTURES, CANNOT_SHARD, SHARDED, check_errors, compare
+from tests.support.train_step import ARCHITECTURES, SHARDED, check_errors, compare
 from tpbench.workloads.train_step import WORKLOAD
 
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
@@ -51,12 +51,15 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     (2, "ddp", 1, {"train_loss": "tpbench_linear"}),
     # The same for models that scale (Cohere) or cap (Gemma-2) their logits.
     (2, "dtensor_tp", 2, {"train_loss": "tpbench_linear", **SCALED}),
-    *((2, name, 2, {"train_loss": "tpbench_linear", **CAPPED}) for name in ("fsdp_dtensor", "dtensor_tp")),
+    *((2, name, 2, {"train_loss": "tpbench_linear", **CAPPED}) for name in SHARDED),
     (2, "ddp", 1, {"train_loss": "tpbench_linear", **GPT2}),
     *((2, "fsdp", 1, {"train_loss": "tpbench_linear", "tied": tied, "accumulate": 2}) for tied in (False, True)),
     # Other architectures, by their own plans and by mappings.
-    *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES
-      if (name, each["architecture"]) not in CANNOT_SHARD),
+    *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),
+    # DeepSpeed's layers for columns that are gathered, and for scaled embeddings.
+    (2, "autotp", 2, {"architecture": "glm4", "zero_stage": 0, **BOTH}),
+    (2, "autotp", 2, {"architecture": "phi3", "vocab_parallel": False, "overlap": True}),
+    (2, "autotp", 2, {"architecture": "gemma2", "attention": "eager"}),
     *((2, name, 1, GPT2) for name in ("autotp", "ddp", "fsdp")),
     (2, "fsdp_dtensor", 2, {"architecture": "olmo"}),  # norms without weights
     *((2, name, 2, {"architecture": "olmo2", "tp_mapping": '{"layers.*.self_attn.*": "replicated"}'})
