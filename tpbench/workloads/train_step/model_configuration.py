@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tpbench.settings import nearest
@@ -60,12 +61,20 @@ def tied_by_default(architecture: str) -> bool:
 
 @contextlib.contextmanager
 def refused_by_transformers(complaint: str) -> Iterator[None]:
-    """Turn any error of transformers into an UnknownArchitecture: the complaint and the error in one line."""
+    """Turn any error of transformers into an UnknownArchitecture: the complaint and the error in one line.
+
+    Transformers itself would also log the whole configuration.
+    """
+    logger = logging.getLogger("transformers.configuration_utils")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     except Exception as error:  # the errors of transformers' validators and model types have no other base class
         said = " ".join(str(error).split())
         raise UnknownArchitecture(f"{complaint}: {type(error).__name__}: {said}") from error
+    finally:
+        logger.setLevel(level)
 
 
 def _check_exists(architecture: str) -> None:
@@ -101,8 +110,8 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
 
 def _ffn_names(architecture: str) -> list[str]:
     """Return the names by which a model type calls the width of its feed-forward layer."""
-    declared = AutoConfig.for_model(architecture).to_dict()
-    return ["intermediate_size", *(name for name in ("ffn_dim", "n_inner") if name in declared)]
+    kind = CONFIG_MAPPING[architecture]
+    return ["intermediate_size", *(name for name in ("ffn_dim", "n_inner") if hasattr(kind, name))]
 
 
 def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
