@@ -16,7 +16,7 @@ The modules, in the order of a first reading:
   cannot shard.
 - Model: `models` builds it from `model_configuration`, with `norms` and with `weights` from the seed. `decoder_parts`
   finds its parts. `resolve`, `model_folder` and
-  `config_json` find its sizes. `attention` and `sliding_window` set its attention.
+  `config_json` find its sizes. `attention`, `sliding_window` and `masks` set its attention.
 - Step: `batches`, `losses` with `logits_change`, `loss_scale`, `gradients`, `step_graph`.
 - Correctness: `oracle` chooses a `reference`, which `single_process` computes. `run_audit` and `later_reference` are
   for variants from outside this package.

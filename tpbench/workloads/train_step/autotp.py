@@ -61,7 +61,9 @@ class DeepSpeedTrainer:
         if unscaled:
             _forget_first_step(self.engine.optimizer)
         self.missing_scale = (lambda: self.engine.optimizer.loss_scale_config.cur_scale) if unscaled else None
-        self.inputs = model_inputs(problem, context.device)
+        # Arguments of the engine may not contain a dictionary of masks: DeepSpeed compares them between the ranks.
+        inputs = model_inputs(problem, context.device)
+        self.model.register_forward_pre_hook(lambda _, args, named: (args, {**named, **inputs}), with_kwargs=True)
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         """The engine divides gradients by the number of micro-batches, and counts micro-batches to know the last."""
@@ -70,7 +72,7 @@ class DeepSpeedTrainer:
             if index:
                 self.engine.step()  # not an update: the engine advances to the next micro-batch
             mark("forward")
-            logits = self.engine(input_ids=batch.tokens, **self.inputs).logits
+            logits = self.engine(input_ids=batch.tokens).logits
             loss = self.loss(logits, batch.labels)
             mark("backward")
             self.engine.backward(loss if self.missing_scale is None else loss * self.missing_scale())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,44 @@ class UnknownArchitecture(TypeError):
 
 
 def model_configuration(problem: TrainStep) -> Any:
-    """Return the transformers configuration of a problem, with full attention in every layer.
+    """Return the transformers configuration of a problem, with full attention if a window hides no token.
 
     Raises UnknownArchitecture.
     """
+    configuration = _configuration(problem)
+    width = sliding_window.window(configuration)
+    if width is None or width >= problem.seq_length:
+        sliding_window.disable(configuration, problem.tokens)
+    elif width != problem.window:
+        raise UnknownArchitecture(
+            f"{problem.model} has a sliding window of {width} tokens, and the job {problem.window}"
+        )
+    return configuration
+
+
+def with_window(problem: TrainStep) -> TrainStep:
+    """Return the problem with the window of its model, if that hides tokens. Raises UnknownArchitecture."""
+    configuration = _configuration(problem)
+    width = sliding_window.window(configuration)
+    if width is None or width >= problem.seq_length:
+        return replace(problem, window=None, window_layers=0)
+    return replace(problem, window=width, window_layers=sliding_window.windowed_layers(configuration))
+
+
+def _configuration(problem: TrainStep) -> Any:
     _check_exists(problem.architecture)
     common = {"use_cache": False, "attn_implementation": attention.implementation(problem.attention)}
-    configuration = _from_folder(problem, common) if problem.model_dir else _from_sizes(problem, common)
+    if problem.model_dir:
+        configuration = _from_folder(problem, common)
+    else:
+        configuration = _from_sizes(problem, common)
+        sliding_window.disable(configuration, problem.tokens)  # the problem names no window
     if experts := [name for name, value in configuration.to_dict().items() if "expert" in name and value]:
         raise UnknownArchitecture(
             f"{problem.model} ({problem.architecture}) is a mixture of experts ({experts[0]}), whose operations "
             "tpbench does not count"
         )
     _disable_dropout(configuration)
-    sliding_window.disable(configuration, problem.tokens)
     return configuration
 
 
@@ -99,12 +124,6 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
     configuration.num_hidden_layers = problem.depth
     if layer_types is not None:
         configuration.layer_types = layer_types[: problem.depth]
-    window = sliding_window.window(configuration)
-    if window is not None and window < problem.seq_length:
-        raise UnknownArchitecture(
-            f"model_dir={folder}: attention is limited to a sliding window of {window} tokens, for which no variant "
-            f"has masks and no operations are counted: seq_length={problem.seq_length} must be at most that"
-        )
     return configuration
 
 

@@ -83,8 +83,9 @@ def counted(problem: TrainStep) -> TrainStep:
         f"{problem.model} ({problem.architecture}) of transformers does not compute with the inputs of a training"
     )
     with refused_by_transformers(complaint):
-        tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
-        model(input_ids=tokens, **model_inputs(replace(problem, seq_length=2), tokens.device))
+        length = 1 + (problem.window or 1)
+        tokens = torch.zeros(1, length, dtype=torch.int64, device="meta")
+        model(input_ids=tokens, **model_inputs(replace(problem, seq_length=length), tokens.device))
     return problem
 
 

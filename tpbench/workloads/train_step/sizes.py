@@ -55,11 +55,11 @@ def flops_per_token(problem: TrainStep) -> int:
     """Return the operations of forward and backward pass for one token: 6 N + 12 L H D S, torchtitan's count.
 
     N counts the weights of all matrix products: the head is included, the embedding's lookup is not. The second term
-    is attention's two products over the whole sequence (L layers, H heads of width D, S tokens). There is no discount
-    for causality, and operations that checkpointing repeats are not counted.
+    is attention's two products over the whole sequence, or over the window if that is shorter (L layers, H heads of
+    width D, S tokens). There is no discount for causality, and operations that checkpointing repeats are not counted.
     """
-    layer = 6 * layer_matmul_parameters(problem) + _attention_flops_per_token(problem)
-    return problem.depth * layer + 6 * vocab_parameters(problem)
+    products = problem.depth * layer_matmul_parameters(problem) + vocab_parameters(problem)
+    return 6 * products + _attention_flops_per_token(problem)
 
 
 def step_flops(problem: TrainStep) -> int:
@@ -77,15 +77,16 @@ def rank_flops(problem: TrainStep, variant: str, tp_size: int) -> int:
     whole_head = variant == "autotp" and problem.tied and not problem.vocab_parallel
     repeated = 6 * vocab_parameters(problem) * whole_head
     for styles in layer_styles(problem):
-        repeated += _attention_flops_per_token(problem) * (styles.attention != "colwise")
+        repeated += _attention_flops_per_token(problem) // problem.depth * (styles.attention != "colwise")
         repeated += 6 * _replicated_parameters(problem, styles)
     shared = flops_per_token(problem) - repeated
     return (shared + tp_size * repeated) * problem.tokens * problem.accumulate // tp_size
 
 
 def _attention_flops_per_token(problem: TrainStep) -> int:
-    """Return the operations of one layer for one token, forward and backward: queries x keys, and weights x values."""
-    return 12 * problem.heads * problem.head_dim * problem.seq_length
+    """Return the operations of all layers for one token, forward and backward: queries x keys, and weights x values."""
+    full = (problem.depth - problem.window_layers) * problem.seq_length
+    return 12 * problem.heads * problem.head_dim * (full + problem.window_layers * (problem.window or 0))
 
 
 def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:

@@ -175,20 +175,55 @@ KINDS = ["full_attention", "sliding_attention", "full_attention"]
     ],
     ids=str,
 )
-def test_an_effective_sliding_window_is_refused(content: dict[str, Any], width: int | None, tmp_path: Path) -> None:
-    """A mask for a shard of the tokens would be wrong, and fewer operations are needed than are counted."""
-    problem = folder_problem(tmp_path, **content)
-    if width is None:
-        assert resolve(problem).seq_length == 16
-        return
-    with pytest.raises(JobError, match=rf"sliding window of {width} tokens, .* seq_length=16 must be at most that"):
-        resolve(problem)
-    assert resolve(replace(problem, seq_length=width)).seq_length == width
+def test_the_window_of_a_folder_is_part_of_the_problem(
+    content: dict[str, Any], width: int | None, tmp_path: Path
+) -> None:
+    problem = resolve(folder_problem(tmp_path, **content))
+    assert problem.window == width and bool(problem.window_layers) == (width is not None)
+    assert resolve(problem) == problem
+    if width is not None:
+        assert resolve(replace(problem, seq_length=width)).window is None
+        with pytest.raises(UnknownArchitecture, match=f"has a sliding window of {width} tokens, and the job None"):
+            model_configuration(replace(problem, window=None))
 
 
 def test_windows_of_layers_that_are_left_out_do_not_count(tmp_path: Path) -> None:
     problem = folder_problem(tmp_path, **SLIDES, max_window_layers=2)
-    assert resolve(replace(problem, num_layers=2)).num_layers == 2
+    assert resolve(problem).window_layers == 1
+    assert resolve(replace(problem, num_layers=2)).window is None
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model_type": "mistral"},  # one mask for all layers
+        {"model_type": "gemma3_text", "head_dim": 16, "layer_types": KINDS},  # a mask for each kind of layers
+        {"model_type": "cohere2", "head_dim": 16, "layer_types": KINDS},
+    ],
+    ids=lambda content: content["model_type"],
+)
+def test_masks_with_a_window_are_those_of_transformers(content: dict[str, Any], attention: str, tmp_path: Path) -> None:
+    """Transformers makes its own masks for eager attention to whole sequences."""
+    folder = folder_problem(tmp_path, **content, sliding_window=5, tie_word_embeddings=False)
+    problem = resolve(replace(folder, attention=attention))
+    tokens = micro_batch(problem, 0, 0, 0, 1, CPU).tokens
+    logits = []
+    for each, inputs in ((replace(problem, attention="eager"), {}), (problem, model_inputs(problem, CPU))):
+        model = build(each)
+        materialise(model, CPU, 0)
+        logits.append(model(input_ids=tokens, **inputs).logits)
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
+    wider = replace(problem, window=None)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(model(input_ids=tokens, **model_inputs(wider, CPU)).logits, logits[0])
+
+
+def test_a_window_needs_fewer_operations(tmp_path: Path) -> None:
+    problem = resolve(folder_problem(tmp_path, **SLIDES, max_window_layers=2))
+    whole = replace(problem, window=None, window_layers=0)
+    saved = 12 * problem.heads * problem.head_dim * (16 - 8)  # in one of three layers
+    assert sizes.flops_per_token(whole) - sizes.flops_per_token(problem) == saved
 
 
 def test_a_window_that_hides_nothing_needs_no_mask(tmp_path: Path) -> None:
@@ -294,8 +329,9 @@ def test_a_feed_forward_layer_may_have_two_matrices(tmp_path: Path) -> None:
         weights = sum(each.numel() for name, each in build(problem).named_parameters() if not name.endswith("bias"))
         assert problem.ffn_matrices == 2 and sizes.parameters(problem) - weights in (0, 2 * 32)  # Phi has fewer norms
         assert resolve(problem) == problem
-    with pytest.raises(JobError, match="ffn_matrices is what the model's layers have: it cannot be set"):
-        resolve(problem, frozenset({"ffn_matrices"}))
+    for name in ("ffn_matrices", "window"):
+        with pytest.raises(JobError, match=f"{name} is what the model's layers have: it cannot be set"):
+            resolve(problem, frozenset({name}))
 
 
 def test_dropout_of_a_folder_is_disabled(tmp_path: Path) -> None:

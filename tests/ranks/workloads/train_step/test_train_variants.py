@@ -105,15 +105,19 @@ def test_biases_and_a_padding_token(name: str, tmp_path: Path) -> None:
     test_a_variant_equals_one_process(2, name, 2, folder)
 
 
-@pytest.mark.parametrize("name", ["fsdp_dtensor", "dtensor_tp"])
-def test_a_window_as_long_as_the_sequence_hides_no_tokens_of_a_rank(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize(("architecture", "window"), [("mistral", 16), ("mistral", 5), ("qwen2", 5)])
+def test_windows_of_whole_sequences(name: str, architecture: str, window: int, tmp_path: Path) -> None:
     """Transformers takes a rank's tokens, here two sequences, for one sequence that is longer than the window."""
     content = {
-        "model_type": "mistral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "sliding_window": 16,
+        "model_type": architecture, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "sliding_window": window,
+        "use_sliding_window": True, "max_window_layers": 1, "tie_word_embeddings": False,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(content))
-    folder = {"model_dir": str(tmp_path), "architecture": "mistral", "batch_size": 4}
+    folder: dict[str, Any] = {"model_dir": str(tmp_path), "architecture": architecture, "batch_size": 4}
+    if window < 16:
+        folder |= {"window": window, "window_layers": 2 if architecture == "mistral" else 1}
     test_a_variant_equals_one_process(2, name, 2, folder)
 
 
