@@ -35,10 +35,13 @@ ARCHITECTURES: list[dict[str, Any]] = [
     {"architecture": "qwen2"}, {"architecture": "mistral"}, {"architecture": "olmo2"}, {"architecture": "phi3"},
     {"architecture": "gemma2", "tied": True, "attention": "eager"}, {"architecture": "gemma3_text", "tied": True},
     {"architecture": "cohere", "tied": True},
+    # No gate, layer norms, and biases; other names of modules; one product for queries, keys and values.
+    {"architecture": "starcoder2", "ffn_matrices": 2}, {"architecture": "phi", "ffn_matrices": 2},
+    {"architecture": "gpt_neox", "ffn_matrices": 2, "ffn_size": 128, "kv_heads": 4},
+    # Without a plan of transformers, the second with norms of queries and keys.
+    {"architecture": "stablelm"}, {"architecture": "hunyuan_v1_dense"},
 ]  # fmt: skip
 """Fields of tiny models beside Llama and Qwen3."""
-CANNOT_SHARD = {("autotp", "olmo2"), ("autotp", "phi3"), ("autotp", "gemma2"), ("fsdp_dtensor", "cohere")}
-"""The variants that refuse one of these models."""
 CPU = torch.device("cpu")
 
 _deepspeed_groups: dict[str, Any] = {}

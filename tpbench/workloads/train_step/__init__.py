@@ -8,15 +8,16 @@ The modules, in the order of a first reading:
 
 - Job: `problem` has the fields, `variants` a function for each variant, `workload` the columns and the report's layout.
 - Rank: `bench` is the session of a cell. `trainer` is the interface of a variant, with a trainer for plain torch.
-- Variants: `autotp` with `deepspeed_configuration` and `untied_embedding`; `fsdp` for fsdp, fsdp_dtensor,
+- Variants: `autotp` with `deepspeed_configuration` and `deepspeed_layers`; `fsdp` for fsdp, fsdp_dtensor,
   fsdp_dtensor_async (with `reshape_pass`) and dtensor_tp; `ddp`.
 - Sharding over tensor-parallel ranks: `styles` names the ways to shard a module. `sharding_plan` gives each module of a
   model its style. `sharding_by_modules` applies them with tpbench's own `sharded_modules` and `sequence_parallel`,
   `sharding_by_dtensor` with torch's parallelize_module. `plan_requirements` and `sharding_check` refuse what a variant
   cannot shard.
-- Model: `models` builds it from `model_configuration`, with `weights` from the seed. `resolve`, `model_folder` and
-  `config_json` find its sizes. `attention` and `sliding_window` set its attention.
-- Step: `batches`, `losses`, `loss_scale`, `gradients`, `step_graph`.
+- Model: `models` builds it from `model_configuration`, with `norms` and with `weights` from the seed. `decoder_parts`
+  finds its parts. `resolve`, `model_folder` and
+  `config_json` find its sizes. `attention`, `sliding_window` and `masks` set its attention.
+- Step: `batches`, `losses` with `logits_change`, `loss_scale`, `gradients`, `step_graph`.
 - Correctness: `oracle` chooses a `reference`, which `single_process` computes. `run_audit` and `later_reference` are
   for variants from outside this package.
 - Counts without torch: `sizes`, `block_styles`, `memory_estimate`, `communicated_bytes`, `plan_bytes`.

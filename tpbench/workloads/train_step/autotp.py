@@ -16,12 +16,13 @@ from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
 from tpbench.workloads.train_step.batches import Batch, model_inputs
 from tpbench.workloads.train_step.deepspeed_configuration import deepspeed_configuration
+from tpbench.workloads.train_step.deepspeed_layers import replace_layers, scale_embedding, take_embedding_scale
 from tpbench.workloads.train_step.gradients import clip_divisor
 from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
-from tpbench.workloads.train_step.plan_requirements import require_pairs
+from tpbench.workloads.train_step.plan_requirements import require_plan
 from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharding_plan import Block
 from tpbench.workloads.train_step.trainer import adamw, capturable
-from tpbench.workloads.train_step.untied_embedding import shard_untied_embedding
 
 
 class DeepSpeedTrainer:
@@ -31,11 +32,12 @@ class DeepSpeedTrainer:
         deepspeed = import_deepspeed(context.device)
         self.problem, self.context = problem, context
         model = models.build(problem)
-        blocks = require_pairs(problem, model) if problem.tp_mapping and context.tp_size > 1 else []
+        blocks = require_plan(problem, model) if context.tp_size > 1 else []
         # AutoTP shards a complete model, so at first each rank holds all of it.
         models.materialise(model, context.device, problem.seed)
-        if context.tp_size > 1 and problem.vocab_parallel and not problem.tied:
-            shard_untied_embedding(model, context.tp_group)
+        scale = take_embedding_scale(model) if context.tp_size > 1 and problem.vocab_parallel else None
+        if context.tp_size > 1:
+            replace_layers(problem, model, blocks, context.tp_group)
         if problem.compile:
             models.compile_layers(model)
         # DeepSpeed computes the batch size before it has process groups of its own. For that, `mpu` tells it how many
@@ -47,8 +49,10 @@ class DeepSpeedTrainer:
             model_parameters=list(model.parameters()),
             mpu=mpu if context.tp_size > 1 else None,
             dist_init_required=False,
-            config=deepspeed_configuration(problem, context, blocks),
+            config=deepspeed_configuration(problem, context, [] if _reads_plan(problem, model, blocks) else blocks),
         )
+        if scale is not None:
+            scale_embedding(model, scale)
         self.model = self.engine.module
         self.parameters = list(self.model.parameters())
         self.loss = _loss(problem, self.model)
@@ -57,7 +61,9 @@ class DeepSpeedTrainer:
         if unscaled:
             _forget_first_step(self.engine.optimizer)
         self.missing_scale = (lambda: self.engine.optimizer.loss_scale_config.cur_scale) if unscaled else None
-        self.inputs = model_inputs(problem, context.device)
+        # Arguments of the engine may not contain a dictionary of masks: DeepSpeed compares them between the ranks.
+        inputs = model_inputs(problem, context.device)
+        self.model.register_forward_pre_hook(lambda _, args, named: (args, {**named, **inputs}), with_kwargs=True)
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         """The engine divides gradients by the number of micro-batches, and counts micro-batches to know the last."""
@@ -66,7 +72,7 @@ class DeepSpeedTrainer:
             if index:
                 self.engine.step()  # not an update: the engine advances to the next micro-batch
             mark("forward")
-            logits = self.engine(input_ids=batch.tokens, **self.inputs).logits
+            logits = self.engine(input_ids=batch.tokens).logits
             loss = self.loss(logits, batch.labels)
             mark("backward")
             self.engine.backward(loss if self.missing_scale is None else loss * self.missing_scale())
@@ -113,6 +119,15 @@ class DeepSpeedTrainer:
         squares = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()
         dist.all_reduce(squares, group=self.context.tp_group)
         return squares.sqrt()
+
+
+def _reads_plan(problem: TrainStep, model: Any, blocks: Sequence[Block]) -> bool:
+    """Return whether DeepSpeed reads the model's own plan as it is.
+
+    Without a plan it would shard by names, and forget to sum the gradients of norms over the ranks.
+    """
+    own = model.config.base_model_tp_plan and not problem.tp_mapping
+    return bool(own) and not any(block.gathers_columns for block in blocks)
 
 
 def _forget_first_step(optimizer: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.hashing import hash_index
+from tpbench.workloads.train_step.masks import attention_masks
 from tpbench.workloads.train_step.problem import TrainStep
 
 _STREAMS = (11, 12, 13)
@@ -68,17 +69,4 @@ def model_inputs(problem: TrainStep, device: torch.device) -> dict[str, Any]:
     `position_ids`, (1, S) int64, are explicit because a sequence-parallel rank would count its own tokens from 0.
     """
     positions = torch.arange(problem.seq_length, device=device)[None]
-    return {"position_ids": positions, "attention_mask": _causal_mask(problem, device), "use_cache": False}
-
-
-def _causal_mask(problem: TrainStep, device: torch.device) -> Tensor | None:
-    """Return the mask (1, 1, S, S) that eager attention adds to its scores, in the problem's dtype; None for sdpa and
-    flash attention, which are causal without a mask.
-
-    A model with a share of the tokens would make a mask of the share's length by itself.
-    """
-    if problem.attention != "eager":
-        return None
-    dtype = getattr(torch, problem.dtype)
-    blocked = torch.full((problem.seq_length, problem.seq_length), torch.finfo(dtype).min, dtype=dtype, device=device)
-    return blocked.triu_(1)[None, None]
+    return {"position_ids": positions, "attention_mask": attention_masks(problem, device), "use_cache": False}

@@ -15,10 +15,17 @@ from tpbench.workloads.train_step.styles import Style, parse_mapping
 
 GATHERED_ATTENTION = ("olmo2", "olmo3", "phi3")
 """Architectures whose plan gathers the columns of queries, keys and values on every rank."""
-GATHERED_FEED_FORWARD = ("phi3",)
+GATHERED_FEED_FORWARD = ("phi3", "glm", "glm4")
 """Architectures whose plan gathers the columns of gate and up on every rank."""
-_FIRST_OF_ATTENTION = ("self_attn.q_proj", "self_attn.qkv_proj")
-_FIRST_OF_FEED_FORWARD = ("mlp.gate_proj", "mlp.gate_up_proj")
+_FIRST_OF_ATTENTION = (
+    "self_attn.q_proj",
+    "self_attn.qkv_proj",
+    "self_attn.query_key_value",
+    "attention.query_key_value",
+)
+_FIRST_OF_FEED_FORWARD = (
+    "mlp.gate_proj", "mlp.gate_up_proj", "mlp.up_proj", "mlp.fc1", "mlp.c_fc", "mlp.dense_h_to_4h",
+)  # fmt: skip
 """Names of a block's first linear layer. In a valid plan, its style follows for the others."""
 
 

@@ -80,7 +80,10 @@ def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
 
 
 def _partition(blocks: Sequence[Block]) -> dict[str, Any]:
-    """Return the plan in DeepSpeed's words: a rule for each module, and one for a head whose logits are gathered."""
+    """Return the plan in DeepSpeed's words: a rule for each module, and one for a head whose logits are gathered.
+
+    Blocks that gather columns are left out: their layers are in the model already.
+    """
     rules = [
         {
             "patterns": [f".*{re.escape(name)}\\.weight$"],
@@ -88,6 +91,7 @@ def _partition(blocks: Sequence[Block]) -> dict[str, Any]:
             "grad_allreduce": style == "replicated" and block.sharded_inside,
         }
         for block in blocks
+        if not block.gathers_columns
         for name, style in block.styles.items()
     ]
     head = {"patterns": [".*lm_head\\.weight$"], "partition_type": "column", "gather_output": True}

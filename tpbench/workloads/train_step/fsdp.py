@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
+from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharded_modules import replicated_parameters, sum_replicated_gradients
 from tpbench.workloads.train_step.sharding_by_dtensor import (
@@ -129,7 +130,8 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
     A rank never holds more than its shards and one whole part. With one replica FSDP is not applied: there is nothing
     to shard, and FSDP would cost host time.
     """
-    embedding, head = model.model.embed_tokens, model.lm_head
+    parts = decoder_parts(model)
+    embedding, head = model.get_input_embeddings(), model.lm_head
     tied = head.weight is embedding.weight
     names = {module: f"{name}." for name, module in model.named_modules()}
 
@@ -141,16 +143,17 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
         if dp.size() > 1:
             fully_shard(modules, mesh=dp, **options)
 
-    for layer in model.model.layers:
+    for layer in decoder_layers(model):
         make(layer)
         shard(layer)
-    make(embedding)
-    make(model.model.norm)
+    for name in (parts.embedding, *parts.others, *filter(None, [parts.norm])):
+        make(model.get_submodule(name))
     if tied:
         head.weight = embedding.weight
     else:
         make(head)
         shard(embedding)
         # The forward pass needs these last and the backward pass first, so they are not freed in between.
-        shard([model.model.norm, head], reshard_after_forward=False)
+        last = [head] if parts.norm is None else [model.get_submodule(parts.norm), head]
+        shard(last, reshard_after_forward=False)
     shard(model)

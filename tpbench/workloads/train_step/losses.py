@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpbench.workloads.train_step.gradients import local_shard
-from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
+from tpbench.workloads.train_step.logits_change import logits_change
 from tpbench.workloads.train_step.problem import TrainStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -54,15 +54,18 @@ def tpbench_linear_loss(
     """Return tpbench's loss of hidden states and the head's weight, which works in chunks of tokens.
 
     The head then returns its input and computes nothing. Its parameters are those of its latest forward pass, in which
-    FSDP gathers them. `group` shards the vocabulary, or is None; `vocab_start` is the first column on this rank. With
-    `hidden_sharded` each rank has an equal part of the tokens, in rank order.
+    FSDP gathers them. If the model scales or caps its logits, so does the loss. `group` shards the vocabulary, or is
+    None; `vocab_start` is the first column on this rank. With `hidden_sharded` each rank has an equal part of the
+    tokens, in rank order. Raises UnknownArchitecture for a model that changes its logits in another way.
     """
     from tpbench.kernels import LinearEntropyLoss
 
     # exchange="nccl" because FSDP's collectives run at the same time.
+    change = logits_change(problem)
     module = LinearEntropyLoss(
-        group=group, vocab_start=vocab_start, vocab_size=problem.vocab, hidden_sharded=hidden_sharded, exchange="nccl"
-    )
+        group=group, vocab_start=vocab_start, vocab_size=problem.vocab, hidden_sharded=hidden_sharded, exchange="nccl",
+        logits_scale=change.scale, softcap=change.cap,
+    )  # fmt: skip
     dtype = getattr(torch, problem.dtype)
     latest: list[Any] = []
 
@@ -76,10 +79,6 @@ def tpbench_linear_loss(
     def loss(output: Tensor, labels: Tensor) -> Tensor:
         hidden, weight, *bias = latest
         latest.clear()
-        if output.data_ptr() != hidden.data_ptr() or output.shape != hidden.shape:
-            raise UnknownArchitecture(
-                f"{problem.model} changes logits after its head, which train_loss=tpbench_linear cannot do"
-            )
         # Under autocast, parameters are in fp32 and the product is in `dtype`.
         factors = [each if each is None else each.to(dtype) for each in (hidden.flatten(0, 1), weight, *bias)]
         result: Tensor = module(*factors[:2], labels.flatten(), *factors[2:])

@@ -72,14 +72,15 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     # Sequence parallelism also shards the tensors between the matrix products. AutoTP has no sequence parallelism.
     hidden = problem.hidden_size / (1 if variant == "autotp" else tp_size)
     # Kept: the inputs of two norms, and their outputs as inputs of products; queries, keys and values, with the rotated
-    # copies of queries and keys; attention's output; gate, up, the activated gate and their product.
+    # copies of queries and keys; attention's output; gate, up, the activated gate and their product, or without a gate
+    # only up and the activated up.
     norms = 2 * (stored * hidden + compute * problem.hidden_size)
     rotated = 2 if problem.architecture.startswith("qwen3") else 1  # Qwen3 also keeps them before their norms
     heads = (3 + rotated) * problem.heads + (2 + rotated) * problem.kv_heads
     attention = compute * heads * problem.head_dim
     if problem.attention == "eager":
         attention += 2 * problem.heads * problem.seq_length * compute
-    feed_forward = compute * 4 * problem.ffn_size
+    feed_forward = compute * (4 if problem.ffn_matrices == 3 else 2) * problem.ffn_size
     # A rank has its share of the columns in column-wise layers, and all columns in gathered and replicated ones.
     layers = [
         norms

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tpbench.settings import nearest
@@ -23,15 +27,52 @@ class UnknownArchitecture(TypeError):
 
 
 def model_configuration(problem: TrainStep) -> Any:
-    """Return the transformers configuration of a problem, with full attention in every layer.
+    """Return the transformers configuration of a problem, with full attention if a window hides no token.
 
     Raises UnknownArchitecture.
     """
+    configuration = _configuration(problem)
+    width = sliding_window.window(configuration)
+    if width is None or width >= problem.seq_length:
+        sliding_window.disable(configuration, problem.tokens)
+    elif width != problem.window:
+        raise UnknownArchitecture(
+            f"{problem.model} has a sliding window of {width} tokens, and the job {problem.window}"
+        )
+    return configuration
+
+
+def with_window(problem: TrainStep) -> TrainStep:
+    """Return the problem with the window of its model, if that hides tokens. Raises UnknownArchitecture."""
+    configuration = _configuration(problem)
+    width = sliding_window.window(configuration)
+    if width is None or width >= problem.seq_length:
+        return replace(problem, window=None, window_layers=0)
+    return replace(problem, window=width, window_layers=sliding_window.windowed_layers(configuration))
+
+
+def _configuration(problem: TrainStep) -> Any:
     _check_exists(problem.architecture)
     common = {"use_cache": False, "attn_implementation": attention.implementation(problem.attention)}
-    configuration = _from_folder(problem, common) if problem.model_dir else _from_sizes(problem, common)
-    sliding_window.disable(configuration, problem.tokens)
+    if problem.model_dir:
+        configuration = _from_folder(problem, common)
+    else:
+        configuration = _from_sizes(problem, common)
+        sliding_window.disable(configuration, problem.tokens)  # the problem names no window
+    if experts := [name for name, value in configuration.to_dict().items() if "expert" in name and value]:
+        raise UnknownArchitecture(
+            f"{problem.model} ({problem.architecture}) is a mixture of experts ({experts[0]}), whose operations "
+            "tpbench does not count"
+        )
+    _disable_dropout(configuration)
     return configuration
+
+
+def _disable_dropout(configuration: Any) -> None:
+    """Set the probabilities of dropout to 0: the variants could not draw the same random numbers."""
+    for name, value in configuration.to_dict().items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(configuration, name, 0.0)
 
 
 def tied_by_default(architecture: str) -> bool:
@@ -41,6 +82,24 @@ def tied_by_default(architecture: str) -> bool:
     """
     _check_exists(architecture)
     return bool(getattr(AutoConfig.for_model(architecture), "tie_word_embeddings", False))
+
+
+@contextlib.contextmanager
+def refused_by_transformers(complaint: str) -> Iterator[None]:
+    """Turn any error of transformers into an UnknownArchitecture: the complaint and the error in one line.
+
+    Transformers itself would also log the whole configuration.
+    """
+    logger = logging.getLogger("transformers.configuration_utils")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:  # the errors of transformers' validators and model types have no other base class
+        said = " ".join(str(error).split())
+        raise UnknownArchitecture(f"{complaint}: {type(error).__name__}: {said}") from error
+    finally:
+        logger.setLevel(level)
 
 
 def _check_exists(architecture: str) -> None:
@@ -59,43 +118,42 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
         raise UnknownArchitecture(
             f"model_dir={folder}: its config.json was changed after this job had been made from it"
         )
-    try:
+    with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
         configuration = AutoConfig.from_pretrained(folder, local_files_only=True, **common)
-    except Exception as error:  # errors of transformers' validators have no other common base class
-        raise UnknownArchitecture(f"model_dir={folder}: transformers cannot take its config.json: {error}") from error
     layer_types = getattr(configuration, "layer_types", None)
     configuration.num_hidden_layers = problem.depth
     if layer_types is not None:
         configuration.layer_types = layer_types[: problem.depth]
-    window = sliding_window.window(configuration)
-    if window is not None and window < problem.seq_length:
-        raise UnknownArchitecture(
-            f"model_dir={folder}: attention is limited to a sliding window of {window} tokens, for which no variant "
-            f"has masks and no operations are counted: seq_length={problem.seq_length} must be at most that"
-        )
     return configuration
+
+
+def _ffn_names(architecture: str) -> list[str]:
+    """Return the names by which a model type calls the width of its feed-forward layer."""
+    kind = CONFIG_MAPPING[architecture]
+    return ["intermediate_size", *(name for name in ("ffn_dim", "n_inner") if hasattr(kind, name))]
 
 
 def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": problem.rope_theta}
     if problem.rope_factor != 1.0:
         rope |= {"rope_type": "llama3", "factor": problem.rope_factor, **LLAMA3_ROPE}
-    return AutoConfig.for_model(
-        problem.architecture,
-        hidden_size=problem.hidden_size,
-        intermediate_size=problem.ffn_size,
-        num_hidden_layers=problem.depth,
-        num_attention_heads=problem.heads,
-        num_key_value_heads=problem.kv_heads,
-        head_dim=problem.head_dim,
-        vocab_size=problem.vocab,
-        tie_word_embeddings=problem.tied,
-        rms_norm_eps=problem.norm_eps,
-        rope_parameters=rope,
-        max_position_embeddings=max(problem.seq_length, LLAMA3_ROPE["original_max_position_embeddings"]),
-        # The model type's defaults may lie outside of the vocabulary, of which transformers would warn.
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-        **common,
-    )
+    with refused_by_transformers(f"transformers cannot make {problem.architecture} of the sizes of {problem.model}"):
+        return AutoConfig.for_model(
+            problem.architecture,
+            hidden_size=problem.hidden_size,
+            **dict.fromkeys(_ffn_names(problem.architecture), problem.ffn_size),
+            num_hidden_layers=problem.depth,
+            num_attention_heads=problem.heads,
+            num_key_value_heads=problem.kv_heads,
+            head_dim=problem.head_dim,
+            vocab_size=problem.vocab,
+            tie_word_embeddings=problem.tied,
+            rms_norm_eps=problem.norm_eps,
+            rope_parameters=rope,
+            max_position_embeddings=max(problem.seq_length, LLAMA3_ROPE["original_max_position_embeddings"]),
+            # The model type's defaults may lie outside of the vocabulary, of which transformers would warn.
+            pad_token_id=None,
+            bos_token_id=0,
+            eos_token_id=0,
+            **common,
+        )

@@ -2,76 +2,25 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers.modeling_utils  # noqa: F401  every model needs it: import it before jobs are forked, not in each
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tpbench.workloads.train_step import sizes
-from tpbench.workloads.train_step.model_configuration import UnknownArchitecture, model_configuration
+from tpbench.workloads.train_step.batches import model_inputs
+from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.model_configuration import (
+    UnknownArchitecture,
+    model_configuration,
+    refused_by_transformers,
+)
+from tpbench.workloads.train_step.norms import mark_and_fuse_norms
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.weights import fill
-
-
-def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, weight_offset: float = 0.0) -> Tensor:
-    """Normalise the last dimension by its root mean square, in one operation and in the dtype of `hidden`."""
-    scale = weight + weight_offset if weight_offset else weight
-    return F.rms_norm(hidden, weight.shape, scale.to(hidden.dtype), epsilon)
-
-
-class FusedNorm(nn.Module):
-    """RMS norm as one operation, in place of the six operations of transformers.
-
-    Every variant uses it, so that variants differ only in how they distribute the work.
-    """
-
-    def __init__(self, weight: nn.Parameter, epsilon: float, weight_offset: float) -> None:
-        super().__init__()
-        self.weight, self.variance_epsilon, self.weight_offset = weight, epsilon, weight_offset
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, self.weight, self.variance_epsilon, self.weight_offset)
-
-
-def _mark_and_fuse_norms(model: Any, fuse: bool) -> None:
-    """Give each RMS norm the attribute `weight_offset`, what it adds to its weight, and replace it if `fuse` is true.
-
-    A module that computes something else stays as it is. Its outputs for random numbers tell.
-    """
-    offsets: dict[Any, float | None] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            epsilon, weight = (
-                getattr(child, "variance_epsilon", getattr(child, "eps", None)),
-                getattr(child, "weight", None),
-            )
-            if epsilon is None or weight is None or weight.dim() != 1:
-                continue
-            kind = (type(child), epsilon, len(weight))
-            if kind not in offsets:
-                offsets[kind] = _weight_offset(child, epsilon)
-            if (offset := offsets[kind]) is not None:
-                child.weight_offset = offset
-                if fuse:
-                    setattr(parent, name, FusedNorm(weight, epsilon, offset))
-
-
-@torch.no_grad()
-def _weight_offset(norm: nn.Module, epsilon: float) -> float | None:
-    """Return what an RMS norm adds to its weight, 0 or (Gemma) 1, or None for another kind of norm."""
-    probe: Any = copy.deepcopy(norm).to_empty(device="cpu").float()
-    for parameter in probe.parameters():
-        parameter.copy_(torch.linspace(-1.0, 2.0, len(parameter)))
-    hidden = torch.linspace(-2.0, 3.0, len(probe.weight))[None]
-    normed = probe(hidden)
-    for offset in (0.0, 1.0):
-        if torch.allclose(normed, rms_norm(hidden, probe.weight, epsilon, offset), rtol=1e-4):
-            return offset
-    return None
 
 
 def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
@@ -87,21 +36,57 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
             f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can be "
             "trained"
         )
-    with torch.device("meta"):
+    complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its sizes"
+    with refused_by_transformers(complaint), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
-    counted = sizes.matrix_parameters(problem)
-    actual = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
-    if actual != counted:
-        raise UnknownArchitecture(
-            f"{problem.model} ({problem.architecture}) has {actual} weights in matrices where a dense decoder of its "
-            f"sizes has {counted}: operations and memory would be counted wrong"
-        )
-    _mark_and_fuse_norms(model, fused_norms)
+    _check_counts(problem, model)
+    decoder_parts(model)
+    mark_and_fuse_norms(model, fused_norms)
     model.train()
     if problem.activation_checkpointing:
         # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
         model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     return model
+
+
+def _check_counts(problem: TrainStep, model: Any) -> None:
+    """Raise UnknownArchitecture if the operations and the memory of the model would be counted wrong."""
+    counted = sizes.matrix_parameters(problem)
+    positions = {
+        id(each.weight)
+        for each in model.modules()
+        if isinstance(each, nn.Embedding) and each is not model.get_input_embeddings()
+    }
+    matrices = (each for each in model.parameters() if each.dim() > 1 and id(each) not in positions)
+    actual = sum(each.numel() for each in matrices)
+    if actual != counted:
+        raise UnknownArchitecture(
+            f"{problem.model} ({problem.architecture}) has {actual} weights in matrices where a dense decoder of its "
+            f"sizes has {counted}: operations and memory would be counted wrong"
+        )
+
+
+def counted(problem: TrainStep) -> TrainStep:
+    """Return the problem with the number of matrices that the model's feed-forward layers have: 3 with a gate, 2
+    without. Raises UnknownArchitecture if the sizes do not describe the model."""
+    one_layer = replace(problem, num_layers=1)
+    try:
+        model = build(one_layer)
+    except UnknownArchitecture as error:
+        matrices = 5 - problem.ffn_matrices
+        try:
+            model = build(replace(one_layer, ffn_matrices=matrices))
+        except UnknownArchitecture:
+            raise error from None
+        problem = replace(problem, ffn_matrices=matrices)
+    complaint = (
+        f"{problem.model} ({problem.architecture}) of transformers does not compute with the inputs of a training"
+    )
+    with refused_by_transformers(complaint):
+        length = 1 + (problem.window or 1)
+        tokens = torch.zeros(1, length, dtype=torch.int64, device="meta")
+        model(input_ids=tokens, **model_inputs(replace(problem, seq_length=length), tokens.device))
+    return problem
 
 
 def place_buffers(model: Any, device: torch.device) -> None:
@@ -148,5 +133,5 @@ def compile_layers(model: Any) -> None:
 
     Hooks of FSDP and of tensor parallelism stay outside the graph: they are host code only.
     """
-    for layer in model.model.layers:
+    for layer in decoder_layers(model):
         layer.forward = torch.compile(layer.forward)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tpbench.workloads.train_step.decoder_parts import decoder_layers
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 from tpbench.workloads.train_step.resolve import KNOWN_ARCHITECTURES
 from tpbench.workloads.train_step.sharding_plan import Block, blocks
@@ -24,7 +25,7 @@ def bytes_beside_pairs(problem: TrainStep, variant: str) -> int:
     count = _autotp_block if variant == "autotp" else _sequence_parallel_block
     added = sum(count(problem, model, block, index % 2 == 0) for index, block in enumerate(blocks(problem, model)))
     # DTensor all-reduces Gemma's embedding for its factor, where a reduce-scatter would suffice.
-    scaled = variant == "dtensor_tp" and hasattr(model.model.embed_tokens, "scalar_embed_scale")
+    scaled = variant == "dtensor_tp" and hasattr(model.get_input_embeddings(), "scalar_embed_scale")
     return added * problem.depth // depth + scaled * problem.hidden_size * ITEM_BYTES[problem.stored_dtype]
 
 
@@ -47,15 +48,29 @@ def _sequence_parallel_block(problem: TrainStep, model: Any, block: Block, first
 
 def _autotp_block(problem: TrainStep, model: Any, block: Block, first: bool) -> int:
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    backward = 3 if first else 2  # queries, keys and values; or gate and up
     if not block.replicated:
         repeated = problem.activation_checkpointing and not first and _normed_output(model)
-        return 2 * problem.hidden_size * compute if repeated else 0
+        fewer = backward - sum(style.startswith("colwise") for style in block.styles.values())  # no gate; one product
+        pairs = 2 * problem.hidden_size * (compute * repeated - stored * fewer)
+        return pairs + _gathered_columns(problem, model, block) * compute
     forward = 2 if problem.activation_checkpointing and first else 1
-    backward = 3 if first else 2  # queries, keys and values; or gate and up
     return -2 * problem.hidden_size * (forward * compute + backward * stored)
+
+
+def _gathered_columns(problem: TrainStep, model: Any, block: Block) -> int:
+    """Return the columns that AutoTP all-gathers forward, and twice those whose gradients it all-reduces."""
+    columns = 0
+    for name, style in block.styles.items():
+        layer = model.get_submodule(name)
+        if style == "colwise_gather_output":
+            columns += layer.out_features * (2 if problem.activation_checkpointing else 1)
+        elif style == "rowwise_split_input":
+            columns += 2 * layer.in_features
+    return columns
 
 
 def _normed_output(model: Any) -> bool:
     """Return whether a norm follows a layer's last block. A repeated layer then needs the block's output."""
-    layer = model.model.layers[0]
+    layer = decoder_layers(model)[0]
     return any(hasattr(layer, name) for name in ("post_feedforward_layernorm", "post_mlp_layernorm"))

@@ -2,70 +2,52 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
+from tpbench.workloads.train_step.decoder_parts import decoder_parts
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
-from tpbench.workloads.train_step.models import FusedNorm
+from tpbench.workloads.train_step.norms import FusedNorm
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding_plan import Block, blocks
 
 
 def require_plan(problem: TrainStep, model: Any) -> list[Block]:
-    """Return the blocks of a model whose modules have the expected places.
+    """Return the blocks of a model.
 
-    Raises UnknownArchitecture for a model with other modules and for a plan that has no correct computation.
+    Raises UnknownArchitecture for a model with further weights and for a plan that has no correct computation.
     """
-    inner: Any = getattr(model, "model", None)
-    for name in ("embed_tokens", "layers", "norm"):
-        if not hasattr(inner, name):
-            raise UnknownArchitecture(f"{problem.model} ({problem.architecture}) has no model.{name}")
-    if type(inner.embed_tokens) is not nn.Embedding and not hasattr(inner.embed_tokens, "scalar_embed_scale"):
+    parts = decoder_parts(model)
+    embedding = model.get_input_embeddings()
+    if type(embedding) is not nn.Embedding and not hasattr(embedding, "scalar_embed_scale"):
         raise UnknownArchitecture(
-            f"{problem.model} ({problem.architecture}) has an embedding of an unknown kind: "
-            f"{type(inner.embed_tokens).__name__}"
+            f"{problem.model} ({problem.architecture}) has an embedding of an unknown kind: {type(embedding).__name__}"
+        )
+    if parts.others:
+        raise UnknownArchitecture(
+            f"{problem.model} ({problem.architecture}) has weights that no plan shards: {', '.join(parts.others)}"
         )
     return blocks(problem, model)
 
 
-def require_rms_norms(problem: TrainStep, model: Any) -> list[Block]:
+def require_norms(problem: TrainStep, model: Any) -> list[Block]:
     """Return the blocks of a model that tpbench's own layers can shard. Raises UnknownArchitecture for others."""
     for name, module in model.named_modules():
         known = isinstance(module, nn.Linear | nn.Embedding | FusedNorm)
         if not known and next(module.parameters(recurse=False), None) is not None:
             raise UnknownArchitecture(
-                f"fsdp_dtensor and fsdp_dtensor_async shard linear layers, embeddings and RMS norms; {name} of "
+                f"fsdp_dtensor and fsdp_dtensor_async shard linear layers, embeddings and norms; {name} of "
                 f"{problem.model} ({problem.architecture}) is a {type(module).__name__}"
             )
     return require_plan(problem, model)
 
 
-def require_pairs(problem: TrainStep, model: Any) -> list[Block]:
-    """Return the blocks of a model that DeepSpeed's AutoTP can shard. Raises UnknownArchitecture for others."""
-    result = require_plan(problem, model)
-    for block in result:
-        if "rowwise_split_input" in block.styles.values():
-            raise UnknownArchitecture(
-                f"the plan of {problem.model} ({problem.architecture}) gathers columns in {block.name} "
-                "(rowwise_split_input), which DeepSpeed's AutoTP cannot do; a tp_mapping with "
-                f"{re.sub('[.][0-9]+[.]', '.*.', block.name.removeprefix('model.'))}.* replicated can be trained"
-            )
-    kind = type(model.model.embed_tokens)
-    if problem.vocab_parallel and kind is not nn.Embedding and "Gemma3" not in kind.__name__:
-        raise UnknownArchitecture(
-            f"DeepSpeed's AutoTP cannot shard the vocabulary of {problem.model} ({problem.architecture}): it does not "
-            f"know {kind.__name__}; vocab_parallel=false can be trained"
-        )
-    return result
-
-
 REQUIREMENTS: Mapping[str, Callable[[TrainStep, Any], Any]] = {
-    "autotp": require_pairs,
+    "autotp": require_plan,
     "dtensor_tp": require_plan,
-    "fsdp_dtensor": require_rms_norms,
-    "fsdp_dtensor_async": require_rms_norms,
+    "fsdp_dtensor": require_norms,
+    "fsdp_dtensor_async": require_norms,
 }
 """By variant, the function that raises UnknownArchitecture if the variant cannot shard the problem's model."""

@@ -17,9 +17,12 @@ Adam's first updates move every weight by a whole learning rate, so rounding dif
 a report shows by how much correct rows differ at each step."""
 ARCHITECTURE = (
     "architecture", "hidden_size", "ffn_size", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied", "rope_theta",
-    "rope_factor", "norm_eps",
+    "rope_factor", "norm_eps", "ffn_matrices", "window",
+    "window_layers",
 )  # fmt: skip
 """Fields that the name of a model implies."""
+COMPUTED = ("ffn_matrices", "window", "window_layers")
+"""Those that tpbench computes from the model of the transformers package."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,18 @@ class TrainStep:
     norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0)
     model_dir: str | None = setting(None, help="folder with a config.json that describes the model instead")
     config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
+    ffn_matrices: int = setting(
+        3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3, added=True
+    )
+    window: int | None = setting(
+        None,
+        help="tokens that a layer with a sliding window attends to, computed by tpbench; it cannot be set",
+        low=1,
+        added=True,
+    )
+    window_layers: int = setting(
+        0, help="trained layers with a sliding window, computed by tpbench; it cannot be set", low=0, added=True
+    )
     tp_mapping: str | None = setting(
         None,
         help="styles of modules instead of the model's plan, such as {layers.*.mlp.up_proj: colwise}; null: the plan",
@@ -107,7 +122,7 @@ class TrainStep:
                 f"tp_size={tp_size} must divide the {self.kv_heads} key-value heads of {self.model} "
                 f"(valid: {', '.join(str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0)})"
             )
-        for name, size in (("heads", self.heads), ("ffn_size", self.ffn_size), ("seq_length", self.seq_length)):
+        for name, size in (("heads", self.heads), ("ffn_size", self.ffn_size)):
             if size % tp_size:
                 complaints.append(f"tp_size={tp_size} must divide {name}={size}")
         if self.heads % self.kv_heads:

@@ -9,7 +9,7 @@ from tpbench import packages
 from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step import config_json
 from tpbench.workloads.train_step.model_folder import model_folder
-from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
+from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep
 from tpbench.workloads.train_step.styles import parse_mapping
 
 KNOWN_ARCHITECTURES = ("llama", "qwen3")
@@ -26,6 +26,9 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     """
     if "config_hash" in chosen:
         raise JobError("config_hash is of what the model's folder says: it cannot be set")
+    if computed := [name for name in COMPUTED if name in chosen]:
+        raise JobError(f"{computed[0]} is what the model's layers have: it cannot be set")
+    problem = replace(problem, **{name: getattr(TrainStep, name) for name in COMPUTED})
     changed = [name for name in ARCHITECTURE if name in chosen]
     must_check = problem.architecture not in KNOWN_ARCHITECTURES
     if problem.model_dir:
@@ -45,12 +48,11 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
         problem = replace(problem, model=f"{problem.model}[{values}]")
     parse_mapping(problem.tp_mapping)
     if must_check and packages.installed("transformers"):
-        from tpbench.workloads.train_step.model_configuration import model_configuration
-        from tpbench.workloads.train_step.models import build
+        from tpbench.workloads.train_step.model_configuration import with_window
+        from tpbench.workloads.train_step.models import counted
 
         try:
-            model_configuration(problem)  # with all layers
-            build(replace(problem, num_layers=1))
+            problem = counted(with_window(problem))
         except (TypeError, ValueError) as error:
             raise JobError(str(error)) from None
     return replace(problem, num_layers=problem.depth)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tpbench.workloads.train_step.models import FusedNorm, rms_norm
+from tpbench.workloads.train_step.norms import FusedNorm, normalise
 from tpbench.workloads.train_step.sequence_parallel import GatherColumns, KeepColumns, TokenExchange
 
 
@@ -108,16 +108,26 @@ class ShardedEmbedding(ShardedModule):
 
 
 class ShardedHead(ColumnLinear):
-    """The head, of which each rank computes the logits of its vocabulary shard, (batch, sequence, vocabulary / ranks).
+    """The head, of which each rank gathers the tokens and computes the logits of its vocabulary shard, (batch,
+    sequence, vocabulary / ranks).
 
     With `as_dtensor` the shards become one DTensor; with `whole` each rank gathers all logits.
     """
 
-    def __init__(self, linear: nn.Linear, tp: DeviceMesh, *, whole: bool, as_dtensor: bool) -> None:
+    def __init__(
+        self, linear: nn.Linear, tp: DeviceMesh, tokens: TokenExchange, *, whole: bool, as_dtensor: bool
+    ) -> None:
         super().__init__(linear, tp)
-        self.tp, self.vocab, self.whole, self.as_dtensor = tp, linear.out_features, whole, as_dtensor
+        self.tp, self.vocab, self.tokens, self.whole, self.as_dtensor = (
+            tp,
+            linear.out_features,
+            tokens,
+            whole,
+            as_dtensor,
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
+        hidden = self.tokens.gather(hidden)
         logits = super().forward(hidden)
         if not (self.whole or self.as_dtensor):
             return logits
@@ -128,29 +138,20 @@ class ShardedHead(ColumnLinear):
 
 
 class ReplicatedNorm(ShardedModule):
-    """RMS norm with a replicated weight, applied to this rank's share of the tokens or of the heads.
+    """A norm with replicated parameters, applied to this rank's share of the tokens or of the heads.
 
-    With `tokens`, all tokens are gathered afterwards, as the matrix products after the norm need them. A rank that has
-    the whole input has the whole gradient, too: `partial_gradient` is then false.
+    A rank that has the whole input has the whole gradient, too: `partial_gradient` is then false.
     """
 
-    def __init__(
-        self,
-        norm: FusedNorm,
-        tp: DeviceMesh,
-        tokens: TokenExchange | None = None,
-        *,
-        partial_gradient: bool = True,
-    ) -> None:
+    def __init__(self, norm: FusedNorm, tp: DeviceMesh, *, partial_gradient: bool = True) -> None:
         super().__init__()
         self.weight = _replicated(norm.weight, tp)
-        self.variance_epsilon, self.weight_offset = norm.variance_epsilon, norm.weight_offset
-        self.tokens, self.partial_gradient = tokens, partial_gradient
+        self.bias = None if norm.bias is None else _replicated(norm.bias, tp)
+        self.kind, self.weight_offset, self.partial_gradient = norm.kind, norm.weight_offset, partial_gradient
 
     def forward(self, hidden: Tensor) -> Tensor:
-        (weight,) = self.local_parameters
-        normed = rms_norm(hidden, weight, self.variance_epsilon, self.weight_offset)
-        return normed if self.tokens is None else self.tokens.gather(normed)
+        weight, *bias = self.local_parameters
+        return normalise(hidden, weight, bias[0] if bias else None, self.kind)
 
 
 def compute_locally(part: nn.Module) -> None:
@@ -170,19 +171,19 @@ def compute_locally(part: nn.Module) -> None:
 
 
 def replicated_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the parameters that every rank has whole, but only its share of their gradients: weights of norms and
+    """Return the parameters that every rank has whole, but only its share of their gradients: those of norms, and
     biases of row-parallel layers."""
-    norms = [
-        module.weight for module in model.modules() if isinstance(module, ReplicatedNorm) and module.partial_gradient
-    ]
-    biases = [module.bias for module in model.modules() if isinstance(module, RowLinear)]
-    return [parameter for parameter in (*norms, *biases) if parameter is not None]
+    norms = [module for module in model.modules() if isinstance(module, ReplicatedNorm) and module.partial_gradient]
+    biases = [module.bias for module in model.modules() if isinstance(module, RowLinear) and module.bias is not None]
+    return [*(parameter for norm in norms for parameter in norm.parameters()), *biases]
 
 
 @torch.no_grad()
 def sum_replicated_gradients(parameters: Sequence[Tensor], group: Any) -> None:
     """Replace each rank's share of these gradients by the sum over the ranks, with one all-reduce in fp32."""
     shares = [parameter.grad.to_local() for parameter in parameters if isinstance(parameter.grad, DTensor)]
+    if not shares:  # OLMo's norms have no weights
+        return
     flat = torch.cat([share.flatten().float() for share in shares])
     dist.all_reduce(flat, group=group)
     sums = flat.split([share.numel() for share in shares])

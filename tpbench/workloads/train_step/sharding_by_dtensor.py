@@ -18,18 +18,17 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
-    PrepareModuleInput,
-    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
 
+from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.plan_requirements import require_plan
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding_plan import Block
+from tpbench.workloads.train_step.sharding_plan import Block, share_heads
 from tpbench.workloads.train_step.styles import Style
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
@@ -43,26 +42,30 @@ def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """
     # The linear loss lets the head return its input, all tokens, instead of logits.
     sharded_logits = problem.vocab_parallel and problem.train_loss != "tpbench_linear"
+    blocks = require_plan(problem, model)
+    parts = decoder_parts(model)
     plan: dict[str, ParallelStyle] = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
-        "model.norm": SequenceParallel(),
+        parts.embedding: RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
         "lm_head": ColwiseParallel(
             input_layouts=TOKENS,
             output_layouts=COLUMNS if sharded_logits else Replicate(),
             use_local_output=not sharded_logits,
         ),
     }
-    for block in require_plan(problem, model):
-        module = model.get_submodule(block.name)
-        plan[block.name] = _exchanged_tokens(module, block)
+    if parts.norm is not None and hasattr(model.get_submodule(parts.norm), "weight"):
+        plan[parts.norm] = SequenceParallel()
+    for block in blocks:
+        plan[block.name] = ExchangedTokens(replicated=block.replicated)
+        if block.sharded_inside:
+            share_heads(problem, model.get_submodule(block.name), tp.size())
         plan |= {name: _style(style, block) for name, style in block.styles.items()}
-    for number, layer in enumerate(model.model.layers):
-        names = (f"model.layers.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
+    for number, layer in enumerate(decoder_layers(model)):
+        names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
         plan |= {name: SequenceParallel(use_local_output=True) for name in names}
     parallelize_module(model, tp, plan, src_data_rank=None)
-    _detach_padding(model.model.embed_tokens, tp)
+    _detach_padding(model.get_input_embeddings(), tp)
     if problem.tied:
-        model.lm_head.weight = model.model.embed_tokens.weight
+        model.lm_head.weight = model.get_input_embeddings().weight
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             raise UnknownArchitecture(
@@ -100,25 +103,43 @@ def _style(style: Style, block: Block) -> ParallelStyle:
     return SequenceParallel(sequence_dim=2, use_local_output=True) if block.sharded_inside else ReplicatedModule()
 
 
-def _exchanged_tokens(module: nn.Module, block: Block) -> ParallelStyle:
-    """Return the style that all-gathers the tokens of a block's hidden states. A replicated block returns a rank's
-    tokens; in other blocks a row-wise layer does.
+class ExchangedTokens(ParallelStyle):
+    """All-gather the tokens of a block's hidden states, its first argument by position or by keyword.
 
-    Layers of transformers call attention, which has several parameters and returns its weights too, by keyword, and
-    feed-forward by position.
+    A replicated block returns a rank's tokens. In other blocks a row-wise layer does.
     """
-    first, *others = inspect.signature(module.forward).parameters
-    inputs: dict[str, Any] = (
-        {"input_kwarg_layouts": {first: TOKENS}, "desired_input_kwarg_layouts": {first: Replicate()}}
-        if others
-        else {"input_layouts": (TOKENS,), "desired_input_layouts": (Replicate(),)}
-    )
-    if not block.replicated:
-        return PrepareModuleInput(**inputs)
-    none = (None,) if others else ()
-    return PrepareModuleInputOutput(
-        **inputs, output_layouts=(Replicate(), *none), desired_output_layouts=(TOKENS, *none)
-    )
+
+    def __init__(self, *, replicated: bool) -> None:
+        super().__init__()
+        self.replicated = replicated
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        first = next(iter(inspect.signature(module.forward).parameters))
+
+        def gather(share: Tensor) -> DTensor:
+            return DTensor.from_local(share, device_mesh, [TOKENS], run_check=False).redistribute(
+                placements=[Replicate()]
+            )
+
+        def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            if inputs:
+                return (gather(inputs[0]), *inputs[1:]), named
+            return inputs, {**named, first: gather(named[first])}
+
+        def keep_share(whole: Tensor) -> Tensor:
+            return DTensor.from_local(whole, device_mesh, [Replicate()], run_check=False).redistribute(
+                placements=[TOKENS]
+            ).to_local()  # fmt: skip
+
+        def after(module: nn.Module, inputs: Any, output: Any) -> Any:
+            if isinstance(output, tuple):  # attention returns its weights too
+                return (keep_share(output[0]), *output[1:])
+            return keep_share(output)
+
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        if self.replicated:
+            module.register_forward_hook(after)
+        return module
 
 
 def _detach_padding(embedding: nn.Embedding, tp: DeviceMesh) -> None:
@@ -143,8 +164,8 @@ def compile_dtensor_layers(model: Any) -> None:
     Checkpointing stays outside of the graph: torch 2.13 fails to keep the DTensors' mesh for the backward pass. Its
     compiled layers also fail with the embedding's output while the reduce-scatter runs; a copy waits for it.
     """
-    model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: output.clone())
-    for layer in model.model.layers:
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.clone())
+    for layer in decoder_layers(model):
         compiled = torch.compile(layer.forward)
         if getattr(layer, "gradient_checkpointing", False):
             layer.gradient_checkpointing = False

@@ -7,9 +7,10 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from tpbench.workloads.train_step.decoder_parts import decoder_parts, modules_in_order
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
-from tpbench.workloads.train_step.models import FusedNorm
-from tpbench.workloads.train_step.plan_requirements import require_rms_norms
+from tpbench.workloads.train_step.norms import FusedNorm
+from tpbench.workloads.train_step.plan_requirements import require_norms
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sequence_parallel import TokenExchange, exchange_tokens
 from tpbench.workloads.train_step.sharded_modules import (
@@ -22,7 +23,7 @@ from tpbench.workloads.train_step.sharded_modules import (
     ShardedModule,
     compute_locally,
 )
-from tpbench.workloads.train_step.sharding_plan import Block
+from tpbench.workloads.train_step.sharding_plan import Block, share_heads
 from tpbench.workloads.train_step.styles import Style
 
 
@@ -33,25 +34,25 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     Raises UnknownArchitecture for a model with other modules, or whose plan has no correct computation.
     """
     tokens = TokenExchange(tp.get_group(), problem.seq_length)
-    for block in require_rms_norms(problem, model):
+    for block in require_norms(problem, model):
+        if block.sharded_inside:
+            share_heads(problem, model.get_submodule(block.name), tp.size())
         exchange_tokens(model.get_submodule(block.name), tokens, replicated=block.replicated)
         for name, style in block.styles.items():
             model.set_submodule(name, _sharded(model.get_submodule(name), style, block, tp, tokens))
-    for layer in model.model.layers:
-        for name, child in list(layer.named_children()):
-            if isinstance(child, FusedNorm):
-                setattr(layer, name, ReplicatedNorm(child, tp))
-    model.model.embed_tokens = ShardedEmbedding(model.model.embed_tokens, tp, tokens)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, FusedNorm):
+            model.set_submodule(name, ReplicatedNorm(module, tp))
+    embedding = ShardedEmbedding(model.get_input_embeddings(), tp, tokens)
+    model.set_submodule(decoder_parts(model).embedding, embedding)
+    # The linear loss replaces the forward pass of the head: it takes this rank's tokens, and gathers them itself.
     model.lm_head = ShardedHead(
-        model.lm_head, tp, whole=not problem.vocab_parallel, as_dtensor=problem.train_loss == "torch"
+        model.lm_head, tp, tokens, whole=not problem.vocab_parallel, as_dtensor=problem.train_loss == "torch"
     )
-    # The linear loss takes this rank's share of the tokens, and gathers them itself.
-    gathered = None if problem.train_loss == "tpbench_linear" else tokens
-    model.model.norm = ReplicatedNorm(model.model.norm, tp, gathered)
-    for part in (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head):
+    for part in modules_in_order(model):
         compute_locally(part)
     if problem.tied:
-        model.lm_head.weight = model.model.embed_tokens.weight
+        model.lm_head.weight = embedding.weight
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             raise UnknownArchitecture(f"{name} of {problem.model} ({problem.architecture}) is in no block and no norm")

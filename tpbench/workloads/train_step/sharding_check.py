@@ -1,4 +1,4 @@
-"""Say before a launch why a variant cannot shard a model."""
+"""Say before a launch why a variant cannot shard a model, or why a loss does not fit it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ def unsupported_plan(problem: TrainStep, variant: str) -> str | None:
     depth = problem.depth if problem.tp_mapping else 1
     try:
         REQUIREMENTS[variant](problem, build(replace(problem, num_layers=depth)))
+    except UnknownArchitecture as error:
+        return str(error)
+    return None
+
+
+def unsupported_loss(problem: TrainStep) -> str | None:
+    """Return why `train_loss` cannot be computed for the model, or None if it can."""
+    if problem.train_loss != "tpbench_linear" or problem.architecture in KNOWN_ARCHITECTURES:
+        return None
+    if not packages.installed("transformers"):
+        return None
+    from tpbench.workloads.train_step.logits_change import logits_change
+    from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
+
+    try:
+        logits_change(problem)
     except UnknownArchitecture as error:
         return str(error)
     return None

@@ -1,6 +1,6 @@
 """Decide how each module of the decoder layers is sharded over tensor-parallel ranks, from the model's own plan.
 
-transformers gives each model type a plan (`base_model_tp_plan`): patterns of module names, each with a style.
+transformers gives most model types a plan (`base_model_tp_plan`): patterns of module names, each with a style.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from tpbench.settings import nearest
+from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.styles import STYLES, SYNONYMS, Style, parse_mapping
@@ -35,6 +36,11 @@ class Block:
         return "colwise" in self.styles.values()
 
     @property
+    def gathers_columns(self) -> bool:
+        """True if every rank has all columns between the block's linear layers, which are sharded."""
+        return "rowwise_split_input" in self.styles.values()
+
+    @property
     def replicated(self) -> bool:
         """True if every rank computes the whole block."""
         return set(self.styles.values()) == {"replicated"}
@@ -44,20 +50,16 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
     """Return each block of the decoder layers with the styles of its modules.
 
     The first pattern that matches a module's name decides: patterns of `problem.tp_mapping` come first, then those of
-    the model's plan. Modules without a match are replicated. Raises UnknownArchitecture for a plan that has no correct
-    computation, and for a pattern of `tp_mapping` that matches nothing.
+    the model's plan, or of the usual plan if it has none. Modules without a match are replicated. Raises
+    UnknownArchitecture for a plan that has no correct computation, and for a pattern of `tp_mapping` that matches
+    nothing.
     """
     mapping = parse_mapping(problem.tp_mapping)
-    plan = mapping | {
-        pattern: style for pattern, style in (model.config.base_model_tp_plan or {}).items() if pattern not in mapping
-    }
-    if not plan:
-        raise UnknownArchitecture(
-            f"transformers has no tensor-parallel plan for {problem.model} ({problem.architecture}); a tp_mapping can "
-            "be its plan"
-        )
-    result = [_block(*each, plan, model.config.hidden_size) for each in _modules(model)]
-    names = {name.removeprefix("model.") for block in result for name in block.styles}
+    own_plan = model.config.base_model_tp_plan or _usual_plan(problem, model, mapping)
+    plan = mapping | {pattern: style for pattern, style in own_plan.items() if pattern not in mapping}
+    prefix = f"{model.base_model_prefix}."
+    result = [_block(*each, plan, prefix, model.config.hidden_size) for each in _modules(model)]
+    names = {name.removeprefix(prefix) for block in result for name in block.styles}
     for pattern in mapping:
         if not any(fnmatchcase(name, pattern) for name in names):
             known = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name, count=1) for name in sorted(names))
@@ -65,32 +67,79 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
                 f"tp_mapping: {pattern} matches no module in the blocks of {problem.model}{nearest(pattern, known)} "
                 f"(valid: {', '.join(known)})"
             )
-    for name in (name for block in result if block.sharded_inside for name in block.styles):
+    for block in result:
+        if block.sharded_inside:
+            _check_norms(problem, model, block)
+    return result
+
+
+def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
+    """Raise UnknownArchitecture if a rank would need only a share of the weights of a block's norms."""
+    for name in block.styles:
         module = model.get_submodule(name)
-        if not isinstance(module, nn.Linear) and len(module.weight) != problem.head_dim:
+        if isinstance(module, nn.Linear):
+            continue
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or re.search(r"\.\d+", name.removeprefix(block.name)):
             raise UnknownArchitecture(
-                f"{name} of {problem.model} normalises {len(module.weight)} columns, and a rank would have a share of "
+                f"{name} of {problem.model} ({problem.architecture}), a {type(module).__name__}, has weights that each "
+                "rank would use for its share of the columns, which no variant knows"
+            )
+        if len(weight) != problem.head_dim:
+            raise UnknownArchitecture(
+                f"{name} of {problem.model} normalises {len(weight)} columns, and a rank would have a share of "
                 "them: colwise_gather_output with rowwise_split_input leaves every rank all columns"
             )
-    return result
+
+
+def share_heads(problem: TrainStep, module: Any, tp_size: int) -> None:
+    """Let a sharded block compute with a rank's heads, if it keeps their numbers in attributes as StableLM does."""
+    for name, count in (("num_heads", problem.heads), ("num_key_value_heads", problem.kv_heads)):
+        if getattr(module, name, None) == count:
+            setattr(module, name, count // tp_size)
+
+
+def _usual_plan(problem: TrainStep, model: Any, mapping: Mapping[str, str]) -> dict[str, str]:
+    """Return Megatron's plan for a model without one: in each block the last linear layer is rowwise, and the others
+    are colwise. Blocks that the mapping names are left out.
+
+    Raises UnknownArchitecture for a block whose first layers are not one for each of queries, keys, values, gate, up.
+    """
+    widths = {problem.heads * problem.head_dim, problem.kv_heads * problem.head_dim, problem.ffn_size}
+    plan: dict[str, str] = {}
+    for block, module in _modules(model):
+        inner = block.removeprefix(f"{model.base_model_prefix}.")
+        linear = {f"{inner}.{name}": each for name, each in module.named_modules() if isinstance(each, nn.Linear)}
+        if any(fnmatchcase(name, pattern) for name in linear for pattern in mapping):
+            continue
+        *first, last = linear
+        if not (first and all(linear[name].out_features in widths for name in first)):
+            raise UnknownArchitecture(
+                f"transformers has no tensor-parallel plan for {problem.model} ({problem.architecture}), and {inner} "
+                "has no layer for each of queries, keys and values, or up; a tp_mapping can be its plan"
+            )
+        plan |= dict.fromkeys(first, "colwise") | {last: "rowwise"}
+    return plan
 
 
 def _modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
     """Yield the blocks by name: the children of decoder layers that contain linear layers."""
-    for number, layer in enumerate(model.model.layers):
+    layers = decoder_parts(model).layers
+    for number, layer in enumerate(decoder_layers(model)):
         for name, child in layer.named_children():
             if any(isinstance(each, nn.Linear) for each in child.modules()):
-                yield f"model.layers.{number}.{name}", child
+                yield f"{layers}.{number}.{name}", child
 
 
-def _block(name: str, module: nn.Module, plan: Mapping[str, str], width: int) -> Block:
-    """Return the block of that name, which takes and returns hidden states of this width."""
+def _block(name: str, module: nn.Module, plan: Mapping[str, str], prefix: str, width: int) -> Block:
+    """Return the block of that name, which takes and returns hidden states of this width. Names in the plan lack the
+    prefix."""
     owners = {
         f"{name}.{each}".removesuffix("."): owner
         for each, owner in module.named_modules()
         if next(owner.parameters(recurse=False), None) is not None
     }
-    block = Block(name, {each: _style(each, plan) for each in owners})
+    block = Block(name, {each: _style(each.removeprefix(prefix), plan) for each in owners})
     linear = {each: owner for each, owner in owners.items() if isinstance(owner, nn.Linear)}
     last = [each for each in linear if block.styles[each].startswith("rowwise")]
     kinds = {block.styles[each] for each in linear}
@@ -107,8 +156,7 @@ def _block(name: str, module: nn.Module, plan: Mapping[str, str], width: int) ->
 
 
 def _style(name: str, plan: Mapping[str, str]) -> Style:
-    inner = name.removeprefix("model.")
-    found = next((style for pattern, style in plan.items() if fnmatchcase(inner, pattern)), "replicated")
+    found = next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), "replicated")
     style = SYNONYMS.get(found, found)
     if style not in STYLES:
         raise UnknownArchitecture(

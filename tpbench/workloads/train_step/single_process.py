@@ -15,6 +15,7 @@ from tpbench.measure import memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step import losses, models
 from tpbench.workloads.train_step.batches import Batch, micro_batch, model_inputs, replica_batches, rolled
+from tpbench.workloads.train_step.decoder_parts import modules_in_order
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.trainer import TorchTrainer, autocast
 from tpbench.workloads.train_step.weights import fill
@@ -81,8 +82,8 @@ def first_loss(problem: TrainStep, context: Context) -> float:
     models.place_buffers(model, context.device)
     names = {module: f"{name}." for name, module in model.named_modules()}
     if problem.tied:
-        names[model.lm_head] = names[model.model.embed_tokens]
-    for part in (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head):
+        names[model.lm_head] = names[model.get_input_embeddings()]
+    for part in modules_in_order(model):
         _hold_weights_only_in_forward(part, names[part], problem.seed, context.device)
     inputs = model_inputs(problem, context.device)
     total = torch.zeros((), dtype=torch.float64)

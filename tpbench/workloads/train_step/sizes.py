@@ -7,7 +7,7 @@ from tpbench.workloads.train_step.problem import TrainStep
 
 _FOUR_NORMS = ("gemma2", "gemma3_text", "glm4")
 """Architectures with a norm before and a norm after each block. Others have one norm for each block."""
-_NORMS_OF_HEADS = ("qwen3", "gemma3_text", "exaone4")
+_NORMS_OF_HEADS = ("qwen3", "gemma3_text", "exaone4", "apertus", "hunyuan_v1_dense")
 """Architectures that normalise each head of queries and keys."""
 _NORMS_OF_ALL_HEADS = ("olmo2", "olmo3")
 """Architectures that normalise queries and keys over all heads together."""
@@ -23,7 +23,7 @@ def _attention_parameters(problem: TrainStep) -> int:
 
 
 def _feed_forward_parameters(problem: TrainStep) -> int:
-    return 3 * problem.hidden_size * problem.ffn_size
+    return problem.ffn_matrices * problem.hidden_size * problem.ffn_size
 
 
 def vocab_parameters(problem: TrainStep) -> int:
@@ -37,7 +37,7 @@ def matrix_parameters(problem: TrainStep) -> int:
 
 
 def parameters(problem: TrainStep) -> int:
-    """Return the number of weights of the trained model without biases."""
+    """Return the number of weights of the trained model without biases and embeddings of positions."""
     return matrix_parameters(problem) + problem.depth * _layer_norm_parameters(problem) + problem.hidden_size
 
 
@@ -55,11 +55,11 @@ def flops_per_token(problem: TrainStep) -> int:
     """Return the operations of forward and backward pass for one token: 6 N + 12 L H D S, torchtitan's count.
 
     N counts the weights of all matrix products: the head is included, the embedding's lookup is not. The second term
-    is attention's two products over the whole sequence (L layers, H heads of width D, S tokens). There is no discount
-    for causality, and operations that checkpointing repeats are not counted.
+    is attention's two products over the whole sequence, or over the window if that is shorter (L layers, H heads of
+    width D, S tokens). There is no discount for causality, and operations that checkpointing repeats are not counted.
     """
-    layer = 6 * layer_matmul_parameters(problem) + _attention_flops_per_token(problem)
-    return problem.depth * layer + 6 * vocab_parameters(problem)
+    products = problem.depth * layer_matmul_parameters(problem) + vocab_parameters(problem)
+    return 6 * products + _attention_flops_per_token(problem)
 
 
 def step_flops(problem: TrainStep) -> int:
@@ -77,15 +77,16 @@ def rank_flops(problem: TrainStep, variant: str, tp_size: int) -> int:
     whole_head = variant == "autotp" and problem.tied and not problem.vocab_parallel
     repeated = 6 * vocab_parameters(problem) * whole_head
     for styles in layer_styles(problem):
-        repeated += _attention_flops_per_token(problem) * (styles.attention != "colwise")
+        repeated += _attention_flops_per_token(problem) // problem.depth * (styles.attention != "colwise")
         repeated += 6 * _replicated_parameters(problem, styles)
     shared = flops_per_token(problem) - repeated
     return (shared + tp_size * repeated) * problem.tokens * problem.accumulate // tp_size
 
 
 def _attention_flops_per_token(problem: TrainStep) -> int:
-    """Return the operations of one layer for one token, forward and backward: queries x keys, and weights x values."""
-    return 12 * problem.heads * problem.head_dim * problem.seq_length
+    """Return the operations of all layers for one token, forward and backward: queries x keys, and weights x values."""
+    full = (problem.depth - problem.window_layers) * problem.seq_length
+    return 12 * problem.heads * problem.head_dim * (full + problem.window_layers * (problem.window or 0))
 
 
 def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:

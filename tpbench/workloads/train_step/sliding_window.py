@@ -1,8 +1,7 @@
 """Sliding-window attention in a configuration of the transformers package.
 
-No variant passes a mask for a sliding window. Transformers makes the mask itself, from the length of a rank's tokens,
-which under sequence parallelism are a share of the micro-batch. Also, windowed attention needs fewer operations than
-`sizes` counts.
+Transformers would make the mask for a window itself, from the length of a rank's tokens, which under sequence
+parallelism are a share of the micro-batch. `batches.model_inputs` makes it from the sequence's length instead.
 """
 
 from __future__ import annotations
@@ -25,6 +24,14 @@ def window(configuration: Any) -> int | None:
         return None
     width: int | None = declared("sliding_window")
     return width
+
+
+def windowed_layers(configuration: Any) -> int:
+    """Return the number of layers with the window that `window` returns."""
+    if window(configuration) is None:
+        return 0
+    layer_types = getattr(configuration, "layer_types", None)
+    return int(layer_types.count("sliding_attention") if layer_types else configuration.num_hidden_layers)
 
 
 def disable(configuration: Any, tokens: int) -> None:

@@ -34,14 +34,29 @@ def _unsupported_by_the_linear_loss(problem: TrainStep) -> str | None:
     return "train_loss=tpbench_linear makes no whole logits, so there are none to gather: vocab_parallel must be true"
 
 
+def _unsupported_tokens(problem: TrainStep, tp_size: int) -> str | None:
+    """Return why the tokens cannot be shared among the ranks of fsdp_dtensor, or None."""
+    if problem.tokens % tp_size == 0:
+        return None
+    return (
+        f"between the layers a rank has its share of a micro-batch's tokens: tp_size={tp_size} must divide "
+        f"batch_size={problem.batch_size} times seq_length={problem.seq_length}"
+    )
+
+
 def _unsupported_by_dtensor_tp(problem: TrainStep, tp_size: int) -> str | None:
     if tp_size == 1:
         return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
+    if problem.seq_length % tp_size:
+        return (
+            f"torch's DTensor shards each sequence into equal shares: tp_size={tp_size} must divide "
+            f"seq_length={problem.seq_length}"
+        )
     return _unsupported_by_the_linear_loss(problem) or unsupported_plan(problem, "dtensor_tp")
 
 
 def _unsupported_by_fsdp_dtensor(problem: TrainStep, tp_size: int) -> str | None:
-    reason = _unsupported_by_one_rank(problem, tp_size)
+    reason = _unsupported_by_one_rank(problem, tp_size) or _unsupported_tokens(problem, tp_size)
     return reason or (unsupported_plan(problem, "fsdp_dtensor") if tp_size > 1 else None)
 
 

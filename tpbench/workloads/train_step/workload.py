@@ -11,6 +11,7 @@ from tpbench.workloads.train_step.json_document import json_document
 from tpbench.workloads.train_step.memory_estimate import estimate_memory
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 from tpbench.workloads.train_step.resolve import resolve
+from tpbench.workloads.train_step.sharding_check import unsupported_loss
 
 ALL = frozenset(
     {
@@ -49,7 +50,7 @@ def expected_memory(job: Any) -> str:
 
 
 def unsupported_reason(job: Any) -> str | None:
-    """Return why the job's device or the installed packages do not support its options, or None if they do."""
+    """Return why the job's device, its model or the installed packages do not support its options, or None."""
     problem: TrainStep = job.problem
     if job.device == "cpu" and problem.compile:
         return "compile=true needs a CUDA GPU"
@@ -58,7 +59,7 @@ def unsupported_reason(job: Any) -> str | None:
             return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
         if job.device == "cpu":
             return "attention=flash_attention_2 needs a CUDA GPU"
-    return None
+    return unsupported_loss(problem)
 
 
 WORKLOAD = Workload(

@@ -11,29 +11,34 @@ from typing import Any
 
 import pytest
 
-from tests.support.train_step import ARCHITECTURES, CANNOT_SHARD, SHARDED, tiny_problem
+from tests.support.train_step import ARCHITECTURES, SHARDED, tiny_problem
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.models import build
 from tpbench.workloads.train_step.sharding_plan import blocks
 
-GATHERS = "(rowwise_split_input), which DeepSpeed's AutoTP cannot do; a tp_mapping with layers.*.self_attn.* replicated"
-REASONS = {
-    ("autotp", "olmo2"): GATHERS,
-    ("autotp", "phi3"): GATHERS,
-    ("autotp", "gemma2"): "it does not know Gemma2TextScaledWordEmbedding; vocab_parallel=false can be trained",
-    ("fsdp_dtensor", "cohere"): "is a CohereLayerNorm",
-}
-
 
 @pytest.mark.parametrize("fields", ARCHITECTURES, ids=lambda fields: fields["architecture"])
 @pytest.mark.parametrize("name", SHARDED)
-def test_a_model_that_a_variant_cannot_shard_is_refused_before_the_launch(name: str, fields: dict[str, Any]) -> None:
-    assert REASONS.keys() == CANNOT_SHARD
-    reason = WORKLOAD.variants[name].unsupported_reason(tiny_problem(**fields), 2)
-    if expected := REASONS.get((name, fields["architecture"])):
-        assert reason is not None and expected in reason and "\n" not in reason
-    else:
-        assert reason is None
+def test_every_variant_can_shard_these_models(name: str, fields: dict[str, Any]) -> None:
+    assert WORKLOAD.variants[name].unsupported_reason(tiny_problem(**fields), 2) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("apertus", "XIELUActivation"),
+        ("diffllama", "self_attn of tiny (diffllama)"),
+        ("bitnet", "self_attn.attn_sub_norm of tiny normalises 32 columns"),
+    ],
+)
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_model_that_no_variant_can_shard_is_refused_before_the_launch(
+    name: str, architecture: str, said: str
+) -> None:
+    matrices = 2 if architecture == "apertus" else 3
+    problem = tiny_problem(architecture=architecture, ffn_matrices=matrices)
+    reason = WORKLOAD.variants[name].unsupported_reason(problem, 2)
+    assert reason is not None and said in reason and "\n" not in reason
 
 
 def test_a_mapping_comes_before_the_models_plan() -> None:
@@ -66,7 +71,10 @@ def test_a_mapping_comes_before_the_models_plan() -> None:
             },
             "model.layers.0.self_attn.q_norm of tiny normalises 32 columns, and a rank would have a share of them: ",
         ),
-        ({"architecture": "hunyuan_v1_dense"}, "transformers has no tensor-parallel plan for tiny (hunyuan_v1_dense)"),
+        (
+            {"architecture": "persimmon", "ffn_matrices": 2, "ffn_size": 128, "kv_heads": 4},
+            "transformers has no tensor-parallel plan for tiny (persimmon), and layers.0.self_attn has no layer",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", SHARDED)

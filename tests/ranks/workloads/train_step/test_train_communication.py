@@ -94,7 +94,9 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 2, {"train_loss": "tpbench_linear", **AUTOCAST}) for name in SHARDED),
     # Columns that are gathered, replicated blocks, and norms behind blocks.
     (2, "fsdp_dtensor", 2, {"architecture": "phi3", **AUTOCAST}),
-    (2, "dtensor_tp", 2, {"architecture": "olmo2", **AGAIN}),
+    (2, "autotp", 2, {"architecture": "phi3", **AUTOCAST}),
+    *((2, name, 2, {"architecture": "olmo2", **AGAIN}) for name in ("autotp", "dtensor_tp")),
+    (2, "autotp", 2, {"architecture": "phi", "ffn_matrices": 2}),
     *((2, name, 2, {"architecture": "olmo2", "activation_checkpointing": True, "tp_mapping": REPLICATED})
       for name in SHARDED),
 ]  # fmt: skip
@@ -121,7 +123,7 @@ def computed_and_counted(here: Rank, name: str, fields: dict[str, Any]) -> tuple
 
 REPEATED: list[tuple[str, dict[str, Any]]] = [
     ("fsdp_dtensor", {}), ("autotp", {"accumulate": 2}), ("autotp", {"vocab_parallel": False, "tied": True}),
-    ("fsdp_dtensor", {"architecture": "olmo2"}),
+    *((name, {"architecture": "olmo2"}) for name in ("autotp", "fsdp_dtensor")),
     *((name, {"tp_mapping": '{"layers.0.*": "replicated"}'}) for name in ("autotp", "fsdp_dtensor")),
     *((name, {"tp_mapping": '{"layers.*.mlp.*": "replicated"}'}) for name in ("autotp", "fsdp_dtensor")),
 ]  # fmt: skip

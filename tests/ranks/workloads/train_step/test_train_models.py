@@ -58,7 +58,11 @@ def test_a_model_file_makes_a_model_of_the_published_size(name: str) -> None:
         assert count == pytest.approx(PUBLISHED[name], rel=1e-3)
 
 
-@pytest.mark.parametrize("fields", [{}, {"tied": True}, {"heads": 8, "num_layers": 1}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tied": True}, {"heads": 8, "num_layers": 1}, {"architecture": "starcoder2", "ffn_matrices": 2}],
+    ids=str,
+)
 def test_the_flop_count_is_what_torch_counts(fields: dict[str, Any]) -> None:
     """The forward pass counts three times, because the backward pass has two products for each of its products.
     Attention is eager, because torch does not count sdpa on a CPU."""
@@ -171,20 +175,55 @@ KINDS = ["full_attention", "sliding_attention", "full_attention"]
     ],
     ids=str,
 )
-def test_an_effective_sliding_window_is_refused(content: dict[str, Any], width: int | None, tmp_path: Path) -> None:
-    """A mask for a shard of the tokens would be wrong, and fewer operations are needed than are counted."""
-    problem = folder_problem(tmp_path, **content)
-    if width is None:
-        assert resolve(problem).seq_length == 16
-        return
-    with pytest.raises(JobError, match=rf"sliding window of {width} tokens, .* seq_length=16 must be at most that"):
-        resolve(problem)
-    assert resolve(replace(problem, seq_length=width)).seq_length == width
+def test_the_window_of_a_folder_is_part_of_the_problem(
+    content: dict[str, Any], width: int | None, tmp_path: Path
+) -> None:
+    problem = resolve(folder_problem(tmp_path, **content))
+    assert problem.window == width and bool(problem.window_layers) == (width is not None)
+    assert resolve(problem) == problem
+    if width is not None:
+        assert resolve(replace(problem, seq_length=width)).window is None
+        with pytest.raises(UnknownArchitecture, match=f"has a sliding window of {width} tokens, and the job None"):
+            model_configuration(replace(problem, window=None))
 
 
 def test_windows_of_layers_that_are_left_out_do_not_count(tmp_path: Path) -> None:
     problem = folder_problem(tmp_path, **SLIDES, max_window_layers=2)
-    assert resolve(replace(problem, num_layers=2)).num_layers == 2
+    assert resolve(problem).window_layers == 1
+    assert resolve(replace(problem, num_layers=2)).window is None
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model_type": "mistral"},  # one mask for all layers
+        {"model_type": "gemma3_text", "head_dim": 16, "layer_types": KINDS},  # a mask for each kind of layers
+        {"model_type": "cohere2", "head_dim": 16, "layer_types": KINDS},
+    ],
+    ids=lambda content: content["model_type"],
+)
+def test_masks_with_a_window_are_those_of_transformers(content: dict[str, Any], attention: str, tmp_path: Path) -> None:
+    """Transformers makes its own masks for eager attention to whole sequences."""
+    folder = folder_problem(tmp_path, **content, sliding_window=5, tie_word_embeddings=False)
+    problem = resolve(replace(folder, attention=attention))
+    tokens = micro_batch(problem, 0, 0, 0, 1, CPU).tokens
+    logits = []
+    for each, inputs in ((replace(problem, attention="eager"), {}), (problem, model_inputs(problem, CPU))):
+        model = build(each)
+        materialise(model, CPU, 0)
+        logits.append(model(input_ids=tokens, **inputs).logits)
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
+    wider = replace(problem, window=None)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(model(input_ids=tokens, **model_inputs(wider, CPU)).logits, logits[0])
+
+
+def test_a_window_needs_fewer_operations(tmp_path: Path) -> None:
+    problem = resolve(folder_problem(tmp_path, **SLIDES, max_window_layers=2))
+    whole = replace(problem, window=None, window_layers=0)
+    saved = 12 * problem.heads * problem.head_dim * (16 - 8)  # in one of three layers
+    assert sizes.flops_per_token(whole) - sizes.flops_per_token(problem) == saved
 
 
 def test_a_window_that_hides_nothing_needs_no_mask(tmp_path: Path) -> None:
@@ -213,7 +252,9 @@ def test_a_folder_that_changed_since_planning_is_refused(tmp_path: Path) -> None
     ("architecture", "said"),
     [
         ("quen3", "no architecture is called quen3, did you mean qwen3? (valid: the model types of causal"),
-        ("qwen3_moe", "weights in matrices where a dense decoder of its sizes has"),
+        ("qwen3_moe", "is a mixture of experts (num_experts_per_tok), whose operations tpbench does not count"),
+        ("deepseek_v3", "is a mixture of experts"),
+        ("youtu", "weights in matrices where a dense decoder of its sizes has"),
         ("bert", "bert"),
         ("gemma2", "transformers has no attention=sdpa for"),
     ],
@@ -224,6 +265,25 @@ def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str,
     (tmp_path / "config.json").write_text(config_json(model_type=architecture))
     with pytest.raises(JobError, match=re.escape(said)):
         resolve(tiny_problem(model_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("falcon", "transformers cannot make falcon of the sizes of tiny: AttributeError: property 'head_dim'"),
+        ("zamba", "transformers cannot make zamba of the sizes of tiny: StrictDataclassClassValidationError: "),
+        ("gemma4_text", "transformers cannot make tiny (gemma4_text) of its sizes: KeyError: 'full_attention'"),
+    ],
+)
+def test_any_error_of_transformers_is_one_line(architecture: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(JobError, match=re.escape(said)) as error:
+            resolve(tiny_problem(architecture=architecture))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not any("\n" in each for each in (str(error.value), *caplog.messages))
 
 
 def test_another_dense_decoder_is_accepted() -> None:
@@ -259,8 +319,33 @@ def test_rotary_embeddings_are_the_published_ones(name: str, kind: str, theta: f
 
 def test_a_model_of_other_sizes_is_refused() -> None:
     """The FLOPs of such a model, and its MFU, would be wrong."""
-    with pytest.raises(UnknownArchitecture, match=r"tiny \(qwen3_moe\) has \d+ weights in matrices where a dense"):
-        build(tiny_problem(architecture="qwen3_moe"))
+    with pytest.raises(UnknownArchitecture, match=r"tiny \(youtu\) has \d+ weights in matrices where a dense"):
+        build(tiny_problem(architecture="youtu"))
+
+
+def test_a_feed_forward_layer_may_have_two_matrices(tmp_path: Path) -> None:
+    for architecture in ("starcoder2", "nemotron", "arcee", "phi"):
+        problem = resolve(tiny_problem(architecture=architecture))
+        weights = sum(each.numel() for name, each in build(problem).named_parameters() if not name.endswith("bias"))
+        assert problem.ffn_matrices == 2 and sizes.parameters(problem) - weights in (0, 2 * 32)  # Phi has fewer norms
+        assert resolve(problem) == problem
+    for name in ("ffn_matrices", "window"):
+        with pytest.raises(JobError, match=f"{name} is what the model's layers have: it cannot be set"):
+            resolve(problem, frozenset({name}))
+
+
+def test_dropout_of_a_folder_is_disabled(tmp_path: Path) -> None:
+    content = {"model_type": "starcoder2", "residual_dropout": 0.1, "attention_dropout": 0.1}
+    model = build(resolve(folder_problem(tmp_path, **content)))
+    assert model.model.layers[0].mlp.residual_dropout == model.model.layers[0].self_attn.attention_dropout == 0.0
+
+
+def test_a_model_that_takes_no_positions_is_refused() -> None:
+    fields = {"architecture": "bloom", "attention": "eager", "ffn_size": 128, "kv_heads": 4}
+    with pytest.raises(
+        JobError, match=r"tiny \(bloom\) of transformers does not compute with the inputs of a training"
+    ):
+        resolve(tiny_problem(**fields))
 
 
 def test_training_reduces_the_loss() -> None:

@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.train_step import ARCHITECTURES, CANNOT_SHARD, SHARDED, check_errors, compare
+from tests.support.train_step import ARCHITECTURES, SHARDED, check_errors, compare
 from tpbench.workloads.train_step import WORKLOAD
 
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
+SCALED = {"architecture": "cohere", "tied": True}
+CAPPED = {"architecture": "gemma2", "tied": True, "attention": "eager"}
+GPT2 = {"architecture": "gpt2", "tied": True, "ffn_matrices": 2, "ffn_size": 128, "kv_heads": 4}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # Ranks, variant, tp_size, fields that differ from the tiny problem.
     *((2, name, 1, {"tied": tied, **more}) for name in ("ddp", "fsdp") for tied, more in ((False, BOTH), (True, {}))),
@@ -24,6 +27,9 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # One sequence; and three sequences, of which a rank has one and a half.
     *((2, name, 2, {"batch_size": 1}) for name in ("fsdp_dtensor", "dtensor_tp")),
     *((2, "fsdp_dtensor", 2, {"batch_size": 3, "tied": tied, "accumulate": 2}) for tied in (False, True)),
+    # A sequence that two ranks do not divide.
+    (2, "autotp", 2, {"seq_length": 15, "batch_size": 1}),
+    (2, "fsdp_dtensor", 2, {"seq_length": 15, "train_loss": "tpbench_linear"}),
     *((2, "autotp", 2, {"zero_stage": stage}) for stage in (0, 2)),
     (2, "autotp", 2, {"tied": True, "zero_stage": 0, **BOTH}),
     (2, "autotp", 2, {"overlap": True, "max_grad_norm": None}),
@@ -43,10 +49,19 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
       for each in ({"vocab": 97}, {"tied": True, **BOTH})),
     (4, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", "accumulate": 2}),
     (2, "ddp", 1, {"train_loss": "tpbench_linear"}),
+    # The same for models that scale (Cohere) or cap (Gemma-2) their logits.
+    (2, "dtensor_tp", 2, {"train_loss": "tpbench_linear", **SCALED}),
+    *((2, name, 2, {"train_loss": "tpbench_linear", **CAPPED}) for name in SHARDED),
+    (2, "ddp", 1, {"train_loss": "tpbench_linear", **GPT2}),
     *((2, "fsdp", 1, {"train_loss": "tpbench_linear", "tied": tied, "accumulate": 2}) for tied in (False, True)),
     # Other architectures, by their own plans and by mappings.
-    *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES
-      if (name, each["architecture"]) not in CANNOT_SHARD),
+    *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),
+    # DeepSpeed's layers for columns that are gathered, and for scaled embeddings.
+    (2, "autotp", 2, {"architecture": "glm4", "zero_stage": 0, **BOTH}),
+    (2, "autotp", 2, {"architecture": "phi3", "vocab_parallel": False, "overlap": True}),
+    (2, "autotp", 2, {"architecture": "gemma2", "attention": "eager"}),
+    *((2, name, 1, GPT2) for name in ("autotp", "ddp", "fsdp")),
+    (2, "fsdp_dtensor", 2, {"architecture": "olmo"}),  # norms without weights
     *((2, name, 2, {"architecture": "olmo2", "tp_mapping": '{"layers.*.self_attn.*": "replicated"}'})
       for name in SHARDED),
     *((2, name, 2, {"tp_mapping": '{"layers.1.mlp.*": "replicated", "layers.0.self_attn.*": "replicated"}', **BOTH})
@@ -90,15 +105,19 @@ def test_biases_and_a_padding_token(name: str, tmp_path: Path) -> None:
     test_a_variant_equals_one_process(2, name, 2, folder)
 
 
-@pytest.mark.parametrize("name", ["fsdp_dtensor", "dtensor_tp"])
-def test_a_window_as_long_as_the_sequence_hides_no_tokens_of_a_rank(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize(("architecture", "window"), [("mistral", 16), ("mistral", 5), ("qwen2", 5)])
+def test_windows_of_whole_sequences(name: str, architecture: str, window: int, tmp_path: Path) -> None:
     """Transformers takes a rank's tokens, here two sequences, for one sequence that is longer than the window."""
     content = {
-        "model_type": "mistral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "sliding_window": 16,
+        "model_type": architecture, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "sliding_window": window,
+        "use_sliding_window": True, "max_window_layers": 1, "tie_word_embeddings": False,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(content))
-    folder = {"model_dir": str(tmp_path), "architecture": "mistral", "batch_size": 4}
+    folder: dict[str, Any] = {"model_dir": str(tmp_path), "architecture": architecture, "batch_size": 4}
+    if window < 16:
+        folder |= {"window": window, "window_layers": 2 if architecture == "mistral" else 1}
     test_a_variant_equals_one_process(2, name, 2, folder)
 
 

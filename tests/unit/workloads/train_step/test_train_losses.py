@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from tests.support.train_step import tiny_problem
-from tpbench.workloads.train_step.losses import tpbench_linear_loss
-from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
+from tpbench.workloads.train_step import sharding_check
+from tpbench.workloads.train_step.logits_change import LogitsChange, logits_change
+from tpbench.workloads.train_step.sharding_check import unsupported_loss
 
 
-def test_the_linear_loss_refuses_a_model_that_changes_its_logits() -> None:
-    """A softcap, for example, would change the hidden states in place of the logits."""
-    head = torch.nn.Linear(32, 96)
-    loss = tpbench_linear_loss(tiny_problem(), head, None, 0)
-    hidden, labels = torch.ones(2, 16, 32), torch.zeros(2, 16, dtype=torch.int64)
-    assert head(hidden) is hidden
-    with pytest.raises(UnknownArchitecture, match="tiny changes logits after its head"):
-        loss(head(hidden) * 2, labels)
+@pytest.mark.parametrize(
+    ("fields", "change"),
+    [
+        ({}, LogitsChange(1.0, None)),
+        ({"architecture": "cohere"}, LogitsChange(0.0625, None)),
+        ({"architecture": "gemma2", "attention": "eager"}, LogitsChange(1.0, 30.0)),
+    ],
+)
+def test_what_a_model_does_to_its_logits(fields: dict[str, Any], change: LogitsChange) -> None:
+    assert logits_change(tiny_problem(**fields)) == change
+
+
+def test_the_scale_of_logits_may_be_in_a_folder(tmp_path: Path) -> None:
+    content = {
+        "model_type": "granite", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "logits_scaling": 5.0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    change = logits_change(tiny_problem(architecture="granite", model_dir=str(tmp_path)))
+    assert change.scale == pytest.approx(0.2) and change.cap is None
+
+
+def test_the_plan_refuses_the_linear_loss_for_other_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tiny_problem(architecture="granite", train_loss="tpbench_linear", seed=7)
+    assert unsupported_loss(problem) is None
+    from tpbench.workloads.train_step import logits_change as module
+
+    monkeypatch.setattr(module, "_changed", lambda model, logits: torch.sinh(logits / 40.0))
+    module.logits_change.cache_clear()
+    reason = sharding_check.unsupported_loss(problem)
+    module.logits_change.cache_clear()
+    assert reason is not None and "changes logits after its head by more than a scale and a cap" in reason

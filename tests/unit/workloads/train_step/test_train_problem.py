@@ -16,7 +16,7 @@ from tests.support.composed import job
 from tests.support.train_step import config_json, single_context, tiny_problem
 from tpbench.job import stored_job
 from tpbench.settings import JobError
-from tpbench.workloads.train_step import TrainStep
+from tpbench.workloads.train_step import WORKLOAD, TrainStep
 from tpbench.workloads.train_step.deepspeed_configuration import deepspeed_configuration
 from tpbench.workloads.train_step.resolve import resolve
 
@@ -26,7 +26,6 @@ from tpbench.workloads.train_step.resolve import resolve
     [
         ({}, 4, "tp_size=4 must divide the 2 key-value heads of tiny (valid: 1, 2)"),
         ({"ffn_size": 63}, 2, "tp_size=2 must divide ffn_size=63"),
-        ({"seq_length": 15}, 2, "tp_size=2 must divide seq_length=15"),
         ({"heads": 3, "kv_heads": 2}, 1, "kv_heads=2 must divide heads=3"),
         ({"head_dim": 7}, 1, "head_dim=7 must be even"),
         ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 layers of tiny"),
@@ -39,6 +38,23 @@ from tpbench.workloads.train_step.resolve import resolve
 def test_fields_that_cannot_be_trained_are_refused(fields: dict[str, Any], tp_size: int, said: str) -> None:
     assert any(said in each for each in tiny_problem(**fields).check(tp_size, 1))
     assert not tiny_problem().check(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("fsdp_dtensor", {"batch_size": 1}, "tp_size=2 must divide batch_size=1 times seq_length=15"),
+        ("fsdp_dtensor_async", {"batch_size": 3, "compile": True}, "tp_size=2 must divide batch_size=3 times seq"),
+        ("fsdp_dtensor", {"batch_size": 2}, None),
+        ("dtensor_tp", {"batch_size": 2}, "equal shares: tp_size=2 must divide seq_length=15"),
+        ("autotp", {"batch_size": 1}, None),
+    ],
+)
+def test_only_sequence_parallelism_divides_tokens(name: str, fields: dict[str, Any], said: str | None) -> None:
+    problem = tiny_problem(seq_length=15, **fields)
+    assert not problem.check(2, 1)
+    reason = WORKLOAD.variants[name].unsupported_reason(problem, 2)
+    assert reason is None if said is None else reason is not None and said in reason
 
 
 STABLE = {"learning_rate": 1e-5, "weight_decay": 0.01, "warmup_steps": 5, "seed": 42}
