@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpbench.report.grids import GridRow, RecordGrid
 from tpbench.report.interleaved import interleaved_ratio
-from tpbench.report.mixing import PROVENANCE, mixed
+from tpbench.report.mixing import PROVENANCE, differing_provenance
 from tpbench.report.ratio import Ratio, ratio
 from tpbench.report.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks
 
@@ -131,7 +131,7 @@ def _doubts(
         "few samples": compared is not None and compared.low is None,
         "wall differs": wall_fastest != order[0].column,
         "losses differ": any(str(each.record["row_id"]) in disputed for each in first),
-        "mixed": bool(mixed(each.record for each in first)),
+        "mixed": bool(differing_provenance(each.record for each in first)),
         "host-bound": any(HOST_BOUND in remark_marks(each.record) for each in first),
         "throttled": any(THROTTLED in remark_marks(each.record) for each in first),
         "shared host": any(each.record["beside"] for each in first),

@@ -9,7 +9,7 @@ from tpbench.report import answers
 from tpbench.report.agreement import _far_apart
 from tpbench.report.interleaved import abba_ratio, averages_below_interval, interleaved_ratio
 from tpbench.report.metric import Metric, metric, number, ratio_text
-from tpbench.report.mixing import mixed
+from tpbench.report.mixing import differing_provenance
 from tpbench.report.ratio import Ratio
 from tpbench.report.records import caveat_mark, is_measurement, job_fields, sort_key, value_text
 
@@ -149,7 +149,8 @@ def test_fields_of_a_job_are_flat():
 
 def test_a_missing_value_is_no_other_host():
     row = {"host": "a", "git_commit": None, "kernels_version": "1"}
-    assert mixed([row, row | {"host": None}]) == {} and mixed([row | {"host": "b"}, row]) == {"host": ["a", "b"]}
+    assert differing_provenance([row, row | {"host": None}]) == {}
+    assert differing_provenance([row | {"host": "b"}, row]) == {"host": ["a", "b"]}
 
 
 @pytest.mark.parametrize(

@@ -28,16 +28,15 @@ def test_a_note_counts_what_rows_mix_and_the_problems_that_compare_it(add, grid)
     add("quack", 1.0, vocab=1, host="a", git_commit="1")
     add("triton_tp", 1.0, vocab=2, host="a", git_commit="2")
     add("quack", 1.0, vocab=2, host="a", git_commit="2")
-    assert (
-        mixing_note(grid())
-        == "Rows are of 2 hosts (a, b), 2 commits; 1 of 2 problems compare rows that differ in these"
-    )
+    mixed = "mixes 2 hosts (a, b) and 2 commits; in 1 of 2 problems the compared rows differ in one of them"
+    assert mixing_note(grid()) == f"This table {mixed}"
+    assert mixing_note(grid(), "This section") == f"This section {mixed}"
 
 
 def test_a_note_says_that_no_compared_rows_differ(add, grid):
     for vocab, commit in ((1, "1"), (2, "2"), (3, "3")):
         add("triton_tp", 1.0, vocab=vocab, git_commit=commit)
-    assert mixing_note(grid()) == "Rows are of 3 commits; no problem compares rows that differ in these"
+    assert mixing_note(grid()) == "This table mixes 3 commits; no problem compares rows that differ in them"
 
 
 def test_rows_of_one_provenance_need_no_note(add, grid):

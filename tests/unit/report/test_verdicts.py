@@ -152,10 +152,9 @@ def test_a_table_says_what_its_rows_mix(add, frame):
     add("quack", 1.0, host="b", git_commit="c" * 40, kernels_version="1")
     add("triton_tp", 1.0, host="b", git_commit=None, kernels_version="2", vocab=1000)
     (table,) = pivot(frame()).tables
-    assert table.notes == (
-        "Rows are of 2 hosts (a, b), 2 kernel versions; 1 of 2 problems compare rows that differ in these",
-    )
-    assert mixing.mixed([]) == {}
+    differing = "in 1 of 2 problems the compared rows differ in one of them"
+    assert table.notes == (f"This table mixes 2 hosts (a, b) and 2 kernel versions; {differing}",)
+    assert mixing.differing_provenance([]) == {}
 
 
 def test_a_table_of_one_host_says_nothing(add, frame):
