@@ -15,7 +15,7 @@ from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.metric import Metric, metric
 from tpbench.report.mixing import mixing_note
 from tpbench.report.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
-from tpbench.report.records import HOST_BOUND, Record, caveat_mark, column_label, memory_mark, remark_marks, value_text
+from tpbench.report.records import HOST_BOUND, Record, caveat_mark, column_label, memory_mark, time_marks, value_text
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
@@ -136,7 +136,7 @@ def _cell(record: Record, shown: Metric) -> PivotCell:
     value = record[shown.name] if has_value else None
     remarks = ""
     if value is not None:
-        remarks = remark_marks(record) if shown.is_speed else memory_mark(record, (shown.name,))
+        remarks = (time_marks if shown.is_speed else memory_mark)(record, (shown.name,))
     return PivotCell(
         row_id=printable(str(record["row_id"])),
         status=status,
@@ -144,7 +144,7 @@ def _cell(record: Record, shown: Metric) -> PivotCell:
         value=None if value is None else float(value),
         mark=caveat_mark(record) if has_value else "",
         remarks=remarks,
-        device_ms=record["device_ms"] if HOST_BOUND in remarks and shown.is_wall_time else None,
+        device_ms=record["device_ms"] if HOST_BOUND in remarks else None,
     )
 
 

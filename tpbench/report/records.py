@@ -97,16 +97,20 @@ def caveat_mark(record: Record) -> str:
 
 
 def status_marks(record: Record, columns: Collection[str]) -> str:
-    """Return the marks beside the status of a correct row whose `columns` a table shows, or an empty string.
-
-    A table with device times and no wall time says nothing about the host.
-    """
+    """Return the marks beside the status of a correct row whose `columns` a table shows, or an empty string."""
     if record["status"] != "ok":
         return ""
-    remarks = remark_marks(record)
-    if "device_ms" in columns and "time_ms" not in columns:
-        remarks = remarks.replace(HOST_BOUND, "")
-    return caveat_mark(record) + remarks + memory_mark(record, columns)
+    return caveat_mark(record) + time_marks(record, columns) + memory_mark(record, columns)
+
+
+def time_marks(record: Record, columns: Iterable[str]) -> str:
+    """Return the marks of a row about the times among these columns: that of host-bound cells only beside wall time."""
+    shown = any(_is_wall_time(part) for name in columns for part in name.split("/"))
+    return remark_marks(record) if shown else remark_marks(record).replace(HOST_BOUND, "")
+
+
+def _is_wall_time(name: str) -> bool:
+    return name.startswith("time_") and name.endswith("_ms")
 
 
 def memory_mark(record: Record, columns: Iterable[str]) -> str:
