@@ -74,8 +74,8 @@ def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
             if value != default:
                 facts[column_label(name)] = value_text(value)
     columns = _columns(records, workload)
-    added = _distinguishing_keys(records, keys, columns)
-    keys += added
+    tie_breaking = _add_tie_breaking_keys(records, keys, columns)
+    keys += tie_breaking
     cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
     for record, column in zip(records, columns, strict=True):
         cells[tuple(record[name] for name in keys)][column] = record
@@ -90,7 +90,7 @@ def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
             for key in sorted(cells, key=lambda key: [sort_key(value) for value in key])
         ),
         derived=frozenset(pivot.derived),
-        added=frozenset(added),
+        tie_breaking_keys=frozenset(tie_breaking),
     )
 
 
@@ -116,7 +116,7 @@ def _column_name(column: Key) -> str:
     return " ".join([value_text(variant), *(f"{column_label(name)}={value_text(value)}" for name, value in options)])
 
 
-def _distinguishing_keys(records: list[Record], keys: list[str], columns: list[Key]) -> list[str]:
+def _add_tie_breaking_keys(records: list[Record], keys: list[str], columns: list[Key]) -> list[str]:
     """Put further keys into the records such that no two share a cell, and return the names of these keys."""
     added: list[str] = []
     differing: set[str] = set()

@@ -52,8 +52,8 @@ class RecordGrid:
     rows: tuple[GridRow, ...]
     derived: frozenset[str] = frozenset()
     """Names among `key_names` whose values follow from other fields."""
-    added: frozenset[str] = frozenset()
-    """Names among `key_names` that are no part of the problem: they tell rows of one cell apart."""
+    tie_breaking_keys: frozenset[str] = frozenset()
+    """Names among `key_names` that are no part of the problem. They distinguish rows of one cell."""
 
     @property
     def heading(self) -> str:
@@ -72,13 +72,13 @@ class RecordGrid:
 
     @cached_property
     def problems(self) -> RecordGrid:
-        """The same grid without added keys: one row for each problem, with the newest record of each column.
+        """The same grid without tie-breaking keys: one row for each problem, with the newest record of each column.
 
         A cell that was measured again with other settings, such as a time budget, makes no other problem.
         """
-        if not self.added:
+        if not self.tie_breaking_keys:
             return self
-        kept = [at for at, name in enumerate(self.key_names) if name not in self.added]
+        kept = [at for at, name in enumerate(self.key_names) if name not in self.tie_breaking_keys]
         groups: dict[Key, list[GridRow]] = defaultdict(list)
         for row in self.rows:
             groups[tuple(row.key[at] for at in kept)].append(row)
@@ -87,33 +87,33 @@ class RecordGrid:
             for key, alike in groups.items()
         )
         names = tuple(self.key_names[at] for at in kept)
-        return replace(self, key_names=names, rows=rows, added=frozenset())
+        return replace(self, key_names=names, rows=rows, tie_breaking_keys=frozenset())
 
-    def telling(self, indices: Sequence[int]) -> tuple[int, ...]:
-        """Return the keys among these that tell rows apart as well as all of them.
+    def distinguishing_keys(self, indices: Sequence[int]) -> tuple[int, ...]:
+        """Return the keys that are needed to tell the rows apart.
 
-        A key is left out that follows from another one: from a name, such as the layers of a model, or from a number
-        that follows from it in turn. Names stay before numbers.
+        Leave out a key whose value is determined by a kept key, such as the layers by the model. Of two keys that
+        determine each other, the one with text values is kept.
         """
         kept: list[int] = []
-        for at in sorted(indices, key=lambda at: not self.is_name(at)):
-            if not any(self.follows(at, other) for other in kept):
+        for at in sorted(indices, key=lambda at: not self.has_text_values(at)):
+            if not any(self.is_determined_by(at, other) for other in kept):
                 kept.append(at)
         return tuple(at for at in indices if at in kept)
 
-    def is_name(self, at: int) -> bool:
-        """Return true if the values of a key are words."""
+    def has_text_values(self, at: int) -> bool:
+        """Return true if the values of a key are text."""
         return any(isinstance(row.key[at], str) for row in self.rows)
 
-    def follows(self, at: int, other: int) -> bool:
-        """Return true if each value of the key `other` goes with one value of the key `at`, and not by chance.
+    def is_determined_by(self, at: int, other: int) -> bool:
+        """Return true if each value of the key `other` has one value of the key `at`, and not by chance.
 
-        Many tokens go with one distribution by chance; a model has its number of layers. So `other` is a name, or the
-        two keys imply each other.
+        A model has one number of layers. If each number of tokens was measured with one distribution, that is chance.
+        So `other` must have text values, or the two keys must determine each other.
         """
         pairs = {(row.key[at], row.key[other]) for row in self.rows}
         implied, implying = (len({pair[part] for pair in pairs}) == len(pairs) for part in (1, 0))
-        return implied and (implying or self.is_name(other))
+        return implied and (implying or self.has_text_values(other))
 
     def cells(self) -> Iterator[GridCell]:
         """Iterate over the records with their places, problem by problem."""

@@ -85,7 +85,7 @@ def tabulate(arranged: RecordGrids, metric_name: str = "time_ms") -> PivotReport
     for grid in arranged.grids:
         table = metric_table(grid, shown)
         tables.append(table)
-        unnamed = grid.derived | grid.added
+        unnamed = grid.derived | grid.tie_breaking_keys
         for line in table.lines:
             named = zip(grid.key_names, line.keys, strict=True)
             problem = " ".join(f"{column_label(name)}={text}" for name, text in named if name not in unnamed)

@@ -32,9 +32,8 @@ def measured_cells(grid: RecordGrid) -> Iterator[SampledCell]:
     """Iterate over the cells of a grid that are correct and measurements."""
     for cell in grid.cells():
         if is_measurement(cell.record):
-            yield SampledCell(
-                grid.problem_text(cell.key, grid.telling(grid.varying)), cell.column, cell.column_index, cell.record
-            )
+            problem = grid.problem_text(cell.key, grid.distinguishing_keys(grid.varying))
+            yield SampledCell(problem, cell.column, cell.column_index, cell.record)
 
 
 def outliers(samples: Array) -> Array:

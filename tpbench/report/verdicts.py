@@ -60,7 +60,7 @@ class Verdict:
     @property
     def problem(self) -> str:
         """The keys that tell the problems of the grid apart."""
-        return self.grid.problem_text(self.row.key, self.grid.telling(self.grid.varying))
+        return self.grid.problem_text(self.row.key, self.grid.distinguishing_keys(self.grid.varying))
 
     @property
     def fastest(self) -> Timed | None:

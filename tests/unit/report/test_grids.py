@@ -22,7 +22,7 @@ def test_keys_that_vary_or_all_if_none_does():
 
 
 @pytest.mark.parametrize(
-    ("keys", "at", "other", "follows"),
+    ("keys", "at", "other", "determined"),
     [
         ([("x", 1), ("y", 2)], 1, 0, True),  # a name has one number
         ([("x", 1), ("y", 1)], 1, 0, True),
@@ -32,15 +32,15 @@ def test_keys_that_vary_or_all_if_none_does():
         ([(1, 10), (2, 10)], 0, 1, False),
     ],
 )
-def test_a_key_follows_from_a_name_or_from_its_equivalent(keys, at, other, follows):
-    assert grid(("a", "b"), keys).follows(at, other) == follows
+def test_a_key_is_determined_by_a_name_or_by_its_equivalent(keys, at, other, determined):
+    assert grid(("a", "b"), keys).is_determined_by(at, other) == determined
 
 
 def test_names_tell_rows_apart_before_numbers():
     found = grid(("layers", "model", "tokens"), [(2, "small", 1), (4, "large", 1), (4, "large", 2)])
-    assert found.is_name(1) and not found.is_name(0)
-    assert found.telling((0, 1, 2)) == (1, 2)
-    assert found.telling((0, 2)) == (0, 2)
+    assert found.has_text_values(1) and not found.has_text_values(0)
+    assert found.distinguishing_keys((0, 1, 2)) == (1, 2)
+    assert found.distinguishing_keys((0, 2)) == (0, 2)
 
 
 def record(hour, status="ok", **fields):
@@ -57,11 +57,11 @@ def test_the_newest_measurement_of_a_column():
     assert _newest([None]) is None
 
 
-def test_rows_of_one_problem_are_one_row_without_added_keys():
+def test_rows_of_one_problem_are_one_row_without_tie_breaking_keys():
     keys = [(1, "fast"), (1, "slow"), (2, "fast")]
     records = {keys[0]: record(1), keys[1]: record(2), keys[2]: record(3)}
-    found = grid(("a", "job budget"), keys, records, added=frozenset({"job budget"})).problems
-    assert found.key_names == ("a",) and found.added == frozenset()
+    found = grid(("a", "job budget"), keys, records, tie_breaking_keys=frozenset({"job budget"})).problems
+    assert found.key_names == ("a",) and found.tie_breaking_keys == frozenset()
     assert [(row.key, row.records) for row in found.rows] == [((1,), (records[keys[1]],)), ((2,), (records[keys[2]],))]
     plain = grid(("a",), [(1,)])
     assert plain.problems is plain

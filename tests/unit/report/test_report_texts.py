@@ -50,7 +50,7 @@ def test_equal_rows_are_counted_from_the_newest(add, grid):
         add("triton_tp", time_ms)
     add("quack", 9.0)
     found = grid(all_rows=True, columns=["time_ms"])
-    assert found.key_names[-1] == "run" and found.added == frozenset({"run"})
+    assert found.key_names[-1] == "run" and found.tie_breaking_keys == frozenset({"run"})
     times = {(cell.column, cell.key[-1]): cell.record["time_ms"] for cell in found.cells()}
     assert times == {("triton_tp", 1): 3.0, ("triton_tp", 2): 2.0, ("triton_tp", 3): 1.0, ("quack", 1): 9.0}
 
@@ -60,7 +60,7 @@ def test_rows_of_one_cell_are_told_apart_by_their_jobs(add, grid):
     for budget in (1.0, 2.0):
         add("triton_tp", budget, job={"time_budget_s": budget, "rounds": 3, "output_dir": f"folder{budget}"})
     found = grid(all_rows=True)
-    assert found.added == frozenset({"job time_budget_s"})
+    assert found.tie_breaking_keys == frozenset({"job time_budget_s"})
     assert sorted(cell.key[-1] for cell in found.cells()) == [1.0, 2.0]
 
 
