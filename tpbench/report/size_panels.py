@@ -12,8 +12,7 @@ from tpbench.report.records import Record, column_label, is_measurement, sort_ke
 def size_axis(grid: RecordGrid) -> int:
     """Return the index of the key along the x axis.
 
-    It is the first key, unless no panel would have two values of it because other keys change with it. Then it is the
-    key of which one panel has most values.
+    Use the first key. If every panel would then have a single x value, use the key with the most values in one panel.
     """
 
     def most_values(axis: int) -> int:
