@@ -7,7 +7,7 @@ The modules, in the order of a first reading:
 - Rows: `comparable` spells equal options equally. `records` are rows as dictionaries. `arrange` puts them in `grids`:
   problems by variants.
 - Numbers: `metric` says which column is a time, a rate or a size. `ratio` and `interleaved` compare two cells with an
-  interval, `samples` finds outliers.
+  interval, `samples` finds outliers. `clocks` are that of the device and that of the wall.
 - A table of one metric: `pivot` makes a `pivot_report`, and `render` writes it.
 - A table of several columns: `cell_table` makes it for `columns`, which a user chose, and for a `study` of a workload.
   `points` draws a study.

@@ -9,7 +9,7 @@ from statistics import median
 from tpbench.report.grids import RecordGrid, heading
 from tpbench.report.metric import number
 from tpbench.report.records import value_text
-from tpbench.report.verdicts import CLOCKS, Timed, Verdict
+from tpbench.report.verdicts import Timed, Verdict
 
 
 def answer(verdicts: Sequence[Verdict]) -> str:
@@ -26,7 +26,7 @@ def answer(verdicts: Sequence[Verdict]) -> str:
         return f"No row is both correct and a measurement.{_interpreted(verdicts)}"
     (winner, count), *others = won.most_common()
     of_winner = [(each, fastest) for each, fastest in decided if fastest and _variant(fastest) == winner]
-    clocks = {CLOCKS[each.clock] for each, _ in of_winner}
+    clocks = {each.clock.name for each, _ in of_winner}
     total = sum(won.values())
     kind = "compared problems" if compared_ones else "problems"
     where = "" if total == 1 else f" in {'all' if count == total else f'{count} of'} {total} {kind}"
@@ -40,7 +40,7 @@ def answer(verdicts: Sequence[Verdict]) -> str:
     if known:
         sentences[0] += f", at {100 * median(known):.0f}% of the hardware limit"
     behind = [(each.runner_up, each) for each, _ in of_winner]
-    compared = [(other, float(other.record[each.clock]) / each.time_ms) for other, each in behind if other]
+    compared = [(other, float(other.record[each.clock.time_column]) / each.time_ms) for other, each in behind if other]
     if compared:
         names = Counter(_variant(other) for other, _ in compared)
         times = median(factor for _, factor in compared)
@@ -85,7 +85,7 @@ def disagreement(verdicts: Sequence[Verdict]) -> str:
         f"in {len(differing)} of {len(verdicts)} problems. The slowest of them is "
         f"{where}{', ' if where else ''}{most.problem}: by device "
         f"time {fastest.column} ({number(most.time_ms)} ms, wall {number(fastest.record['time_ms'])} ms), by wall time "
-        f"{wall.column} ({number(wall.record['time_ms'])} ms, device {number(wall.record[most.clock])} ms)."
+        f"{wall.column} ({number(wall.record['time_ms'])} ms, device {number(wall.record[most.clock.time_column])} ms)."
     )
 
 

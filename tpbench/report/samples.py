@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tpbench.report.clocks import Clock
 from tpbench.report.grids import RecordGrid
 from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.ratio import Array, Ratio, clean, ratio
 from tpbench.report.records import Record, is_measurement
 
-CLOCKS = {"device_samples_ms": "device", "samples_ms": "wall"}
-"""Columns of samples, with the name of their clock. The leading one is first."""
 OUTLIER = "an outlier is more than 1.5 interquartile ranges outside the quartiles"
 
 
@@ -58,19 +57,20 @@ class Speedup:
     """True if the two were measured interleaved. Then the ratio is that of their rounds."""
 
 
-def speedups(grid: RecordGrid, clock: str) -> list[Speedup]:
+def speedups(grid: RecordGrid, clock: Clock) -> list[Speedup]:
     """Compare the fastest column of each problem with each other column, by the samples of `clock`."""
-    made = []
+    samples = clock.samples_column
+    compared = []
     by_problem: dict[str, list[SampledCell]] = {}
     for cell in measured_cells(grid):
-        if len(clean(cell.record[clock])):
+        if len(clean(cell.record[samples])):
             by_problem.setdefault(cell.problem, []).append(cell)
     for problem, cells in by_problem.items():
-        fastest = min(cells, key=lambda cell: float(np.median(clean(cell.record[clock]))))
+        fastest = min(cells, key=lambda cell: float(np.median(clean(cell.record[samples]))))
         for cell in cells:
             if cell is fastest:
                 continue
-            by_rounds = interleaved_ratio(cell.record, fastest.record, clock)
-            if found := by_rounds or ratio(cell.record[clock], fastest.record[clock]):
-                made.append(Speedup(problem, fastest, cell, found, by_rounds is not None))
-    return made
+            by_rounds = interleaved_ratio(cell.record, fastest.record, samples)
+            if measured := by_rounds or ratio(cell.record[samples], fastest.record[samples]):
+                compared.append(Speedup(problem, fastest, cell, measured, by_rounds is not None))
+    return compared

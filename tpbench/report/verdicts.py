@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpbench.report.clocks import CLOCKS, WALL, Clock
 from tpbench.report.grids import GridRow, RecordGrid
 from tpbench.report.interleaved import interleaved_ratio
 from tpbench.report.mixing import PROVENANCE, differing_provenance
 from tpbench.report.ratio import Ratio, ratio
 from tpbench.report.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks
 
-CLOCKS = {"device_ms": "device", "time_ms": "wall"}
-"""Columns of times, the leading one first, with the names of their clocks."""
-_SAMPLES = {"device_ms": "device_samples_ms", "time_ms": "samples_ms"}
 DOUBTS = {
     "tie": "the interval of the ratio to the runner-up contains 1",
     "alone": "no second variant was measured",
@@ -46,8 +44,8 @@ class Verdict:
 
     grid: RecordGrid
     row: GridRow
-    clock: str
-    """Column of the time that decides: `device_ms` if all measured cells have it, else `time_ms`."""
+    clock: Clock
+    """The clock that decides: that of the device if all measured cells have its time, else the wall clock."""
     order: tuple[Timed, ...]
     """Measured cells, the fastest first."""
     ratio: Ratio | None
@@ -70,7 +68,7 @@ class Verdict:
     @property
     def time_ms(self) -> float:
         """The time of the fastest cell by the deciding clock."""
-        return float(self.order[0].record[self.clock])
+        return float(self.order[0].record[self.clock.time_column])
 
     @property
     def runner_up(self) -> Timed | None:
@@ -96,8 +94,10 @@ def _verdict(grid: RecordGrid, row: GridRow, disputed: frozenset[str]) -> Verdic
         for column, record in zip(grid.columns, row.records, strict=True)
         if record and is_measurement(record) and record["time_ms"] is not None
     ]
-    clock = next((name for name in CLOCKS if cells and all(each.record[name] is not None for each in cells)), "time_ms")
-    order = tuple(sorted(cells, key=lambda each: float(each.record[clock])))
+    clock = next(
+        (clock for clock in CLOCKS if cells and all(each.record[clock.time_column] is not None for each in cells)), WALL
+    )
+    order = tuple(sorted(cells, key=lambda each: float(each.record[clock.time_column])))
     by_wall = min(order, key=lambda each: float(each.record["time_ms"]), default=None)
     second = _runner_up(order)
     compared = _ratio(second.record, order[0].record, clock) if second else None
@@ -112,11 +112,11 @@ def _runner_up(order: Sequence[Timed]) -> Timed | None:
     return next(iter([*others, *order[1:]]), None)
 
 
-def _ratio(above: Record, below: Record, clock: str) -> Ratio:
+def _ratio(above: Record, below: Record, clock: Clock) -> Ratio:
     """Return the ratio of two cells: by their rounds, by their samples, or of their medians without an interval."""
-    samples = _SAMPLES[clock]
-    found = interleaved_ratio(above, below, clock) or ratio(above[samples], below[samples])
-    return found or Ratio(float(above[clock]) / float(below[clock]))
+    by_rounds = interleaved_ratio(above, below, clock.time_column)
+    by_samples = by_rounds or ratio(above[clock.samples_column], below[clock.samples_column])
+    return by_samples or Ratio(float(above[clock.time_column]) / float(below[clock.time_column]))
 
 
 def _doubts(
@@ -160,4 +160,5 @@ def _weight(verdict: Verdict) -> tuple[bool, float]:
 
 def verdict_columns() -> tuple[str, ...]:
     """Return the columns that records need for a verdict, besides times."""
-    return (*PROVENANCE, "beside", "fraction_of_floor", "peak_gib", *CLOCKS, *_SAMPLES.values())
+    columns = [column for clock in CLOCKS for column in (clock.time_column, clock.samples_column)]
+    return (*PROVENANCE, "beside", "fraction_of_floor", "peak_gib", *columns)

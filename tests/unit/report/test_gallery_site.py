@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from tpbench.report.clocks import DEVICE, WALL
 from tpbench.report.gallery.admission import Refusal
 from tpbench.report.gallery.entry import Entry
 from tpbench.report.gallery.site import _cell, _part, _table, write_site
@@ -21,7 +22,7 @@ def entry(title="Host A", rows=(), refused=(), **fields):
     return Entry(title, **{"by": "a person", "link": "", "note": ""} | fields, frame=frame, refused=refused, faults=())
 
 
-def verdict(column="fast", time_ms=1.5, runner_up=None, ratio=None, clock="device_ms"):
+def verdict(column="fast", time_ms=1.5, runner_up=None, ratio=None, clock=DEVICE):
     return SimpleNamespace(
         fastest=SimpleNamespace(column=column) if column else None,
         runner_up=SimpleNamespace(column=runner_up) if runner_up else None,
@@ -106,7 +107,7 @@ def test_problems_are_named_by_the_fields_that_tell_them_apart():
         (verdict(runner_up="slow", ratio=2.0), "fast 1.500 ms", "2.00x slow"),
         (verdict(runner_up="slow"), "fast 1.500 ms", ""),
         (verdict(ratio=2.0), "fast 1.500 ms", ""),
-        (verdict(clock="time_ms"), "fast 1.500 ms wall", ""),
+        (verdict(clock=WALL), "fast 1.500 ms wall", ""),
     ],
 )
 def test_a_cell_names_the_fastest_variant_and_its_distance(found, text, detail):

@@ -9,6 +9,7 @@ import pytest
 from tests.support import synthetic
 from tpbench.report import plots
 from tpbench.report.arrange import arrange_rows
+from tpbench.report.clocks import WALL
 from tpbench.report.command import main
 from tpbench.report.plots import samples as samples_plot
 from tpbench.report.plots import speedups as speedups_plot
@@ -105,7 +106,7 @@ def test_large_speedups_are_on_a_logarithmic_axis(add, frame, farthest, scale):
     add("triton_tp", 1.0, samples_ms=steady)
     add("quack", farthest, samples_ms=farthest * steady)
     (made,) = arrange_rows(frame(), plots.COLUMNS).grids
-    (axes,) = speedups_plot.draw(made, "samples_ms").axes
+    (axes,) = speedups_plot.draw(made, WALL).axes
     assert axes.get_xscale() == scale and axes.xaxis.get_major_formatter()(10, 0) == "10x"
     if scale == "log":
         label = axes.xaxis.get_minor_formatter()
@@ -152,11 +153,11 @@ def test_an_svg_is_the_one_that_matplotlib_saves(grid, name):
 
 @pytest.mark.parametrize(
     "draw, shown",
-    [(samples_plot.draw, measured_cells), (speedups_plot.draw, lambda each: speedups(each, "samples_ms"))],
+    [(samples_plot.draw, measured_cells), (speedups_plot.draw, lambda each: speedups(each, WALL))],
 )
 def test_each_line_has_its_name_beside_it(grid, draw, shown):
     with style.drawing("x"):
-        figure = draw(grid, "samples_ms")
+        figure = draw(grid, WALL)
         style.svg(figure)  # lays it out
         (axes,) = figure.axes
         assert [text.get_position()[1] for text in axes.texts] == list(range(len(list(shown(grid)))))
@@ -168,7 +169,7 @@ def test_each_line_has_its_name_beside_it(grid, draw, shown):
 def test_spread_shows_percentiles_and_outliers(grid):
     cells = list(measured_cells(grid))
     with style.drawing("x"):
-        (axes,) = samples_plot.draw(grid, "samples_ms").axes
+        (axes,) = samples_plot.draw(grid, WALL).axes
     reach, quartiles = ([segment[:, 0] for segment in lines.get_segments()] for lines in axes.collections[:2])
     dots = np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "."])
     for height, cell in enumerate(cells):
@@ -180,8 +181,8 @@ def test_spread_shows_percentiles_and_outliers(grid):
 
 def test_intervals_of_speedups_stand_about_their_values(grid):
     with style.drawing("x"):
-        (axes,) = speedups_plot.draw(grid, "samples_ms").axes
-    found = speedups(grid, "samples_ms")
+        (axes,) = speedups_plot.draw(grid, WALL).axes
+    found = speedups(grid, WALL)
     drawn = {}
     for values, _, (bars,) in axes.containers:
         for (value, height), ends in zip(values.get_xydata(), bars.get_segments(), strict=True):

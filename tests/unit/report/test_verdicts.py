@@ -6,6 +6,7 @@ from tpbench.report import mixing
 from tpbench.report.agreement import disagreeing_rows
 from tpbench.report.answers import answer, disagreement
 from tpbench.report.arrange import arrange_rows
+from tpbench.report.clocks import DEVICE, WALL
 from tpbench.report.pivot import pivot
 from tpbench.report.verdicts import DOUBTS, selected, verdict_columns, verdicts
 from tpbench.workloads import workloads
@@ -72,7 +73,7 @@ def test_device_time_leads_and_the_clocks_may_disagree(add, judge):
     add("triton_tp", **measured(1.0, wall=3.0))
     add("pytorch_gather", **measured(1.5, wall=1.6))
     (verdict,) = judge()
-    assert (verdict.clock, verdict.fastest.column, verdict.wall_fastest) == ("device_ms", "triton_tp", "pytorch_gather")
+    assert (verdict.clock, verdict.fastest.column, verdict.wall_fastest) == (DEVICE, "triton_tp", "pytorch_gather")
     assert verdict.doubts == ("wall differs", "host-bound")
     said = disagreement([verdict])
     assert said.startswith("By wall time another variant or other options are the fastest in 1 of 1 problems.")
@@ -83,7 +84,7 @@ def test_wall_time_decides_if_a_cell_has_no_device_time(add, judge):
     add("triton_tp", **measured(1.0, wall=3.0))
     add("pytorch_gather", time_ms=1.6)
     (verdict,) = judge()
-    assert (verdict.clock, verdict.fastest.column) == ("time_ms", "pytorch_gather")
+    assert (verdict.clock, verdict.fastest.column) == (WALL, "pytorch_gather")
     assert verdict.doubts == ("few samples", "host-bound") and disagreement([verdict]) == ""
     assert verdict.ratio.value == pytest.approx(3.0 / 1.6) and answer([verdict]).endswith("(wall time).")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpbench.report.clocks import DEVICE
 from tpbench.report.gallery.entry import Entry
 from tpbench.report.gallery.winners import Machine, Problem, headlines, measured_problems
 from tpbench.report.metric import counted, ratio_text
@@ -16,7 +17,7 @@ from tpbench.report.page.document import page
 from tpbench.report.page.machines import period
 from tpbench.report.page.template import render_page
 from tpbench.report.records import value_text
-from tpbench.report.verdicts import CLOCKS, Verdict
+from tpbench.report.verdicts import Verdict
 from tpbench.settings import JobError
 
 INDEX = "index.html"
@@ -84,7 +85,7 @@ def _cell(verdict: Verdict | None) -> PageCell:
     second = verdict.runner_up
     behind = f"{ratio_text(verdict.ratio.value)} {second.column}" if second and verdict.ratio else ""
     time = quantity(verdict.time_ms, "ms").text
-    clock = "" if verdict.clock == "device_ms" else f" {CLOCKS[verdict.clock]}"
+    clock = "" if verdict.clock is DEVICE else f" {verdict.clock.name}"
     return PageCell(f"{verdict.fastest.column} {time}{clock}", verdict.time_ms, "first", detail=behind)
 
 

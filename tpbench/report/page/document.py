@@ -14,6 +14,7 @@ from tpbench.report import interleaved, ratio
 from tpbench.report.agreement import disagreeing_rows
 from tpbench.report.answers import answer, disagreement, group_names, shared_facts
 from tpbench.report.arrange import arrange_rows
+from tpbench.report.clocks import CLOCKS, WALL, Clock
 from tpbench.report.grids import RecordGrid, heading
 from tpbench.report.metric import METRICS, TITLES, counted, metric
 from tpbench.report.mixing import mixing_note
@@ -29,7 +30,7 @@ from tpbench.report.pivot import tabulate
 from tpbench.report.plots import timeline
 from tpbench.report.records import Record
 from tpbench.report.samples import OUTLIER
-from tpbench.report.verdicts import CLOCKS, DOUBTS, GOOD, Verdict, verdict_columns, verdicts
+from tpbench.report.verdicts import DOUBTS, GOOD, Verdict, verdict_columns, verdicts
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.workloads import workloads
 
@@ -167,21 +168,22 @@ def _lead_figure(grids: Sequence[RecordGrid], looks: Looks) -> tuple[PageFigure 
     """Return the one picture of a workload, and the index of its grid: that with most cells that has a picture."""
     for at, grid in sorted(enumerate(grids), key=lambda each: -sum(1 for _ in each[1].cells())):
         clock = _clock(grid)
-        shares = f"Share of the floor in % by size, {CLOCKS[clock]} time, higher is better"
-        figure = floor_shares(grid, clock, looks, shares)
-        title = f"{CLOCKS[clock].capitalize()} time of each problem"
-        if figure := figure or by_problem(grid, clock, looks, title):
+        shares = f"Share of the floor in % by size, {clock.name} time, higher is better"
+        figure = floor_shares(grid, clock.time_column, looks, shares)
+        title = f"{clock.name.capitalize()} time of each problem"
+        if figure := figure or by_problem(grid, clock.time_column, looks, title):
             return figure, at
     return None, None
 
 
-def _clock(grid: RecordGrid) -> str:
+def _clock(grid: RecordGrid) -> Clock:
     """Return the leading clock: device time where rows have it."""
-    return next((name for name in CLOCKS if any(cell.record[name] is not None for cell in grid.cells())), "time_ms")
+    timed = (clock for clock in CLOCKS if any(cell.record[clock.time_column] is not None for cell in grid.cells()))
+    return next(timed, WALL)
 
 
 def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, looks: Looks) -> PageSection:
-    lead = metric_name or _clock(grid)
+    lead = metric_name or _clock(grid).time_column
     shown = [metric(lead), *tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
     drawn = grid.problems
     figures = [by_size(drawn, each, looks, title) for each, title in _FIGURES.items()]

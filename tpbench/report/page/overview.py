@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpbench.report.answers import group_names
+from tpbench.report.clocks import DEVICE, WALL
 from tpbench.report.metric import number, ratio_text
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.page.chart import marker_svg
@@ -88,8 +89,8 @@ def _cells(verdict: Verdict) -> list[PageCell]:
         behind = PageCell(f"{ratio_text(verdict.ratio.value)} {second.column}", verdict.ratio.value)
     return [
         words(verdict.problem), words(fastest.column),
-        quantity(record["device_ms"], "ms", "best" if verdict.clock == "device_ms" else ""),
-        quantity(record["time_ms"], "ms", "best" if verdict.clock == "time_ms" else ""),
+        quantity(record["device_ms"], "ms", "best" if verdict.clock is DEVICE else ""),
+        quantity(record["time_ms"], "ms", "best" if verdict.clock is WALL else ""),
         behind, _share(record["fraction_of_floor"]), _memory(record["peak_gib"]),
     ]  # fmt: skip
 

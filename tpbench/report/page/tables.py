@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tpbench.report.cell_table import OF_BEST, compared_with_best, filled_columns, percentage_columns
+from tpbench.report.clocks import CLOCKS, WALL
 from tpbench.report.grids import RecordGrid
 from tpbench.report.metric import Metric, metric
 from tpbench.report.mixing import mixing_note
@@ -18,7 +19,7 @@ from tpbench.report.plots import timeline
 from tpbench.report.ratio import clean
 from tpbench.report.records import Record, column_label, mark_meanings, value_text
 from tpbench.report.repeat_command import row_command
-from tpbench.report.samples import CLOCKS, measured_cells, outliers, speedups
+from tpbench.report.samples import measured_cells, outliers, speedups
 from tpbench.results.schema import all_columns, workload_columns
 from tpbench.settings import JobError
 from tpbench.workloads import Study
@@ -72,20 +73,20 @@ def distribution_table(grid: RecordGrid) -> PageTable:
     """Return percentiles and outliers of the samples of each measured cell."""
     rows = []
     for cell in measured_cells(grid):
-        for samples_column, clock in CLOCKS.items():
-            samples = clean(cell.record[samples_column])
+        for clock in CLOCKS:
+            samples = clean(cell.record[clock.samples_column])
             if not len(samples):
                 continue
-            prefix = "time" if samples_column == "samples_ms" else "device"
+            prefix = clock.time_column.removesuffix("_ms")
             low, high = cell.record[f"{prefix}_ci_low_ms"], cell.record[f"{prefix}_ci_high_ms"]
             p5, median, p95 = np.percentile(samples, [5, 50, 95])
             far = len(outliers(samples))
             rows.append([
-                words(cell.problem), words(cell.column), words(clock), words(len(samples)), quantity(median, "ms"),
+                words(cell.problem), words(cell.column), words(clock.name), words(len(samples)), quantity(median, "ms"),
                 _interval(low, high), quantity(p5, "ms"), quantity(p95, "ms"),
                 quantity(samples.min(), "ms"), quantity(samples.max(), "ms"),
                 PageCell(f"{far} ({100 * far / len(samples):.1f}%)", float(far)),
-                quantity(cell.record["skew_ms"], "ms") if prefix == "time" else MISSING_CELL,
+                quantity(cell.record["skew_ms"], "ms") if clock is WALL else MISSING_CELL,
             ])  # fmt: skip
     columns = ["problem", "variant", "clock", "samples", "median", "95% interval", "5th pct", "95th pct", "fastest",
                "slowest", "outliers", "skew between ranks"]  # fmt: skip
@@ -101,12 +102,12 @@ def _interval(low: float | None, high: float | None) -> PageCell:
 def speedup_table(grid: RecordGrid) -> PageTable:
     """Return the speed-ups of the fastest column of each problem over each other column."""
     rows = []
-    for samples_column, clock in CLOCKS.items():
-        for each in speedups(grid, samples_column):
+    for clock in CLOCKS:
+        for each in speedups(grid, clock):
             low, high = each.ratio.low, each.ratio.high
             interval = MISSING_CELL if low is None or high is None else PageCell(f"{low:.3g}x to {high:.3g}x")
             rows.append([
-                words(each.problem), words(each.fastest.column), words(each.other.column), words(clock),
+                words(each.problem), words(each.fastest.column), words(each.other.column), words(clock.name),
                 words("interleaved" if each.interleaved else "one after the other"),
                 PageCell(f"{each.ratio.value:.3g}x", each.ratio.value), interval,
             ])  # fmt: skip

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpbench.report.clocks import DEVICE, WALL, Clock
 from tpbench.report.grids import RecordGrid
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
 from tpbench.report.ratio import Array, clean
-from tpbench.report.samples import CLOCKS, measured_cells, outliers
+from tpbench.report.samples import measured_cells, outliers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,18 +23,20 @@ DOTS = 40
 @plot("samples", "Samples about their median, wall time", columns=("samples_ms",))
 def wall(grid: RecordGrid) -> Figure | None:
     """Draw samples of the wall time."""
-    return draw(grid, "samples_ms")
+    return draw(grid, WALL)
 
 
 @plot("device_samples", "Samples about their median, device time", columns=("device_samples_ms",))
 def device(grid: RecordGrid) -> Figure | None:
     """Draw samples of the device time."""
-    return draw(grid, "device_samples_ms")
+    return draw(grid, DEVICE)
 
 
-def draw(grid: RecordGrid, clock: str) -> Figure | None:
+def draw(grid: RecordGrid, clock: Clock) -> Figure | None:
     """Draw percentiles 5 to 95, quartiles and outliers of each cell. Return None if there are no samples."""
-    cells = [(cell, samples) for cell in measured_cells(grid) if len(samples := clean(cell.record[clock])) > 1]
+    cells = [
+        (cell, samples) for cell in measured_cells(grid) if len(samples := clean(cell.record[clock.samples_column])) > 1
+    ]
     if not cells:
         return None
     figure = style.new_figure(7.5, 0.9 + 0.19 * len(cells))
@@ -52,9 +55,7 @@ def draw(grid: RecordGrid, clock: str) -> Figure | None:
     axes.set_xscale("symlog", linthresh=10)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:+g}%")
     style.name_lines(axes, [style.short(f"{cell.column}  {cell.problem}") for cell, _ in cells])
-    figure.supxlabel(
-        f"{CLOCKS[clock]} time of an iteration, away from the cell's median (linear within 10%)", fontsize=8
-    )
+    figure.supxlabel(f"{clock.name} time of an iteration, away from the cell's median (linear within 10%)", fontsize=8)
     return figure
 
 

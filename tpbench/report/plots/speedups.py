@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tpbench.report.clocks import DEVICE, WALL, Clock
 from tpbench.report.grids import RecordGrid
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
-from tpbench.report.samples import CLOCKS, speedups
+from tpbench.report.samples import speedups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
 @plot("speedup", "Speed-ups, wall time", columns=("samples_ms",))
 def wall(grid: RecordGrid) -> Figure | None:
     """Draw speed-ups in wall time."""
-    return draw(grid, "samples_ms")
+    return draw(grid, WALL)
 
 
 @plot("device_speedup", "Speed-ups, device time", columns=("device_samples_ms",))
 def device(grid: RecordGrid) -> Figure | None:
     """Draw speed-ups in device time."""
-    return draw(grid, "device_samples_ms")
+    return draw(grid, DEVICE)
 
 
-def draw(grid: RecordGrid, clock: str) -> Figure | None:
+def draw(grid: RecordGrid, clock: Clock) -> Figure | None:
     """Draw a dot for each column of each problem but the fastest. Return None if nothing can be compared."""
     found = speedups(grid, clock)
     if not found:
@@ -48,5 +49,5 @@ def draw(grid: RecordGrid, clock: str) -> Figure | None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     names = [style.short(f"{each.fastest.column} over {each.other.column}  {each.problem}", 90) for each in found]
     style.name_lines(axes, names)
-    figure.supxlabel(f"speed-up of the fastest, {CLOCKS[clock]} time (95% interval)", fontsize=8)
+    figure.supxlabel(f"speed-up of the fastest, {clock.name} time (95% interval)", fontsize=8)
     return figure
