@@ -1,4 +1,4 @@
-"""Free memory of a GPU, and the verdict on a cell: it fits, it is tight, or it runs out of memory."""
+"""Free memory of a GPU, and the predicted outcome of a cell: it fits, it is tight, or it runs out of memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
 SAME_SHARE = 0.05
 """GPUs whose memory differs by a smaller share count as the same."""
-_VERDICTS = ("fits", "tight", "OOM")
+_OUTCOMES = ("fits", "tight", "OOM")
 
 
 @dataclass(frozen=True)
@@ -81,35 +81,35 @@ class MeasuredMemory:
         alike = [each for each in self.ran_out if free <= (each.gpu_memory_gib - RESERVE_GIB) * (1 + SAME_SHARE)]
         return min(alike, default=None)
 
-    def verdict(self, needed_gib: float, free: float) -> str:
+    def outcome(self, needed_gib: float, free: float) -> str:
         """Return `OOM` from the need of a cell that ran out, `tight` if it is above those that ran, else `fits`.
 
         If a cell ran out and one with a larger need ran, a need between the two is `tight`, too.
         """
         failed = self.smallest_ran_out(free)
         if failed is None:
-            return _VERDICTS[0]
-        return _VERDICTS[(needed_gib >= failed.needed_gib) + (needed_gib > self.largest_ok_gib)]
+            return _OUTCOMES[0]
+        return _OUTCOMES[(needed_gib >= failed.needed_gib) + (needed_gib > self.largest_ok_gib)]
 
 
-def memory_verdict(size: ProblemSize, peak_gib: Estimate, free: float, seen: MeasuredMemory | None = None) -> str:
+def memory_outcome(size: ProblemSize, peak_gib: Estimate, free: float, seen: MeasuredMemory | None = None) -> str:
     """Return `fits`, `OOM`, or `tight` if the error bar includes both. Measured cells can make it worse."""
     predicted = "tight"
     if size.inputs_gib + peak_gib.high <= free:
         predicted = "fits"
     elif size.inputs_gib + peak_gib.low > free:
         predicted = "OOM"
-    measured = seen.verdict(size.inputs_gib + peak_gib.value, free) if seen else "fits"
-    return max(predicted, measured, key=_VERDICTS.index)
+    measured = seen.outcome(size.inputs_gib + peak_gib.value, free) if seen else "fits"
+    return max(predicted, measured, key=_OUTCOMES.index)
 
 
 def memory_reason(size: ProblemSize, peak_gib: Estimate, free: float, seen: MeasuredMemory) -> str | None:
-    """Return the measured cells that make the verdict worse than the prediction alone, or None if none do."""
-    verdict = memory_verdict(size, peak_gib, free, seen)
+    """Return the measured cells that make the outcome worse than the prediction alone, or None if none do."""
+    outcome = memory_outcome(size, peak_gib, free, seen)
     failed = seen.smallest_ran_out(free)
-    if failed is None or verdict == memory_verdict(size, peak_gib, free):
+    if failed is None or outcome == memory_outcome(size, peak_gib, free):
         return None
-    largest = f", the largest that ran needs {number(seen.largest_ok_gib)} GiB" if verdict == "tight" else ""
+    largest = f", the largest that ran needs {number(seen.largest_ok_gib)} GiB" if outcome == "tight" else ""
     return (
         f"with its inputs it needs {number(size.inputs_gib + peak_gib.value)} GiB, and a measured cell that needs "
         f"{number(failed.needed_gib)} GiB ran out of memory within {number(failed.gpu_memory_gib)} GiB{largest}"

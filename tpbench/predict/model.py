@@ -12,7 +12,7 @@ import numpy as np
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
 from tpbench.predict.fit import Fit, fit_cells
-from tpbench.predict.memory import MeasuredMemory, RanOut, memory_reason, memory_verdict
+from tpbench.predict.memory import MeasuredMemory, RanOut, memory_outcome, memory_reason
 from tpbench.workloads.cost_model import CostModel, ProblemSize
 
 FEWEST = 4
@@ -67,12 +67,12 @@ class Prediction:
         """Predicted need, inputs included."""
         return float(self.size.inputs_gib) + self.peak_gib.value
 
-    def memory_verdict(self, free_gib: float) -> str:
+    def memory_outcome(self, free_gib: float) -> str:
         """Return `fits`, `tight` or `OOM`, for the memory that the operation may use."""
-        return memory_verdict(self.size, self.peak_gib, free_gib, self.seen)
+        return memory_outcome(self.size, self.peak_gib, free_gib, self.seen)
 
     def memory_reason(self, free_gib: float) -> str | None:
-        """Return the measured cells that make this verdict worse than the prediction alone, or None if none do."""
+        """Return the measured cells that make this outcome worse than the prediction alone, or None if none do."""
         return memory_reason(self.size, self.peak_gib, free_gib, self.seen)
 
 

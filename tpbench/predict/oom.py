@@ -22,7 +22,7 @@ def predicted_oom(models: Mapping[str, VariantModel], label: str, size: ProblemS
     if model is None or size.kind not in model.fits["peak_gib"].kinds:
         return None
     predicted = model(size)
-    if predicted.memory_verdict(free_gib) != "OOM":
+    if predicted.memory_outcome(free_gib) != "OOM":
         return None
     if reason := predicted.memory_reason(free_gib):
         return f"expected to run out of memory: {reason}"

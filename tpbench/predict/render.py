@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tpbench.predict.first_sentence import first_sentence
 from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import LARGEST_ERROR, SHARE, Estimate, Prediction, VariantModel, beyond
 from tpbench.predict.target import Target
-from tpbench.predict.verdict import verdict
 from tpbench.report.metric import number
 from tpbench.report.records import MISSING
 from tpbench.report.writer import aligned
@@ -39,17 +39,17 @@ class Answer:
         return self.target.free_gib(self.size)
 
     @property
-    def verdict(self) -> str:
+    def first_sentence(self) -> str:
         """The answer in one sentence, without a full stop."""
-        return verdict(self.predictions, self.question, self.free_gib, filtered=self.filtered)
+        return first_sentence(self.predictions, self.question, self.free_gib, filtered=self.filtered)
 
 
 def text(answers: Sequence[Answer]) -> str:
-    """Return the verdict on each problem, and then for each a table with one line for each variant."""
+    """Return the first sentence on each problem, and then for each a table with one line for each variant."""
     if len(answers) == 1:
-        return f"{answers[0].verdict}.\n\n{_table(answers[0])}"
-    verdicts = [f"{answer.size}: {answer.verdict}." for answer in answers]
-    return "\n".join([*verdicts, "", *map(_table, answers)])
+        return f"{answers[0].first_sentence}.\n\n{_table(answers[0])}"
+    sentences = [f"{answer.size}: {answer.first_sentence}." for answer in answers]
+    return "\n".join([*sentences, "", *map(_table, answers)])
 
 
 def _table(answer: Answer) -> str:
@@ -69,7 +69,7 @@ def _table(answer: Answer) -> str:
             each.label, _with_error(each.time_ms, "ms"), _with_error(each.device_ms, "ms"),
             _communication(each, answer.target),
             UNKNOWN if each.bytes_communicated is None else f"{number(each.bytes_communicated / 2**20)} MiB",
-            _with_error(each.peak_gib, "GiB"), each.memory_verdict(free),
+            _with_error(each.peak_gib, "GiB"), each.memory_outcome(free),
         ])  # fmt: skip
     cells = sum(len(answer.models[each.label].cells) for each in answer.predictions)
     notes = [
@@ -133,14 +133,14 @@ def _answer_object(answer: Answer) -> dict[str, object]:
             "time_ms": _estimate_object(each.time_ms), "device_ms": _estimate_object(each.device_ms),
             "communication_ms": each.communication_ms, "bytes_communicated": each.bytes_communicated,
             "peak_gib": _estimate_object(each.peak_gib),
-            "memory": each.memory_verdict(answer.free_gib), "memory_reason": each.memory_reason(answer.free_gib),
+            "memory": each.memory_outcome(answer.free_gib), "memory_reason": each.memory_reason(answer.free_gib),
             "beyond": beyond(answer.models[each.label].cells, size),
         }
         for each in answer.predictions
     }  # fmt: skip
     problem: dict[str, object] = asdict(size)
     return {
-        "verdict": answer.verdict, "gpu": target.measured_on, "same_gpu": target.is_measured,
+        "verdict": answer.first_sentence, "gpu": target.measured_on, "same_gpu": target.is_measured,
         "slowdown": target.slowdown, "gpu_memory_gib": target.memory_gib, "reserve_gib": RESERVE_GIB,
         "beside": target.beside.name if target.beside else None,
         "free_gib": answer.free_gib, "inputs_gib": size.inputs_gib, **problem, "variants": variants,

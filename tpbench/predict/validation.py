@@ -54,12 +54,12 @@ def _memory_validation(models: Mapping[str, VariantModel]) -> list[str]:
 
 
 def _predicted_memory(model: VariantModel, cell: MeasuredCell) -> str:
-    """Return the memory verdict on a cell that ran out of memory, as if it was not measured."""
+    """Return the predicted memory outcome of a cell that ran out of memory, as if it was not measured."""
     if cell.size.kind not in model.fits["peak_gib"].kinds:
         return "unknown"
     others = replace(model, ran_out=tuple(each for each in model.ran_out if each.size != cell.size))
     predicted, free = others(cell.size), free_gib(cell.memory_limit_gib or 0.0, cell.size)
-    return f"{predicted.memory_verdict(free)}, {number(predicted.needed_gib)} GiB of {number(free)} GiB"
+    return f"{predicted.memory_outcome(free)}, {number(predicted.needed_gib)} GiB of {number(free)} GiB"
 
 
 def _median(errors: Sequence[float]) -> str:

@@ -9,9 +9,9 @@ import pytest
 from tests.support import synthetic
 from tpbench.predict import target
 from tpbench.predict.command import main
+from tpbench.predict.first_sentence import first_sentence
 from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import Estimate, Prediction
-from tpbench.predict.verdict import verdict
 from tpbench.predict.whole_numbers import whole_numbers
 from tpbench.workloads.cost_model import Question
 from tpbench.workloads.entropy_loss.cost_model import LossSize
@@ -53,9 +53,9 @@ def prediction(label, gib, device_ms=None, error=0.1, wall_ms=None):
         ((14, 118, 0.6), (0.25, 1), "their times on this GPU are not known well enough to compare"),
     ],
 )  # fmt: skip
-def test_the_verdict_on_the_gather(gather, kernel, said):
+def test_the_first_sentence_on_the_gather(gather, kernel, said):
     predictions = [prediction("triton_tp", *kernel), prediction("pytorch_gather", *gather)]
-    sentence = verdict(predictions, GATHER, 78.0)
+    sentence = first_sentence(predictions, GATHER, 78.0)
     assert sentence.startswith("The gather takes") and said in sentence
 
 
@@ -67,10 +67,10 @@ def test_the_verdict_on_the_gather(gather, kernel, said):
         (14, "and fits into 78.00 GiB"),
     ],
 )
-def test_a_verdict_on_chosen_variants_claims_nothing_about_others(gather_gib, said):
-    sentence = verdict([prediction("pytorch_gather", gather_gib, 1)], GATHER, 78.0, filtered=True)
+def test_a_first_sentence_on_chosen_variants_claims_nothing_about_others(gather_gib, said):
+    sentence = first_sentence([prediction("pytorch_gather", gather_gib, 1)], GATHER, 78.0, filtered=True)
     assert sentence == f"The gather takes {gather_gib:.2f} GiB {said}"
-    without = verdict([prediction("a", 99, 1)], GATHER, 78.0, filtered=True)
+    without = first_sentence([prediction("a", 99, 1)], GATHER, 78.0, filtered=True)
     assert without.startswith("No chosen variant surely fits into 78.00 GiB")
 
 
@@ -127,7 +127,7 @@ def test_bytes_that_no_row_tells_are_unknown(tmp_path, capsys):
 
 def test_wall_times_are_compared_with_wall_times():
     predictions = [prediction("triton_tp", 1, 1.0, wall_ms=2.0), prediction("pytorch_gather", 14, wall_ms=20.0)]
-    assert "10 times as long as triton_tp (wall time)" in verdict(predictions, GATHER, 78.0)
+    assert "10 times as long as triton_tp (wall time)" in first_sentence(predictions, GATHER, 78.0)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_wall_times_are_compared_with_wall_times():
         ([("a", 99, 1), ("b", 98, 1)], "No variant surely fits into 78.00 GiB: the smallest, b, takes 98.13 GiB"),
     ],
 )
-def test_the_verdict_without_the_gather(predictions, said):
+def test_the_first_sentence_without_the_gather(predictions, said):
     made = [prediction(*each) for each in predictions]
-    assert verdict(made, GATHER, 78.0) == verdict(made, None, 78.0) == said
+    assert first_sentence(made, GATHER, 78.0) == first_sentence(made, None, 78.0) == said
 
 
-def test_the_verdict_comes_first(predict):
+def test_the_answer_comes_first(predict):
     first, second, *_ = predict("--vocab", "131072", "--tp", "8", "--tokens", "8192").splitlines()
     assert re.fullmatch(
         r"The gather takes 14\.25 GiB and \d+ times as long as triton_tp \(device time\): do not gather\.", first
@@ -159,7 +159,7 @@ def test_numbers_of_people():
             whole_numbers(text)
 
 
-def test_several_problems_have_a_verdict_each_before_the_tables(predict):
+def test_several_problems_have_a_sentence_each_before_the_tables(predict):
     lines = predict("--tp", "4,8", "--vocab", "128k", "--tokens", "8k").splitlines()
     assert [line.partition(":")[0] for line in lines[:2]] == [
         f"cross_entropy, tokens=8192 vocab=131072 tp_size={tp}, bfloat16" for tp in (4, 8)

@@ -9,7 +9,7 @@ import pytest
 from tpbench.predict import memory, target
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
 from tpbench.predict.fit import Fit, fit, fit_cells
-from tpbench.predict.memory import MODELS, MeasuredMemory, RanOut, free_gib, memory_reason, memory_verdict
+from tpbench.predict.memory import MODELS, MeasuredMemory, RanOut, free_gib, memory_outcome, memory_reason
 from tpbench.predict.model import Estimate, VariantModel, beyond, leave_out, models
 from tpbench.predict.oom import predicted_oom
 from tpbench.predict.whole_numbers import whole_numbers
@@ -245,24 +245,24 @@ def test_facts_of_measured_cells():
 
 
 @pytest.mark.parametrize(
-    ("peak", "error", "verdict"),
+    ("peak", "error", "outcome"),
     [(9.5, 0.0, "fits"), (9.6, 0.0, "OOM"), (8.0, 0.1875, "fits"), (8.0, 0.19, "tight"), (11.0, 0.1, "OOM")],
 )
-def test_the_error_bar_decides_about_memory(peak, error, verdict):
-    assert memory_verdict(Size(), Estimate(peak, error), 10.0) == verdict
+def test_the_error_bar_decides_about_memory(peak, error, outcome):
+    assert memory_outcome(Size(), Estimate(peak, error), 10.0) == outcome
 
 
 @pytest.mark.parametrize(
-    ("needed", "verdict"), [(29.9, "fits"), (30.0, "fits"), (30.1, "tight"), (40.0, "OOM"), (50.0, "OOM")]
+    ("needed", "outcome"), [(29.9, "fits"), (30.0, "fits"), (30.1, "tight"), (40.0, "OOM"), (50.0, "OOM")]
 )
-def test_measured_cells_bound_the_memory(needed, verdict):
+def test_measured_cells_bound_the_memory(needed, outcome):
     seen = MeasuredMemory(30.0, (RanOut(60.0, 52.0), RanOut(40.0, 52.0), RanOut(35.0, 12.0)))
-    assert seen.verdict(needed, 50.0) == verdict
+    assert seen.outcome(needed, 50.0) == outcome
     assert seen.smallest_ran_out(52.5) == RanOut(40.0, 52.0)  # five percent above what that GPU had left
-    assert seen.smallest_ran_out(52.6) is None and seen.verdict(needed, 52.6) == "fits"
+    assert seen.smallest_ran_out(52.6) is None and seen.outcome(needed, 52.6) == "fits"
     assert seen.smallest_ran_out(10.0) == RanOut(35.0, 12.0)
     between = MeasuredMemory(45.0, (RanOut(40.0, 52.0),))
-    assert [between.verdict(each, 50.0) for each in (39.9, 42.0, 46.0)] == ["fits", "tight", "OOM"]
+    assert [between.outcome(each, 50.0) for each in (39.9, 42.0, 46.0)] == ["fits", "tight", "OOM"]
 
 
 def test_the_reason_names_the_measured_cells():

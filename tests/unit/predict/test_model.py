@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.predict.cells import measured
-from tpbench.predict.memory import MODELS, RESERVE_GIB, free_gib, memory_verdict
+from tpbench.predict.memory import MODELS, RESERVE_GIB, free_gib, memory_outcome
 from tpbench.predict.model import Estimate, VariantModel, beyond, models
 from tpbench.predict.oom import predicted_oom
 from tpbench.predict.picture import most_tokens
@@ -89,11 +89,11 @@ def test_too_few_cells_predict_nothing(tmp_path):
     assert models(measured(load(synthetic.write(few, tmp_path)), WORKLOAD)) == {}
 
 
-def test_memory_verdict():
+def test_memory_outcome():
     size = Size(4096, 131072, 4, "cross_entropy")
     assert size.inputs_gib == pytest.approx(0.25, rel=1e-3)
     assert Size(4096, 131072, 4, "reverse_kl").inputs_gib == 0.5
-    words = [memory_verdict(size, Estimate(peak, 0.1), 10.25) for peak in (9.0, 10.0, 10.5, 11.5)]
+    words = [memory_outcome(size, Estimate(peak, 0.1), 10.25) for peak in (9.0, 10.0, 10.5, 11.5)]
     assert words == ["fits", "tight", "tight", "OOM"]
     assert free_gib(80, size) == 80 - RESERVE_GIB
     left = [free_gib(80, size, model) for model in MODELS.values()]

@@ -1,4 +1,4 @@
-"""The verdict of a prediction, in one sentence."""
+"""The first sentence of an answer: which variant to use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpbench.workloads.cost_model import Question
 _FEW_TIMES = 10
 
 
-def verdict(
+def first_sentence(
     predictions: Sequence[Prediction], question: Question | None, free: float, *, filtered: bool = False
 ) -> str:
     """Return the answer to the workload's question, or without one the fastest variant that fits.
@@ -21,11 +21,11 @@ def verdict(
     """
     asked = next((each for each in predictions if question and each.label == question.variant), None)
     others = [each for each in predictions if each is not asked]
-    fitting = [each for each in others if each.memory_verdict(free) == "fits"]
+    fitting = [each for each in others if each.memory_outcome(free) == "fits"]
     best = min(fitting, key=_order, default=None)
     if asked is None or question is None:
         return _fastest(fitting, best, others, free, filtered)
-    fits = asked.memory_verdict(free)
+    fits = asked.memory_outcome(free)
     memory = f"{question.subject} takes {number(asked.peak_gib.value)} GiB"
     if fits != "fits":
         word = "does not fit" if fits == "OOM" else "may not fit"
