@@ -20,7 +20,7 @@ from scipy import optimize
 from tpbench.predict.cells import MeasuredCell
 from tpbench.workloads.cost_model import CostModel, ProblemSize, Terms, TimeTerms
 
-_SAME = 1e-4
+COLLINEAR_TOLERANCE = 1e-4
 """Columns of unit length that differ by less cannot be told apart."""
 
 
@@ -84,7 +84,7 @@ def _separable(matrix: np.ndarray[Any, Any], names: Sequence[str]) -> bool:
 
 
 def _rank(matrix: np.ndarray[Any, Any]) -> int:
-    return int(np.linalg.matrix_rank(matrix, tol=_SAME)) if matrix.size else 0
+    return int(np.linalg.matrix_rank(matrix, tol=COLLINEAR_TOLERANCE)) if matrix.size else 0
 
 
 def fit_cells(cost_model: CostModel, cells: Sequence[MeasuredCell]) -> dict[str, Fit]:

@@ -92,24 +92,26 @@ class MeasuredMemory:
         return _OUTCOMES[(needed_gib >= failed.needed_gib) + (needed_gib > self.largest_ok_gib)]
 
 
-def memory_outcome(size: ProblemSize, peak_gib: Estimate, free: float, seen: MeasuredMemory | None = None) -> str:
+def memory_outcome(
+    size: ProblemSize, peak_gib: Estimate, free: float, memory_bounds: MeasuredMemory | None = None
+) -> str:
     """Return `fits`, `OOM`, or `tight` if the error bar includes both. Measured cells can make it worse."""
     predicted = "tight"
     if size.inputs_gib + peak_gib.high <= free:
         predicted = "fits"
     elif size.inputs_gib + peak_gib.low > free:
         predicted = "OOM"
-    measured = seen.outcome(size.inputs_gib + peak_gib.value, free) if seen else "fits"
+    measured = memory_bounds.outcome(size.inputs_gib + peak_gib.value, free) if memory_bounds else "fits"
     return max(predicted, measured, key=_OUTCOMES.index)
 
 
-def memory_reason(size: ProblemSize, peak_gib: Estimate, free: float, seen: MeasuredMemory) -> str | None:
+def memory_reason(size: ProblemSize, peak_gib: Estimate, free: float, memory_bounds: MeasuredMemory) -> str | None:
     """Return the measured cells that make the outcome worse than the prediction alone, or None if none do."""
-    outcome = memory_outcome(size, peak_gib, free, seen)
-    failed = seen.smallest_ran_out(free)
+    outcome = memory_outcome(size, peak_gib, free, memory_bounds)
+    failed = memory_bounds.smallest_ran_out(free)
     if failed is None or outcome == memory_outcome(size, peak_gib, free):
         return None
-    largest = f", the largest that ran needs {number(seen.largest_ok_gib)} GiB" if outcome == "tight" else ""
+    largest = f", the largest that ran needs {number(memory_bounds.largest_ok_gib)} GiB" if outcome == "tight" else ""
     return (
         f"with its inputs it needs {number(size.inputs_gib + peak_gib.value)} GiB, and a measured cell that needs "
         f"{number(failed.needed_gib)} GiB ran out of memory within {number(failed.gpu_memory_gib)} GiB{largest}"

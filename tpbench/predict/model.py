@@ -15,9 +15,9 @@ from tpbench.predict.fit import Fit, fit_cells
 from tpbench.predict.memory import MeasuredMemory, RanOut, memory_outcome, memory_reason
 from tpbench.workloads.cost_model import CostModel, ProblemSize
 
-FEWEST = 4
+MIN_SIZES = 4
 """A variant with fewer measured sizes is not predicted."""
-SHARE = 0.9
+ERROR_BAR_SHARE = 0.9
 """Share of the left-out cells that lie within an error bar."""
 LARGEST_ERROR = 0.5
 """A number with a larger relative error is called unknown."""
@@ -60,7 +60,7 @@ class Prediction:
     bytes_communicated: float | None
     """None: no row over several ranks tells it."""
     peak_gib: Estimate
-    seen: MeasuredMemory = MeasuredMemory()
+    memory_bounds: MeasuredMemory = MeasuredMemory()
 
     @property
     def needed_gib(self) -> float:
@@ -69,11 +69,11 @@ class Prediction:
 
     def memory_outcome(self, free_gib: float) -> str:
         """Return `fits`, `tight` or `OOM`, for the memory that the operation may use."""
-        return memory_outcome(self.size, self.peak_gib, free_gib, self.seen)
+        return memory_outcome(self.size, self.peak_gib, free_gib, self.memory_bounds)
 
     def memory_reason(self, free_gib: float) -> str | None:
         """Return the measured cells that make this outcome worse than the prediction alone, or None if none do."""
-        return memory_reason(self.size, self.peak_gib, free_gib, self.seen)
+        return memory_reason(self.size, self.peak_gib, free_gib, self.memory_bounds)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class VariantModel:
 
         `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
         """
-        stretch = 1 + sum(math.log2(times) for times in beyond(self.cells, size).values())
+        stretch = 1 + sum(math.log2(times) for times in extrapolation_factors(self.cells, size).values())
         estimates = {
             name: Estimate(
                 self.fits[name](size) if name == "peak_gib" else self.fits[name](size, slowdown or 1.0),
@@ -111,7 +111,7 @@ class VariantModel:
             None if slowdown is None or clock is None or sent is None else clock.communication(size),
             sent,
             estimates["peak_gib"],
-            self.seen,
+            self.memory_bounds,
         )
 
     def _sent(self, size: ProblemSize) -> float | None:
@@ -121,7 +121,7 @@ class VariantModel:
         return sent(size) if sent and size.kind in sent.kinds else None
 
     @functools.cached_property
-    def seen(self) -> MeasuredMemory:
+    def memory_bounds(self) -> MeasuredMemory:
         """Bounds on the memory that fits, from the measured cells."""
         memory = self.fits["peak_gib"]
 
@@ -136,10 +136,10 @@ class VariantModel:
 
     def error(self, name: str) -> float:
         """Return the relative error that 90% of the left-out cells did not exceed."""
-        return float(np.quantile(self.errors[name], SHARE)) if self.errors.get(name) else 1.0
+        return float(np.quantile(self.errors[name], ERROR_BAR_SHARE)) if self.errors.get(name) else 1.0
 
 
-def beyond(cells: Sequence[MeasuredCell], size: ProblemSize) -> dict[str, float]:
+def extrapolation_factors(cells: Sequence[MeasuredCell], size: ProblemSize) -> dict[str, float]:
     """Return the factor by which each field of the size lies outside the measured range. Fields within are left out."""
     factors = {}
     for name, (low, high) in span(cells).items():
@@ -154,7 +154,7 @@ def models(measured: MeasuredCells, *, errors: bool = True) -> dict[str, Variant
     by_label = {}
     for label in measured.labels:
         cells = tuple(cell for cell in measured.cells if cell.label == label and cell.status == "ok")
-        if len({cell.size for cell in cells}) >= FEWEST and any(cell.peak_gib is not None for cell in cells):
+        if len({cell.size for cell in cells}) >= MIN_SIZES and any(cell.peak_gib is not None for cell in cells):
             left_out = leave_out(measured.cost_model, cells) if errors else {}
             ran_out = tuple(cell for cell in measured.ran_out if cell.label == label)
             by_label[label] = VariantModel(label, cells, fit_cells(measured.cost_model, cells), left_out, ran_out)

@@ -9,7 +9,14 @@ from typing import Any
 
 from tpbench.predict.first_sentence import first_sentence
 from tpbench.predict.memory import RESERVE_GIB
-from tpbench.predict.model import LARGEST_ERROR, SHARE, Estimate, Prediction, VariantModel, beyond
+from tpbench.predict.model import (
+    ERROR_BAR_SHARE,
+    LARGEST_ERROR,
+    Estimate,
+    Prediction,
+    VariantModel,
+    extrapolation_factors,
+)
 from tpbench.predict.target import Target
 from tpbench.report.metric import number
 from tpbench.report.records import MISSING
@@ -76,7 +83,7 @@ def _table(answer: Answer) -> str:
         answer.target.speed_text(),
         answer.target.memory_text(size),
         extrapolation([answer.models[each.label] for each in answer.predictions], size),
-        f"+-: {SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error grows with "
+        f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error grows with "
         f"each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}, so measure a cell of about "
         "that size",
         _unknown_communication(answer),
@@ -102,7 +109,7 @@ def extrapolation(models: Sequence[VariantModel], size: ProblemSize) -> str | No
     """Return one sentence about the fields of the size that lie outside the measured range, or None."""
     factors: dict[str, list[float]] = {}
     for model in models:
-        for name, times in beyond(model.cells, size).items():
+        for name, times in extrapolation_factors(model.cells, size).items():
             factors.setdefault(name, []).append(times)
     if not factors:
         return None
@@ -134,7 +141,7 @@ def _answer_object(answer: Answer) -> dict[str, object]:
             "communication_ms": each.communication_ms, "bytes_communicated": each.bytes_communicated,
             "peak_gib": _estimate_object(each.peak_gib),
             "memory": each.memory_outcome(answer.free_gib), "memory_reason": each.memory_reason(answer.free_gib),
-            "beyond": beyond(answer.models[each.label].cells, size),
+            "beyond": extrapolation_factors(answer.models[each.label].cells, size),
         }
         for each in answer.predictions
     }  # fmt: skip

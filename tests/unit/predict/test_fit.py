@@ -10,7 +10,7 @@ from tpbench.predict import memory, target
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
 from tpbench.predict.fit import Fit, fit, fit_cells
 from tpbench.predict.memory import MODELS, MeasuredMemory, RanOut, free_gib, memory_outcome, memory_reason
-from tpbench.predict.model import Estimate, VariantModel, beyond, leave_out, models
+from tpbench.predict.model import Estimate, VariantModel, extrapolation_factors, leave_out, models
 from tpbench.predict.oom import predicted_oom
 from tpbench.predict.whole_numbers import whole_numbers
 
@@ -183,9 +183,9 @@ def test_no_iteration_ends_before_its_device():
 def test_an_error_grows_with_each_doubling_beyond_the_measured_sizes():
     errors = {name: [0.1] for name in ("time_ms", "device_ms", "peak_gib")}
     model = made(errors=errors)
-    assert beyond(CELLS, Size(1024, 2)) == beyond(CELLS, Size(9216, 1)) == {}
-    assert beyond(CELLS, Size(256, 4)) == {"tokens": 4.0, "tp_size": 2.0}
-    assert beyond(CELLS, Size(9216 * 8, 1)) == {"tokens": 8.0}
+    assert extrapolation_factors(CELLS, Size(1024, 2)) == extrapolation_factors(CELLS, Size(9216, 1)) == {}
+    assert extrapolation_factors(CELLS, Size(256, 4)) == {"tokens": 4.0, "tp_size": 2.0}
+    assert extrapolation_factors(CELLS, Size(9216 * 8, 1)) == {"tokens": 8.0}
     assert model(Size(256, 4)).peak_gib.error == pytest.approx(0.1 * (1 + 2 + 1))
     assert span(CELLS) == {"tokens": (1024, 9216), "tp_size": (1, 2)}
     assert span([cell(Size(7), status="oom"), *CELLS]) == span(CELLS) and span([]) == {}
@@ -194,8 +194,8 @@ def test_an_error_grows_with_each_doubling_beyond_the_measured_sizes():
 def test_bounds_of_memory_come_from_cells_of_a_measured_kind():
     failed = (cell(Size(50_000), status="oom", limit=40.0), cell(Size(10, kind="other"), status="oom"))
     model = made(ran_out=failed)
-    assert model.seen.largest_ok_gib == pytest.approx(0.5 + 9.216)
-    assert model.seen.ran_out == (RanOut(pytest.approx(50.5), 40.0),)
+    assert model.memory_bounds.largest_ok_gib == pytest.approx(0.5 + 9.216)
+    assert model.memory_bounds.ran_out == (RanOut(pytest.approx(50.5), 40.0),)
 
 
 def test_a_cell_is_left_out_with_all_cells_of_its_size():
@@ -256,25 +256,25 @@ def test_the_error_bar_decides_about_memory(peak, error, outcome):
     ("needed", "outcome"), [(29.9, "fits"), (30.0, "fits"), (30.1, "tight"), (40.0, "OOM"), (50.0, "OOM")]
 )
 def test_measured_cells_bound_the_memory(needed, outcome):
-    seen = MeasuredMemory(30.0, (RanOut(60.0, 52.0), RanOut(40.0, 52.0), RanOut(35.0, 12.0)))
-    assert seen.outcome(needed, 50.0) == outcome
-    assert seen.smallest_ran_out(52.5) == RanOut(40.0, 52.0)  # five percent above what that GPU had left
-    assert seen.smallest_ran_out(52.6) is None and seen.outcome(needed, 52.6) == "fits"
-    assert seen.smallest_ran_out(10.0) == RanOut(35.0, 12.0)
+    memory_bounds = MeasuredMemory(30.0, (RanOut(60.0, 52.0), RanOut(40.0, 52.0), RanOut(35.0, 12.0)))
+    assert memory_bounds.outcome(needed, 50.0) == outcome
+    assert memory_bounds.smallest_ran_out(52.5) == RanOut(40.0, 52.0)  # five percent above what that GPU had left
+    assert memory_bounds.smallest_ran_out(52.6) is None and memory_bounds.outcome(needed, 52.6) == "fits"
+    assert memory_bounds.smallest_ran_out(10.0) == RanOut(35.0, 12.0)
     between = MeasuredMemory(45.0, (RanOut(40.0, 52.0),))
     assert [between.outcome(each, 50.0) for each in (39.9, 42.0, 46.0)] == ["fits", "tight", "OOM"]
 
 
 def test_the_reason_names_the_measured_cells():
-    seen = MeasuredMemory(30.0, (RanOut(40.0, 52.0),))
-    assert memory_reason(Size(), Estimate(39.5, 0.0), 50.0, seen) == (
+    memory_bounds = MeasuredMemory(30.0, (RanOut(40.0, 52.0),))
+    assert memory_reason(Size(), Estimate(39.5, 0.0), 50.0, memory_bounds) == (
         "with its inputs it needs 40.00 GiB, and a measured cell that needs 40.00 GiB ran out of memory within "
         "52.00 GiB"
     )
-    tight = memory_reason(Size(), Estimate(30.5, 0.0), 50.0, seen)
+    tight = memory_reason(Size(), Estimate(30.5, 0.0), 50.0, memory_bounds)
     assert tight.endswith("within 52.00 GiB, the largest that ran needs 30.00 GiB")
-    assert memory_reason(Size(), Estimate(60.0, 0.0), 50.0, seen) is None  # the prediction alone says so
-    assert memory_reason(Size(), Estimate(10.0, 0.0), 50.0, seen) is None
+    assert memory_reason(Size(), Estimate(60.0, 0.0), 50.0, memory_bounds) is None  # the prediction alone says so
+    assert memory_reason(Size(), Estimate(10.0, 0.0), 50.0, memory_bounds) is None
     assert memory_reason(Size(), Estimate(39.5, 0.0), 50.0, MeasuredMemory()) is None
 
 

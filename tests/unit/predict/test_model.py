@@ -8,7 +8,7 @@ import pytest
 from tests.support import synthetic
 from tpbench.predict.cells import measured
 from tpbench.predict.memory import MODELS, RESERVE_GIB, free_gib, memory_outcome
-from tpbench.predict.model import Estimate, VariantModel, beyond, models
+from tpbench.predict.model import Estimate, VariantModel, extrapolation_factors, models
 from tpbench.predict.oom import predicted_oom
 from tpbench.predict.picture import most_tokens
 from tpbench.results.read import load
@@ -67,8 +67,8 @@ def test_left_out_cells(made):
 def test_extrapolation_has_a_larger_error(made):
     near, far = Size(4096, 65536, 4, "cross_entropy"), Size(262144, 262144, 8, "cross_entropy")
     model = made["pytorch_tp_manual"]
-    assert beyond(model.cells, near) == {}
-    assert beyond(model.cells, far) == {"tokens": 64.0, "vocab": 2.0, "tp_size": 2.0}
+    assert extrapolation_factors(model.cells, near) == {}
+    assert extrapolation_factors(model.cells, far) == {"tokens": 64.0, "vocab": 2.0, "tp_size": 2.0}
     assert model(far).time_ms.error == pytest.approx(9 * model(near).time_ms.error)
     assert model(near).time_ms.low < model(near).time_ms.value < model(near).time_ms.high
 
