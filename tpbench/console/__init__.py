@@ -4,7 +4,8 @@ The modules, in the order of a first reading:
 
 - Help: `help` is one screen of text.
 - List: `listing` prints choices, `overview` the names of all on one screen, and `choice` all that is known of one.
-  `entries` are the choices with their availability, `fields` the fields of jobs, and `defaults` their defaults.
+  `topics` are what it can list, and `entries` the choices with their availability. `fields` are the fields of jobs,
+  and `defaults` their defaults.
 - New: `new` writes a variant to start from.
 - Doctor: `doctor` prints problems of this machine. `checks` need no torch, and `torch_probe` runs in its own process.
 - Runs: `plan` is the text of a dry run, `quick_start` the end of `scripts/run`.

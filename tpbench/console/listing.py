@@ -7,18 +7,17 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from tpbench import packages
-from tpbench.console import fields
-from tpbench.console.entries import Entry, installed_section, sections, shapes, variant_section
+from tpbench.console import fields, overview
+from tpbench.console.entries import Entry
+from tpbench.console.topics import sections_of
 from tpbench.measure import machine
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads
-
-TOPICS = ("variants", "shapes", "models", "losses", "experiments")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the list. The exit code is 0, or 2 for invalid arguments."""
-    from tpbench.console import choice, overview  # late: one imports Hydra, the other this module
+    from tpbench.console import choice  # late: it imports Hydra
 
     gpus = machine.gpu_count()
     try:
@@ -41,9 +40,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _print_sections(topic: str, gpus: int) -> None:
-    found = sections_of(topic, gpus)
+    chosen = sections_of(topic, gpus)
     print(f"This machine: {_machine(gpus)}. The second column says whether it can run each.\n")
-    for title, entries in found:
+    for title, entries in chosen:
         print(title, *_aligned(entries), "", sep="\n")
     if topic in ("all", "variants", *workloads()):
         own = [workloads()[topic]] if topic in workloads() else list(workloads().values())
@@ -58,23 +57,6 @@ def _install_commands(owners: Sequence[Workload]) -> list[str]:
     by_extra = itertools.groupby(sorted(missing, key=packages.EXTRAS.__getitem__), key=packages.EXTRAS.__getitem__)
     groups = [list(names) for _, names in by_extra]
     return [f"To install {', '.join(names)}: {packages.install_commands(names)}" for names in groups]
-
-
-def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
-    """Return the sections of a topic: `all`, a kind of choices such as `shapes`, or the name of a workload.
-
-    The first section of a workload has its variants. Raises JobError if there is no such topic.
-    """
-    if topic in workloads():
-        workload = workloads()[topic]
-        return [variant_section(workload, gpus), ("shape=", shapes(gpus, topic))]
-    found = [*sections(gpus), *installed_section(gpus)]
-    if topic == "all":
-        return found
-    if topic not in TOPICS:
-        raise JobError(unknown("topic of list", topic, ("all", "fields", *TOPICS, *workloads(), "variant=NAME")))
-    prefixes = dict(zip(TOPICS, ("variant=", "shape=", "model=", "loss=", "+experiment="), strict=True))
-    return [(title, entries) for title, entries in found if title.startswith(prefixes[topic])]
 
 
 def _machine(gpus: int) -> str:

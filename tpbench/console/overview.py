@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from tpbench.console.entries import INTERPRETED, Entry, shapes
-from tpbench.console.listing import sections_of
+from tpbench.console.topics import sections_of
 from tpbench.workloads import workloads
 
 LINES, COLUMNS = 40, 100
