@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpbench.predict.model import Estimate, Prediction
+from tpbench.predict.estimate import Estimate
+from tpbench.predict.model import Prediction
 from tpbench.report.metric import number
 from tpbench.workloads.cost_model import Question
 

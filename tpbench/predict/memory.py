@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from tpbench.predict.estimate import Estimate
 from tpbench.report.metric import number
 from tpbench.workloads.cost_model import ProblemSize
-
-if TYPE_CHECKING:
-    from tpbench.predict.model import Estimate
 
 RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
+from tpbench.predict.estimate import Estimate
 from tpbench.predict.fit import Fit, fit_cells
 from tpbench.predict.memory import MeasuredMemory, RanOut, memory_outcome, memory_reason
 from tpbench.workloads.cost_model import CostModel, ProblemSize
@@ -19,31 +20,7 @@ MIN_SIZES = 4
 """A variant with fewer measured sizes is not predicted."""
 ERROR_BAR_SHARE = 0.9
 """Share of the left-out cells that lie within an error bar."""
-LARGEST_ERROR = 0.5
-"""A number with a larger relative error is called unknown."""
 QUANTITIES = ("time_ms", "device_ms", "peak_gib")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number with its error bar."""
-
-    value: float
-    error: float
-    """As a share of the value."""
-
-    @property
-    def low(self) -> float:
-        return self.value / (1 + self.error)
-
-    @property
-    def high(self) -> float:
-        return self.value * (1 + self.error)
-
-    @property
-    def known(self) -> bool:
-        """False if the error bar is so wide that the value says nothing."""
-        return self.error <= LARGEST_ERROR
 
 
 @dataclass(frozen=True)

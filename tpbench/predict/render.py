@@ -7,16 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tpbench.predict.estimate import LARGEST_ERROR, Estimate
 from tpbench.predict.first_sentence import first_sentence
 from tpbench.predict.memory import RESERVE_GIB
-from tpbench.predict.model import (
-    ERROR_BAR_SHARE,
-    LARGEST_ERROR,
-    Estimate,
-    Prediction,
-    VariantModel,
-    extrapolation_factors,
-)
+from tpbench.predict.model import ERROR_BAR_SHARE, Prediction, VariantModel, extrapolation_factors
 from tpbench.predict.target import Target
 from tpbench.report.metric import number
 from tpbench.report.records import MISSING
@@ -83,9 +77,9 @@ def _table(answer: Answer) -> str:
         answer.target.speed_text(),
         answer.target.memory_text(size),
         extrapolation([answer.models[each.label] for each in answer.predictions], size),
-        f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error grows with "
-        f"each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}, so measure a cell of about "
-        "that size",
+        f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
+        f"grows with each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}, so measure a "
+        "cell of about that size",
         _unknown_communication(answer),
         *(f"{each.label}: {reason}" for each in answer.predictions if (reason := each.memory_reason(free))),
     ]

@@ -8,9 +8,10 @@ import pytest
 
 from tpbench.predict import memory, target
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
+from tpbench.predict.estimate import Estimate
 from tpbench.predict.fit import Fit, fit, fit_cells
 from tpbench.predict.memory import MODELS, MeasuredMemory, RanOut, free_gib, memory_outcome, memory_reason
-from tpbench.predict.model import Estimate, VariantModel, extrapolation_factors, leave_out, models
+from tpbench.predict.model import VariantModel, extrapolation_factors, leave_out, models
 from tpbench.predict.oom import predicted_oom
 from tpbench.predict.whole_numbers import whole_numbers
 
