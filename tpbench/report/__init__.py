@@ -15,5 +15,5 @@ The modules, in the order of a first reading:
 - Answers: `verdicts` names the fastest variant of a problem and doubts about it, `answers` makes sentences of them.
   `agreement` warns of equal problems with different losses, `mixing` of rows of several hosts or versions.
 - Pictures and pages: `plots` draws with matplotlib, `size_panels` arranges by size, and `page` is the HTML report.
-- Others: `repeat` measures a row again with the command from `repeat_command`. `documents` writes JSON.
+- Others: `repeat` measures a row again with the command from `repeat_command`. `json_documents` writes JSON.
 """

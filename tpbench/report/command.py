@@ -17,7 +17,7 @@ from tpbench.report import plots, render, writer
 from tpbench.report.agreement import frame_warnings
 from tpbench.report.arrange import arrange_rows
 from tpbench.report.columns import column_tables, parse_columns
-from tpbench.report.documents import write_documents
+from tpbench.report.json_documents import write_documents
 from tpbench.report.metric import METRICS, metric
 from tpbench.report.output_format import format_of
 from tpbench.report.parser import ReportParser
@@ -124,7 +124,7 @@ def _content(asked: argparse.Namespace) -> str | bytes:
     if asked.metric is not None:
         require_values(frame, metric(asked.metric))
     if asked.format == "html":
-        from tpbench.report.page.document import page
+        from tpbench.report.page.html_page import page
 
         return page(frame, asked.metric, all_rows=asked.all)
     report = pivot(frame, asked.metric or "time_ms", all_rows=asked.all, floor=asked.floor, transpose=asked.transpose)

@@ -12,7 +12,7 @@ from scipy import stats
 
 from tests.support import synthetic
 from tpbench.report.interleaved import abba_ratio, averages_below_interval
-from tpbench.report.page.document import page
+from tpbench.report.page.html_page import page
 from tpbench.report.pivot import pivot
 from tpbench.report.ratio import ratio
 from tpbench.report.render import comma_separated, pivot_text

@@ -9,7 +9,7 @@ from tests.support import synthetic
 from tests.unit.report.test_render import HOSTILE
 from tpbench import packages
 from tpbench.report.command import main
-from tpbench.report.page.document import page
+from tpbench.report.page.html_page import page
 from tpbench.report.plots import style
 from tpbench.results.read import load
 

@@ -8,12 +8,12 @@ import re
 import pytest
 
 from tests.unit.report.test_compare_changes import pair, record, slower
-from tpbench.report import documents
+from tpbench.report import json_documents
 from tpbench.report.arrange import arrange_rows
 from tpbench.report.clocks import CLOCKS
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import compare_cells
-from tpbench.report.documents import write_documents
+from tpbench.report.json_documents import write_documents
 from tpbench.report.metric import metric
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.page.tables import (
@@ -143,7 +143,7 @@ def test_documents_of_equal_names_get_the_id_of_their_row(add, frame, tmp_path, 
         return (row["variant"], {"time": row["time_ms"]}) if row["seed"] else None
 
     known = {"entropy_loss": dataclasses.replace(workloads()["entropy_loss"], document=document)}
-    monkeypatch.setattr(documents, "workloads", lambda: known)
+    monkeypatch.setattr(json_documents, "workloads", lambda: known)
     for seed, time in ((1, 1.0), (2, 2.0), (3, 1.0), (0, 9.0)):
         add("triton_tp", time, seed=seed)
     written = write_documents(frame(), tmp_path / "new/folder")

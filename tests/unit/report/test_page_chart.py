@@ -7,7 +7,7 @@ import pytest
 
 from tpbench.report.page import chart
 from tpbench.report.page.chart import Axis, Line, Panel, logarithmic_axis, marker_svg, panel_svg, share_axis
-from tpbench.report.page.looks import Look
+from tpbench.report.page.column_styles import Look
 
 GOLDEN = Path(__file__).with_name("panel.svg")
 AXIS = Axis(1.0, 100.0, "ms")

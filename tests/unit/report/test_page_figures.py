@@ -7,7 +7,7 @@ import pytest
 from tpbench.report.grids import GridRow, RecordGrid
 from tpbench.report.page import trace
 from tpbench.report.page.chart import Axis, Line, Panel
-from tpbench.report.page.looks import Look
+from tpbench.report.page.column_styles import Look
 from tpbench.report.page.pictures import PROBLEMS, _figure, _values, block_caps, by_problem, by_size, floor_shares
 from tpbench.report.plots.timeline import COLUMNS
 

@@ -24,7 +24,7 @@ from tpbench.report.gallery.site import index
 from tpbench.report.history import render as told
 from tpbench.report.history.series import all_series
 from tpbench.report.metric import metric
-from tpbench.report.page.document import page
+from tpbench.report.page.html_page import page
 from tpbench.report.pivot import pivot
 from tpbench.report.study import study_csv, study_document, study_tables
 from tpbench.report.writer import as_text

@@ -13,7 +13,7 @@ from tpbench.report.gallery.entry import Entry
 from tpbench.report.gallery.winners import Machine, Problem, headlines, measured_problems
 from tpbench.report.metric import counted, ratio_text
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, quantity, words
-from tpbench.report.page.document import page
+from tpbench.report.page.html_page import page
 from tpbench.report.page.machines import period
 from tpbench.report.page.template import render_page
 from tpbench.report.records import value_text

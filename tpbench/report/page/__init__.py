@@ -2,7 +2,7 @@
 
 The modules, in the order of a first reading:
 
-- `document` is the whole page. Its first screen is the `overview`, with the `machines`.
+- `html_page` is the whole page. Its first screen is the `overview`, with the `machines`.
 - `tables` of a section become `cells`, plain data. `pictures` are made from grids, with `chart` and `trace`.
-- `looks` gives each variant its colour and marker. `template` renders all of it, and escapes text.
+- `column_styles` gives each variant its colour and marker. `template` renders all of it, and escapes text.
 """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from tpbench.report.metric import number
-from tpbench.report.page.looks import MARKERS, Look
+from tpbench.report.page.column_styles import MARKERS, Look
 
 WIDTH, HEIGHT = 320, 220
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 30, 34

@@ -10,7 +10,7 @@ from tpbench.report.clocks import DEVICE, WALL
 from tpbench.report.metric import number, ratio_text
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.page.chart import marker_svg
-from tpbench.report.page.looks import Looks
+from tpbench.report.page.column_styles import Looks
 from tpbench.report.pivot_report import FailureGroup
 from tpbench.report.verdicts import GOOD, Verdict, selected
 

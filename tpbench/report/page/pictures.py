@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tpbench.report.grids import GridRow, RecordGrid
 from tpbench.report.metric import metric, number
 from tpbench.report.page.chart import Axis, Line, Panel, logarithmic_axis, marker_svg, panel_svg, share_axis
-from tpbench.report.page.looks import Look, Looks
+from tpbench.report.page.column_styles import Look, Looks
 from tpbench.report.plots.block_cap import shares
 from tpbench.report.records import Record, column_label, sort_key, value_text
 from tpbench.report.size_panels import (

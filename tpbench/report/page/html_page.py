@@ -20,7 +20,7 @@ from tpbench.report.metric import METRICS, TITLES, counted, metric
 from tpbench.report.mixing import mixing_note
 from tpbench.report.page import tables
 from tpbench.report.page.cells import PageTable
-from tpbench.report.page.looks import Looks, assign_looks
+from tpbench.report.page.column_styles import Looks, assign_looks
 from tpbench.report.page.machines import FACTS, machines, machines_line, period
 from tpbench.report.page.overview import failure_groups, verdict_tables
 from tpbench.report.page.pictures import PageFigure, block_caps, by_problem, by_size, floor_shares
