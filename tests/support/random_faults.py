@@ -15,7 +15,7 @@ import psutil
 import tpbench as package
 from tests.support.command import Running, gone
 from tests.support.fault_catalogue import SMALL
-from tpbench.results.cells import MEASURED
+from tpbench.results.current_rows import MEASURED
 
 _PROGRAMS = ("tpbench.worker.rank", "tpbench.worker.torchrun")
 

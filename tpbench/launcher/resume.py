@@ -9,7 +9,7 @@ from typing import Any
 
 from tpbench.launcher.plan import Cell
 from tpbench.packages import versions
-from tpbench.results.cells import HARDWARE, MEASURED, SOFTWARE, changes, yields
+from tpbench.results.current_rows import HARDWARE, MEASURED, SOFTWARE, changes, yields
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from tpbench.report.metric import number
 from tpbench.report.records import Record, column_label, problem_identity, record_label, row_records, value_text
-from tpbench.results.cells import newest
+from tpbench.results.current_rows import newest
 from tpbench.results.printable import printable
 from tpbench.workloads import Workload, workloads
 

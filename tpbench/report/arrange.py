@@ -21,7 +21,7 @@ from tpbench.report.records import (
     sort_key,
     value_text,
 )
-from tpbench.results.cells import newest
+from tpbench.results.current_rows import newest
 from tpbench.results.label import chosen_options
 from tpbench.workloads import Pivot, Workload, workloads
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.results.cells import hardware
+from tpbench.results.current_rows import hardware
 from tpbench.results.label import chosen_options
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable

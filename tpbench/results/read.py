@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tpbench.results.columns import FLAG, INT, TEXT
+from tpbench.results.combine_tables import combine_tables, concatenate
 from tpbench.results.files import read_files, shown
 from tpbench.results.find import Where
 from tpbench.results.label import LABEL, label_columns, with_labels
 from tpbench.results.plain import plain_rows
 from tpbench.results.schema import COLUMN_LIST, SCHEMA_VERSION, all_columns, common_columns, workload_columns
 from tpbench.results.suspicious import suspicious_rows
-from tpbench.results.unite import concatenate, unite
 from tpbench.results.upgrade import (
     added_fields,
     present_name,
@@ -82,7 +82,7 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
             f"{shown(newer[0])}{f' and {len(newer) - 1} more' if len(newer) > 1 else ''}: written by a newer tpbench "
             f"(schema {versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
         )
-    table, misfits, _ = unite(reads)
+    table, misfits, _ = combine_tables(reads)
     table = with_added_fields(table)
     misfits += suspicious_rows(table)
     for complaint in complaints + misfits:
@@ -146,7 +146,7 @@ def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
     reads, complaints = read_files(where, None)
     current = {path: read for path, read in reads.items() if read.version <= SCHEMA_VERSION}
     complaints += [f"{shown(path)}: left as it is, written by a newer tpbench" for path in reads if path not in current]
-    table, misfits, used = unite(current)
+    table, misfits, used = combine_tables(current)
     return _in_order(table), used, complaints + misfits
 
 

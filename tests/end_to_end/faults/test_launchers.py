@@ -11,7 +11,7 @@ import tpbench as package
 from tests.support.command import Running, gone
 from tests.support.fault_catalogue import SINGLE
 from tests.support.held import Held, wait_for_claims
-from tpbench.results.cells import MEASURED
+from tpbench.results.current_rows import MEASURED
 
 
 @pytest.mark.fault("two launchers")

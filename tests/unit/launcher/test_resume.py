@@ -12,7 +12,7 @@ from tests.support.launcher_rows import FACTS, cell, measured
 from tpbench.launcher import resume
 from tpbench.launcher.leftovers import discard_rows
 from tpbench.launcher.resume import decide
-from tpbench.results.cells import newest
+from tpbench.results.current_rows import newest
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from tpbench.results import files
-from tpbench.results.cells import changes, hardware, yields
 from tpbench.results.checksum import has_checksum, is_damaged, with_checksum
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT
+from tpbench.results.current_rows import changes, hardware, yields
 from tpbench.results.find import row_files
 from tpbench.results.merged_index import INDEX, add_to_index, is_merged
 from tpbench.results.plain import plain_rows

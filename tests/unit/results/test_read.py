@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tpbench
 from tests.support.command import ROOT
 from tpbench.report.arrange import arrange_rows
-from tpbench.results import files, unite, upgrade
+from tpbench.results import combine_tables, files, upgrade
 from tpbench.results.checksum import has_checksum, is_damaged, with_checksum
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.plain import plain_rows
@@ -197,7 +197,7 @@ def test_lists_of_a_workload_that_is_not_loaded_here():
         pa.list_(pa.int64()),
     ]
     tables = [pa.table({"lengths": pa.array([[1, number]], kind)}) for number, kind in enumerate(kinds)]
-    assert unite.concatenate(tables)["lengths"].to_pylist() == [[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]
+    assert combine_tables.concatenate(tables)["lengths"].to_pylist() == [[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]
 
 
 def flips(content, count, seed=0):
@@ -300,7 +300,7 @@ def test_foreign_columns_take_linear_time():
     """Each table is asked once for its names and once for its columns, however many there are."""
     counts = collections.Counter()
     tables = [CountingTable(pa.table({f"f{number}_{i}": [i] for i in range(50)}), counts) for number in range(8)]
-    table = unite.concatenate(tables)
+    table = combine_tables.concatenate(tables)
     assert table.column("f3_7").to_pylist() == [None] * 3 + [7] + [None] * 4
     assert counts == {"column_names": 8, "columns": 8}
 

@@ -18,7 +18,7 @@ from tpbench.launcher.plan import distinguish
 from tpbench.launcher.resume import superseded
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of
-from tpbench.results.cells import MEASURED, changes, newest
+from tpbench.results.current_rows import MEASURED, changes, newest
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.results.read import load

@@ -13,7 +13,7 @@ import pandas as pd
 from tpbench.report.comparable import comparable
 from tpbench.report.compare.conditions import repeats
 from tpbench.report.records import Record, column_label, problem_fields, problem_identity, value_text
-from tpbench.results.cells import hardware, yielding
+from tpbench.results.current_rows import hardware, yielding
 from tpbench.results.plain import plain_rows
 from tpbench.workloads import workloads
 

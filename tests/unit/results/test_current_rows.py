@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpbench.results.cells import hardware, newest
+from tpbench.results.current_rows import hardware, newest
 from tpbench.results.read import load
 from tpbench.results.write import write_row
 

@@ -1,4 +1,4 @@
-"""Unite the tables of many files into one of the current schema."""
+"""Combine the tables of many files into one of the current schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MISFITS = (Unreadable, pa.ArrowException, ValueError)
 """Errors of a table that does not fit the schema."""
 
 
-def unite(reads: Mapping[Path, FileRows]) -> tuple[pa.Table, list[str], list[Path]]:
+def combine_tables(reads: Mapping[Path, FileRows]) -> tuple[pa.Table, list[str], list[Path]]:
     """Return one table of the current schema, a complaint for each file that does not fit it, and the files that do.
 
     Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas.
