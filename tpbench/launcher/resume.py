@@ -9,7 +9,7 @@ from typing import Any
 
 from tpbench.launcher.plan import Cell
 from tpbench.packages import versions
-from tpbench.results.current_rows import HARDWARE, MEASURED, SOFTWARE, changes, yields
+from tpbench.results.current_rows import HARDWARE, MEASURED, SOFTWARE, changes, is_replaced_by
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 
@@ -57,7 +57,7 @@ def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeD
 
 def superseded(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the rows of failed and skipped attempts at the same cell that `row` replaces."""
-    return [each for each in rows if each["key"] == row["key"] and yields(each, row)]
+    return [each for each in rows if each["key"] == row["key"] and is_replaced_by(each, row)]
 
 
 def _decide_in(output_dir: str, cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeDecision]:

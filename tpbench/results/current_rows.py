@@ -37,17 +37,17 @@ def changes(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     return [name for name in known if row[name] != facts[name] and not (name in _MAY_LACK and row[name] is None)]
 
 
-def yields(row: Mapping[str, Any], to: Mapping[str, Any]) -> bool:
+def is_replaced_by(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return true if the other row replaces this one.
 
     Both are of the same cell, with the same software and hardware. This row is no measurement. The other one is a
     measurement or is of a later attempt.
     """
-    if row["status"] in MEASURED or row["key"] != to["key"]:
+    if row["status"] in MEASURED or row["key"] != other["key"]:
         return False
-    earlier = None not in (row["finished_at"], to["finished_at"]) and row["finished_at"] < to["finished_at"]
-    facts = {name: value for name, value in to.items() if value is not None}
-    return (to["status"] in MEASURED or earlier) and not changes(row, facts)
+    earlier = None not in (row["finished_at"], other["finished_at"]) and row["finished_at"] < other["finished_at"]
+    facts = {name: value for name, value in other.items() if value is not None}
+    return (other["status"] in MEASURED or earlier) and not changes(row, facts)
 
 
 def hardware(frame: pd.DataFrame) -> pd.DataFrame:
@@ -72,10 +72,10 @@ def newest(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `frame` that no other row of the same cell replaces, in their order.
 
     Rows are of the same cell if key, device and hardware are equal. Two hosts with the same GPU are one cell. So
-    are two versions of tpbench, torch or the driver. The newest row holds, except for rows that yield to a measurement.
+    are two versions of tpbench, torch or the driver. The newest row holds, unless a measurement replaces it.
     A row without a key is a separate cell.
     """
-    frame = frame.drop(yielding(frame))
+    frame = frame.drop(replaced_rows(frame))
     cells = hardware(frame).fillna("")
     cells["key"] = frame["key"].fillna("row " + frame.index.to_series().astype(str))
     cells["when"] = frame["finished_at"].fillna(frame["started_at"])
@@ -83,8 +83,8 @@ def newest(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.loc[cells.drop_duplicates(["key", "device", "hardware"], keep="last").index.sort_values()]
 
 
-def yielding(frame: pd.DataFrame) -> list[Any]:
-    """Return the index of rows that yield to a measurement."""
+def replaced_rows(frame: pd.DataFrame) -> list[Any]:
+    """Return the index of rows that a measurement replaces."""
     if "status" not in frame:
         return []
     measured = frame["status"].isin(MEASURED)
@@ -97,4 +97,4 @@ def yielding(frame: pd.DataFrame) -> list[Any]:
         if row["status"] in MEASURED:
             measurements[row["key"]].append(row)
     indexed = zip(rows.index, plain, strict=True)
-    return [index for index, row in indexed if any(yields(row, to) for to in measurements[row["key"]])]
+    return [index for index, row in indexed if any(is_replaced_by(row, other) for other in measurements[row["key"]])]

@@ -13,7 +13,7 @@ import pytest
 from tpbench.results import files
 from tpbench.results.checksum import has_checksum, is_damaged, with_checksum
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT
-from tpbench.results.current_rows import changes, hardware, yields
+from tpbench.results.current_rows import changes, hardware, is_replaced_by
 from tpbench.results.find import row_files
 from tpbench.results.merged_index import INDEX, add_to_index, is_merged
 from tpbench.results.plain import plain_rows
@@ -113,7 +113,7 @@ def test_changes_of_software_and_hardware() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "to", "answer"),
+    ("mine", "other", "replaced"),
     [
         ({}, {"status": "ok"}, True),
         ({}, {"status": "oom", "finished_at": 0}, True),
@@ -127,8 +127,8 @@ def test_changes_of_software_and_hardware() -> None:
         ({}, {"status": "ok", "torch_version": None}, True),
     ],
 )
-def test_a_row_without_a_measurement_yields(mine: dict[str, Any], to: dict[str, Any], answer: bool) -> None:
-    assert yields(row(**mine), row(**to)) == answer
+def test_a_row_without_a_measurement_is_replaced(mine: dict[str, Any], other: dict[str, Any], replaced: bool) -> None:
+    assert is_replaced_by(row(**mine), row(**other)) == replaced
 
 
 def test_a_checksum_lies_before_the_footer_and_covers_all_bytes() -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 from tpbench.report.comparable import comparable
 from tpbench.report.compare.conditions import repeats
 from tpbench.report.records import Record, column_label, problem_fields, problem_identity, value_text
-from tpbench.results.current_rows import hardware, yielding
+from tpbench.results.current_rows import hardware, replaced_rows
 from tpbench.results.plain import plain_rows
 from tpbench.workloads import workloads
 
@@ -83,7 +83,7 @@ def _by_identity(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, tuple[Reco
 def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
     """Return the rows of each cell by hardware, oldest first. Failures beside a measurement are left out."""
     frame = comparable(frame)
-    frame = frame.drop(yielding(frame))
+    frame = frame.drop(replaced_rows(frame))
     frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
     frame = frame.sort_values("when", kind="stable", na_position="first")
     cells: dict[CellIdentity, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
