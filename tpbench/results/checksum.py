@@ -37,11 +37,6 @@ def is_damaged(content: bytes) -> bool:
     return begin < 0 or end < 0 or _digest(view[:start], view[end:]) != content[start:end]
 
 
-def has_checksum(content: bytes) -> bool:
-    """Return True if the file has a checksum."""
-    return _BEGIN in content
-
-
 def _digest(before: bytes | memoryview, after: bytes | memoryview) -> bytes:
     digest = hashlib.sha256(before)
     digest.update(after)
