@@ -29,20 +29,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 1 if a validation misses its aims, and 2 for a question that cannot be answered."""
     try:
         workload = _workload(arguments)
-        asked = _parser(workload).parse_args(arguments)
-        cells = measured(read_rows(asked.rows), workload, asked.gpu)
-        fitted = models(cells, errors=not asked.picture)
+        options = _parser(workload).parse_args(arguments)
+        cells = measured(read_rows(options.rows), workload, options.gpu)
+        fitted = models(cells, errors=not options.picture)
         if not fitted:
             raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
-        if asked.picture:
-            _picture(cells, fitted, _sizes(workload, asked), asked.picture)
+        if options.picture:
+            _picture(cells, fitted, _sizes(workload, options), options.picture)
             return 0
-        if asked.validate:
-            table, reached = validation(_chosen(fitted, asked), cells)
+        if options.validate:
+            table, reached = validation(_chosen(fitted, options), cells)
             print(table, end="")
             return 0 if reached else 1
-        answers = _answers(cells, fitted, workload, asked)
-        print(render.as_json(answers) if asked.format == "json" else render.text(answers), end="")
+        answers = _answers(cells, fitted, workload, options)
+        print(render.as_json(answers) if options.format == "json" else render.text(answers), end="")
     except (JobError, OSError) as error:
         print(f"predict: {error}", file=sys.stderr)
         return 2
@@ -123,40 +123,40 @@ def _flag(name: str) -> str:
     return f"--{name.removesuffix('_size')}"
 
 
-def _sizes(workload: Workload, asked: argparse.Namespace) -> list[Any]:
+def _sizes(workload: Workload, options: argparse.Namespace) -> list[Any]:
     """Return a size for every combination of the numbers that the user gave."""
     size = cost_model_of(workload).size
     names = [each.name for each in fields(size)]
-    given = [value if isinstance(value := getattr(asked, name), list) else [value] for name in names]
+    given = [value if isinstance(value := getattr(options, name), list) else [value] for name in names]
     return [size(**dict(zip(names, values, strict=True))) for values in itertools.product(*given)]
 
 
 def _answers(
-    cells: MeasuredCells, fitted: Mapping[str, VariantModel], workload: Workload, asked: argparse.Namespace
+    cells: MeasuredCells, fitted: Mapping[str, VariantModel], workload: Workload, options: argparse.Namespace
 ) -> list[render.Answer]:
     """Return the answer for each size. Raises JobError for a size that no job can have or no row tells about."""
-    target = find_target(cells, asked.gpu, asked.gpu_memory, asked.bandwidth, MODELS.get(asked.beside))
+    target = find_target(cells, options.gpu, options.gpu_memory, options.bandwidth, MODELS.get(options.beside))
     answers = []
-    for size in _sizes(workload, asked):
+    for size in _sizes(workload, options):
         problem = {each.name: getattr(size, each.name) for each in fields(size) if each.name != "tp_size"}
         if complaints := workload.problem(**problem).check(size.tp_size, 1):
             raise JobError("\n".join(complaints))
         chosen = _chosen(
-            {label: model for label, model in fitted.items() if size.kind in model.fits["peak_gib"].kinds}, asked
+            {label: model for label, model in fitted.items() if size.kind in model.fits["peak_gib"].kinds}, options
         )
         if not chosen:
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")
         predictions = [model(size, target.slowdown) for model in chosen.values()]
         question = cells.cost_model.question
-        answers.append(render.Answer(size, predictions, chosen, target, question, filtered=bool(asked.variant)))
+        answers.append(render.Answer(size, predictions, chosen, target, question, filtered=bool(options.variant)))
     return answers
 
 
-def _chosen(able: Mapping[str, VariantModel], asked: argparse.Namespace) -> Mapping[str, VariantModel]:
+def _chosen(able: Mapping[str, VariantModel], options: argparse.Namespace) -> Mapping[str, VariantModel]:
     """Return the models that `--variant` names, or all. Raises JobError for a variant without a model."""
-    if not asked.variant:
+    if not options.variant:
         return able
-    names = asked.variant.split(",")
+    names = options.variant.split(",")
     for name in names:
         if name not in able:
             raise JobError(unknown("variant with enough cells", name, able))

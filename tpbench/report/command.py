@@ -60,18 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments and not Path(arguments[0]).exists() and (meant := nearest(arguments[0], COMMANDS)):
         print(f"report: no folder and no command is called {arguments[0]}{meant}", file=sys.stderr)
         return 2
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        metric(asked.metric or "time_ms")  # an unknown metric is reported before rows are read
-        if asked.repeat is not None:
-            return repeat(selected_rows(asked), asked.repeat, run=asked.run, metric=asked.metric or "time_ms")
-        if asked.run:
+        metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
+        if options.repeat is not None:
+            return repeat(selected_rows(options), options.repeat, run=options.run, metric=options.metric or "time_ms")
+        if options.run:
             raise JobError("--run needs --repeat ROW_ID")
-        asked.format = asked.format or format_of(asked.output)
-        if asked.format == "json":
-            write_documents(selected_rows(asked), asked.output or Path(), all_rows=asked.all)
+        options.format = options.format or format_of(options.output)
+        if options.format == "json":
+            write_documents(selected_rows(options), options.output or Path(), all_rows=options.all)
         else:
-            _write(_content(asked), asked)
+            _write(_content(options), options)
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (JobError, OSError) as error:
@@ -112,79 +112,86 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _content(asked: argparse.Namespace) -> str | bytes:
+def _content(options: argparse.Namespace) -> str | bytes:
     """Return the report as text, or as the bytes of a picture."""
-    columns = None if asked.columns is None else parse_columns(asked.columns)
-    _check(asked, with_columns=bool(columns))
-    frame = selected_rows(asked)
-    if columns or asked.study is not None:
-        return _study(frame, columns, asked)
-    if asked.format in PICTURES:
-        return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=asked.all), asked.plot, asked.format)
-    if asked.metric is not None:
-        require_values(frame, metric(asked.metric))
-    if asked.format == "html":
+    columns = None if options.columns is None else parse_columns(options.columns)
+    _check(options, with_columns=bool(columns))
+    frame = selected_rows(options)
+    if columns or options.study is not None:
+        return _study(frame, columns, options)
+    if options.format in PICTURES:
+        return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=options.all), options.plot, options.format)
+    if options.metric is not None:
+        require_values(frame, metric(options.metric))
+    if options.format == "html":
         from tpbench.report.page.html_page import page
 
-        return page(frame, asked.metric, all_rows=asked.all)
-    report = pivot(frame, asked.metric or "time_ms", all_rows=asked.all, floor=asked.floor, transpose=asked.transpose)
-    _warn(report.warnings, asked)
-    if asked.format == "text" and asked.output is None:
+        return page(frame, options.metric, all_rows=options.all)
+    report = pivot(
+        frame, options.metric or "time_ms", all_rows=options.all, floor=options.floor, transpose=options.transpose
+    )
+    _warn(report.warnings, options)
+    if options.format == "text" and options.output is None:
         console = Console()  # detects a terminal and its colours
         with console.capture() as capture:  # rich itself would end the process if the pipe is closed
             render.show(render.text(report), console)
         return capture.get()
-    return TABLES[asked.format](report)
+    return TABLES[options.format](report)
 
 
-def _check(asked: argparse.Namespace, *, with_columns: bool) -> None:
+def _check(options: argparse.Namespace, *, with_columns: bool) -> None:
     """Raise JobError for options that do not fit together."""
-    is_picture = asked.format in PICTURES
-    if with_columns and asked.format not in STUDIES:
+    is_picture = options.format in PICTURES
+    if with_columns and options.format not in STUDIES:
         raise JobError(f"--columns is for --format {', '.join(STUDIES)}")
-    is_metric_table = asked.format in TABLES and not with_columns and asked.study is None
-    if (asked.floor or asked.transpose) and not is_metric_table:
+    is_metric_table = options.format in TABLES and not with_columns and options.study is None
+    if (options.floor or options.transpose) and not is_metric_table:
         raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
-    if asked.study is not None:
-        check_study(asked.study)
-        if asked.plot is not None or asked.format not in (*STUDIES, *PICTURES):
+    if options.study is not None:
+        check_study(options.study)
+        if options.plot is not None or options.format not in (*STUDIES, *PICTURES):
             valid = ", ".join((*STUDIES, *PICTURES))
             raise JobError(f"--study is for --format {valid}; a page has the studies that its rows allow")
-    elif is_picture != (asked.plot is not None):
+    elif is_picture != (options.plot is not None):
         raise JobError("a picture needs both: --format png or svg, and --plot NAME")
-    elif is_picture and asked.plot not in plots.PLOTS:
-        raise JobError(unknown("plot", asked.plot, plots.PLOTS))
-    if asked.format in ("png", "html") and asked.output is None and sys.stdout.isatty():
-        raise JobError(f"--format {asked.format} is for a file: say -o report.{asked.format}")
+    elif is_picture and options.plot not in plots.PLOTS:
+        raise JobError(unknown("plot", options.plot, plots.PLOTS))
+    if options.format in ("png", "html") and options.output is None and sys.stdout.isatty():
+        raise JobError(f"--format {options.format} is for a file: say -o report.{options.format}")
 
 
-def _study(frame: pd.DataFrame, columns: Sequence[str] | None, asked: argparse.Namespace) -> str | bytes:
+def _study(frame: pd.DataFrame, columns: Sequence[str] | None, options: argparse.Namespace) -> str | bytes:
     """Return the tables of chosen columns or of a study, or its picture."""
-    if asked.study is not None and asked.format in PICTURES:
-        return plots.study_picture(study_picture(frame, asked.study), asked.study, asked.format)
-    if asked.study is not None:
-        frame = frame[frame["workload"].isin(studies()[asked.study])]
+    if options.study is not None and options.format in PICTURES:
+        return plots.study_picture(study_picture(frame, options.study), options.study, options.format)
+    if options.study is not None:
+        frame = frame[frame["workload"].isin(studies()[options.study])]
     if columns:
-        tables = column_tables(frame, columns, asked.study, all_rows=asked.all)
+        tables = column_tables(frame, columns, options.study, all_rows=options.all)
     else:
-        tables = study_tables(frame, asked.study, all_rows=asked.all)
-    warnings = frame_warnings(frame, all_rows=asked.all)
-    _warn(warnings, asked)
-    return STUDIES[asked.format](tables, warnings)
+        tables = study_tables(frame, options.study, all_rows=options.all)
+    warnings = frame_warnings(frame, all_rows=options.all)
+    _warn(warnings, options)
+    return STUDIES[options.format](tables, warnings)
 
 
-def _warn(warnings: Sequence[str], asked: argparse.Namespace) -> None:
+def _warn(warnings: Sequence[str], options: argparse.Namespace) -> None:
     """Print warnings to stderr, unless the same terminal shows them below the tables."""
-    if asked.output is None and asked.format in ("text", "markdown") and sys.stdout.isatty() and sys.stderr.isatty():
+    if (
+        options.output is None
+        and options.format in ("text", "markdown")
+        and sys.stdout.isatty()
+        and sys.stderr.isatty()
+    ):
         return
     for warning in warnings:
         print(f"report: warning: {warning}", file=sys.stderr)
 
 
-def _write(content: str | bytes, asked: argparse.Namespace) -> None:
-    if asked.output is not None:
-        asked.output.write_bytes(content if isinstance(content, bytes) else content.encode())
-        print(f"report: wrote {asked.output}", file=sys.stderr)
+def _write(content: str | bytes, options: argparse.Namespace) -> None:
+    if options.output is not None:
+        options.output.write_bytes(content if isinstance(content, bytes) else content.encode())
+        print(f"report: wrote {options.output}", file=sys.stderr)
     elif isinstance(content, bytes):
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()

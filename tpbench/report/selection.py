@@ -28,14 +28,14 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def selected_rows(asked: argparse.Namespace) -> pd.DataFrame:
+def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
     """Return the rows that the filters select. Raises JobError for a filter that no row passes."""
-    frame = read_rows(asked.where)
+    frame = read_rows(options.where)
     for name in FILTERS:
-        wanted = getattr(asked, name)
+        wanted = getattr(options, name)
         if wanted is not None:
             frame = _only(frame, name, wanted.split(","))
-    for name, value in parse_conditions(asked.only):
+    for name, value in parse_conditions(options.only):
         if present_name(name) not in frame:
             if present_name(name) in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")

@@ -35,11 +35,11 @@ def main(arguments: Sequence[str]) -> int:
 
     It is 2 if nothing was compared, because a check that compared nothing must not pass.
     """
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        comparison, lost = _compare(asked)
-        content = FORMATS[asked.format](comparison)
-        print_or_write(content, asked.output)
+        comparison, lost = _compare(options)
+        content = FORMATS[options.format](comparison)
+        print_or_write(content, options.output)
     except (JobError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
@@ -64,27 +64,27 @@ def main(arguments: Sequence[str]) -> int:
     return int(bool(lost) or any(change.fails() for change in changes))
 
 
-def _compare(asked: argparse.Namespace) -> tuple[Comparison, list[str]]:
+def _compare(options: argparse.Namespace) -> tuple[Comparison, list[str]]:
     """Return the comparison, and the names of cells that AFTER must have and has not.
 
     If the sides share rows, one is a part of the other, which may have more cells. Raises JobError for a wrong request,
     and if no cell is on both sides.
     """
-    shown = metric(asked.metric)
-    allowed = asked.across.split(",") if asked.across else []
+    shown = metric(options.metric)
+    allowed = options.across.split(",") if options.across else []
     for name in allowed:
         if name not in ACROSS:
             raise JobError(unknown("column to compare across", name, ACROSS))
-    before, after, remarks = read_sides(asked.before, asked.after, asked.rows)
+    before, after, remarks = read_sides(options.before, options.after, options.rows)
     pairs = pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
         raise JobError(explain_unpaired(pairs))
-    for side, frame in ((asked.before, before), (asked.after, after)):
+    for side, frame in ((options.before, before), (options.after, after)):
         require_values(frame, shown, side)
     for remark in remarks:
         print(f"report: {remark}", file=sys.stderr)
-    lost = [] if asked.allow_missing or remarks else lost_cells(pairs)
-    return compare_cells(pairs, asked.metric, asked.threshold, allowed), lost
+    lost = [] if options.allow_missing or remarks else lost_cells(pairs)
+    return compare_cells(pairs, options.metric, options.threshold, allowed), lost
 
 
 def _parser() -> argparse.ArgumentParser:
