@@ -75,19 +75,21 @@ def _sentence(alike: list[Record], workload: Workload) -> str:
 
 def _parts(alike: list[Record], workload: Workload) -> list[str]:
     """Return where the rows of one problem differ by more than the tolerance: step by step, and in the loss."""
-    found = []
+    differences = []
     for name, growth in workload.pivot.trajectories.items():
         tolerance = _tolerance(alike, workload)
         paths = [(row, row[name]) for row in alike if row.get(name) is not None and len(row[name])]
         for step in range(max((len(values) for _, values in paths), default=0)):
-            here = [(row, float(values[step])) for row, values in paths if len(values) > step]
-            if part := _far_apart(here, tolerance):
-                found.append(f"{name} part at step {step + 1}: {part}")
+            at_step = [(row, float(values[step])) for row, values in paths if len(values) > step]
+            if part := _far_apart(at_step, tolerance):
+                differences.append(f"{name} part at step {step + 1}: {part}")
                 break
             tolerance *= growth
-    if not found and (part := _far_apart([(row, row["loss_value"]) for row in alike], _tolerance(alike, workload))):
-        found.append(part)
-    return found
+    if not differences and (
+        part := _far_apart([(row, row["loss_value"]) for row in alike], _tolerance(alike, workload))
+    ):
+        differences.append(part)
+    return differences
 
 
 def _tolerance(alike: list[Record], workload: Workload) -> float:

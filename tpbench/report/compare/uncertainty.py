@@ -119,10 +119,10 @@ def difference(before: Sequence[Observation], after: Sequence[Observation], scat
     if min(counts) < 2:
         variance = max(variance, assumed)
     error = math.sqrt(variance * sum(1 / count for count in counts))
-    found = float(np.mean([each.log for each in after]) - np.mean([each.log for each in before]))
+    log_ratio = float(np.mean([each.log for each in after]) - np.mean([each.log for each in before]))
     reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
-    ratio = Ratio(math.exp(found), math.exp(found - reach), math.exp(found + reach))
-    return Difference(ratio, 2 * float(stats.t.sf(abs(found) / error, freedom)), error, freedom)
+    ratio = Ratio(math.exp(log_ratio), math.exp(log_ratio - reach), math.exp(log_ratio + reach))
+    return Difference(ratio, 2 * float(stats.t.sf(abs(log_ratio) / error, freedom)), error, freedom)
 
 
 def _assumed(side: Sequence[Observation]) -> float:

@@ -74,8 +74,8 @@ class Axis:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         length = self.high / self.low
         factors: tuple[float, ...] = (1, 1.5, 2, 3, 4, 5, 7) if length < 6 else (1, 2, 5) if length < 200 else (1,)
-        made = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
-        return [value for value in made if self.low <= value <= self.high]
+        candidates = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
+        return [value for value in candidates if self.low <= value <= self.high]
 
 
 def share_axis(values: Sequence[float]) -> Axis:
@@ -89,10 +89,10 @@ def logarithmic_axis(values: Sequence[float], unit: str) -> Axis:
     The axis leaves out the few values that are far below all others: one variant that works in place, with a memory
     near zero, must not stretch it.
     """
-    found = sorted(values)
-    low, high = found[0], found[-1]
-    for at, (below, above) in enumerate(itertools.pairwise(found), start=1):
-        if above > GAP * below and below < high / 1000 and at <= len(found) / 3:
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[-1]
+    for at, (below, above) in enumerate(itertools.pairwise(ordered), start=1):
+        if above > GAP * below and below < high / 1000 and at <= len(ordered) / 3:
             low = above
     if high < 2 * low:
         low, high = low / 1.4, high * 1.4
@@ -158,13 +158,13 @@ def _categories(panel: Panel, across: Callable[[int], float]) -> list[str]:
     widest = max(map(len, panel.categories), default=1) * LETTER + 8
     every = max(1, math.ceil(widest * len(panel.categories) / (WIDTH - LEFT - RIGHT)))
     below = HEIGHT - BOTTOM + 13
-    made = [
+    labels = [
         f'<text class="x" x="{across(at)}" y="{below}">{escape(text)}</text>'
         for at, text in enumerate(panel.categories)
         if at % every == 0
     ]
     middle = (LEFT + WIDTH - RIGHT) / 2
-    return [*made, f'<text class="x" x="{middle:g}" y="{below + 15}">{escape(panel.axis)}</text>']
+    return [*labels, f'<text class="x" x="{middle:g}" y="{below + 15}">{escape(panel.axis)}</text>']
 
 
 def _polyline(points: Sequence[tuple[float, float]]) -> str:
@@ -182,14 +182,14 @@ def _markers(
         f"M{across(at)} {HEIGHT - BOTTOM - 9}v7m-3-3l3 3l3-3" for at, value in line.points if value < axis.low
     )
     above = "".join(f"M{across(at) - 3} {TOP + 1}l6 6m0-6l-6 6" for at in line.crosses)
-    made = []
+    markers = []
     if tips:
-        made += [
+        markers += [
             f'<path d="M{across(at)} {upright(value)}{shape}" style="{_css(line.look)}"><title>'
             f"{escape(line.name)}: {number(value)} {escape(axis.unit)}</title></path>"
             for at, value in inside
         ]
     elif inside:
         path = "".join(f"M{across(at)} {upright(value)}{shape}" for at, value in inside)
-        made.append(f'<path d="{path}" style="{_css(line.look)}"/>')
-    return [*made, *(f'<path d="{path}" style="{line.look.stroke}"/>' for path in (below, above) if path)]
+        markers.append(f'<path d="{path}" style="{_css(line.look)}"/>')
+    return [*markers, *(f'<path d="{path}" style="{line.look.stroke}"/>' for path in (below, above) if path)]

@@ -101,8 +101,8 @@ def by_problem(grid: RecordGrid, name: str, looks: Looks, title: str) -> PageFig
         return None
     lines = []
     for index, column in enumerate(grid.columns):
-        found = [(at, drawn_value(row.records[index], name)) for at, row in enumerate(rows)]
-        if points := [(at, value) for at, value in found if value is not None]:
+        drawn = [(at, drawn_value(row.records[index], name)) for at, row in enumerate(rows)]
+        if points := [(at, value) for at, value in drawn if value is not None]:
             lines.append(Line(column, looks[grid.workload, column], points))
     categories = [grid.problem_text(row.key, grid.distinguishing_keys(grid.varying)) for row in rows]
     title_of_panel, labels = ("", categories) if len(rows) > 1 else (categories[0], [""])
@@ -115,9 +115,9 @@ def by_problem(grid: RecordGrid, name: str, looks: Looks, title: str) -> PageFig
 def block_caps(grid: RecordGrid, looks: Looks, title: str) -> PageFigure | None:
     """Return the share of the bandwidth by block cap: a panel for each problem. None: no variant has two caps."""
     problems: dict[str, list[Line]] = defaultdict(list)
-    found = shares(grid)
-    caps = sorted({cap for line in found.values() for cap in line}, key=sort_key)
-    for (column, problem), line in found.items():
+    shares_by_line = shares(grid)
+    caps = sorted({cap for line in shares_by_line.values() for cap in line}, key=sort_key)
+    for (column, problem), line in shares_by_line.items():
         variant = column.split()[0]
         look = looks.get((grid.workload, column)) or looks.get((grid.workload, variant)) or Look(0, 0)
         points = [(caps.index(cap), 100 * share) for cap, share in line.items()]
@@ -146,5 +146,5 @@ def _figure(
         notes.append("A cross at the top stands for a cell that ran out of memory.")
     if len(panels) > len(shown):
         notes.append(f"{len(panels) - len(shown)} more panels are left out; the folded pictures of times have all.")
-    made = [panel_svg(panel, axis, tips=tips) for panel in shown]
-    return PageFigure(caption, made, [(svg, column) for column, svg in legend.items()], notes)
+    charts = [panel_svg(panel, axis, tips=tips) for panel in shown]
+    return PageFigure(caption, charts, [(svg, column) for column, svg in legend.items()], notes)
