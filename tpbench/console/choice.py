@@ -73,7 +73,7 @@ def supported_shapes(
     `outside`: the variant by its name, if it is not one of this package.
     """
     for each in (outside or {}).values():
-        outside_variants.offer(each)
+        outside_variants.register_choice(each)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         common: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
 
