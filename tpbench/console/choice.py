@@ -17,7 +17,8 @@ from tpbench.launcher import outside_variants
 from tpbench.launcher.options import GROUPS
 from tpbench.launcher.override_checks import unknown_choice
 from tpbench.outside.variant import OutsideVariant
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants
 
 
