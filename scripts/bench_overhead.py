@@ -23,7 +23,7 @@ from pathlib import Path
 import _checkout  # finds the package below
 
 import tpbench
-from tpbench.settings import unknown
+from tpbench.suggestions import unknown
 
 EMPTY = """
 import os, torch, torch.distributed as dist

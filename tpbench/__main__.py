@@ -19,7 +19,7 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
-    from tpbench.launcher import outside_variants, plugin, typed_arguments
+    from tpbench.launcher import original_arguments, outside_variants, plugin
     from tpbench.launcher.folder_error import folder_error
     from tpbench.launcher.override_checks import check_overrides
     from tpbench.launcher.override_rewrites import flat_names, force_fields, options_first, quote_numbers
@@ -49,9 +49,9 @@ def _hydra_main(config: DictConfig) -> None:
 
 def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe, or print its plan."""
-    typed_arguments.remember(arguments)
+    original_arguments.remember(arguments)
     completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
-    arguments = outside_variants.with_names(flat_names(arguments if completes else options_first(arguments)))
+    arguments = outside_variants.replace_file_variants(flat_names(arguments if completes else options_first(arguments)))
     if not completes:
         check_overrides(arguments, Path(CONF))
     sys.argv[1:] = force_fields(quote_numbers(arguments))

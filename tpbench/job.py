@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from tpbench.measure.settings import MeasureSettings
 from tpbench.outside.variant import OutsideVariant
-from tpbench.settings import JobError, added_defaults, former_names, former_spelling, parse, setting, spelled, unknown
+from tpbench.settings import JobError, added_defaults, former_names, former_spelling, parse, setting, spelled
+from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
 

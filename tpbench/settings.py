@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from tpbench.suggestions import nearest
 
 
 class JobError(ValueError):
@@ -76,47 +77,6 @@ def spelled(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-SYNONYMS = {
-    "gpu": "cuda",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-    "fp32": "float32",
-    "float": "float32",
-    "ce": "cross_entropy",
-    "tp": "tp_size",
-    "dp": "dp_size",
-    "gpus": "world_size",
-    "ranks": "world_size",
-}
-"""Usual words for a value, each with its name here. Their spelling is not similar, or similar to a wrong name."""
-
-_SIMILAR = 0.6
-"""Least similarity of a name that is suggested, from 0 to 1 (difflib)."""
-
-
-def nearest(name: str, valid: Iterable[str], most: int = 1) -> str:
-    """Return `, did you mean X?` with at most so many names, or nothing if no valid name is close."""
-    valid = list(valid)
-    close = [] if name.isdigit() else difflib.get_close_matches(name, valid, n=most, cutoff=_SIMILAR)
-    close = close or [each for each in valid if len(name) >= 4 and name in each.split("_")][:most]
-    if (meant := SYNONYMS.get(name.lower())) in valid:
-        close = [str(meant)]
-    return f", did you mean {' or '.join([', '.join(close[:-1])] * (len(close) > 1) + close[-1:])}?" if close else ""
-
-
-def unknown(what: str, name: object, valid: Iterable[str], where: str = "") -> str:
-    """Return a sentence for a name that does not exist.
-
-    The sentence has the nearest name and all valid ones. `where` names a place that lists the valid names. With it, the
-    sentence has the three nearest names and that place instead.
-    """
-    valid = sorted(valid, key=lambda each: (not each.isdigit(), int(each) if each.isdigit() else 0, each))
-    if where:
-        return f"no {what} is called {name!s}{nearest(str(name), valid, most=3)} (all {len(valid)}: {where})"
-    return f"no {what} is called {name!s}{nearest(str(name), valid)} (valid: {', '.join(valid)})"
 
 
 def parse(cls: type, values: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from tpbench.workloads.tp_block.errors import row_error
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.oracle import BlockResult, own_part
 from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
+from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 PARTS = ("block", "mlp", "column", "row")
 
@@ -54,6 +56,14 @@ def block_context(here: Rank, cell: TpBlock, group: dist.ProcessGroup | None = N
     """The arguments of a variant's preparation."""
     stopwatch: Any = FixedStopwatch()
     return BlockContext(BlockInputs(cell, context(here, group=group)), stopwatch)
+
+
+def unshard(linear: ShardedLinear, shards: Sequence[Tensor]) -> Tensor:
+    """Return the full weight from every rank's part, in rank order."""
+    if linear.kind == "row":
+        return torch.cat(list(shards), dim=1)
+    parts = [shard.split([features // len(shards) for features in linear.out_features]) for shard in shards]
+    return torch.cat([torch.cat(part) for part in zip(*parts, strict=True)])
 
 
 @functools.cache

@@ -11,8 +11,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "tpbench"
 
 
-def test_the_package_root_holds_at_most_five_modules() -> None:
-    assert len(list(PACKAGE.glob("*.py"))) <= 5
+def test_the_package_root_holds_at_most_six_modules() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 6
 
 
 def modules(folder: Path) -> set[str]:

@@ -7,7 +7,8 @@ from typing import Literal
 
 import pytest
 
-from tpbench.settings import JobError, former_names, former_spelling, nearest, parse, setting, unknown
+from tpbench.settings import JobError, former_names, former_spelling, parse, setting
+from tpbench.suggestions import nearest, unknown
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels.collectives import all_gather as all_gather
-from tpbench.kernels.collectives import gather_values
+from tpbench.kernels.collectives import gather_values, machine_id, same_machine
 from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -41,5 +37,4 @@ def gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 def on_one_machine(group: dist.ProcessGroup) -> bool:
     """Return true if all ranks run under one Linux kernel. Collective, with the same answer on every rank."""
-    boot_id = BOOT_ID.read_text() if BOOT_ID.exists() else ""
-    return len(set(map(tuple, gather_objects((socket.gethostname(), boot_id), group)))) == 1
+    return same_machine(gather_objects(machine_id(), group))

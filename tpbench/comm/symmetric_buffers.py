@@ -83,6 +83,8 @@ class SymmetricBuffers:
         """Allocate zeroed bytes on every rank and return this rank's tensor and the handle. Collective.
 
         Like the memory of torch's own fused operations, it comes from no pool: a buffer begins where its handle says.
+        `kernels.symmetric` needs only addresses and may use torch's pool. Here `next` cuts tensors out of the handle's
+        memory, and an offset in it would point to other bytes.
         As a check each rank writes its number, and reads the number of each peer.
         """
         if torch.cuda.is_current_stream_capturing():

@@ -17,7 +17,8 @@ from tpbench.launcher import outside_variants
 from tpbench.launcher.options import GROUPS
 from tpbench.launcher.override_checks import unknown_choice
 from tpbench.outside.variant import OutsideVariant
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants
 
 
@@ -73,7 +74,7 @@ def supported_shapes(
     `outside`: the variant by its name, if it is not one of this package.
     """
     for each in (outside or {}).values():
-        outside_variants.offer(each)
+        outside_variants.register_choice(each)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         common: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
 

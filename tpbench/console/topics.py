@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tpbench.console.entries import Entry, installed_section, sections, shapes, variant_section
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import workloads
 
 TOPICS = ("variants", "shapes", "models", "losses", "experiments")

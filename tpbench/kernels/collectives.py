@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +43,23 @@ def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) ->
     padded[: len(content)] = content
     texts = zip(_gather(padded, group), sizes, strict=True)
     return [json.loads(bytes(text[: int(size)].tolist())) for text, size in texts]
+
+
+def machine_id() -> tuple[str, str]:
+    """Return the host's name and the id of the machine's boot, for `same_machine`.
+
+    Containers of one machine have the same id of a boot. Machines of one name do not.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
+            return socket.gethostname(), file.read().strip()
+    except OSError:
+        return socket.gethostname(), ""
+
+
+def same_machine(machine_ids: Iterable[Sequence[str]]) -> bool:
+    """Return true if all ranks, each with its `machine_id`, run under one Linux kernel and one host name."""
+    return len({tuple(machine) for machine in machine_ids}) == 1
 
 
 def _gather(own: Tensor, group: dist.ProcessGroup) -> list[Tensor]:

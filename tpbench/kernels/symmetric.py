@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import socket
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tpbench.kernels.collectives import gather_values
+from tpbench.kernels.collectives import gather_values, machine_id, same_machine
 from tpbench.kernels.one_pass.workspace import Workspace, stream_of
 
 MOST_RANKS = 16
@@ -51,7 +50,11 @@ class PeerWorkspace(Workspace):
             self._stream, self._handle = stream, handle
 
     def _allocate(self, half: int) -> None:
-        """Allocate a buffer on all ranks (collective). Earlier buffers stay: captured graphs may hold their address."""
+        """Allocate a buffer on all ranks (collective). Earlier buffers stay: captured graphs may hold their address.
+
+        Only addresses are needed, so torch's public functions serve: a buffer may begin at an offset in its handle's
+        memory. `comm.symmetric_buffers` copies through the handle and allocates in another way.
+        """
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "exchange='symmetric' must make its buffers before a CUDA graph is captured: call entropy_loss with "
@@ -93,7 +96,7 @@ def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace |
             "exchange='nccl'"
         )
     reason = unavailable_reason(
-        gather_values((_rank_reason(group, device), socket.gethostname(), _boot_id(), _rendezvous_count), group, device)
+        gather_values((_rank_reason(group, device), *machine_id(), _rendezvous_count), group, device)
     )
     if reason:
         return reason
@@ -113,7 +116,7 @@ def unavailable_reason(answers: Sequence[tuple[str, str, str, int]]) -> str:
     reasons, hosts, boots, counts = zip(*answers, strict=True)
     if any(reasons):
         return str(next(filter(None, reasons)))
-    if len(set(zip(hosts, boots, strict=True))) > 1:
+    if not same_machine(zip(hosts, boots, strict=True)):
         return "the ranks are on several nodes"
     if len(set(counts)) > 1:
         # torch numbers its messages by process, not by group: ranks with unequal numbers would wait for each other.
@@ -137,12 +140,3 @@ def _rank_reason(group: dist.ProcessGroup, device: torch.device) -> str:
     except (ImportError, RuntimeError) as error:
         return str(error)
     return ""
-
-
-def _boot_id() -> str:
-    """Return an id of the machine's boot. Containers of one machine have the same id, machines of one name do not."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
-            return file.read().strip()
-    except OSError:
-        return ""

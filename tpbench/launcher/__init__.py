@@ -5,7 +5,7 @@ The modules, in the order of a first reading:
 - Entry: `plugin` registers the launchers with Hydra. It composes the cells with `compose`, plans and runs them.
 - Command line: `override_rewrites` and `override_checks` work before Hydra does, with the parser of `override_grammar`
   and the limits of `override_limits`. `options` are those of a whole sweep, `model_ids` are names of models,
-  `outside_variants` finds functions in users' files, and `typed_arguments` keeps the line as the user typed it.
+  `outside_variants` finds functions in users' files, and `original_arguments` keeps the line as the user typed it.
 - Plan: `plan` makes cells of configurations. `target` says why a machine cannot run a cell, `cores` why a CPU cannot,
   and `forecast` how long a cell takes.
 - Sweep: `sweep` runs the cells and tries failed ones again. `resume` decides which cells run, `locks` keep two sweeps

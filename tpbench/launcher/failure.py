@@ -81,7 +81,7 @@ def tail(file: Path, lines: int = TAIL_LINES) -> str:
 
 
 def _folder(agent_log: Path) -> Path:
-    """Return the log folder of a torchrun. The log of a warm group is a link in the folder of each of its jobs."""
+    """Return the log folder of a torchrun. The log of a reused torchrun is a link in the folder of each of its jobs."""
     return agent_log.resolve().parent
 
 

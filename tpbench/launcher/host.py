@@ -1,4 +1,4 @@
-"""Runs cells on this host: one at a time, interleaved or in parallel, each with its own torchrun or in a warm group."""
+"""Runs cells on this host: one at a time, interleaved or in parallel, each with its own torchrun or in a reused one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.plan import Cell
 from tpbench.launcher.process import end_orphans
 from tpbench.launcher.target import ThisHost
-from tpbench.launcher.warm import WarmGroup, WarmJob
+from tpbench.launcher.warm import ReusedTorchrun, WarmJob
 from tpbench.measure import machine
 from tpbench.settings import JobError
 
@@ -63,7 +63,7 @@ class SingleCell:
 
 
 @dataclass(frozen=True)
-class Lane:
+class LeasedCells:
     """Running cells and the devices that are leased to them."""
 
     running: RunningCells
@@ -81,8 +81,9 @@ class Host:
         self.parallel, self.reuse = options.parallel == "auto", options.reuse
         self.interleaved = options.order == "interleaved"
         self.devices = Devices(split_cpu=self.parallel)
-        self.lanes: list[Lane] = []
-        self.groups: dict[tuple[object, ...], WarmGroup] = {}
+        self.leased_cells: list[LeasedCells] = []
+        self.torchruns: dict[tuple[object, ...], ReusedTorchrun] = {}
+        """The torchruns that are reused, by what a job must have in common with them."""
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
         """End the processes that a dead sweep left of these cells, and store the results that it left."""
@@ -93,53 +94,57 @@ class Host:
 
     def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
         """Yield the outcome of each cell as soon as it has one. Ends every process when the generator is closed."""
-        waiting = self._units(cells)
+        waiting = self._cells_started_together(cells)
         try:
-            while waiting or self.lanes:
-                self._start_units(waiting, begin, display)
-                if waiting and not self.lanes:
+            while waiting or self.leased_cells:
+                self._start_waiting(waiting, begin, display)
+                if waiting and not self.leased_cells:
                     display.blocked(waiting[0][0])
-                    for group in self.groups.values():
-                        group.release()
+                    for reused in self.torchruns.values():
+                        reused.release()
                 yield from self._poll()
-                display.read_phases(each for lane in self.lanes for each in lane.running.attempts)
+                display.read_phases(attempt for leased in self.leased_cells for attempt in leased.running.attempts)
                 display.tick()
                 time.sleep(POLL_S)
         finally:
-            for lane in self.lanes:
-                lane.running.end()
-                self.devices.release(lane.lease)
-            for group in self.groups.values():
-                group.tree.end()
-            self.lanes, self.groups = [], {}
+            for leased in self.leased_cells:
+                leased.running.end()
+                self.devices.release(leased.lease)
+            for reused in self.torchruns.values():
+                reused.tree.end()
+            self.leased_cells, self.torchruns = [], {}
 
-    def _start_units(self, waiting: list[list[Cell]], begin: StartAttempt, display: Display) -> None:
-        """Start waiting units in order, as far as devices are free. Without parallel=auto only one runs at a time."""
+    def _start_waiting(self, waiting: list[list[Cell]], begin: StartAttempt, display: Display) -> None:
+        """Start waiting cells in order, as far as devices are free.
+
+        Each item of `waiting` holds cells that start together. Without parallel=auto only one item runs at a time.
+        """
         too_few: set[tuple[str, int]] = set()
-        for unit in list(waiting):
-            if self.lanes and not self.parallel:
+        for cells in list(waiting):
+            if self.leased_cells and not self.parallel:
                 break
-            needs = unit[0].job.device, unit[0].job.world_size
+            job = cells[0].job
+            needs = job.device, job.world_size
             if needs in too_few:
                 continue
-            if (lease := self.devices.lease(unit[0].job)) is None:
+            if (lease := self.devices.lease(job)) is None:
                 too_few.add(needs)
                 continue
-            waiting.remove(unit)
-            self.lanes.append(Lane(self._start(unit, begin, lease, display), lease))
+            waiting.remove(cells)
+            self.leased_cells.append(LeasedCells(self._start(cells, begin, lease, display), lease))
 
     def _poll(self) -> Iterator[Outcome]:
-        """Yield the new outcomes of all running cells. Remove the lanes whose cells have ended."""
-        for lane in list(self.lanes):
-            _require_folders(lane.running.attempts)
-            outcomes = lane.running.poll()
-            if lane.running.over:
-                self.lanes.remove(lane)
-                self.devices.release(lane.lease)
+        """Yield the new outcomes of all running cells. Release the devices of those that have ended."""
+        for leased in list(self.leased_cells):
+            _require_folders(leased.running.attempts)
+            outcomes = leased.running.poll()
+            if leased.running.over:
+                self.leased_cells.remove(leased)
+                self.devices.release(leased.lease)
             yield from outcomes
 
-    def _units(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        """Return the units that start together: the cells of a problem if they are interleaved, else single cells."""
+    def _cells_started_together(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+        """Return the cells that start together: those of a problem if they are interleaved, else single cells."""
         if not self.interleaved:
             return [[cell] for cell in cells]
         problems: dict[object, list[Cell]] = defaultdict(list)
@@ -147,14 +152,14 @@ class Host:
             problems[cell.index if cell.job.scheduled else problem_of(cell.job)].append(cell)
         return list(problems.values())
 
-    def _start(self, unit: Sequence[Cell], begin: StartAttempt, lease: Lease, display: Display) -> RunningCells:
-        if len(unit) > 1:
+    def _start(self, cells: Sequence[Cell], begin: StartAttempt, lease: Lease, display: Display) -> RunningCells:
+        if len(cells) > 1:
             return InterleavedCells(
-                unit,
+                cells,
                 functools.partial(self._begin, begin=begin, lease=lease, display=display),
                 functools.partial(self._submit, lease=lease),
             )
-        attempt = self._begin(unit[0], begin, lease, display)
+        attempt = self._begin(cells[0], begin, lease, display)
         if self.interleaved:
             if attempt.cell.job.scheduled:
                 reason = "each iteration continues the one before"
@@ -166,36 +171,37 @@ class Host:
     def _begin(self, cell: Cell, begin: StartAttempt, lease: Lease, display: Display) -> Attempt:
         attempt = begin(cell)
         attempt.create_folder()
-        for other in [each for lane in self.lanes if lane.lease is not lease for each in lane.running.attempts]:
+        others = (leased for leased in self.leased_cells if leased.lease is not lease)
+        for other in [running for leased in others for running in leased.running.attempts]:
             other.ran_beside(attempt.task.row_id)
             attempt.ran_beside(other.task.row_id)
         if lease.beside_others:
             attempt.ran_beside("another-sweep")
-        on = f" on {','.join(each.visible for each in lease.devices)}" if self.parallel else ""
+        on = f" on {','.join(device.visible for device in lease.devices)}" if self.parallel else ""
         display.start(cell, f"running{on}")
         return attempt
 
     def _submit(self, attempt: Attempt, number: int, lease: Lease) -> WarmJob:
-        """Run the attempt in a living group with its world size, environment and devices, or in a new one.
+        """Run the attempt in a living torchrun with its world size, environment and devices, or in a new one.
 
-        `number` distinguishes such groups if several interleaved cells share the devices.
+        `number` distinguishes such torchruns if several interleaved cells share the devices.
         """
         job = attempt.cell.job
         env = torchrun.environment(job, "", cores=len(lease.cores)) | dict(lease.environment)
-        kind = (job.world_size, lease.devices, frozenset(env.items()), number)
-        if kind not in self.groups or not self.groups[kind].alive:
+        torchrun_key = (job.world_size, lease.devices, frozenset(env.items()), number)
+        if torchrun_key not in self.torchruns or not self.torchruns[torchrun_key].alive:
             folder = attempt.folder.parent / f"group-{attempt.folder.name}"
-            self.groups[kind] = WarmGroup(attempt, env, lease, folder)
-        for each, group in self.groups.items():
-            if each != kind:
-                group.release(lease.devices)
-        return self.groups[kind].submit(attempt)
+            self.torchruns[torchrun_key] = ReusedTorchrun(attempt, env, lease, folder)
+        for key, reused in self.torchruns.items():
+            if key != torchrun_key:
+                reused.release(lease.devices)
+        return self.torchruns[torchrun_key].submit(attempt)
 
 
 def _require_folders(attempts: Sequence[Attempt]) -> None:
     """Raise JobError if the folder of a running attempt is gone: its ranks could neither save a result nor end."""
-    for each in attempts:
-        if not each.folder.exists():
+    for attempt in attempts:
+        if not attempt.folder.exists():
             raise JobError(
-                f"{each.folder} was removed while its job ran, so the sweep has ended; run it again with resume=true"
+                f"{attempt.folder} was removed while its job ran, so the sweep has ended; run it again with resume=true"
             )

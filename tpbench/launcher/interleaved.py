@@ -1,6 +1,6 @@
 """Interleaves the cells of one problem on the same devices in ABBA order: every second pass is reversed.
 
-So drift affects all cells alike. Each cell has its own processes, in its own warm group: a failure costs one cell, and
+So drift affects all cells alike. Each cell has its own processes, in its own torchrun: a failure costs one cell, and
 the peak memory belongs to one cell. First the cells are set up and checked, one after the other. Then they measure in
 turn, while the others wait with their inputs in memory. At last each cell finishes its result, alone again.
 """
@@ -63,7 +63,7 @@ class InterleavedCells:
         begin: Callable[[Cell], Attempt],
         submit: Callable[[Attempt, int], WarmJob],
     ) -> None:
-        """`submit` runs an attempt in the warm group with that number."""
+        """`submit` runs an attempt in the reused torchrun with that number."""
         self.cells, self.begin, self.submit = cells, begin, submit
         self.running: list[InterleavedCell] = []
         self.for_later: list[Attempt] = []

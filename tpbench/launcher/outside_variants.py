@@ -28,12 +28,12 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
 _named: dict[str, OutsideVariant] = {}
 
 
-def named() -> Mapping[str, OutsideVariant]:
+def command_line_variants() -> Mapping[str, OutsideVariant]:
     """Return the variants that this process's command line has named, by their names in rows."""
     return _named
 
 
-def with_names(arguments: Sequence[str]) -> list[str]:
+def replace_file_variants(arguments: Sequence[str]) -> list[str]:
     """Replace each `path/FILE.py:FUNCTION` of `variant=` by its name in rows, FILE.py:FUNCTION, and remember it.
 
     Names of entry points are remembered, too. Hydra then knows all of them as choices of the group `variant`.
@@ -52,8 +52,8 @@ def with_names(arguments: Sequence[str]) -> list[str]:
             return match[0]
 
     result = [
-        _VARIANT + _CHOICE.sub(name_of, each.removeprefix(_VARIANT)) if each.startswith(_VARIANT) else each
-        for each in arguments
+        _VARIANT + _CHOICE.sub(name_of, argument.removeprefix(_VARIANT)) if argument.startswith(_VARIANT) else argument
+        for argument in arguments
     ]
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
@@ -83,7 +83,7 @@ def is_file_name(name: str) -> bool:
     return _FILE_NAME.fullmatch(name) is not None
 
 
-def offer(variant: OutsideVariant) -> None:
+def register_choice(variant: OutsideVariant) -> None:
     """Make the variant a choice of Hydra's group `variant`."""
     node: dict[str, Any] = {"defaults": [f"/workload/{variant.workload}", "_self_"], "variant": variant.name}
     ConfigStore.instance().store(group="variant", name=variant.name, node=node, package="_global_", provider="tpbench")
@@ -97,5 +97,5 @@ def _remember(choice: str) -> str:
         raise JobError(
             f"{known.path} and {found.path} have the same name in rows, {found.name}: rename one of the files"
         )
-    offer(found)
+    register_choice(found)
     return found.name

@@ -10,10 +10,11 @@ import yaml
 from hydra.core.override_parser.types import Glob, Override
 
 from tpbench.launcher.options import GROUPS, command_line_names, example_values
-from tpbench.launcher.outside_variants import named
+from tpbench.launcher.outside_variants import command_line_variants
 from tpbench.launcher.override_grammar import parse_options, parse_overrides
 from tpbench.launcher.override_limits import require_printable, require_safe
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import variants
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
@@ -83,7 +84,7 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
             return [f"{key} is an option of Slurm's launcher: write {launcher} hydra.launcher.{override.input_line}"]
         return [unknown("field", key, names | set(GROUPS), "python -m tpbench list fields")]
     valid = {file.stem for folder in folders for file in (folder / key).glob("*.yaml")}
-    valid |= named().keys() if key == "variant" else set()
+    valid |= command_line_variants().keys() if key == "variant" else set()
     missing = [choice for choice in _choices(override) if choice not in valid]
     without_file = [choice for choice in missing if key == "variant" and choice in variants()]
     errors = [unknown_choice(key, choice, valid) for choice in missing if choice not in without_file]

@@ -15,7 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from tpbench.settings import JobError, nearest
+from tpbench.settings import JobError
+from tpbench.suggestions import nearest
 
 COMMANDS = ("list", "doctor", "new")
 """Words that may stand in place of overrides, as the first argument."""

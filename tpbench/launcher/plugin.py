@@ -105,7 +105,7 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
     try:
         options = sweep_options(requests)
         runner = _runner(launcher, options)
-        cells = plan(requests, runner.target, outside_variants.named())
+        cells = plan(requests, runner.target, outside_variants.command_line_variants())
         if options.skip_predicted_oom:
             from tpbench.launcher.forecast import Forecast, skip_predicted_oom  # late: it imports scipy
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpbench.handover.durable import NO_SPACE
-from tpbench.launcher import resume, typed_arguments
+from tpbench.launcher import original_arguments, resume
 from tpbench.launcher.attempt import Attempt, StartAttempt
 from tpbench.launcher.display import Display
 from tpbench.launcher.leftovers import discard_rows
@@ -69,7 +69,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
         try:
             sweep.run()
         except (KeyboardInterrupt, Terminated):
-            display.interrupted(len(sweep.outcomes), typed_arguments.get())
+            display.interrupted(len(sweep.outcomes), original_arguments.get())
             raise
         except OSError as error:
             if error.errno not in NO_SPACE:

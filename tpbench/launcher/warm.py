@@ -40,8 +40,8 @@ def reusable(job: Job) -> bool:
     )
 
 
-class WarmGroup:
-    """Ranks of one world size and environment that wait for jobs."""
+class ReusedTorchrun:
+    """A torchrun whose ranks, of one world size and environment, wait for jobs."""
 
     def __init__(self, attempt: Attempt, env: dict[str, str], lease: Lease, folder: Path) -> None:
         folder.mkdir()
@@ -53,7 +53,7 @@ class WarmGroup:
         line = torchrun.command(attempt.cell.job, folder / "group", folder, serve=True)
         self.command = " ".join(line)
         self.log = folder / "torchrun.log"
-        # The locks of the devices belong to each job, not to the group: others who want the devices call `release`.
+        # The locks of the devices belong to each job, not to the torchrun: others who want the devices call `release`.
         marked = {**env, MARKER: f"{attempt.task.row_id}.warm"}
         self.tree = ProcessTree(line, marked, self.log, cores=lease.cores)
 
@@ -72,7 +72,7 @@ class WarmGroup:
         return WarmJob(attempt, self, self.jobs - 1)
 
     def release(self, wanted: Collection[Device] | None = None) -> None:
-        """Release the devices, if any of them is wanted (None: all are). No job may be running in this group."""
+        """Release the devices, if any of them is wanted (None: all are). No job may be running in it."""
         if not self.holds_devices or (wanted is not None and not set(wanted) & set(self.devices)):
             return
         self.holds_devices = False
@@ -86,18 +86,18 @@ class WarmGroup:
 
 
 class WarmJob:
-    """A job that runs in a warm group. If it fails, its group ends too."""
+    """A job that runs in a reused torchrun. If it fails, its torchrun ends too."""
 
-    def __init__(self, attempt: Attempt, group: WarmGroup, number: int) -> None:
-        self.attempt, self.group, self.number = attempt, group, number
+    def __init__(self, attempt: Attempt, reused: ReusedTorchrun, number: int) -> None:
+        self.attempt, self.torchrun, self.number = attempt, reused, number
         self.deadline = time.monotonic() + attempt.cell.job.timeout_s
 
     def poll(self) -> Outcome | None:
         """Return the outcome, or None while the job runs. With the outcome its processes have ended or are idle."""
-        if self.group.queue.done(self.number, self.attempt.cell.job.world_size):
+        if self.torchrun.queue.done(self.number, self.attempt.cell.job.world_size):
             return self.attempt.ended(0)
-        return outcome_of(self.attempt, self.group.tree, self.deadline)
+        return outcome_of(self.attempt, self.torchrun.tree, self.deadline)
 
     def end(self) -> None:
-        """End the job and its group at once."""
-        self.group.tree.end()
+        """End the job and its torchrun at once."""
+        self.torchrun.tree.end()

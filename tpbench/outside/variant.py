@@ -14,7 +14,8 @@ from typing import Any
 from tpbench.outside import source
 from tpbench.outside.declaration import refusal
 from tpbench.outside.installed import locate, package_files
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, workloads
 
 _KINDS: Mapping[str, type | tuple[type, ...]] = {

@@ -20,7 +20,8 @@ from tpbench.predict.target import find_target
 from tpbench.predict.validation import validation
 from tpbench.predict.whole_numbers import whole_numbers
 from tpbench.report.rows import read_rows
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import ProblemSize
 

@@ -11,7 +11,8 @@ from tpbench.report.arrange import arrange_rows
 from tpbench.report.cell_table import cell_table, filled_columns
 from tpbench.report.study import studies
 from tpbench.results.schema import COLUMN_LIST, all_columns
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import StudyTable
 

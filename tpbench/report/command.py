@@ -27,7 +27,8 @@ from tpbench.report.repeat import repeat
 from tpbench.report.rows import require_values
 from tpbench.report.selection import add_filters, selected_rows
 from tpbench.report.study import check_study, studies, study_csv, study_document, study_picture, study_tables
-from tpbench.settings import JobError, nearest, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import nearest, unknown
 from tpbench.workloads.study_data import StudyTable
 
 STUDIES: dict[str, Callable[[Sequence[StudyTable], Sequence[str]], str]] = {

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from tpbench.results.schema import all_columns
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import workloads
 
 _TIMES = [f"{clock}_{part}ms" for clock in ("time", "device") for part in ("", "p5_", "p95_", "min_")]

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from tpbench.results.schema import all_columns
 from tpbench.results.upgrade import present_name
-from tpbench.settings import SYNONYMS, nearest
+from tpbench.suggestions import SYNONYMS, nearest
 
 _UNKNOWN = "unrecognized arguments: "
 """Start of argparse's message for unknown options."""

@@ -18,7 +18,8 @@ from tpbench.report.repeat_command import is_from_file, row_command
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.results.read import RowWarning, load
-from tpbench.settings import JobError, nearest
+from tpbench.settings import JobError
+from tpbench.suggestions import nearest
 
 THRESHOLD = 0.03
 """Smallest change of a repeated cell that counts, as in `report.py compare`."""

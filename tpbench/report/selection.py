@@ -12,7 +12,8 @@ from tpbench.report.records import value_text
 from tpbench.report.rows import read_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.results.upgrade import present_name, present_value
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 
 FILTERS = ("workload", "variant", "label", "loss", "dtype", "device", "gpu_name")
 

@@ -17,7 +17,8 @@ from tpbench.report.points import points_picture
 from tpbench.report.records import Record
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Picture, StudyTable
 

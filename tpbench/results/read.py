@@ -28,7 +28,7 @@ from tpbench.results.upgrade import (
     with_former_names,
 )
 from tpbench.results.write import row_path, row_table
-from tpbench.settings import unknown
+from tpbench.suggestions import unknown
 
 _ORDER = ("started_at", "cell", "row_id")
 _PANDAS_TYPES = {

@@ -32,7 +32,7 @@ from tpbench.results.schema import (
     type_of,
     workload_columns,
 )
-from tpbench.settings import unknown
+from tpbench.suggestions import unknown
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}

@@ -1,4 +1,4 @@
-"""Warm groups: one torchrun for many jobs, none of which can tell."""
+"""A reused torchrun gives each job the same row as a new one."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.launcher_rows import cell, measured
-from tpbench.launcher import display, typed_arguments
+from tpbench.launcher import display, original_arguments
 from tpbench.launcher.outcome import Outcome
 from tpbench.launcher.plan import distinguish
 from tpbench.results.plain import plain_rows
@@ -113,11 +113,11 @@ def test_a_failed_cell_shows_the_path_of_its_log(
 def test_an_interrupted_sweep_prints_the_command_line_as_it_was_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed_arguments.remember(["-m", "tokens=64,128", "block_cap=4096", "resume=false"])
+    original_arguments.remember(["-m", "tokens=64,128", "block_cap=4096", "resume=false"])
     try:
-        display.Display(4, tmp_path).interrupted(1, typed_arguments.get())
+        display.Display(4, tmp_path).interrupted(1, original_arguments.get())
     finally:
-        typed_arguments.remember([])
+        original_arguments.remember([])
     assert capsys.readouterr().out.splitlines()[-1] == (
         "    python -m tpbench -m tokens=64,128 block_cap=4096 resume=true"
     )

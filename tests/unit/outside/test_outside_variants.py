@@ -56,10 +56,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
     arguments = ["-m", "variant=../my_loss.py:fast_tp,triton_tp", "seed=1,2"]
-    renamed = outside_variants.with_names(arguments)
+    renamed = outside_variants.replace_file_variants(arguments)
     assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     check_overrides(renamed, CONF)
-    found = outside_variants.named()["my_loss.py:fast_tp"]
+    found = outside_variants.command_line_variants()["my_loss.py:fast_tp"]
     assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)
     assert found.variant.summary == "Add one to the shard."
     assert (found.options, found.requires, found.uses_triton) == (("compile",), ("torch",), False)
@@ -73,7 +73,7 @@ def test_spellings(value: str, folder: Path) -> None:
     (folder / "with space=").mkdir()
     inside = folder / "with space="
     (inside / "my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
-    renamed = outside_variants.with_names(["-m", "variant=" + value.format(folder=inside)])
+    renamed = outside_variants.replace_file_variants(["-m", "variant=" + value.format(folder=inside)])
     assert renamed[1] == "variant=" + value.format(folder="").replace("/", "")
     check_overrides(renamed, CONF)
 
@@ -112,7 +112,7 @@ def test_spellings(value: str, folder: Path) -> None:
 def test_a_mistake_is_one_line_before_anything_runs(value: str, text: str, message: str, folder: Path) -> None:
     Path("f.py").write_text(text)
     with pytest.raises(JobError) as raised:
-        outside_variants.with_names([f"variant={value}"])
+        outside_variants.replace_file_variants([f"variant={value}"])
     assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
 
 
@@ -133,7 +133,7 @@ def test_guarded_imports_and_required_packages_may_be_missing(folder: Path) -> N
 def test_two_files_with_one_name_are_refused(folder: Path) -> None:
     Path("my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
     with pytest.raises(JobError, match=r"have the same name in rows, my_loss\.py:fast_tp: rename one of the files"):
-        outside_variants.with_names(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
+        outside_variants.replace_file_variants(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
 
 
 def test_only_the_command_line_loads_code(folder: Path) -> None:
@@ -215,14 +215,14 @@ def package(folder: Path) -> Path:
 
 
 def test_an_entry_point_is_a_variant(package: Path) -> None:
-    assert outside_variants.with_names(["variant=their_tp,triton_tp"]) == ["variant=their_tp,triton_tp"]
-    (found,) = outside_variants.named().values()  # triton_tp stays this package's
+    assert outside_variants.replace_file_variants(["variant=their_tp,triton_tp"]) == ["variant=their_tp,triton_tp"]
+    (found,) = outside_variants.command_line_variants().values()  # triton_tp stays this package's
     assert (found.name, found.module, found.function) == ("their_tp", "their_package.losses", "theirs")
     assert found.uses_triton
     (package / "other.py").write_text("")
     assert from_entry_point("their_tp").version != found.version  # any file of the package
     with pytest.raises(JobError, match=r"the entry point bad=their_package\.gone:f names a module that is not install"):
-        outside_variants.with_names(["variant=bad"])
+        outside_variants.replace_file_variants(["variant=bad"])
 
 
 def test_the_list_shows_variants_from_outside(package: Path, capsys: pytest.CaptureFixture[str]) -> None:

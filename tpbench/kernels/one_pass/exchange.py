@@ -106,12 +106,12 @@ def wait_limits(limit_ns, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def _send_number(value, nothing, NUMBER: gl.constexpr, exchange, line, sent, SPEC: gl.constexpr):
+def _send_number(value, nothing, NUMBER: gl.constexpr, exchange, own_word, sent, SPEC: gl.constexpr):
     """Send one number of the states, (ROWS,), to all ranks. Slots without a part receive `nothing`."""
     number = gl.where(exchange.empty, nothing, value[:, None])
     bits = number.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
     word = (exchange.epoch.to(gl.int64) << 32) | bits
-    send_word(exchange.buffers + (line + NUMBER * exchange.pitch) * 8, word, sent, SPEC)
+    send_word(exchange.buffers + (own_word + NUMBER * exchange.pitch) * 8, word, sent, SPEC)
 
 
 @gluon.jit
@@ -122,29 +122,29 @@ def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
     """
     row = (first_row + exchange.row_in_tile).to(gl.int64)
     exists = (row < n_rows)[:, None]
-    line = word_at(exchange.epoch, exchange.half.to(gl.int64), row, 0, queues(SPEC))[:, None]
+    first_word = word_at(exchange.epoch, exchange.half.to(gl.int64), row, 0, queues(SPEC))[:, None]
     sent = gl.where(exchange.mine & exists, 1, 0)
-    there = line + exchange.own_queue
-    _send_number(state.c, -INF, 0, exchange, there, sent, SPEC)
-    _send_number(state.s, 0.0, 1, exchange, there, sent, SPEC)
+    own_word = first_word + exchange.own_queue
+    _send_number(state.c, -INF, 0, exchange, own_word, sent, SPEC)
+    _send_number(state.s, 0.0, 1, exchange, own_word, sent, SPEC)
     if has_labels(SPEC):
-        _send_number(state.c_t, 0.0, 2, exchange, there, sent, SPEC)
+        _send_number(state.c_t, 0.0, 2, exchange, own_word, sent, SPEC)
     else:
-        _send_number(state.c_t, -INF, 2, exchange, there, sent, SPEC)
-        _send_number(state.s_t, 0.0, 3, exchange, there, sent, SPEC)
-        _send_number(state.a, 0.0, 4, exchange, there, sent, SPEC)
-    return exists, line
+        _send_number(state.c_t, -INF, 2, exchange, own_word, sent, SPEC)
+        _send_number(state.s_t, 0.0, 3, exchange, own_word, sent, SPEC)
+        _send_number(state.a, 0.0, 4, exchange, own_word, sent, SPEC)
+    return exists, first_word
 
 
 @gluon.jit
-def first_look(exists, line, exchange, SPEC: gl.constexpr):
+def first_look(exists, first_word, exchange, SPEC: gl.constexpr):
     """Load the words as they are now.
 
     Returns which words to wait for, where the first word of each queue stands, and the five words of each queue. All
     have the shape (ROWS, RANKS * SLOTS).
     """
     needed = exists & (exchange.peer < SPEC.WORLD)[None, :]
-    inbox = exchange.words + line + exchange.queue[None, :]
+    inbox = exchange.words + first_word + exchange.queue[None, :]
     w_0 = gl.load(inbox, mask=needed, other=0, volatile=True)
     w_1 = gl.load(inbox + exchange.pitch, mask=needed, other=0, volatile=True)
     w_2 = gl.load(inbox + 2 * exchange.pitch, mask=needed, other=0, volatile=True)

@@ -138,7 +138,9 @@ def one_pass_kernel(
         if LABELS:
             state = State(state.c, state.s, gl.convert_layout(own_label.logit, state_layout(SPEC)), state.s_t, state.a)
         if EXCHANGE:
-            there, line = send_state(state, (walk.walker + step * walk.walkers) * ROWS, n_rows, exchange, SPEC)
+            rows_exist, first_word = send_state(
+                state, (walk.walker + step * walk.walkers) * ROWS, n_rows, exchange, SPEC
+            )
 
         # Reduce the next row's first AHEAD tiles while the words travel. The others are reduced between gradients of
         # tiles. So stores and copies occupy the memory all the time, and a copy has a whole step to arrive.
@@ -146,7 +148,7 @@ def one_pass_kernel(
         held = reduce_tiles(no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, scales, SPEC)
         if EXCHANGE:
             # The last of those tiles hides the latency of a first look.
-            needed, inbox, words = first_look(there, line, exchange, SPEC)
+            needed, inbox, words = first_look(rows_exist, first_word, exchange, SPEC)
         held = reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, scales, SPEC)
         if EXCHANGE:
             states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)

@@ -1,8 +1,8 @@
 """The one-pass kernel for rows that fill the shared memory of a multiprocessor.
 
-It computes the same as `kernel.one_pass_kernel`, and each program works on whole rows. Were such a row shared by two
-programs, they would wait for each other. The shared memory has one place for each tile. The first and the last of them
-pass on to registers by the same place, and the other tiles stay. The next row's tiles come into each place as soon as
+It computes the same as `kernel.one_pass_kernel`, and each program works on whole rows. Two programs that shared such a
+row would wait for each other. The first and the last tile share one place in shared memory and move from there to
+registers. Each other tile has a place of its own and stays there. The next row's tiles come into each place as soon as
 this row's tile has left it. The state of a tile is computed LAG tiles after its copy started.
 """
 

@@ -13,7 +13,8 @@ from tpbench.job import Job
 from tpbench.launcher.slurm.layout import layout
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.measure import machine
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 
 
 @dataclass(frozen=True)

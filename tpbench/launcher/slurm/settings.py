@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tpbench.settings import JobError, parse, setting, unknown
+from tpbench.settings import JobError, parse, setting
+from tpbench.suggestions import unknown
 
 _COMPOUND = ("setup", "sbatch")
 """Fields that are no plain values."""

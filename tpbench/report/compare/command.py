@@ -19,7 +19,8 @@ from tpbench.report.metric import METRICS, counted, metric
 from tpbench.report.output_format import print_or_write
 from tpbench.report.parser import ReportParser
 from tpbench.report.rows import require_values
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 
 FORMATS = {
     "text": render.text,

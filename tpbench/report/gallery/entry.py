@@ -15,7 +15,8 @@ import yaml
 from tpbench.report.gallery.admission import Refusal, refusals
 from tpbench.results.printable import printable
 from tpbench.results.read import RowWarning, load
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 
 FILE = "gallery.yaml"
 FIELDS = {

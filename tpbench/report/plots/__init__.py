@@ -13,7 +13,8 @@ from tpbench.report.grids import RecordGrids
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
 from tpbench.report.plots.registry import PLOTS as PLOTS
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads.study_data import Picture
 
 MODULES = ("time", "block_cap", "memory", "speedups", "samples", "timeline")

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.two_pass_state import round_to
 
 _PLACE_BLOCK = 1024
 
@@ -36,19 +37,8 @@ class Blocks(NamedTuple):
     columns: int
 
 
-@triton.jit
-def _rounded(values, dtype: tl.constexpr):
-    """Round fp32 to `dtype`, to nearest even. The interpreter's own conversion to bf16 drops the low bits."""
-    if _INTERPRETED and dtype == tl.bfloat16:
-        bits = values.to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
-        values = tl.where(values == values, bits.to(tl.float32, bitcast=True), values)
-    return values.to(dtype)
-
-
-INTERPRETED: bool = not isinstance(_rounded, triton.JITFunction)
+INTERPRETED: bool = not isinstance(round_to, triton.JITFunction)
 """True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 at the import of triton."""
-_INTERPRETED = tl.constexpr(INTERPRETED)
 # The interpreter's time depends on the number of programs, not of elements.
 BLOCKS = Blocks(512, 512, 512) if INTERPRETED else Blocks(64, 16, 256)
 
@@ -135,7 +125,7 @@ def _merge_kernel(
                     position += (rank - (rank > RANK)) * rows_per_rank
                 part = tl.load(values + position.to(tl.int64)[:, None] * width + column[None, :], mask=mask, other=0.0)
             total += part.to(tl.float32)
-        mean = _rounded(total * scale, own.dtype.element_ty)
+        mean = round_to(total * scale, own.dtype.element_ty)
         tl.store(own + offset, mean, mask=valid[:, None] & (column < width)[None, :])
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
@@ -53,13 +54,26 @@ class StandIn:
             torch.mm(self.factor, self.factor, out=self.product)
 
 
-def phases_by_point(phases: Sequence[Phase], transfers: str) -> dict[StepPoint, list[Phase]]:
-    """Return the phases that run after each point of the step, under the problem's option `transfers`."""
+@dataclass(frozen=True)
+class StepTransfers:
+    """The exchange's phases by the point of the step after which they start."""
+
+    after_batch: Callable[[], None]
+    after_forward: Callable[[], None]
+    after_backward: Callable[[], None]
+    delayed: bool
+    """True if a phase starts after the backward pass that could start before."""
+
+
+def step_transfers(phases: Sequence[Phase], transfers: str) -> StepTransfers:
+    """Return the phases that start after each point of the step, under the problem's option `transfers`."""
     same_point: dict[str, StepPoint] = {"late": "backward", "beside": "batch"}
     by_point: dict[StepPoint, list[Phase]] = {"batch": [], "forward": [], "backward": []}
     for phase in phases:
         by_point[same_point.get(transfers, phase.after)].append(phase)
-    return by_point
+    delayed = any(phase.after != "backward" for phase in by_point["backward"])
+    after_batch, after_forward, after_backward = map(sequence, by_point.values())
+    return StepTransfers(after_batch, after_forward, after_backward, delayed)
 
 
 class OverlappedIteration:
@@ -73,9 +87,7 @@ class OverlappedIteration:
         device: torch.device,
         index: ForwardIndex | None = None,
     ) -> None:
-        by_point = phases_by_point(phases, transfers)
-        self.after_batch, self.after_forward, self.after_backward = map(sequence, by_point.values())
-        self.delayed = any(phase.after != "backward" for phase in by_point["backward"])
+        self.transfers = step_transfers(phases, transfers)
         self.stand_in, self.device = stand_in, device
         self.begin_forward = index.begin_forward if index else do_nothing
         self.prepare_next_step = index.prepare_next_step if index else do_nothing
@@ -85,14 +97,14 @@ class OverlappedIteration:
     def run(self) -> None:
         """Run one iteration; on a GPU queue it, so that the current stream waits for both parts."""
         if self.thread is not None:
-            started = [self.thread.submit(self.after_batch)]
+            started = [self.thread.submit(self.transfers.after_batch)]
             self.begin_forward()
             self.stand_in.forward()
-            started += [self.thread.submit(self.after_forward), self.thread.submit(self.prepare_next_step)]
+            started += [self.thread.submit(self.transfers.after_forward), self.thread.submit(self.prepare_next_step)]
             self.stand_in.backward()
             for transfer in started:
                 transfer.result()
-            self.after_backward()
+            self.transfers.after_backward()
             return
         assert self.stream is not None
         compute = torch.cuda.current_stream(self.device)
@@ -104,11 +116,11 @@ class OverlappedIteration:
         self.stand_in.backward()
         self.prepare_next_step()
         with torch.cuda.stream(self.stream):
-            self.after_batch()
+            self.transfers.after_batch()
             self.stream.wait_event(forward_done)
-            self.after_forward()
-            if self.delayed:
+            self.transfers.after_forward()
+            if self.transfers.delayed:
                 compute.synchronize()  # the host, too, starts late what could have run early
             self.stream.wait_stream(compute)
-            self.after_backward()
+            self.transfers.after_backward()
         compute.wait_stream(self.stream)

@@ -39,8 +39,8 @@ class EmbeddingGrad:
     )
     transfers: Literal["early", "late", "beside"] = setting(
         "early",
-        help="transfers beside the stand-in: early (those that need no gradient), late (none, nor does the host "
-        "start), beside (all: the gradient is ready)",
+        help="transfers beside the stand-in: early (those that need no gradient); late (none: everything starts after "
+        "the backward pass); beside (everything runs beside the passes, as if the gradient were ready)",
     )
     index: Literal["none", "early", "late", "device"] = setting(
         "none",

@@ -127,7 +127,19 @@ class PeerInboxes:
             raise MisplacedRow(f"rank {self.inputs.rank} touched {misplaced} rows that are not of the table")
 
 
-class SparseSymmetric(SparseExchange):
+class PushingExchange(Exchange):
+    """Exchange that pushes rows into its peers' inboxes. A row takes as many bytes no matter who found it."""
+
+    peers: PeerInboxes
+
+    def expected_bytes(self) -> list[int]:
+        return traffic.sparse_push(self.inputs.counts, self.inputs.row_bytes)
+
+    def columns(self) -> dict[str, Any]:
+        return {**super().columns(), "workspace_gib": self.peers.connected.gib}
+
+
+class SparseSymmetric(PushingExchange, SparseExchange):
     """Push rows that the host found, wait for all ranks, merge."""
 
     def __init__(
@@ -163,14 +175,8 @@ class SparseSymmetric(SparseExchange):
         self.peers.verify()
         return self.inputs.own_slice
 
-    def expected_bytes(self) -> list[int]:
-        return traffic.sparse_push(self.inputs.counts, self.inputs.row_bytes)
 
-    def columns(self) -> dict[str, Any]:
-        return {**super().columns(), "workspace_gib": self.peers.connected.gib}
-
-
-class SparseSymmetricGpu(Exchange):
+class SparseSymmetricGpu(PushingExchange):
     """Search on the GPU, push, wait for all ranks, merge. The host only queues kernels: a CUDA graph can hold them.
 
     The number of touched rows never leaves the GPU. The host reads the rows only for the check.
@@ -204,9 +210,3 @@ class SparseSymmetricGpu(Exchange):
         self.comm.reset()
         self.comm.count_push(self.peers.pushed_bytes(torch.bincount(owners, minlength=self.comm.world_size).tolist()))
         return self.inputs.own_slice
-
-    def expected_bytes(self) -> list[int]:
-        return traffic.sparse_push(self.inputs.counts, self.inputs.row_bytes)
-
-    def columns(self) -> dict[str, Any]:
-        return {**super().columns(), "workspace_gib": self.peers.connected.gib}

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from tpbench.workloads.embedding_grad.exchange import Phase, sequence
+from tpbench.workloads.embedding_grad.exchange import Phase
 from tpbench.workloads.embedding_grad.forward_index import ForwardIndex
 from tpbench.workloads.embedding_grad.other_parameters import OtherParameters
-from tpbench.workloads.embedding_grad.overlap import StandIn, phases_by_point
+from tpbench.workloads.embedding_grad.overlap import StandIn, step_transfers
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 
 
@@ -23,7 +23,7 @@ class TrafficIteration:
     the gradient come before both, between them, or after both.
 
     A communicator runs its collectives in the order in which the host queues them. On a CPU nothing runs beside the
-    passes.
+    passes. `overlap.OverlappedIteration` differs: without other transfers it can queue both passes before the exchange.
     """
 
     def __init__(
@@ -35,9 +35,7 @@ class TrafficIteration:
         index: ForwardIndex | None,
         device: torch.device,
     ) -> None:
-        by_point = phases_by_point(phases, problem.transfers)
-        self.after_batch, self.after_forward, self.after_backward = map(sequence, by_point.values())
-        self.delayed = any(phase.after != "backward" for phase in by_point["backward"])
+        self.transfers = step_transfers(phases, problem.transfers)
         self.stand_in, self.others, self.index, self.device = stand_in, others, index, device
         self.order = problem.transfer_order
         on_gpu = device.type == "cuda"
@@ -52,14 +50,14 @@ class TrafficIteration:
             self.index.begin_forward()
         self._forward()
         with self._on(self.exchange_stream):
-            self.after_batch()
+            self.transfers.after_batch()
         self._wait_for_compute(self.exchange_stream)
         with self._on(self.exchange_stream):
-            self.after_forward()
+            self.transfers.after_forward()
         self._backward()
         if self.index is not None:
             self.index.prepare_next_step()
-        if self.delayed and self.exchange_stream is not None:
+        if self.transfers.delayed and self.exchange_stream is not None:
             torch.cuda.current_stream(self.device).synchronize()  # the host, too, starts late
         self._wait_for_compute(self.exchange_stream)
         self._step()
@@ -117,7 +115,7 @@ class TrafficIteration:
             assert self.others_stream is not None
             self.exchange_stream.wait_stream(self.others_stream)
         with self._on(self.exchange_stream):
-            self.after_backward()
+            self.transfers.after_backward()
 
     def _wait_for_compute(self, stream: torch.cuda.Stream | None) -> None:
         if stream is not None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 PLAIN, MIXED = "plain", "mixed"
 
-MARGIN = 0.99
-"""A schedule replaces the plain one only if it takes less than this fraction of the plain time: noise is smaller."""
+MIN_GAIN = 0.01
+"""A schedule replaces the plain one only if it saves more than this fraction of the plain time: noise is smaller."""
 
-SLOWER = 1.004
-"""A step that takes more than this multiple of the plain step's time by one clock is not chosen by the other clock."""
+MAX_LOSS = 0.004
+"""A step that loses more than this fraction of the plain step's time by one clock is not chosen by the other clock."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StepTimes:
 def fastest(times_ms: Mapping[str, float]) -> str:
     """Return the name of the fastest schedule: the plain one unless another is clearly faster."""
     best = min(times_ms, key=lambda name: times_ms[name])
-    return best if times_ms[best] < MARGIN * times_ms[PLAIN] else PLAIN
+    return best if times_ms[best] < (1 - MIN_GAIN) * times_ms[PLAIN] else PLAIN
 
 
 def best_step(times: Mapping[Candidate, StepTimes], plain: Candidate = Candidate(PLAIN)) -> Candidate:
@@ -47,12 +47,12 @@ def best_step(times: Mapping[Candidate, StepTimes], plain: Candidate = Candidate
     """
     limit = times[plain]
     fair = [
-        each
-        for each, found in times.items()
-        if found.wall_ms <= SLOWER * limit.wall_ms and found.device_ms <= SLOWER * limit.device_ms
+        candidate
+        for candidate, step in times.items()
+        if step.wall_ms <= (1 + MAX_LOSS) * limit.wall_ms and step.device_ms <= (1 + MAX_LOSS) * limit.device_ms
     ]
-    by_wall = min(fair, key=lambda each: times[each].wall_ms)
-    if times[by_wall].wall_ms < MARGIN * limit.wall_ms:
+    by_wall = min(fair, key=lambda candidate: times[candidate].wall_ms)
+    if times[by_wall].wall_ms < (1 - MIN_GAIN) * limit.wall_ms:
         return by_wall
-    by_device = min(fair, key=lambda each: times[each].device_ms)
-    return by_device if times[by_device].device_ms < MARGIN * limit.device_ms else plain
+    by_device = min(fair, key=lambda candidate: times[candidate].device_ms)
+    return by_device if times[by_device].device_ms < (1 - MIN_GAIN) * limit.device_ms else plain

@@ -16,8 +16,8 @@ next. In the ring such a signal has come from every rank when a rank has its own
 
 Copies within a GPU use SMs, and beside a product they would wait for its end. They run before the product, on its
 stream. The exception is a large shard that is kept: its copy is queued behind the peers' copies and runs in the last
-wave of the product beside it. All products are on one stream, because of two concurrent ones the wrong one can start
-first.
+wave of the product beside it. All products are on one stream, because the GPU may start two concurrent products in
+the wrong order.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tpbench.workloads.tp_block.schedule import Pending
 STAGED, PARTIAL_SUM = range(2)
 """Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
 
-PIECE = 2**22
+MIN_PIECE_ELEMENTS = 2**22
 """Smallest number of elements of a product's piece: tiles of 128 x 256 for each SM of an H200. Smaller pieces leave SMs
 idle, which costs more than a separate kernel that adds."""
 
-LARGE = 2**24
+MIN_COPY_BYTES = 2**24
 """Smallest shard in bytes that is copied beside a product. At half this size one more event on the products' stream
 costs about as much time as the saved kernel."""
 
@@ -99,15 +99,16 @@ class CopyEngineSchedule:
         return whole, product
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
-        """In step s add to the sum for the owner s + 1 ranks before this one, in the last step to the own sum."""
+        """Step s computes the sum for the owner s + 1 ranks back; the last step computes this rank's own."""
         last = self.size - 1
         sources = whole.chunk(self.size)
         shape = (len(sources[0]), matrix.shape[1])
         parts = self._buffer("parts", (last, *shape), whole.dtype)
         total = whole.new_empty(shape)
         sums = [*parts[self.rank], total]  # by step
-        tight = awaited or self.size > 2  # the addend is still in transfer when its product could start
-        pieces = 2 if tight and total.numel() >= 2 * PIECE else 1
+        # The addend is still in transfer when its product could start.
+        addend_arrives_late = awaited or self.size > 2
+        pieces = 2 if addend_arrives_late and total.numel() >= 2 * MIN_PIECE_ELEMENTS else 1
         arrived: list[torch.cuda.Event] = []
         for step in range(last):
             source, theirs = sources[(self.rank - 1 - step) % self.size], parts[self.before][step]
@@ -161,7 +162,7 @@ class CopyEngineSchedule:
                 self.signals.wait(STAGED, peer)
                 whole[peer].copy_(staged[peer][peer], non_blocking=True)
                 arrived[peer].record()
-            if keep and shard.nbytes >= LARGE and copy_beside_compute(whole[self.rank], shard):
+            if keep and shard.nbytes >= MIN_COPY_BYTES and copy_beside_compute(whole[self.rank], shard):
                 arrived[self.rank] = self.copies.record_event()
         if keep and self.rank not in arrived:
             whole[self.rank].copy_(shard, non_blocking=True)

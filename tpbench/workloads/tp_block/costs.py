@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tpbench.workloads.tp_block.problem import TpBlock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tpbench.workloads.tp_block.problem import TpBlock
 
 
 def flops(problem: TpBlock, size: int) -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
+from tpbench.workloads.tp_block.costs import flops
 from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 
@@ -88,7 +89,7 @@ class TpBlock:
 
 
 _TRAINING = {
-    each.name: each.default for each in fields(TpBlock) if each.name in ("steps", "warmup_steps", "learning_rate")
+    field.name: field.default for field in fields(TpBlock) if field.name in ("steps", "warmup_steps", "learning_rate")
 }
 """Fields that only a stack of blocks uses, with their defaults."""
 
@@ -100,8 +101,6 @@ def _with_rotary(problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
 
 def _cpu_core_s(problem: TpBlock, tp_size: int) -> float:
     """Return the seconds on one CPU core. It took 2.9 s for a rank with 24e9 floating-point operations."""
-    from tpbench.workloads.tp_block.costs import flops  # late: it imports this module
-
     passes = (problem.steps + problem.warmup_steps) / 2 if problem.layers else 1
     return 2.9 * passes * flops(problem, tp_size) / 24e9
 

@@ -42,15 +42,6 @@ class ShardedLinear:
         columns = self.columns(rank, size)
         return torch.cat([full[rows.start : rows.stop, columns.start : columns.stop] for rows in self.rows(rank, size)])
 
-    def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        """Return the full W from every rank's part, in rank order."""
-        import torch
-
-        if self.kind == "row":
-            return torch.cat(list(shards), dim=1)
-        parts = [shard.split([features // len(shards) for features in self.out_features]) for shard in shards]
-        return torch.cat([torch.cat(part) for part in zip(*parts, strict=True)])
-
 
 def equal_shares(sizes: Sequence[int], rank: int, size: int) -> list[range]:
     """Return the rank-th of `size` equal shares of each part, for parts of these sizes that follow each other.

@@ -13,7 +13,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tpbench.settings import nearest
+from tpbench.suggestions import nearest
 from tpbench.workloads.train_step import attention, config_json, sliding_window
 from tpbench.workloads.train_step.problem import TrainStep
 

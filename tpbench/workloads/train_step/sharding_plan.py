@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from tpbench.settings import nearest
+from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, get_args
 
-from tpbench.settings import JobError, unknown
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 
 Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
 """How a module of a block is sharded.

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.tp_block import context, forward, problem
+from tests.support.tp_block import context, forward, problem, unshard
 from tpbench.workloads.tp_block.block import build
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear, plan_for, random_weight
@@ -35,8 +35,8 @@ def weights_of(here: Rank, use_overlap: bool) -> tuple[Tensor, Tensor]:
 def test_shards_are_the_full_weight_bit_for_bit(ranks: int, use_overlap: bool) -> None:
     columns, rows = zip(*run_on_ranks(ranks, weights_of, use_overlap), strict=True)
     column, row = ShardedLinear("column", "column", 6, (8, 4, 4)), ShardedLinear("row", "row", 12, (5,))
-    assert torch.equal(column.unshard(columns), random_weight(column, 11, torch.bfloat16))
-    assert torch.equal(row.unshard(rows), random_weight(row, 11, torch.bfloat16))
+    assert torch.equal(unshard(column, columns), random_weight(column, 11, torch.bfloat16))
+    assert torch.equal(unshard(row, rows), random_weight(row, 11, torch.bfloat16))
     assert not torch.equal(random_weight(row, 11), random_weight(row, 12))
 
 

@@ -79,7 +79,7 @@ def merged_error(here: Rank, in_pieces: bool) -> float:
     where = block_context(here, cell)
     buffers = SymmetricBuffers(here.group, here.device, "stream")
     prepared = prepare(where, copy_engine.CopyEngineSchedule(buffers, merged=True))
-    with mock.patch.object(copy_engine, "PIECE", 1 if in_pieces else copy_engine.PIECE):
+    with mock.patch.object(copy_engine, "MIN_PIECE_ELEMENTS", 1 if in_pieces else copy_engine.MIN_PIECE_ELEMENTS):
         return max(largest_error(cell, where, prepared) for _ in range(3))
 
 

@@ -46,7 +46,7 @@ def test_the_record_sends_what_was_published() -> None:
 
 
 def test_counted_rows_and_the_even_formula_agree() -> None:
-    """Hashed rows are even enough over owners that what is counted is what the closed form says."""
+    """Hashed rows spread evenly enough over owners for the closed formula."""
     inputs = EmbeddingGradInputs(problem(table_rows=20_001, width=8, tokens=4000), context(ranks=4))
     touched = distinct_rows(20_001, 8000)
     counted = traffic.sparse_all_to_all(inputs.counts, inputs.row_bytes)

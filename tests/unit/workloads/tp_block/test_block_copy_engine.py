@@ -51,7 +51,7 @@ SIZES = ((2, 3, 5), (4, 6, 2), (1, 2, 3))
 """Rows of a shard, and a linear's features. They change, so that buffers alternate, are reused and grow."""
 
 
-@pytest.mark.parametrize("limit", [None, "PIECE", "LARGE"])
+@pytest.mark.parametrize("limit", [None, "MIN_PIECE_ELEMENTS", "MIN_COPY_BYTES"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_operations_in_a_row_are_right_at_any_speed(
     ranks: int, limit: str | None, streams: Installs, monkeypatch: pytest.MonkeyPatch
@@ -176,14 +176,14 @@ def test_a_large_shard_is_kept_without_a_kernel_before_its_product(
     ranks: int, streams: Installs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the copy that stages it for the peers is a kernel. The other copy is hidden, as transfers are."""
-    monkeypatch.setattr(copy_engine, "LARGE", 1)
+    monkeypatch.setattr(copy_engine, "MIN_COPY_BYTES", 1)
     took, ran = exposed(streams, ranks, "column forward", transfer=0.5 / ranks)
     assert took == pytest.approx(0, abs=1e-6)
     assert ran == ["copy"] + ["product"] * ranks
 
 
 def test_a_driver_without_such_copies_uses_kernels(streams: Installs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_engine, "LARGE", 1)
+    monkeypatch.setattr(copy_engine, "MIN_COPY_BYTES", 1)
     monkeypatch.setattr(Machine, "cuMemcpyBatchAsync_v2", None)
     _, ran = exposed(streams, 2, "column forward", transfer=0.25)
     assert ran == ["copy", "copy", "product", "product"]
@@ -202,7 +202,7 @@ def test_transfers_of_half_a_product_are_hidden(
     name: str, ranks: int, streams: Installs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the product of one rank's rows, beside which each transfer runs."""
-    monkeypatch.setattr(copy_engine, "PIECE", 1)
+    monkeypatch.setattr(copy_engine, "MIN_PIECE_ELEMENTS", 1)
     took, ran = exposed(streams, ranks, name, transfer=0.5 / ranks)
     assert took == pytest.approx(0, abs=1e-6)
     assert "add" not in ran and ran.count("copy") == {"column forward": 2, "row backward": 1}.get(name, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.tp_block import context, problem
+from tests.support.tp_block import context, problem, unshard
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm
 
@@ -17,7 +17,7 @@ def test_hashed_inputs_are_the_same_whole_at_any_size(size: int) -> None:
         inputs = BlockInputs(cell, context())
         full, shards = inputs.weights_of(0, 1), [inputs.weights_of(rank, size) for rank in range(size)]
         for linear in cell.linears:
-            assert torch.equal(linear.unshard([each[linear.name] for each in shards]), full[linear.name])
+            assert torch.equal(unshard(linear, [shard[linear.name] for shard in shards]), full[linear.name])
             assert torch.equal(linear.shard(full[linear.name], 1, size), shards[1][linear.name])
             assert 0.6 < full[linear.name].float().std() * linear.in_features**0.5 < 1.6
         for made, over_rows in ((inputs.x, part != "row"), (inputs.grad, part != "column")):

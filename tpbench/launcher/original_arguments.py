@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-_typed: list[str] = []
+_original: list[str] = []
 
 
 def remember(arguments: Sequence[str]) -> None:
     """Remember the arguments before they are rewritten."""
-    _typed[:] = arguments
+    _original[:] = arguments
 
 
 def get() -> list[str]:
     """Return the remembered arguments, or those of this process if none were remembered."""
-    return _typed or sys.argv[1:]
+    return _original or sys.argv[1:]

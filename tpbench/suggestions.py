@@ -1,0 +1,52 @@
+"""Names that a message suggests for one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+SYNONYMS = {
+    "gpu": "cuda",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+    "ce": "cross_entropy",
+    "tp": "tp_size",
+    "dp": "dp_size",
+    "gpus": "world_size",
+    "ranks": "world_size",
+}
+"""Usual words for a value, each with its name here. Their spelling is not similar, or similar to a wrong name."""
+
+_SIMILAR = 0.6
+"""Least similarity of a name that is suggested, from 0 to 1 (difflib)."""
+
+
+def nearest(name: str, valid: Iterable[str], most: int = 1) -> str:
+    """Return `, did you mean X?` with at most so many names, or nothing if no valid name is close."""
+    valid = list(valid)
+    close = [] if name.isdigit() else difflib.get_close_matches(name, valid, n=most, cutoff=_SIMILAR)
+    close = close or [word for word in valid if len(name) >= 4 and name in word.split("_")][:most]
+    if (meant := SYNONYMS.get(name.lower())) in valid:
+        close = [str(meant)]
+    return f", did you mean {joined_by_or(close)}?" if close else ""
+
+
+def joined_by_or(names: Sequence[str]) -> str:
+    """Return the names as a sentence lists them: "a", "a or b", "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def unknown(what: str, name: object, valid: Iterable[str], where: str = "") -> str:
+    """Return a sentence for a name that does not exist.
+
+    The sentence has the nearest name and all valid ones. `where` names a place that lists the valid names. With it, the
+    sentence has the three nearest names and that place instead.
+    """
+    valid = sorted(valid, key=lambda word: (not word.isdigit(), int(word) if word.isdigit() else 0, word))
+    if where:
+        return f"no {what} is called {name!s}{nearest(str(name), valid, most=3)} (all {len(valid)}: {where})"
+    return f"no {what} is called {name!s}{nearest(str(name), valid)} (valid: {', '.join(valid)})"
