@@ -56,7 +56,7 @@ class EntropyLossSession(StepSession[Output]):
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.context.dp_group)
         dist.all_reduce(mean, dist.ReduceOp.SUM, group=self.context.dp_group)
         loss_error, grad_error, differs = worst.tolist()
-        return Errors(float(mean) / self.context.dp_size, loss_error, grad_error, not differs)
+        return Errors(float(mean) / self.context.dp_size, loss_error, grad_error, not differs, errors.grad_mismatch)
 
 
 def costs(problem: EntropyLoss, tp_size: int, bytes_communicated: int) -> Costs:

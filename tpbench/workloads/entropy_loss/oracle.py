@@ -39,6 +39,8 @@ class Errors:
     the dtype do not count: a variant cannot avoid underflow. A row whose gradient is zero must be exactly zero."""
     loss_identical: bool
     """True if all ranks have the same bits in the loss and in the rows' losses."""
+    grad_mismatch: str = ""
+    """What the gradient of this rank is in place of a matrix like the logits. Empty: it is one."""
 
     def complaint(self, problem: EntropyLoss) -> str | None:
         """Return why the output is wrong, or None if it is correct."""
@@ -47,7 +49,7 @@ class Errors:
         if not self.loss_error <= loss_tolerance:
             wrong.append(f"loss_error {self.loss_error:.3g} is above {loss_tolerance:.3g}")
         if not self.grad_error <= grad_tolerance:
-            wrong.append(f"grad_error {self.grad_error:.3g} is above {grad_tolerance:.3g}")
+            wrong.append(self.grad_mismatch or f"grad_error {self.grad_error:.3g} is above {grad_tolerance:.3g}")
         return f"{' and '.join(wrong)} ({problem.dtype})" if wrong else None
 
 
@@ -91,14 +93,21 @@ class Oracle:
             loss_errors.append(relative_error(output.row_loss, self.row_loss))
         worst = self._reduce(torch.stack([each.max() for each in loss_errors if each.numel()]).max(), dist.ReduceOp.MAX)
         return Errors(
-            self.loss, float(worst), self._grad_error(output.grad, output.grad_factor), self._identical(output)
+            self.loss,
+            float(worst),
+            self._grad_error(output.grad, output.grad_factor),
+            self._identical(output),
+            self._mismatch(output.grad),
         )
 
+    def _mismatch(self, grad: Tensor) -> str:
+        got, right = (f"{tuple(each.shape)} {each.dtype}" for each in (grad, self.shard.logits))
+        return "" if got == right else f"the gradient is {got}, and the local logits are {right}"
+
     def _grad_error(self, grad: Tensor, factor: Tensor | float) -> float:
-        logits = self.shard.logits
         # Columns: squared error, squared right gradient, elements that are not zero.
         sums = torch.full((self.shard.tokens, 3), math.inf, dtype=torch.float64, device=self.shard.device)
-        if grad.shape == logits.shape and grad.dtype == logits.dtype:
+        if not self._mismatch(grad):
             slack = torch.finfo(grad.dtype).smallest_normal * torch.finfo(grad.dtype).eps / 2
             for rows in self._chunks():
                 got, right = grad[rows].double() * factor, self.gradient(rows)
