@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from tpbench.measure.settings import MeasureSettings
+from tpbench.outside.installed import installed_names
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, added_defaults, former_names, former_spelling, parse, setting, spelled
 from tpbench.suggestions import unknown
@@ -220,6 +221,11 @@ def _variant(values: Mapping[str, Any], outside: OutsideVariant | None) -> tuple
     if (name := values.get("variant")) not in variants():
         if ".py:" in str(name):
             raise JobError(f"variant={name}: only the command line may name a file, not a configuration file or a row")
+        if str(name) in installed_names():
+            raise JobError(
+                f"variant={name} is of an installed package: only the command line may name it, not a configuration "
+                "file or a row"
+            )
         raise JobError(unknown("variant", name, variants()))
     return variants()[str(name)]
 

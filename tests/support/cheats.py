@@ -23,7 +23,7 @@ from tpbench.api.examples import train_step as train_example
 from tpbench.api.tp_block import BlockContext, PreparedBlock, TpBlock
 from tpbench.api.train_step import Context, TorchTrainer, TrainStep
 from tpbench.measure import clock
-from tpbench.workloads.entropy_loss import oracle
+from tpbench.workloads.entropy_loss import limits, oracle
 from tpbench.workloads.train_step.batches import replica_batches
 
 
@@ -179,8 +179,8 @@ def replaces_the_module_of_the_clock(problem: EntropyLoss, shard: Shard) -> Step
 
 
 def raises_the_tolerances(problem: EntropyLoss, shard: Shard) -> Step:
-    oracle.LOSS_TOLERANCE = float("inf")
-    oracle.GRADIENT_TOLERANCE[problem.dtype] = float("inf")
+    limits.LOSS_TOLERANCE = float("inf")
+    limits.GRADIENT_TOLERANCE[problem.dtype] = float("inf")
     return Step(lambda: _copy(Output(torch.zeros(()), torch.zeros(shard.tokens), torch.zeros_like(shard.logits))))
 
 

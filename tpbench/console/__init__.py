@@ -32,6 +32,10 @@ def information(arguments: Sequence[str]) -> int | None:
 
 
 def _run(arguments: Sequence[str]) -> int | None:
+    if arguments and arguments[0] == "new":  # it has a --help of its own
+        from tpbench.console import new
+
+        return new.main(arguments[1:])
     if {"-h", "--help"} & set(arguments) or list(arguments) == ["help"]:
         from tpbench.console.help import HELP
 
@@ -41,10 +45,6 @@ def _run(arguments: Sequence[str]) -> int | None:
         from tpbench.console import listing
 
         return listing.main(arguments[1:])
-    if arguments and arguments[0] == "new":
-        from tpbench.console import new
-
-        return new.main(arguments[1:])
     if arguments and arguments[0] == "doctor":
         from tpbench.console import doctor
 

@@ -22,6 +22,7 @@ _VARIANT = "variant="
 _CHOICE = re.compile(r"""[^,()\[\]{}'"\\]+""")
 """A value among several: what Hydra's grammar separates by commas, brackets and quotation marks."""
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<function>.*))?")
+_WITHOUT_ENDING = re.compile(r"(?P<path>[^:]*[^:/]):(?P<function>[A-Za-z_]\w*)")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
 """File names that are written in rows, tables and command lines as they are."""
 
@@ -72,7 +73,15 @@ def find(choice: str) -> OutsideVariant | None:
                 f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
                 f"(its functions: {', '.join(public) or 'none'})"
             )
+        if name := re.fullmatch(r"([A-Za-z_]\w*)\s+\w+=.*", function):
+            rest = function[name.end(1) :].strip()
+            raise JobError(
+                f"variant={choice} has a space: write each NAME=VALUE as a word of its own, as "
+                f"variant={match['path']}:{name[1]} {rest}, without quotes around both"
+            )
         return from_file(path, function)
+    if match := _WITHOUT_ENDING.fullmatch(choice.strip()):
+        raise JobError(f"variant={choice}: write the file with its ending, as {match['path']}.py:{match['function']}")
     if choice in installed_names():
         return from_entry_point(choice)
     return None

@@ -30,13 +30,13 @@ from tpbench.measure.session import Context, Session, Verdict
 SLEEP_CYCLES = 40_000_000
 """About 20 ms: the device sleeps while the host queues the change of the inputs and the iteration."""
 
-SAMPLED = 2**14
+SAMPLED_ELEMENTS = 2**14
 """Elements of each output that are read at once after an iteration."""
 
-CHANGED = 5
+CHANGED_ITERATIONS = 5
 """Iterations that are timed on changed inputs."""
 
-SLOWER = 2.0
+MAX_SLOWDOWN = 2.0
 """How many times slower all of them must be for a complaint. In 115 honest cells on one H200 the fastest of them was
 never slower than the 95th percentile of the timed iterations."""
 
@@ -86,24 +86,24 @@ def restore_before(session: Session, iterations: int) -> Callable[[], None]:
     return restore
 
 
-def lazy_output(session: Session) -> str | None:
+def lazy_output_reason(session: Session) -> str | None:
     """Return why an output of a variant from outside this package is no plain tensor, or None."""
     outputs = session.outputs() if isinstance(session, AuditedSession) and not session.trusted else ()
-    return next(filter(None, map(subclass_complaint, outputs)), None)
+    return next(filter(None, map(subclass_reason, outputs)), None)
 
 
-def subclass_complaint(value: Tensor) -> str | None:
+def subclass_reason(value: Tensor) -> str | None:
     """Return that a result is no plain tensor, or None. A subclass may compute its values when it is read."""
     return None if type(value) is Tensor else f"the step returned a {type(value).__name__} in place of a torch.Tensor"
 
 
-def timed_result(session: Session, clock: str) -> str | None:
+def timed_result_reason(session: Session, clock: str) -> str | None:
     """Return why the result of the last timed iteration is wrong, or None. Collective."""
     wrong = session.check().wrong
     return f"the last iteration of the {clock} clock, after a correct first one: {wrong}" if wrong else None
 
 
-def changed_inputs(session: AuditedSession, step: Callable[[], None], context: Context) -> str | None:
+def changed_inputs_reason(session: AuditedSession, step: Callable[[], None], context: Context) -> str | None:
     """Run an iteration on changed inputs. Return why its result is wrong, or None. Collective."""
     cuda = context.device.type == "cuda"
     poison(session)
@@ -131,7 +131,7 @@ def changed_inputs(session: AuditedSession, step: Callable[[], None], context: C
     return f"with changed inputs, after a correct result with the first ones: {wrong}" if wrong else None
 
 
-def slower_on_changed_inputs(
+def changed_iterations_reason(
     session: AuditedSession,
     step: Callable[[], None],
     clock: Clock,
@@ -141,21 +141,21 @@ def slower_on_changed_inputs(
     """Return that iterations on changed inputs are wrong, or take longer than the timed ones, or None. Collective.
 
     A variant that recognises its inputs and returns a stored answer is slower on new ones. For a complaint, each of
-    several iterations takes more than `SLOWER` times as long as nearly all timed ones: far above noise.
+    several iterations takes more than `MAX_SLOWDOWN` times as long as nearly all timed ones: far above noise.
     """
     session.fresh = True
-    changed = gather_numbers(clock.samples(step, session.restore, CHANGED), context)
+    changed = gather_numbers(clock.samples(step, session.restore, CHANGED_ITERATIONS), context)
     session.fresh = False
     wrong = None if session.trusted else session.check().wrong
     if wrong:
         return f"timed with changed inputs, after a correct result with the first ones: {wrong}"
-    return slower(changed, timed)
+    return slower_reason(changed, timed)
 
 
-def slower(changed: Samples, timed: Samples) -> str | None:
+def slower_reason(changed: Samples, timed: Samples) -> str | None:
     """Return that each iteration on changed inputs takes much longer than nearly all timed ones, or None."""
     longer, usual = [each.max() for each in changed], [each.max() for each in timed]
-    if min(longer) <= SLOWER * np.percentile(usual, 95):
+    if min(longer) <= MAX_SLOWDOWN * np.percentile(usual, 95):
         return None
     return (
         f"an iteration takes {np.median(longer):.3g} ms if its inputs have changed, and {np.median(usual):.3g} ms if "
@@ -163,7 +163,7 @@ def slower(changed: Samples, timed: Samples) -> str | None:
     )
 
 
-def written_inputs(session: AuditedSession, context: Context) -> str | None:
+def written_inputs_reason(session: AuditedSession, context: Context) -> str | None:
     """Return that a variant wrote to its inputs, or None. Collective."""
     session.fresh = session.keeps_output = False
     session.audited_inputs.undo()
@@ -184,10 +184,10 @@ def audit(
     `another_iteration`: false if a further iteration would take too long. Then only the inputs are compared.
     `device_clock`: that clock with its samples, if there is one.
     """
-    wrong = changed_inputs(session, step, context) if another_iteration else None
+    wrong = changed_inputs_reason(session, step, context) if another_iteration else None
     if not wrong and device_clock is not None:
-        wrong = slower_on_changed_inputs(session, step, *device_clock, context)
-    return wrong or written_inputs(session, context)
+        wrong = changed_iterations_reason(session, step, *device_clock, context)
+    return wrong or written_inputs_reason(session, context)
 
 
 def refused(verdict: Verdict, reason: str | None) -> Verdict:
@@ -202,7 +202,7 @@ def on_any_rank(flag: bool, context: Context) -> bool:
 
 def _sample(output: Tensor) -> tuple[Any, Tensor]:
     """Return random places of an output and the values there, read on the current stream."""
-    index = tuple(torch.randint(0, size, (SAMPLED,), device=output.device) for size in output.shape)
+    index = tuple(torch.randint(0, size, (SAMPLED_ELEMENTS,), device=output.device) for size in output.shape)
     return index, output.detach()[index].clone()
 
 

@@ -20,7 +20,7 @@ LATER_SHARE, LATER_MS = 0.02, 1.0
 69 rows of training steps on two and four H200s, which take 7 to 1000 ms, the median difference is at most 0.21 ms."""
 
 
-def waits_longer(waits: Samples, on_device: Samples) -> str | None:
+def long_wait_reason(waits: Samples, on_device: Samples) -> str | None:
     """Return that the host waits longer for the device than an iteration takes on it, or None.
 
     `waits`: from the return of the step until the device is idle, by wall clock. All launches are queued by then, so
@@ -34,7 +34,7 @@ def waits_longer(waits: Samples, on_device: Samples) -> str | None:
     return _not_joined(f"the device works for {wait_ms:.3g} ms after the step has returned", device_ms)
 
 
-def idle_later(wall: Samples, on_device: Samples) -> str | None:
+def late_idle_reason(wall: Samples, on_device: Samples) -> str | None:
     """Return that the device works after the end event of an iteration, or None.
 
     Both clocks time the same iterations of an idle device, so that the start event is recorded at once. The wall time

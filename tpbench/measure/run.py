@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from tpbench.measure import memory
-from tpbench.measure.audit import AuditedSession, audit, is_audited, lazy_output, refused, timed_result
+from tpbench.measure.audit import AuditedSession, audit, is_audited, lazy_output_reason, refused, timed_result_reason
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
-from tpbench.measure.clock_comparison import waits_longer
+from tpbench.measure.clock_comparison import long_wait_reason
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
 from tpbench.measure.device_columns import clock_columns, iteration_columns
 from tpbench.measure.energy import SAMPLE_S
@@ -68,7 +68,7 @@ def run(
         session.audited |= settings.fresh  # the oracle must see a result of the last inputs
     passes = _first_passes(session, context, settings, wall, interpreted, say)
     say("checking")
-    lazy = lazy_output(session)
+    lazy = lazy_output_reason(session)
     verdict = refused(session.check(), lazy)
     columns: dict[str, Any] = {
         **memory_columns(passes.peak_gib, context),
@@ -102,7 +102,7 @@ def run(
             with watch:
                 samples.append(_until_precise(clock, passes.step, session, context, settings))
             if audited:
-                wrong.append(timed_result(session, name))
+                wrong.append(timed_result_reason(session, name))
     columns |= clock_columns(watch, context)
     if audited:
         say("checking the timed iterations")
@@ -111,7 +111,7 @@ def run(
         wrong.append(audit(audited, passes.step, context, not slow, device_clock))
         if device_clock is not None:
             waits = gather_numbers(wall.waits_ms[-len(samples[0]) :], context)
-            wrong.append(waits_longer(waits, samples[1]))
+            wrong.append(long_wait_reason(waits, samples[1]))
     if any(wrong):
         return refused(verdict, next(filter(None, wrong))), columns
     on_device = samples[1] if context.device.type == "cuda" else None

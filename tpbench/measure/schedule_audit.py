@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from tpbench.measure.audit import slower
+from tpbench.measure.audit import slower_reason
 from tpbench.measure.clock import WallClock
-from tpbench.measure.clock_comparison import idle_later
+from tpbench.measure.clock_comparison import late_idle_reason
 from tpbench.measure.columns import Samples
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, ScheduledSession, Session
@@ -34,7 +34,7 @@ def audit_schedule(
 
     `timed`: by wall clock. `on_device`: the same iterations between events, on a GPU.
     """
-    if on_device is not None and (wrong := idle_later(timed, on_device)):
+    if on_device is not None and (wrong := late_idle_reason(timed, on_device)):
         return wrong
     if not session.changed_iterations:
         return None
@@ -43,4 +43,4 @@ def audit_schedule(
     session.fresh = False
     wrong = session.check_changed()
     # Without a GPU other programs share the cores: then a few slow iterations prove nothing.
-    return wrong or (slower(changed, timed) if on_device is not None else None)
+    return wrong or (slower_reason(changed, timed) if on_device is not None else None)

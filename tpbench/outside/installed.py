@@ -23,7 +23,9 @@ def locate(name: str) -> tuple[str, str, Path]:
     Finding a module inside a package would import the package. So only the top-level package is searched for, and the
     rest of the path follows from the names.
     """
-    (entry, *others) = metadata.entry_points(group=GROUP, name=name)
+    entry, *others = metadata.entry_points(group=GROUP, name=name) or [None]
+    if entry is None:
+        raise JobError(f"no installed package has a variant {name}")
     if others:
         packages = sorted({str(each.dist.name) for each in (entry, *others) if each.dist is not None})
         raise JobError(f"several installed packages have a variant {name}: {', '.join(packages)}")

@@ -41,6 +41,8 @@ class SourceFile:
 
     path: Path
     functions: Mapping[str, Function]
+    others: Mapping[str, tuple[str, int]]
+    """Names at the top level that are no functions: what each is, and its line."""
     imports: Mapping[str, int]
     """Top-level names of the packages that the module imports as it is loaded, each with its line."""
     uses_triton: bool
@@ -62,7 +64,8 @@ def read(path: Path) -> SourceFile:
     tree = _parsed(path)
     functions = {each.name: each for each in _functions(tree, path)}
     files = [path, *_local_modules(path, tree)]
-    return SourceFile(path, functions, dict(_imports_on_load(tree)), any(map(_imports_triton, files)))
+    imports, uses_triton = dict(_imports_on_load(tree)), any(map(_imports_triton, files))
+    return SourceFile(path, functions, dict(_others(tree)), imports, uses_triton)
 
 
 def version(path: Path, files: Sequence[Path] | None = None) -> str:
@@ -122,6 +125,19 @@ def _functions(tree: ast.Module, path: Path) -> Iterator[Function]:
                 {} if declaration is None else _arguments(declaration, path),
                 declaration is not None,
             )
+
+
+def _others(tree: ast.Module) -> Iterator[tuple[str, tuple[str, int]]]:
+    for statement, _ in _top_level(tree.body):
+        if isinstance(statement, ast.ClassDef):
+            yield statement.name, ("a class", statement.lineno)
+        elif isinstance(statement, ast.AsyncFunctionDef):
+            yield statement.name, ("an async def", statement.lineno)
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+                if isinstance(target, ast.Name):
+                    kind = "lambda" if isinstance(statement.value, ast.Lambda) else "value"
+                    yield target.id, (f"a {kind}", statement.lineno)
 
 
 def _declaration(function: ast.FunctionDef) -> ast.Call | None:

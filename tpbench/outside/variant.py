@@ -138,6 +138,9 @@ def _version(path: Path, module: str) -> str:
 def _variant(name: str, path: Path, module: str, function: str) -> OutsideVariant:
     file = source.read(path)
     public = [each for each in file.functions if not each.startswith("_")]
+    if function in file.others and function not in file.functions:
+        kind, line = file.others[function]
+        raise JobError(f"{file.place(line)}: {function} is {kind}, and a variant needs a `def` at top level")
     if function not in file.functions:
         has = f"its functions: {', '.join(public)}" if public else "it has no function"
         raise JobError(f"{file.path.name} has no function {function} ({has})")

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
         if options.repeat is not None:
             return repeat(selected_rows(options), options.repeat, run=options.run, metric=options.metric or "time_ms")
-        if options.run:
+        if options.run is not None:
             raise JobError("--run needs --repeat ROW_ID")
         options.format = options.format or format_of(options.output)
         if options.format == "json":
@@ -108,7 +108,13 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen (json: a folder)"
     )
     parser.add_argument("--repeat", metavar="ROW_ID", help="print the command that measures the cell of a row again")
-    parser.add_argument("--run", action="store_true", help="with --repeat: run the command, and compare the rows")
+    parser.add_argument(
+        "--run",
+        nargs="?",
+        const="",
+        metavar="variant=FILE.py:NAME",
+        help="with --repeat: run the command, and compare the rows. Name a variant of your own: no row loads code",
+    )
     parser.add_argument("--all", action="store_true", help="every row, not only the newest of each cell")
     return parser
 

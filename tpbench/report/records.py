@@ -42,6 +42,7 @@ _REQUIRED = (
     "row_id", "cell", "workload", "variant", "status", "reason", "tokens", "vocab", "tp_size", "dp_size", "loss",
     "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes", "loss_value", "job",
     "environment",
+    "variant_version",
     "interleaved", "round_ms", "device_round_ms", "host", "git_commit", "kernels_version", "finished_at",
 )  # fmt: skip
 _OF_REMARKS = ("bound", "throttle_reasons", "device_ms", "graph_gib")

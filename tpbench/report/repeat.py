@@ -1,20 +1,26 @@
-"""`scripts/report.py PLACE --repeat ROW_ID`: the command that measures a row's cell again, printed or run."""
+"""`scripts/report.py PLACE --repeat ROW_ID`: the command that measures a row's cell again, printed or run.
+
+A stored row loads no code. The command of a variant from outside this package is run only if the command line of the
+report names that variant, as `--run variant=my_loss.py:fast_tp`.
+"""
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
-from tpbench.job import stored_job
+from tpbench.outside.variant import from_entry_point, from_file
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import compare_cells
 from tpbench.report.compare.pairs import pair_cells
-from tpbench.report.repeat_command import is_from_file, row_command
+from tpbench.report.records import Record
+from tpbench.report.repeat_command import is_from_outside, row_command, row_job
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.results.read import RowWarning, load
@@ -23,16 +29,18 @@ from tpbench.suggestions import nearest
 
 THRESHOLD = 0.03
 """Smallest change of a repeated cell that counts, as in `report.py compare`."""
+VARIANT = "variant="
 FOLDER = "outputs"
 """Folder that a new row goes to."""
 
 
-def repeat(frame: pd.DataFrame, row_id: str, *, run: bool, metric: str) -> int:
+def repeat(frame: pd.DataFrame, row_id: str, *, run: str | None, metric: str) -> int:
     """Print the command that measures a row's cell again. With `run`, run it, and compare the new row with the old one.
 
     Args:
         frame: rows, of which one has the identifier `row_id`, or an identifier that begins or ends with it.
-        run: true if the command shall run. Its row goes to the folder `outputs`.
+        run: None: print the command only. Else run it; its row goes to the folder `outputs`. The text is empty, or
+            the variant as the command line names it: `variant=my_loss.py:fast_tp`.
         metric: name of the compared metric.
 
     Returns:
@@ -44,16 +52,20 @@ def repeat(frame: pd.DataFrame, row_id: str, *, run: bool, metric: str) -> int:
     stored = _row(frame, row_id)
     (record,) = plain_rows(stored)
     command = row_command(record)
+    words = _own_python(command)
+    if run:
+        words = _with_variant(words, run, record)
     print(command, flush=True)
-    if not run:
+    if is_from_outside(record):
+        _note_version(run or f"{VARIANT}{record['variant']}", record)
+    if run is None:
         return 0
-    if is_from_file(record["variant"]):
-        raise JobError(f"a row loads no code: run this command yourself, in the folder of {record['variant']}")
-    key = stored_job(json.loads(record["job"])).key
+    if is_from_outside(record) and not run:
+        name = printable(record["variant"], 100)
+        raise JobError(f"a stored row may not load code: name the code yourself, as --run {VARIANT}{name}")
+    key = row_job(record).key
     before = _identifiers(key)
-    code = subprocess.run(
-        ["/usr/bin/env", *_own_python(command), f"output_dir={FOLDER}"], check=False, stdout=sys.stderr
-    ).returncode
+    code = subprocess.run(["/usr/bin/env", *words, f"output_dir={FOLDER}"], check=False, stdout=sys.stderr).returncode
     new = [each for each in _identifiers(key) if each not in before]
     if not new:
         raise JobError(f"the command made no row (exit code {code}), so nothing was compared")
@@ -67,6 +79,30 @@ def repeat(frame: pd.DataFrame, row_id: str, *, run: bool, metric: str) -> int:
 def _own_python(command: str) -> list[str]:
     """Return the words of a command with this process's interpreter in place of `python`."""
     return [sys.executable if word == "python" else word for word in shlex.split(command)]
+
+
+def _with_variant(words: Sequence[str], named: str, record: Record) -> list[str]:
+    """Return the words of the command with the variant as the user named it. Raises JobError for another variant."""
+    if not named.startswith(VARIANT):
+        raise JobError(f"--run {named}: write folders before --run, and a variant of your own as {VARIANT}FILE.py:NAME")
+    choice = named.removeprefix(VARIANT)
+    if Path(choice).name != record["variant"]:
+        raise JobError(f"the row is of {printable(record['variant'], 100)}, and --run names {choice}")
+    return [named if word == f"{VARIANT}{record['variant']}" else word for word in words]
+
+
+def _note_version(named: str, record: Record) -> None:
+    """Print a note if the code of a variant from outside is not that of the row, or is not here. Nothing is loaded."""
+    choice = named.removeprefix(VARIANT)
+    path, _, function = choice.rpartition(":")
+    try:
+        found = from_file(Path(path).expanduser(), function) if path else from_entry_point(choice)
+    except (JobError, ValueError, OSError):
+        where = f"in the folder of {Path(path).name}" if path else "where its package is installed"
+        print(f"report: run this command {where}", file=sys.stderr)
+        return
+    if found.version != record.get("variant_version"):
+        print(f"report: {found.name} has changed since this row was measured", file=sys.stderr)
 
 
 def _row(frame: pd.DataFrame, row_id: str) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from tpbench.job import NOT_IN_KEY, Job, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
-from tpbench.workloads import workloads
+from tpbench.workloads import variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
 GROUPS = ("loss", "block_cap", "model", "measure")
@@ -29,16 +29,20 @@ CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET
 """Recorded environment variables that the launcher sets for each job."""
 
 _FROM_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py:[A-Za-z_][A-Za-z0-9_]*")
+_ENTRY_POINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PLAIN = re.compile(r"[\w./+:-]+")
 """Text that Hydra's grammar and a shell take as one word."""
 
 
-def repeat_command(flat: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> str:
+def repeat_command(
+    flat: Mapping[str, Any], environment: Mapping[str, str] | None = None, from_outside: bool = False
+) -> str:
     """Return the command line, for a shell, whose job has the key of a stored one.
 
     Args:
         flat: the row's column `job`, read from JSON.
         environment: the row's column `environment`, read from JSON.
+        from_outside: true if the row has the version of a variant from outside this package.
 
     Raises:
         JobError: this version of tpbench has no such job, or a command line cannot hold one of its values.
@@ -51,7 +55,7 @@ def repeat_command(flat: Mapping[str, Any], environment: Mapping[str, str] | Non
     if unprintable := [name for name, value in recorded.items() if not value.isprintable()]:
         raise JobError(f"no command line can hold the stored value of {unprintable[0]}: it has control characters")
     words = [f"{name}={shlex.quote(value)}" for name, value in recorded.items()]
-    return " ".join([*words, "python -m tpbench", *map(shlex.quote, arguments(_job(flat)))])
+    return " ".join([*words, "python -m tpbench", *map(shlex.quote, arguments(_job(flat, from_outside)))])
 
 
 def is_from_file(variant: object) -> bool:
@@ -59,22 +63,37 @@ def is_from_file(variant: object) -> bool:
     return isinstance(variant, str) and _FROM_FILE.fullmatch(variant) is not None
 
 
-def _job(flat: Mapping[str, Any]) -> Job:
-    variant, workload = flat.get("variant"), flat.get("workload")
-    if is_from_file(variant) and workload in workloads():
-        return stored_job(flat, OutsideVariant.named(str(variant), str(workload)))
+def _job(flat: Mapping[str, Any], from_outside: bool) -> Job:
+    variant, workload = str(flat.get("variant")), str(flat.get("workload"))
+    installed = from_outside and variant not in variants() and _ENTRY_POINT.fullmatch(variant)
+    if (is_from_file(variant) or installed) and workload in workloads():
+        return stored_job(flat, OutsideVariant.named(variant, workload))
     return stored_job(flat)
 
 
+def row_job(record: Mapping[str, Any]) -> Job:
+    """Return the job of a row with the columns `job` and `variant_version`. Raises JobError as above."""
+    return _job(_mapping(record["job"]), is_from_outside(record))
+
+
+def is_from_outside(record: Mapping[str, Any]) -> bool:
+    """Return True for a row of a variant from a user's file or from an installed package."""
+    return is_from_file(record.get("variant")) or record.get("variant_version") is not None
+
+
 def row_command(record: Mapping[str, Any]) -> str:
-    """Return the command of a row with the columns `job` and `environment`. It raises JobError as above."""
+    """Return the command of a row with the columns of `row_job` and `environment`. It raises JobError as above."""
+    return repeat_command(_mapping(record["job"]), _mapping(record.get("environment") or "{}"), is_from_outside(record))
+
+
+def _mapping(text: Any) -> dict[str, Any]:
     try:
-        flat, environment = json.loads(record["job"]), json.loads(record.get("environment") or "{}")
-    except (TypeError, ValueError):
-        raise JobError("the row does not have its job") from None
-    if not isinstance(flat, dict) or not isinstance(environment, dict):
+        found = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
         raise JobError("the row does not have its job")
-    return repeat_command(flat, environment)
+    return found
 
 
 def arguments(job: Job) -> list[str]:

@@ -9,7 +9,7 @@ The modules, in the order of a first reading:
 - Workloads: `entropy_loss`, `linear_loss`, `embedding_grad`, `tp_block` and `train_step`.
 - Variants of several workloads: `step` is a variant that is ready to run, and `returned` checks what it returns.
 - Losses: `vocabulary` has the columns of a rank, `two_logit_losses` the formulas. Oracles share `oracle_arithmetic`.
-- Numbers: `hashing` makes inputs, and `ring_bytes` counts the bytes of collectives.
+- Numbers: `hashing` makes inputs, `ring_bytes` counts the bytes of collectives, and `item_bytes` has those of a dtype.
 - From rows: `cost_model` and `study_data` are interfaces to predictions and reports.
 """
 
@@ -151,6 +151,10 @@ class Workload:
     """Columns that a report can make a table of. 1: more is better, -1: less is better, 0: neither."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
     """Return a row as a JSON document that this workload's users know, with its file name, or None."""
+    may_lack_errors: tuple[str, ...] = ()
+    """Columns of `error_limits` that a correct row may lack."""
+    moves_least: bool = False
+    """True if the module `limits` has `bytes_moved(problem, tp_size)`, the unavoidable bytes of a rank's iteration."""
     cost_model: Callable[[], CostModel] | None = None
     """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
     cpu_core_s: Callable[[Any, int], float] = lambda problem, tp_size: 0.0
@@ -189,6 +193,19 @@ class Workload:
             return prepare
 
         return register
+
+    def error_limits(self, problem: Any) -> dict[str, float]:
+        """Return the largest error of a correct row of a problem, by column. Without torch."""
+        limits: dict[str, float] = self._limits.error_limits(problem)
+        return limits
+
+    def least_bytes(self, problem: Any, tp_size: int) -> int:
+        """Return the unavoidable bytes of a rank's iteration, or 0 if they do not follow from the problem alone."""
+        return int(self._limits.bytes_moved(problem, tp_size)) if self.moves_least else 0
+
+    @property
+    def _limits(self) -> ModuleType:
+        return importlib.import_module(f"{__name__}.{self.name}.limits")
 
     @property
     def bench(self) -> ModuleType:

@@ -26,7 +26,8 @@ class Step(Generic[OutputT]):
     columns: Callable[[], Mapping[str, Any]] = dict
     """Return further columns of the row, after an iteration. They are equal on every rank."""
     restore: Callable[[], None] | None = None
-    """Restore what an iteration changes, such as overwritten inputs. This is not timed."""
+    """Restore what an iteration changes, such as overwritten inputs. Its time counts as a part of the step only for a
+    variant from outside this package."""
 
     def __call__(self) -> OutputT:
         return self.run()

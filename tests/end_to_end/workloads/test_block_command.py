@@ -13,7 +13,7 @@ from tests.support.documented import documented
 from tpbench.report.agreement import frame_warnings
 from tpbench.report.study import study_tables
 from tpbench.results.read import load
-from tpbench.workloads.tp_block.errors import TOLERANCE
+from tpbench.workloads.tp_block.limits import TOLERANCE
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:

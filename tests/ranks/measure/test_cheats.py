@@ -45,6 +45,7 @@ TIMED_CHANGED = "timed with changed inputs, after a correct result with the firs
 AUDITED = ("the last iteration of the ", CHANGED, TIMED_CHANGED)
 """Which of these checks finds it first depends on the memory that a GPU's allocator reuses, and on its other work."""
 ORACLE = "tpbench.workloads.entropy_loss.oracle"
+LIMITS = "tpbench.workloads.entropy_loss.limits"
 CHEATS: dict[str, str | tuple[str, ...]] = {
     "returns_a_stored_answer": TIMED,
     "returns_copies_of_a_stored_answer": CHANGED if CUDA else TIMED,
@@ -59,7 +60,7 @@ CHEATS: dict[str, str | tuple[str, ...]] = {
     "replaces_the_oracle": f"replaced {ORACLE}.Oracle.compare",
     "replaces_the_code_of_the_oracle": f"replaced {ORACLE}.Oracle.compare",
     "replaces_the_module_of_the_clock": "replaced tpbench.measure.clock.time",
-    "raises_the_tolerances": f"replaced {ORACLE}.GRADIENT_TOLERANCE, {ORACLE}.LOSS_TOLERANCE",
+    "raises_the_tolerances": f"replaced {LIMITS}.GRADIENT_TOLERANCE, {LIMITS}.LOSS_TOLERANCE",
     "looks_at_its_callers": TIMED_CHANGED if CUDA else TIMED,
 }
 """By name: the beginning of the reason, or one of several. Empty: any."""

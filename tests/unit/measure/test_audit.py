@@ -129,20 +129,20 @@ def test_outputs_are_poisoned_before_the_last_iteration() -> None:
 
 def test_outputs_of_a_subclass_of_tensors_are_named() -> None:
     session: Any = Doubling()
-    assert auditing.lazy_output(session) is None
+    assert auditing.lazy_output_reason(session) is None
     session.outputs = lambda: [torch.ones(1), torch.nn.Parameter(torch.ones(1))]
-    assert auditing.lazy_output(session) == "the step returned a Parameter in place of a torch.Tensor"
+    assert auditing.lazy_output_reason(session) == "the step returned a Parameter in place of a torch.Tensor"
     session.trusted = True
-    assert auditing.lazy_output(session) is None
+    assert auditing.lazy_output_reason(session) is None
     plain: Any = object()
-    assert auditing.lazy_output(plain) is None
+    assert auditing.lazy_output_reason(plain) is None
 
 
 def test_the_last_timed_result_is_checked() -> None:
     session: Any = Doubling()
-    assert auditing.timed_result(session, "wall") is None
+    assert auditing.timed_result_reason(session, "wall") is None
     session.output.zero_()
-    assert auditing.timed_result(session, "device") == (
+    assert auditing.timed_result_reason(session, "device") == (
         "the last iteration of the device clock, after a correct first one: not twice the inputs"
     )
 
@@ -151,7 +151,7 @@ def test_the_last_timed_result_is_checked() -> None:
 def test_a_session_that_computes_passes_with_changed_inputs(context: Context, dtype: torch.dtype) -> None:
     session = Doubling(dtype)
     before = session.output.clone()
-    assert auditing.changed_inputs(session, session.step, context) is None
+    assert auditing.changed_inputs_reason(session, session.step, context) is None
     assert session.events == ["restore", "step", "check"]
     assert torch.equal(session.output[0], -before[0]) and torch.equal(session.output[1:], before[1:])
 
@@ -163,18 +163,18 @@ def test_a_stored_answer_is_wrong_with_changed_inputs(context: Context) -> None:
     def stored() -> None:
         session.output = answer
 
-    assert auditing.changed_inputs(session, stored, context) == CHANGED
+    assert auditing.changed_inputs_reason(session, stored, context) == CHANGED
 
 
 def test_a_step_that_computes_nothing_leaves_nan(context: Context) -> None:
     session = Doubling()
-    assert auditing.changed_inputs(session, lambda: None, context) == CHANGED
+    assert auditing.changed_inputs_reason(session, lambda: None, context) == CHANGED
     assert session.output.isnan().all()
 
 
 def test_a_result_that_changes_after_its_iteration_is_late(context: Context) -> None:
     session = Late()
-    assert auditing.changed_inputs(session, session.step, context) == LATE
+    assert auditing.changed_inputs_reason(session, session.step, context) == LATE
     assert session.check().wrong is None
 
 
@@ -185,7 +185,7 @@ def test_nan_that_stays_is_not_late(context: Context) -> None:
         session.step()
         session.output[1, 1] = float("nan")
 
-    assert auditing.changed_inputs(session, step, context) == CHANGED
+    assert auditing.changed_inputs_reason(session, step, context) == CHANGED
 
 
 def test_a_gpu_sleeps_before_the_inputs_change(monkeypatch: pytest.MonkeyPatch, context: Context) -> None:
@@ -198,7 +198,7 @@ def test_a_gpu_sleeps_before_the_inputs_change(monkeypatch: pytest.MonkeyPatch, 
     change = session.audited_inputs.change
     monkeypatch.setattr(session.audited_inputs, "change", lambda drawn: (events.append("change"), change(drawn)))
     on_gpu = dataclasses.replace(context, device=torch.device("cuda"))
-    assert auditing.changed_inputs(session, session.step, on_gpu) is None
+    assert auditing.changed_inputs_reason(session, session.step, on_gpu) is None
     assert events == ["synchronize", "barrier", "sleep", "change", "restore", "step", "synchronize", "check"]
 
 
@@ -219,7 +219,7 @@ def test_iterations_on_changed_inputs_are_compared_with_the_timed_ones(
 ) -> None:
     session, clock = Doubling(), StandInClock(changed_ms)
     usual = [np.array([1.0, each]) for each in usual_ms]
-    found = auditing.slower_on_changed_inputs(session, session.step, clock, usual, context)
+    found = auditing.changed_iterations_reason(session, session.step, clock, usual, context)
     assert found == (f"{complaint}: it returns stored answers" if complaint else None)
     assert clock.fresh is True and session.fresh is False
 
@@ -228,10 +228,10 @@ def test_written_inputs_are_found_after_all_changes_are_undone(context: Context)
     session = Doubling()
     session.fresh = True
     session.audited_inputs.change()
-    assert auditing.written_inputs(session, context) is None
+    assert auditing.written_inputs_reason(session, context) is None
     assert session.fresh is False and session.events == ["restore"]
     session.audited_inputs.tensors[0][1, 2] += 1
-    assert auditing.written_inputs(session, context) == WRITTEN
+    assert auditing.written_inputs_reason(session, context) == WRITTEN
 
 
 @pytest.mark.parametrize(("flags", "found"), [([0.0, 0.0], False), ([0.0, 1.0], True), ([1.0, 1.0], True)])

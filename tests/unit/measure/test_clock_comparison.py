@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.command import ROOT
-from tpbench.measure.clock_comparison import idle_later, waits_longer
+from tpbench.measure.clock_comparison import late_idle_reason, long_wait_reason
 from tpbench.measure.columns import Samples
 from tpbench.results.read import load
 
@@ -29,18 +29,18 @@ def samples(*iterations: tuple[float, ...]) -> list[np.ndarray]:  # type: ignore
 def test_an_honest_host_waits_for_at_most_an_iteration(
     waits: list[tuple[float, ...]], device: list[tuple[float, ...]]
 ) -> None:
-    assert waits_longer(samples(*waits), samples(*device)) is None
+    assert long_wait_reason(samples(*waits), samples(*device)) is None
 
 
 def test_a_long_wait_shows_work_that_the_end_event_does_not_wait_for() -> None:
-    found = waits_longer(samples((5.0, 5.2), (4.9, 5.0), (5.1, 5.0)), samples((0.01, 0.02), (0.02, 0.01)))
+    found = long_wait_reason(samples((5.0, 5.2), (4.9, 5.0), (5.1, 5.0)), samples((0.01, 0.02), (0.02, 0.01)))
     assert found == (
         "the device works for 5 ms after the step has returned, and 0.02 ms between the events: they miss work on "
         "another stream. Let that stream wait for the current one before it begins, and let the current stream wait "
         "for it before the step returns"
     )
-    assert waits_longer(samples((2.2,)), samples((1.0,))) is not None
-    assert waits_longer(samples((2.1,)), samples((1.0,))) is None
+    assert long_wait_reason(samples((2.2,)), samples((1.0,))) is not None
+    assert long_wait_reason(samples((2.1,)), samples((1.0,))) is None
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_long_wait_shows_work_that_the_end_event_does_not_wait_for() -> None:
 def test_an_honest_device_is_idle_right_after_the_end_event(
     wall: list[tuple[float, ...]], device: list[tuple[float, ...]]
 ) -> None:
-    assert idle_later(samples(*wall), samples(*device)) is None
+    assert late_idle_reason(samples(*wall), samples(*device)) is None
 
 
 def test_a_device_that_works_after_the_end_event_is_found_on_any_rank() -> None:
-    found = idle_later(samples((10.0, 19.0), (10.0, 18.9), (10.0, 19.1)), samples(*[(9.9, 10.0)] * 3))
+    found = late_idle_reason(samples((10.0, 19.0), (10.0, 18.9), (10.0, 19.1)), samples(*[(9.9, 10.0)] * 3))
     assert found is not None and found.startswith("the device works for 9 ms after the end event, and 10 ms between")
-    assert idle_later(samples((103.1,)), samples((100.0,))) is not None
+    assert late_idle_reason(samples((103.1,)), samples((100.0,))) is not None
 
 
 def of_committed_rows(scheduled: bool) -> list[tuple[Samples, Samples]]:
@@ -81,13 +81,13 @@ def test_no_training_step_of_the_committed_rows_is_refused() -> None:
     rows = of_committed_rows(scheduled=True)
     assert rows
     for wall, device in rows:
-        assert idle_later(wall, device) is None
+        assert late_idle_reason(wall, device) is None
         larger = [one + 9 * (one - other) for one, other in zip(wall, device, strict=True)]
-        assert idle_later(larger, device) is None
+        assert late_idle_reason(larger, device) is None
 
 
 def test_most_committed_rows_cannot_be_refused_whatever_the_host_waits() -> None:
     """A wait is a part of the wall time, which rows store. Nothing is known of the others: their host is slow."""
     rows = of_committed_rows(scheduled=False)
-    known = [waits_longer(wall, device) is None for wall, device in rows]
+    known = [long_wait_reason(wall, device) is None for wall, device in rows]
     assert sum(known) > len(known) / 2

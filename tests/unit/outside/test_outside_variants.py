@@ -104,6 +104,17 @@ def test_spellings(value: str, folder: Path) -> None:
         ("f.py:a", "@variant(options={'x'})\ndef a(x, y): ...", "f.py:2: no option of entropy_loss is called x (valid"),
         ("f.py:a", "@variant(workload='x')\ndef a(x, y): ...", "f.py:2: no workload is called x (valid: "),
         ("f.py:a", "@variant(requires='x')\ndef a(x, y): ...", "f.py:2: requires='x' of @variant has the wrong type"),
+        ("f.py:a", "class a: ...", "f.py:1: a is a class, and a variant needs a `def` at top level"),
+        ("f.py:a", "\na = lambda x, y: None", "f.py:2: a is a lambda, and a variant needs a `def` at top level"),
+        ("f.py:a", "a = partial(b, 1)", "f.py:1: a is a value, and a variant needs a `def` at top level"),
+        ("f.py:a", "async def a(x, y): ...", "f.py:1: a is an async def, and a variant needs a `def` at top level"),
+        ("f:a", "", "variant=f:a: write the file with its ending, as f.py:a"),
+        (
+            "f.py:a compile=true",
+            "def a(x, y): ...",
+            "variant=f.py:a compile=true has a space: write each NAME=VALUE as a word of its own, as variant=f.py:a "
+            "compile=true, without quotes around both",
+        ),
         ("=cmd.py:a", "", "=cmd.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
         ("f|g.py:a", "", "f|g.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
         ("\u202ef.py:a", "", "\u202ef.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
@@ -223,6 +234,31 @@ def test_an_entry_point_is_a_variant(package: Path) -> None:
     assert from_entry_point("their_tp").version != found.version  # any file of the package
     with pytest.raises(JobError, match=r"the entry point bad=their_package\.gone:f names a module that is not install"):
         outside_variants.replace_file_variants(["variant=bad"])
+
+
+def test_a_configuration_file_names_no_entry_point(package: Path) -> None:
+    with pytest.raises(JobError, match="variant=their_tp is of an installed package: only the command line may name"):
+        parse_job({**PROBLEM, "variant": "their_tp"})
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("torch.py", "torch.py would hide the module torch of an installed package from your code: take another name"),
+        ("random.py", "random.py would hide the module random of Python from your code: take another name"),
+        ("sub/x.py", "there is no folder sub: make it first"),
+    ],
+)
+def test_new_refuses_a_name_in_one_line(file: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert information(["new", file]) == 2
+    assert capsys.readouterr().err == f"tpbench: {said}\n"
+    assert not Path(file).exists()
+
+
+def test_new_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        information(["new", "--help"])
+    assert "--workload" in capsys.readouterr().out
 
 
 def test_the_list_shows_variants_from_outside(package: Path, capsys: pytest.CaptureFixture[str]) -> None:

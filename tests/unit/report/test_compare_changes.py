@@ -319,6 +319,7 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
     [
         ({"host": "a"}, {"host": "b"}, ["host a and b"]),
         ({"git_commit": "0123456789abcdef"}, {"git_commit": "f" * 40}, ["git_commit 0123456789ab and ffffffffffff"]),
+        ({"variant_version": "a" * 12}, {"variant_version": "b" * 12}, [f"variant_version {'a' * 12} and {'b' * 12}"]),
         ({"git_dirty": True}, {"git_dirty": False}, ["uncommitted changes before"]),
         ({"git_dirty": False}, {"git_dirty": True}, ["uncommitted changes after"]),
         ({"warm": True}, {"warm": False}, ["warm processes before, cold processes after"]),
@@ -350,7 +351,14 @@ def test_rows_repeat_each_other_under_the_same_conditions():
     assert conditions.repeats(newest, newest)
     assert conditions.repeats(dict(newest), newest)
     assert conditions.repeats(newest | {"memory_limit_gib": 2.0}, newest)
-    for other in ({"host": "b"}, {"git_commit": "y"}, {"beside": "z"}, {"status": "oom"}, {"interpreted": True}):
+    for other in (
+        {"host": "b"},
+        {"git_commit": "y"},
+        {"variant_version": "v"},
+        {"beside": "z"},
+        {"status": "oom"},
+        {"interpreted": True},
+    ):
         assert not conditions.repeats(newest | other, newest)
         assert not conditions.repeats(newest, newest | other)
     failed = record(status="oom")

@@ -11,11 +11,16 @@ from tpbench.report.command import main
 from tpbench.report.gallery.admission import Refusal, refusals
 from tpbench.report.gallery.entry import read_entry
 from tpbench.report.gallery.winners import headlines, measured_problems
+from tpbench.report.repeat_command import row_job
+from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
-from tpbench.results.schema import common_columns
+from tpbench.results.schema import all_columns, common_columns
 from tpbench.settings import JobError
 
 FIELDS = {"title": "Host A", "by": "a person", "kernels_version": "k1"}
+
+
+MOVED, FLOOR_MS = (synthetic.cell("triton_tp", 32768, 2)[name] for name in ("bytes_moved", "floor_ms"))
 
 
 def entry(folder, rows, **fields):
@@ -42,20 +47,38 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"loss_error": None, "grad_error": None}, "no error from the oracle (loss_error or grad_error)"),
-        ({"grad_error": float("nan"), "loss_error": 0.0}, ""),  # NaN is stored as null; the other error is enough
-        ({"grad_error": float("inf")}, "the oracle's error is no number"),
+        ({"loss_error": None, "grad_error": None}, "no loss_error from the oracle; no grad_error from the oracle"),
+        ({"grad_error": float("nan")}, "no grad_error from the oracle"),  # NaN is stored as null
+        ({"grad_error": float("inf")}, "grad_error is no number"),
+        ({"grad_error": -0.5}, "grad_error is no number"),
+        ({"loss_error": 50.0}, "loss_error 50 is above 1.53e-05, the tolerance of bfloat16"),
+        ({"grad_error": 0.0157}, "grad_error 0.0157 is above 0.0156, the tolerance of bfloat16"),
+        ({"grad_error": 0.0156}, ""),
         ({"kernels_version": "k2"}, "kernels_version k2 is not among those that the entry states"),
-        ({"device_ms": 0.01, "floor_ms": 0.02}, "device_ms 0.01 is below the floor of 0.02 ms"),
-        ({"device_ms": 0.0196, "floor_ms": 0.02}, ""),
+        ({"kernels_version": None}, "no kernels_version"),
+        ({"device_ms": FLOOR_MS * 0.9}, f"device_ms {FLOOR_MS * 0.9:.4g} is below the floor of {FLOOR_MS:.4g} ms"),
+        (
+            {"device_ms": FLOOR_MS * 0.9, "floor_ms": None},
+            f"device_ms {FLOOR_MS * 0.9:.4g} is below the floor of {FLOOR_MS:.4g} ms",
+        ),
+        ({"device_ms": FLOOR_MS * 0.96}, ""),  # the floor may be too high by 5%
+        (
+            {"floor_ms": FLOOR_MS * 9, "device_ms": FLOOR_MS * 8, "time_ms": None},
+            f"device_ms {FLOOR_MS * 8:.4g} is below the floor of {FLOOR_MS * 9:.4g} ms",
+        ),
+        ({"floor_ms": None}, ""),
+        ({"floor_ms": 1e-9}, f"floor_ms 1e-09 is below the {FLOOR_MS:.3g} ms of its bytes_moved"),
+        ({"bytes_moved": 1000, "floor_ms": None}, f"bytes_moved 1000 is below the {MOVED} of its problem"),
+        ({"bytes_moved": None}, "no floor: bytes_moved and copy_gb_per_s are needed"),
+        ({"copy_gb_per_s": None, "floor_ms": None}, "no floor: bytes_moved and copy_gb_per_s are needed"),
+        ({"copy_gb_per_s": float("inf")}, "no floor: bytes_moved and copy_gb_per_s are needed"),
         ({"time_ms": -1.0}, "time_ms is -1"),
         ({"time_ms": None, "device_ms": None}, "no time"),
-        ({"device_ms": 19.0, "time_ms": 20.0, "floor_ms": 20.0}, ""),  # the floor may be too high by 5%
-        ({"device_ms": None, "floor_ms": None, "time_ms": 0.0}, "time_ms is 0"),
+        ({"device_ms": None, "time_ms": 0.0}, "time_ms is 0"),
         ({"device_ms": float("inf")}, "device_ms is inf"),
         ({"time_ms": None}, ""),
-        ({"loss_error": 0.0, "grad_error": -0.5}, "the oracle's error is no number"),
-        ({"kernels_version": None}, ""),
+        ({"dtype": "float16"}, "its job has another dtype"),
+        ({"job": "{}"}, "its job cannot be checked: no variant is called None"),
         (
             {"kernels_version": "k2", "time_ms": -1.0},
             "kernels_version k2 is not among those that the entry states; time_ms is -1",
@@ -66,8 +89,29 @@ def folders(tmp_path_factory):
 def test_rows_are_refused_by_name(tmp_path, changes, said):
     synthetic.write([cell("triton_tp", **changes), cell("pytorch_gather")], tmp_path)
     found = refusals(load(tmp_path), ["k1"])
-    assert [each.reason for each in found] == ([said] if said else [])
+    assert [each.reason[: len(said)] for each in found] == ([said] if said else [])
     assert all(each.variant == "triton_tp" and each.row_id in set(load(tmp_path)["row_id"]) for each in found)
+
+
+def test_every_workload_has_limits_of_its_errors():
+    """The committed rows are of all workloads, and their oracles have measured each of these errors."""
+    checked = {}
+    for row in plain_rows(load(ROOT / "outputs" / "reference")):
+        if row["status"] == "ok":
+            job = row_job(row)
+            limits = job.workload.error_limits(job.problem)
+            assert set(limits) <= set(all_columns())
+            least = job.workload.least_bytes(job.problem, job.tp_size)
+            assert 0 <= least <= row["bytes_moved"]
+            checked.setdefault(row["workload"], set()).update(limits)
+    both = {"loss_error", "grad_error"}
+    assert checked == {
+        "entropy_loss": both,
+        "linear_loss": both | {"entropy_error", "hidden_grad_error", "weight_grad_error"},
+        "embedding_grad": {"grad_error"},
+        "tp_block": both | {"output_error"},
+        "train_step": both,
+    }
 
 
 @pytest.mark.parametrize(
@@ -117,7 +161,8 @@ def test_long_texts_are_cut(tmp_path):
     ]
     (refused,) = found.refused
     assert len(refused.variant) == 60 + gap
-    assert len(refused.reason) == len("kernels_version  is not among those that the entry states") + 40 + gap
+    reason = refused.reason.partition(";")[0]
+    assert len(reason) == len("kernels_version  is not among those that the entry states") + 40 + gap
 
 
 def test_machines_are_columns_and_equal_problems_share_a_line(folders):
@@ -148,15 +193,17 @@ def test_the_site_names_winners_and_refusals(folders, tmp_path, capsys):
 @pytest.mark.parametrize("folder, least", [("reference", 500), ("options", 40)])
 def test_the_committed_rows_are_an_entry(folder, least):
     found = read_entry(ROOT / "outputs" / folder)
-    assert len(found.frame) > least and not found.faults
-    assert all("below the floor" in each.reason for each in found.refused)
+    assert len(found.frame) > least and not found.faults and not found.refused
 
 
 def test_rows_of_another_version_and_hostile_names_stop_no_gallery(tmp_path, monkeypatch, capsys):
     future = {name: value for name, value in cell("mystery").items() if name in common_columns()}
     folder = entry(tmp_path / "rows", [cell("triton_tp", dp_size=None), future | {"workload": "of_the_future"}])
-    _, problems = measured_problems([read_entry(folder)])
-    assert [each.workload for each in headlines(problems)] == ["entropy_loss", "of_the_future"]
+    found = read_entry(folder)
+    (refused,) = found.refused
+    assert refused.variant == "mystery" and "its job cannot be checked: no variant is called mystery" in refused.reason
+    _, problems = measured_problems([found])
+    assert [each.workload for each in headlines(problems)] == ["entropy_loss"]
     hostile = Refusal("\x1b[31mred", "triton_tp", "why")
     monkeypatch.setattr("tpbench.report.gallery.entry.refusals", lambda *_: [hostile])
     assert main(["gallery", str(folder), "-o", str(tmp_path / "site")]) == 0

@@ -86,6 +86,20 @@ def test_text_has_no_table_without_lines():
     assert text.endswith("A level is the geometric mean of its rows.\n")
 
 
+def test_an_edited_file_begins_a_level():
+    edited = series(
+        "my_loss.py:fast_tp",
+        [0.0, 0.0, 1.0],
+        [ChangePoint(2, 2.7, 0.01)],
+        kernels_version=["3e684047"] * 3,
+        variant_version=["0123456789ab"] * 2 + ["ba9876543210"],
+    )
+    lines = render.markdown([edited], TIME, 0.02, False).splitlines()
+    assert sum("| 3e684047, file 01234567 |" in line for line in lines) == 1
+    assert sum("| 3e684047, file ba987654 |" in line for line in lines) == 1
+    assert sum("| variant_version 01234567 to ba987654 |" in line for line in lines) == 1
+
+
 def test_csv_has_a_line_for_each_period_with_the_change_in_its_first_row():
     at_a_period = series(
         "a", [0.0, 0.0, 1.0], [ChangePoint(2, 2.5, 0.01)], git_commit=["a" * 40] * 2 + ["b" * 40], host=["h", "h", "g"]
@@ -94,16 +108,16 @@ def test_csv_has_a_line_for_each_period_with_the_change_in_its_first_row():
     never = series("c", [0.0])
     lines = render.comma_separated([at_a_period, within_a_period, never], TIME, 0.02, False).splitlines()
     assert lines[0] == (
-        "cell,started_at,git_commit,git_dirty,kernels_version,tpbench_version,torch_version,triton_version,"
+        "cell,started_at,git_commit,git_dirty,kernels_version,variant_version,tpbench_version,torch_version,triton_version,"
         "driver_version,cuda_version,nccl_version,python_version,package_versions,host,rows,level time_ms,"
         "ratio of change,p"
     )
     day = "2026-11-{} 12:00:00+00:00"
     assert lines[1:] == [
-        f"a,{day.format(20)},{'a' * 40},,,,,,,,,,,h,2,1.0,,",
-        f"a,{day.format(22)},{'b' * 40},,,,,,,,,,,g,1,2.718281828459045,2.5,0.01",
-        f"b,{day.format(20)},{'a' * 40},,,,,,,,,,,,2,1.0,0.5,0.02",
-        f"c,{day.format(20)},{'a' * 40},,,,,,,,,,,,1,1.0,,",
+        f"a,{day.format(20)},{'a' * 40},,,,,,,,,,,,h,2,1.0,,",
+        f"a,{day.format(22)},{'b' * 40},,,,,,,,,,,,g,1,2.718281828459045,2.5,0.01",
+        f"b,{day.format(20)},{'a' * 40},,,,,,,,,,,,,2,1.0,0.5,0.02",
+        f"c,{day.format(20)},{'a' * 40},,,,,,,,,,,,,1,1.0,,",
     ]
 
 

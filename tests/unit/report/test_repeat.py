@@ -112,6 +112,29 @@ def test_a_row_of_a_user_s_file_shows_the_command_and_runs_nothing(tmp_path, cap
     assert main([str(tmp_path), "--repeat", "mine"]) == 0
     assert "variant=my_loss.py:fast_tp shape=v32k_tp2" in capsys.readouterr().out
     assert main([str(tmp_path), "--repeat", "mine", "--run"]) != 0
-    assert "a row loads no code: run this command yourself" in capsys.readouterr().err
+    assert "a stored row may not load code: name the code yourself, as --run variant=my_loss.py:fast_tp" in (
+        capsys.readouterr().err
+    )
     with pytest.raises(JobError, match="only the command line may name a file"):
         repeat_command(FLAT | {"variant": "/tmp/x/my_loss.py:fast_tp"})
+
+
+def of_a_package(**changes):
+    row = cell("fast_tp", 32768, 2) | {"variant_version": "0123456789ab"}
+    return row | {"job": json.dumps(FLAT | {"variant": "fast_tp"})} | changes
+
+
+def test_a_row_of_an_installed_variant_has_a_command_and_a_button(tmp_path, capsys):
+    """The package need not be installed where the report is made."""
+    write_row(of_a_package(), tmp_path, "mine")
+    (row_id,) = load(tmp_path)["row_id"]
+    assert main([str(tmp_path), "--repeat", row_id]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.endswith("python -m tpbench variant=fast_tp shape=v32k_tp2\n")
+    assert printed.err == "report: run this command where its package is installed\n"
+    assert main([str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
+    assert "variant=fast_tp shape=v32k_tp2" in (tmp_path / "page.html").read_text()
+    with pytest.raises(JobError, match="no variant is called fast_tp"):
+        row_command(of_a_package(variant_version=None))
+    with pytest.raises(JobError, match="no variant is called"):
+        row_command(of_a_package(job=json.dumps(FLAT | {"variant": "../fast_tp"})))

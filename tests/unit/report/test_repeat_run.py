@@ -1,6 +1,7 @@
 """`report.py --repeat ROW_ID --run`, with a function in place of the command that measures."""
 
 import json
+import re
 import shlex
 import sys
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.job import stored_job
+from tpbench.outside.source import version
+from tpbench.outside.variant import OutsideVariant
 from tpbench.report import repeat as repeating
 from tpbench.results.read import load
 from tpbench.results.write import write_row
@@ -39,7 +42,7 @@ def repeat(tmp_path, monkeypatch):
             return SimpleNamespace(returncode=code)
 
         monkeypatch.setattr(repeating.subprocess, "run", command)
-        return repeating.repeat(frame, frame["row_id"][0], run=True, metric="time_ms")
+        return repeating.repeat(frame, frame["row_id"][0], run="", metric="time_ms")
 
     return repeat
 
@@ -99,3 +102,68 @@ def test_several_rows_of_a_beginning_are_named():
     frame = pd.DataFrame({"row_id": [f"abcd-{at}" for at in range(4)]})
     with pytest.raises(JobError, match="4 rows match abcd: abcd-0, abcd-1, abcd-2: name one"):
         repeating._row(frame, "abcd")
+
+
+SOURCE = "def fast_tp(problem, shard):\n    raise NotImplementedError\n"
+
+
+@pytest.fixture
+def repeat_file(tmp_path, monkeypatch):
+    """Return a function that repeats a row of `code/my_loss.py:fast_tp`. The command writes a row like the old one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "my_loss.py").write_text(SOURCE)
+    name = "my_loss.py:fast_tp"
+    of_file = {"variant": name, "variant_version": version(tmp_path / "code" / "my_loss.py")}
+    of_file["job"] = json.dumps(json.loads(row()["job"]) | {"variant": name})
+    of_file["key"] = stored_job(json.loads(of_file["job"]), OutsideVariant.named(name, "entropy_loss")).key
+    write_row(row() | of_file, tmp_path / "stored", "old")
+    frame = load(tmp_path / "stored")
+
+    def repeat(run):
+        def command(words, *, check, stdout):
+            repeat.words = words
+            write_row(row() | of_file, tmp_path / "outputs", "new")
+            return SimpleNamespace(returncode=0)
+
+        monkeypatch.setattr(repeating.subprocess, "run", command)
+        return repeating.repeat(frame, frame["row_id"][0], run=run, metric="time_ms")
+
+    return repeat
+
+
+def test_a_file_that_the_command_line_names_is_measured_again(repeat_file, capsys):
+    assert repeat_file("variant=code/my_loss.py:fast_tp") == 0
+    assert "variant=code/my_loss.py:fast_tp" in repeat_file.words
+    assert capsys.readouterr().err == ""
+
+
+def test_a_changed_file_is_named(repeat_file, tmp_path, capsys):
+    (tmp_path / "code" / "my_loss.py").write_text(f"# edited\n{SOURCE}")
+    assert repeat_file("variant=code/my_loss.py:fast_tp") == 0
+    assert capsys.readouterr().err == "report: my_loss.py:fast_tp has changed since this row was measured\n"
+
+
+def test_a_printed_command_says_whether_the_file_has_changed(repeat_file, tmp_path, monkeypatch, capsys):
+    assert repeat_file(None) == 0
+    assert capsys.readouterr().err == "report: run this command in the folder of my_loss.py\n"
+    monkeypatch.chdir(tmp_path / "code")
+    assert repeat_file(None) == 0
+    assert capsys.readouterr().err == ""
+    (tmp_path / "code" / "my_loss.py").write_text(f"# edited\n{SOURCE}")
+    assert repeat_file(None) == 0
+    assert capsys.readouterr().err == "report: my_loss.py:fast_tp has changed since this row was measured\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("", "a stored row may not load code: name the code yourself, as --run variant=my_loss.py:fast_tp"),
+        ("variant=other.py:fast_tp", "the row is of my_loss.py:fast_tp, and --run names other.py:fast_tp"),
+        ("outputs", "--run outputs: write folders before --run"),
+    ],
+)
+def test_only_code_that_the_command_line_names_is_run(repeat_file, run, said):
+    with pytest.raises(JobError, match=re.escape(said)):
+        repeat_file(run)
+    assert not hasattr(repeat_file, "words")

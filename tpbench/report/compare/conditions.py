@@ -15,7 +15,7 @@ MUST_AGREE = (
 
 The model of the CPU counts on a CPU only. The memory limit counts on a GPU only, because on a CPU it is the memory that
 was free. Versions of tpbench and its kernels may differ, because a comparison shows their effect."""
-_CODE = ("tpbench_version", "kernels_version", "git_commit", "git_dirty")
+_CODE = ("tpbench_version", "kernels_version", "variant_version", "git_commit", "git_dirty")
 NOTED = ("host", "gpu_count", *_CODE)
 """Columns whose difference is noted but permitted."""
 _SPEEDS = {

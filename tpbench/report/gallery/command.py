@@ -37,8 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = ReportParser(
         "gallery",
         description="A static site from folders of rows: which variant is the fastest on which machine. Each folder "
-        f"has a file {FILE} ({fields}). Rows without the oracle's errors, faster than their floor, or of another "
-        "version of the kernels are refused by name.",
+        f"has a file {FILE} ({fields}). Rows without the oracle's errors or with errors above the tolerances, "
+        "without a floor or faster than it, and of another version of the kernels are refused by name.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help=f"a folder of rows with a {FILE}")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="SITE", help="folder of the site")

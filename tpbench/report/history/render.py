@@ -113,6 +113,8 @@ STACK_SHOWN = ("git_commit", "kernels_version", "torch_version", "triton_version
 
 def _text(row: Record, name: str) -> str:
     text = value_text(row.get(name))
+    if name == "kernels_version" and row.get("variant_version") is not None:
+        return f"{text}, file {value_text(row['variant_version'])[:8]}"
     return f"{text[:8]}{' and changes' if row.get('git_dirty') else ''}" if name == "git_commit" else text
 
 

@@ -18,8 +18,8 @@ from tpbench.report.metric import Metric
 from tpbench.report.records import Record, is_measurement, value_text
 
 STACK = (
-    "git_commit", "git_dirty", "kernels_version", "tpbench_version", "torch_version", "triton_version",
-    "driver_version", "cuda_version", "nccl_version", "python_version", "package_versions", "host",
+    "git_commit", "git_dirty", "kernels_version", "variant_version", "tpbench_version", "torch_version",
+    "triton_version", "driver_version", "cuda_version", "nccl_version", "python_version", "package_versions", "host",
 )  # fmt: skip
 """Columns that name the code, the packages and the machine of a row."""
 FAILED = ("oom", "wrong", "timeout", "error")
@@ -107,4 +107,4 @@ def _stack(row: Record) -> tuple[object, ...]:
 
 def _short(name: str, row: Record) -> str:
     text = value_text(row.get(name))
-    return text[:8] if name in ("git_commit", "kernels_version") else text
+    return text[:8] if name in ("git_commit", "kernels_version", "variant_version") else text

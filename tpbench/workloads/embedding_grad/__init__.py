@@ -23,7 +23,7 @@ The modules, in the order of a first reading:
 - Inputs: `inputs`, `row_partition`, `distributions`, `bigrams`, `sample_text`.
 - The training step around the exchange: `overlap` (a stand-in for both passes), `forward_index`, `other_parameters`,
   `traffic_iteration`.
-- Correctness: `oracle`.
+- Correctness: `oracle`, with the tolerances of `limits`.
 - Crossover between dense and sparse: `crossover`, `link_rates`, `density_times`, `crossover_study`.
 """
 

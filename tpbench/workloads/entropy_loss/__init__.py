@@ -19,7 +19,7 @@ The modules, in the order of a first reading:
 - Rank: `bench` is the session. `inputs` makes a rank's shard, and `output` is what an iteration returns.
 - Implementations: `triton_tp`, `manual` and `gather` are those of this project. `adapters` call other projects, with
   `differentiated` for those that leave the gradient to autograd.
-- Correctness: `oracle` computes in float64 and compares.
+- Correctness: `oracle` computes in float64 and compares. `limits` are its tolerances.
 - From rows: `cost_model` is for forecasts, and `winners` chooses block caps.
 """
 

@@ -11,6 +11,7 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import make_shard
+from tpbench.workloads.entropy_loss.limits import bytes_moved
 from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
 from tpbench.workloads.entropy_loss.output import Output
 from tpbench.workloads.step import StepSession
@@ -55,15 +56,12 @@ class EntropyLossSession(StepSession[Output]):
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.context.dp_group)
         dist.all_reduce(mean, dist.ReduceOp.SUM, group=self.context.dp_group)
         loss_error, grad_error, differs = worst.tolist()
-        return Errors(float(mean) / self.context.dp_size, loss_error, grad_error, not differs)
+        return Errors(float(mean) / self.context.dp_size, loss_error, grad_error, not differs, errors.grad_mismatch)
 
 
 def costs(problem: EntropyLoss, tp_size: int, bytes_communicated: int) -> Costs:
-    """Return the costs of a rank with the most columns: each input is read once, the gradient is written once."""
-    columns = -(-problem.vocab // tp_size)
-    matrix = problem.tokens * columns * getattr(torch, problem.dtype).itemsize
-    moved = 2 * matrix + 8 * problem.tokens if problem.from_labels else 3 * matrix
-    return Costs(bytes_moved=moved, bytes_communicated=bytes_communicated)
+    """Return the costs of a rank with the most columns."""
+    return Costs(bytes_moved=bytes_moved(problem, tp_size), bytes_communicated=bytes_communicated)
 
 
 def setup(problem: EntropyLoss, variant: Variant, context: Context) -> EntropyLossSession:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tpbench.workloads.cost_model import CostModel, FeasibilityPlot, Question
-
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+from tpbench.workloads.item_bytes import ITEM_BYTES
 
 
 @dataclass(frozen=True)

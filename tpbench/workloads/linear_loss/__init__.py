@@ -17,7 +17,7 @@ The modules, in the order of a first reading:
   the matrix products alone, which are timed beside the variant.
 - Implementations: `linear_tp` calls the kernels of this project, `in_torch` torch's own functions, and `adapters` other
   projects.
-- Correctness: `oracle` computes in float64 and compares.
+- Correctness: `oracle` computes in float64 and compares. `limits` are its tolerances.
 """
 
 from tpbench.workloads.linear_loss import (

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-import torch
-
 from tpbench.measure.gemm import compute_ms, gemm_tflops
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch, do_nothing
 from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss.inputs import make_shard
-from tpbench.workloads.linear_loss.oracle import Oracle, gradient_factor
+from tpbench.workloads.linear_loss.limits import bytes_moved, gradient_factor
+from tpbench.workloads.linear_loss.oracle import Oracle
 from tpbench.workloads.linear_loss.output import Output
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.linear_loss.products import Products
@@ -92,10 +91,8 @@ def costs(problem: LinearLoss, tp_size: int, bytes_communicated: int, tflops: fl
     """
     columns = -(-problem.vocab // tp_size)
     flops = problem.products * 2 * problem.tokens * problem.hidden * columns
-    passes = (2 if problem.trains else 1) + (0 if problem.from_labels else 1)
-    moved = passes * problem.tokens * columns * getattr(torch, problem.dtype).itemsize
     return Costs(
-        bytes_moved=moved,
+        bytes_moved=bytes_moved(problem, tp_size),
         bytes_communicated=bytes_communicated,
         flops=flops,
         compute_ms=compute_ms(flops, tflops),

@@ -14,33 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.workloads.linear_loss.inputs import Shard
+from tpbench.workloads.linear_loss.limits import ENTROPY_TOLERANCE, GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from tpbench.workloads.linear_loss.output import Output
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.oracle_arithmetic import bits, relative_error, weighted
 from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
 
-LOSS_TOLERANCE = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-14}
-"""Tolerance of a row's loss, relative to the larger of it and 1. A logit of 8 in bf16 has a rounding error of 2^-6."""
-ENTROPY_TOLERANCE = {"bfloat16": 2.0**-3, "float16": 2.0**-6, "float32": 2.0**-12}
-"""Tolerance of a row's entropy, likewise. A logit's error counts p * |log p + entropy| times, which may exceed 1.
-Measured in bf16 on a GPU, with 2^17 columns and logits rounded once: 0.043."""
-GRADIENT_TOLERANCE = {"bfloat16": 2.0**-4, "float16": 2.0**-7, "float32": 2.0**-12}
-"""Tolerance of the gradients of a row of hidden states and of the weight, by norm. A probability's relative error is
-the absolute error of its logit. The logits' gradient, partial sums over ranks and the result are rounded too."""
-
 _CHUNK = {"cpu": 2**20, "cuda": 2**26}
 """Elements of a block of logits. About six float64 temporaries of it exist at once: 3 GiB on a GPU."""
-
-
-def gradient_factor(problem: LinearLoss) -> int:
-    """Return the factor on the gradients' tolerance: 2 if a logit's error counts more than once.
-
-    A teacher's logits are rounded too, and errors count |log p - log q| times. Measured for reverse_kl in bf16, with
-    2^17 columns and several signs of the inputs: 0.051 to 0.070. With 2^12 columns rounded logits alone, all else
-    exact, give 0.038 to 0.047. In the gradient of an entropy, errors count |log p + entropy| times.
-    """
-    entropy_has_gradient = problem.loss == "logprob" and problem.entropy
-    return 2 if entropy_has_gradient or not problem.from_labels else 1
 
 
 @dataclass(frozen=True)

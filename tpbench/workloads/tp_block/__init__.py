@@ -16,7 +16,7 @@ The modules, in the order of a first reading:
   `ring`, `copy_engine` (with `local_copy`), `symm_mem` and `compiled`.
 - block_auto: `autotune` tries schedules, `choice` decides by the measured times, `graphed` captures the passes.
 - Correctness: `inputs` makes activations and weights. `oracle` and `stack_oracle` compute in float64, and `errors`
-  compares.
+  compares them, with the tolerances of `limits`.
 - Measurement: `costs`, `machine_rates`, `isolated_operations`, `exposed_communication`, `trace`, `overlap_study`.
 """
 

@@ -11,14 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.limits import TOLERANCE
 from tpbench.workloads.tp_block.oracle import BlockResult, expected_result
-
-TOLERANCE = {"bfloat16": 2.0**-4, "float32": 2.0**-14, "float64": 2.0**-38}
-"""Largest accepted error of a row, ||row - expected|| / ||expected||.
-
-In bf16 about a dozen tensors between input and output are rounded one after the other. Each rounding errs by up to
-2^-9, and by more where terms cancel: a row errs by about 2^-7, the worst of many rows by 2^-6. A lost or doubled
-partial sum, chunk or gather is an error of order 1. fp32 and fp64 err by about 2^-18 and 2^-46."""
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ def _cpu_core_s(problem: TpBlock, tp_size: int) -> float:
 
 WORKLOAD = Workload(
     name="tp_block",
+    moves_least=True,
     summary="transformer block under tensor and sequence parallelism, forward and backward",
     problem=TpBlock,
     headline=("hidden", "ffn", "tokens", "layers"),

@@ -19,7 +19,7 @@ The modules, in the order of a first reading:
   `config_json` find its sizes. `attention`, `sliding_window` and `masks` set its attention.
 - Step: `batches`, `losses` with `logits_change`, `loss_scale`, `gradients`, `step_graph`.
 - Correctness: `oracle` chooses a `reference`, which `single_process` computes. `run_audit` and `later_reference` are
-  for variants from outside this package.
+  for variants from outside this package. `limits` are the tolerances.
 - Counts without torch: `sizes`, `block_styles`, `memory_estimate`, `communicated_bytes`, `plan_bytes`.
 - Results: `throughput`, `phases`, `phase_times`, `profiling`, `progress`, `json_document`, `agreement_study`.
 """

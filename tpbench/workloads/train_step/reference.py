@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpbench.workloads.train_step.later_reference import LaterReference
+from tpbench.workloads.train_step.limits import LOSS_TOLERANCE, NORM_TOLERANCE
 from tpbench.workloads.train_step.problem import NORM_GROWTH
-
-LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-3, "float16": 2e-3}
-"""Relative tolerance of each compared step's loss, by dtype. Sums over shards round differently; after an update in
-bf16, weights do too."""
-NORM_TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
-"""Relative tolerance of the first step's gradient norm, by dtype. Each later step multiplies it by NORM_GROWTH."""
 
 
 @dataclass(frozen=True)

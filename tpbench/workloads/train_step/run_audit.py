@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.measure.audit import subclass_complaint
+from tpbench.measure.audit import subclass_reason
 from tpbench.measure.inputs import common_seed
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
@@ -45,7 +45,7 @@ class RunAudit:
         Raises WrongReturn if the value is no tensor.
         """
         result: Tensor = require(value, Tensor, self.variant, "accumulate or update")
-        self.subclass = self.subclass or subclass_complaint(result)
+        self.subclass = self.subclass or subclass_reason(result)
         return result.detach().clone()
 
     def keep(self, batches: Sequence[Batch]) -> None:

@@ -64,6 +64,7 @@ def unsupported_reason(job: Any) -> str | None:
 
 WORKLOAD = Workload(
     name="train_step",
+    may_lack_errors=("grad_error",),
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
     headline=("model", "num_layers", "batch_size", "seq_length"),

@@ -17,8 +17,8 @@ from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, context, problem
 from tpbench.workloads.embedding_grad import EmbeddingGrad, merge_kernel, push_kernel, search_kernel, traffic
 from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.limits import TOLERANCE
 from tpbench.workloads.embedding_grad.merge import MisplacedRow
-from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.push_kernel import push_rows
 from tpbench.workloads.embedding_grad.search_kernel import list_rows
 from tpbench.workloads.embedding_grad.symmetric import (

@@ -17,7 +17,7 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, largest_error, problem, run_once
 from tpbench.workloads.tp_block import autotune
 from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
-from tpbench.workloads.tp_block.errors import TOLERANCE
+from tpbench.workloads.tp_block.limits import TOLERANCE
 from tpbench.workloads.tp_block.prepared import prepare
 from tpbench.workloads.tp_block.schedule import SequentialSchedule
 from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule, TorchWorkspace

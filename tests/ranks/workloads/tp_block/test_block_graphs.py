@@ -12,8 +12,8 @@ from tests.support.tp_block import block_context, context, largest_error, proble
 from tpbench.measure.run import run
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads.tp_block import WORKLOAD, autotune, bench
-from tpbench.workloads.tp_block.errors import TOLERANCE
 from tpbench.workloads.tp_block.graphed import graphed
+from tpbench.workloads.tp_block.limits import TOLERANCE
 from tpbench.workloads.tp_block.prepared import prepare
 
 pytestmark = [

@@ -11,7 +11,7 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block import WORKLOAD, bench
-from tpbench.workloads.tp_block.errors import TOLERANCE
+from tpbench.workloads.tp_block.limits import TOLERANCE
 from tpbench.workloads.tp_block.prepared import prepare
 from tpbench.workloads.tp_block.schedule import NoCommunicationSchedule
 

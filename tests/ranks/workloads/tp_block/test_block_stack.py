@@ -13,7 +13,7 @@ from tests.support.tp_block import FixedStopwatch, block_context, context, probl
 from tpbench.measure.run import run
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads.tp_block import WORKLOAD, machine_rates, stack
-from tpbench.workloads.tp_block.errors import TOLERANCE
+from tpbench.workloads.tp_block.limits import TOLERANCE
 from tpbench.workloads.tp_block.machine_rates import MachineRates
 from tpbench.workloads.tp_block.prepared import prepare
 from tpbench.workloads.tp_block.schedule import NoCommunicationSchedule

@@ -20,8 +20,8 @@ from tests.support.tp_block import (
     run_once,
 )
 from tpbench.workloads.tp_block import WORKLOAD, TpBlock
-from tpbench.workloads.tp_block.errors import TOLERANCE
 from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.limits import TOLERANCE
 from tpbench.workloads.tp_block.oracle import expected_result
 from tpbench.workloads.tp_block.prepared import prepare
 

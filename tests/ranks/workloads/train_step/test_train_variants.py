@@ -156,7 +156,7 @@ def test_graphs_of_dtensors_equal_one_process() -> None:
     ids=["bfloat16", "autocast", "linear"],
 )
 def test_bfloat16_within_the_oracles_tolerance(name: str, fields: dict[str, Any]) -> None:
-    from tpbench.workloads.train_step.reference import LOSS_TOLERANCE, NORM_TOLERANCE
+    from tpbench.workloads.train_step.limits import LOSS_TOLERANCE, NORM_TOLERANCE
 
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs, or none")

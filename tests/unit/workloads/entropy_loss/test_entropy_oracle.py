@@ -195,6 +195,20 @@ def test_an_error_of_exactly_the_tolerance_is_right(fields: dict[str, str], loss
     assert both is not None and both.count(" and ") == 1
 
 
+def test_a_gradient_of_another_shape_or_dtype_is_named_with_the_right_one() -> None:
+    cell = problem(dtype="float32")
+    oracle = Oracle(cell, alone(cell))
+    output = right(oracle)
+    rows, columns = output.grad.shape
+    for grad, said in (
+        (output.grad.T, f"({columns}, {rows}) torch.float32"),
+        (output.grad.double(), f"({rows}, {columns}) torch.float64"),
+    ):
+        assert oracle.compare(dataclasses.replace(output, grad=grad)).complaint(cell) == (
+            f"the gradient is {said}, and the local logits are ({rows}, {columns}) torch.float32 (float32)"
+        )
+
+
 def test_errors_are_relative_to_the_larger_of_one_and_the_value() -> None:
     cell = problem(dtype="float32")
     oracle = Oracle(cell, alone(cell))
