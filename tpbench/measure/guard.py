@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy
@@ -104,35 +104,48 @@ class Guard:
 
 
 @dataclass(frozen=True)
+class _Code:
+    """The code of a function, with its defaults."""
+
+    function: FunctionType
+    code: CodeType
+    defaults: tuple[Any, ...] | None
+    keyword_defaults: dict[str, Any] | None
+
+    def __eq__(self, other: object) -> bool:
+        # Defaults are compared by identity: they may be tensors or arrays.
+        mine = (self.function, self.code, self.defaults, self.keyword_defaults)
+        if not isinstance(other, _Code):
+            return False
+        theirs = (other.function, other.code, other.defaults, other.keyword_defaults)
+        return all(one is two for one, two in zip(mine, theirs, strict=True))
+
+    def restore(self) -> None:
+        self.function.__code__, self.function.__defaults__ = self.code, self.defaults
+        self.function.__kwdefaults__ = self.keyword_defaults
+
+
+@dataclass(frozen=True)
 class _Watched:
     """An attribute, and what can change inside it."""
 
     value: Any
-    code: tuple[Any, ...] | None
-    """Of a function: its code and its defaults."""
+    code: tuple[_Code, ...]
+    """The code of a function, and of those that its decorators wrap."""
     items: dict[Any, Any] | None
-    """Of a dictionary."""
+    """The items of a dictionary."""
 
     @classmethod
     def of(cls, value: Any) -> _Watched:
-        function = _function(value)
-        code = None if function is None else (function.__code__, function.__defaults__, function.__kwdefaults__)
-        return cls(value, code, dict(value) if isinstance(value, dict) else None)
+        return cls(value, _code_of(value), dict(value) if isinstance(value, dict) else None)
 
     def differs(self, now: Any) -> bool:
-        if now is not self.value:
-            return True
-        function = _function(now)
-        if function is not None and self.code is not None:
-            code = function.__code__, function.__defaults__, function.__kwdefaults__
-            return any(new is not old for new, old in zip(code, self.code, strict=True))
-        return self.items is not None and now != self.items
+        return now is not self.value or _code_of(now) != self.code or (self.items is not None and now != self.items)
 
     def restore(self) -> None:
         """Put back what changed inside the value."""
-        function = _function(self.value)
-        if function is not None and self.code is not None:
-            function.__code__, function.__defaults__, function.__kwdefaults__ = self.code
+        for code in self.code:
+            code.restore()
         if self.items is not None:
             self.value.clear()
             self.value.update(self.items)
@@ -162,13 +175,17 @@ def _is_constant(name: str, value: Any) -> bool:
     return name.isupper() and plain
 
 
-def _function(value: Any) -> FunctionType | None:
-    """Return the Python function behind an attribute, or None."""
+def _code_of(value: Any) -> tuple[_Code, ...]:
+    """Return the code of the Python functions behind an attribute: it, and those that its decorators wrap."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     elif isinstance(value, property):
         value = value.fget
-    return value if isinstance(value, FunctionType) else None
+    code = []
+    while isinstance(value, FunctionType):
+        code.append(_Code(value, value.__code__, value.__defaults__, value.__kwdefaults__))
+        value = vars(value).get("__wrapped__")
+    return tuple(code)
 
 
 def _is_called(kind: type) -> bool:

@@ -16,6 +16,7 @@ from tests.support import cheats
 from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tests.support.train_step import mesh_context
+from tpbench.kernels import linear_function
 from tpbench.measure import energy, stopwatch
 from tpbench.measure import run as running
 from tpbench.measure.guard import FunctionsReplaced, Guard
@@ -282,6 +283,14 @@ def test_a_change_negates_the_same_rows_on_all_ranks_and_can_be_undone() -> None
     one, other = run_on_ranks(2, changed)
     assert torch.equal(one[0], other[0])
     assert one[1:] == [True, False, 3]
+
+
+def test_the_guard_restores_the_code_that_a_decorator_wraps() -> None:
+    guard, wrapped = Guard(), vars(linear_function.linear_entropy_loss)["__wrapped__"]
+    code = wrapped.__code__
+    wrapped.__code__ = (lambda *inputs, **options: None).__code__
+    assert "tpbench.kernels.linear_function.linear_entropy_loss" in guard.restored()
+    assert wrapped.__code__ is code and guard.restored() == []
 
 
 def test_the_guard_names_a_replaced_function_and_no_other_value(monkeypatch: pytest.MonkeyPatch) -> None:
