@@ -21,7 +21,7 @@ def chromium():
 
 
 def write_rows(folder, run):
-    synthetic.write(synthetic.cells(), folder, run)
+    synthetic.write(synthetic.cells(kernels_version="k"), folder, run)
     hostile = f"<script>window.owned=1</script><img src=x onerror='window.owned=1'> {HOSTILE}"
     return synthetic.write([synthetic.cell(hostile, 32768, 1, status="error", reason=hostile)], folder, f"hostile{run}")
 
@@ -188,13 +188,13 @@ def test_visible_numbers_are_those_of_the_rows(chromium, report, rows):
 
 def test_marked_numbers_are_sorted_as_numbers(chromium, report):
     browser.look(chromium, report, 1280)
-    unfold(chromium, ".sheet[data-name=fraction_of_floor]")
-    sheet = chromium.find_element("css selector", ".sheet[data-name=fraction_of_floor]")
+    unfold(chromium, ".sheet[data-name=time_ms]")
+    sheet = chromium.find_element("css selector", ".sheet[data-name=time_ms]")
     sheet.find_elements("css selector", "th button")[4].click()
-    texts = [text for text, _ in column(chromium, "fraction_of_floor", 4)]
-    shares = [float(text.split("†")[0].split()[0]) for text in texts if text[0].isdigit()]
-    assert any("†" in text for text in texts) and any("†" not in text for text in texts[: len(shares)])
-    assert shares == sorted(shares) and all(text[0].isdigit() for text in texts[: len(shares)])
+    texts = [text for text, _ in column(chromium, "time_ms", 4)]
+    times = [float(text.split("†")[0].split()[0]) for text in texts if text[0].isdigit()]
+    assert any("†" in text for text in texts) and any("†" not in text for text in texts[: len(times)])
+    assert times == sorted(times) and all(text[0].isdigit() for text in texts[: len(times)])
 
 
 def test_sort_and_filter(chromium, report):

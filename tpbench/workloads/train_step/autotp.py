@@ -21,7 +21,7 @@ from tpbench.workloads.train_step.gradients import clip_divisor
 from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.plan_requirements import require_plan
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding_plan import Block
+from tpbench.workloads.train_step.sharding_plan import Block, plan_of_transformers
 from tpbench.workloads.train_step.trainer import adamw, capturable
 
 
@@ -126,8 +126,8 @@ def _reads_plan(problem: TrainStep, model: Any, blocks: Sequence[Block]) -> bool
 
     Without a plan it would shard by names, and forget to sum the gradients of norms over the ranks.
     """
-    own = model.config.base_model_tp_plan and not problem.tp_mapping
-    return bool(own) and not any(block.gathers_columns for block in blocks)
+    has_plan = bool(plan_of_transformers(model)) and not problem.tp_mapping
+    return has_plan and not any(block.gathers_columns for block in blocks)
 
 
 def _forget_first_step(optimizer: Any) -> None:

@@ -55,8 +55,8 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
     nothing.
     """
     mapping = parse_mapping(problem.tp_mapping)
-    own_plan = model.config.base_model_tp_plan or _usual_plan(problem, model, mapping)
-    plan = mapping | {pattern: style for pattern, style in own_plan.items() if pattern not in mapping}
+    base = plan_of_transformers(model) or _usual_plan(problem, model, mapping)
+    plan = mapping | {pattern: style for pattern, style in base.items() if pattern not in mapping}
     prefix = f"{model.base_model_prefix}."
     result = [_block(*each, plan, prefix, model.config.hidden_size) for each in _modules(model)]
     names = {name.removeprefix(prefix) for block in result for name in block.styles}
@@ -71,6 +71,22 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
         if block.sharded_inside:
             _check_norms(problem, model, block)
     return result
+
+
+def plan_of_transformers(model: Any) -> Mapping[str, str]:
+    """Return the plan of transformers for a model, or an empty one if it names no linear layer of a block.
+
+    Transformers 5.24 gives some model types a plan of the embedding alone. With it every rank would compute all blocks.
+    """
+    plan: Mapping[str, str] = model.config.base_model_tp_plan or {}
+    prefix = f"{model.base_model_prefix}."
+    names = [
+        f"{block}.{name}".removesuffix(".").removeprefix(prefix)
+        for block, module in _modules(model)
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    return plan if any(fnmatchcase(name, pattern) for name in names for pattern in plan) else {}
 
 
 def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:

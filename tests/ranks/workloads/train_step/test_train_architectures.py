@@ -47,6 +47,14 @@ def test_a_mapping_comes_before_the_models_plan() -> None:
     assert found["model.layers.0.mlp"] == {"colwise", "rowwise"} and found["model.layers.1.mlp"] == {"replicated"}
 
 
+def test_a_plan_of_the_embedding_alone_is_no_plan() -> None:
+    problem = tiny_problem()
+    model = build(problem)
+    with_plan = blocks(problem, model)
+    model.config.base_model_tp_plan = {"embed_tokens": "embedding_rowwise"}
+    assert blocks(problem, model) == with_plan and with_plan[0].sharded_inside
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
