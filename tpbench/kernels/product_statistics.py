@@ -158,7 +158,8 @@ def product_statistics_kernel(
         tl.store(place, m, mask=exists)
         tl.store(place + number_stride, tl.sum(power, axis=1), mask=exists)
         if ENTROPY:
-            tl.store(place + 2 * number_stride, tl.sum(weigh(power, bits), axis=1), mask=exists)
+            place += number_stride  # twice the stride of a large workspace does not fit into 32 bits
+            tl.store(place + number_stride, tl.sum(weigh(power, bits), axis=1), mask=exists)
         local = tl.load(labels + row, mask=exists, other=-1).to(tl.int64) - vocab_start
         held = (local >= column_tile * COLUMNS) & (local < min(n_valid, (column_tile + 1) * COLUMNS))
         local = tl.where(held, local, -1).to(tl.int32)
@@ -188,7 +189,7 @@ def merge_tiles_kernel(
         factor = tl.exp2((m - reference) * scale_bits)
         factor_2 = tl.exp2((m_2 - reference[None, :]) * scale_bits)
         if ENTROPY:
-            e_2 = tl.load(place + 2 * number_stride, mask=mask, other=0.0)
+            e_2 = tl.load(place + number_stride + number_stride, mask=mask, other=0.0)
             shift_2 = (reference_of(m_2) - reference[None, :]) * scale_bits
             e = weigh(factor, e + s * ((reference_of(m) - reference) * scale_bits))
             e += tl.sum(weigh(factor_2, e_2 + s_2 * shift_2), axis=0)

@@ -201,7 +201,7 @@ def test_statistics_from_the_product(dtype: torch.dtype, strided: bool) -> None:
         hidden, weight, target, bias=bias, vocab_size=680, loss="logprob", reduction="none", temperature=1.3
     )
     assert result.how.chunks == 2 and result.entropy is not None
-    # Where a sum in another order rounds a logit to a neighbouring number, one row differs by that rounding.
+    # A sum in another order may round a logit to a neighbouring number. Its row then differs by that rounding.
     for ours, expected in ((result.row_loss, right.row_loss), (result.entropy, right.entropy)):
         error = (ours.double().cpu() - expected).abs()
         assert error.median() < 1e-5 and error.max() < 8 * torch.finfo(dtype).eps
