@@ -85,9 +85,10 @@ def _iterations(step_ms: float, device: str) -> int:
 def costs(problem: LinearLoss, tp_size: int, bytes_communicated: int, tflops: float) -> Costs:
     """Return the costs of a rank with the most columns.
 
-    The floor is the time of the products, then one pass of the loss: each logit is read once and, for training, its
+    For training, the floor is the time of the products, then one pass of the loss: each logit is read once and its
     gradient is written once. A product and that pass need each other's results. The sum of the hidden states' gradients
-    over ranks does not count, because the product of the weight's gradient hides it.
+    over ranks does not count, because the product of the weight's gradient hides it. Without gradients, the floor is
+    the time of the products, or that of reading their factors if it is longer.
     """
     columns = -(-problem.vocab // tp_size)
     flops = problem.products * 2 * problem.tokens * problem.hidden * columns
@@ -96,7 +97,7 @@ def costs(problem: LinearLoss, tp_size: int, bytes_communicated: int, tflops: fl
         bytes_communicated=bytes_communicated,
         flops=flops,
         compute_ms=compute_ms(flops, tflops),
-        consecutive=True,
+        consecutive=problem.trains,
     )
 
 

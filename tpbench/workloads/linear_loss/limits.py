@@ -40,7 +40,14 @@ def error_limits(problem: LinearLoss) -> dict[str, float]:
 
 
 def bytes_moved(problem: LinearLoss, tp_size: int) -> int:
-    """Return the bytes of a rank with the most columns: each logit is read once and its gradient is written once."""
+    """Return the bytes of a rank with the most columns.
+
+    mode=train: each logit is read once and its gradient is written once, since a gradient needs the maximum and the sum
+    of its whole row; a teacher's logits are read once. mode=forward: no logit needs to be stored, so only the hidden
+    states and the weight are read, and those of the teacher.
+    """
     columns = -(-problem.vocab // tp_size)
-    passes = (2 if problem.trains else 1) + (0 if problem.from_labels else 1)
-    return passes * problem.tokens * columns * ITEM_BYTES[problem.dtype]
+    models = 1 if problem.from_labels else 2
+    if problem.trains:
+        return (1 + models) * problem.tokens * columns * ITEM_BYTES[problem.dtype]
+    return models * (problem.tokens + columns) * problem.hidden * ITEM_BYTES[problem.dtype]
