@@ -100,7 +100,7 @@ def test_rows_carry_what_was_measured(sweep: tuple[Path, subprocess.CompletedPro
         # A bf16 row of a 501-column shard read once and its gradient written once, and an int64 label.
         assert row["bytes_moved"] == 64 * (501 * 2 * 2 + 8)
         assert len(row["rank_peak_gib"]) == row["world_size"] == 2
-        assert row["skew_ms"] >= 0
+        assert row["skew_ms"] >= 0 and pd.isna(row["launch_ms"])  # on a CPU the step itself computes
         assert row["wall_s"] > 0
         assert json.loads(row["job"])["vocab"] == row["vocab"] == 1001
         assert set(json.loads(row["environment"])) <= {

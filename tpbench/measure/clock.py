@@ -52,6 +52,10 @@ class Clock(ABC):
         """Return the milliseconds of each iteration on this rank."""
         return self.interleaved([(step, restore)], iterations)[0]
 
+    def warm_up(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> None:
+        """Run iterations that do not count."""
+        self.samples(step, restore, iterations)
+
     @abstractmethod
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
         """Return the same for several steps, timed one iteration each in ABBA order."""
@@ -70,8 +74,18 @@ class WallClock(Clock):
 
     def __init__(self, device: torch.device, cache: ColdCache) -> None:
         super().__init__(device, cache)
+        self.launches_ms: list[float] = []
+        """For each iteration so far: milliseconds from the call of the step until it returned. On a GPU an honest step
+        has then launched all its work. A step that synchronises with the device returns later, and a step of very many
+        launches waits for room in their queue: both waits count. Warm-up iterations are left out."""
         self.waits_ms: list[float] = []
-        """For each iteration so far: milliseconds from the return of the step until the device was idle."""
+        """For the same iterations: milliseconds from the return of the step until the device was idle."""
+
+    def warm_up(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> None:
+        kept = len(self.launches_ms)
+        super().warm_up(step, restore, iterations)
+        # The last entries of both lists then belong to the iterations that count, also if rounds warm up in between.
+        del self.launches_ms[kept:], self.waits_ms[kept:]
 
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
         samples: list[list[float]] = [[] for _ in timed]
@@ -88,6 +102,7 @@ class WallClock(Clock):
             self._synchronize()
             ended = time.perf_counter()
             samples[index].append((ended - began) * 1e3)
+            self.launches_ms.append((returned - began) * 1e3)
             self.waits_ms.append((ended - returned) * 1e3)
         return samples
 

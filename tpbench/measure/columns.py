@@ -54,14 +54,15 @@ def time_columns(
     context: Context,
     wall: Samples,
     on_device: Samples | None,
+    launches: Samples | None,
     columns: dict[str, Any],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Return `columns` (those so far) with the times, the fraction of the floor and the session's details.
 
-    time_ms and device_ms are medians over iterations of the maximum over ranks. The fraction of the floor and the
-    bandwidth use device_ms where there are device samples (`on_device`), else time_ms. Collective if the session has
-    details.
+    time_ms, device_ms and launch_ms are medians over iterations of the maximum over ranks. A CPU has neither device
+    samples (`on_device`) nor launches. The fraction of the floor and the bandwidth use device_ms where there are device
+    samples, else time_ms. Collective if the session has details.
     """
     columns = columns | _clock_columns(wall, "time", "samples_ms")
     columns["iterations"] = len(wall)
@@ -70,6 +71,8 @@ def time_columns(
     if on_device is not None:
         columns |= _clock_columns(on_device, "device", "device_samples_ms")
         best_ms = columns["device_ms"]
+    if launches is not None:
+        columns["launch_ms"] = float(np.median([each.max() for each in launches]))
     columns["fraction_of_floor"] = columns["floor_ms"] / best_ms
     columns["gb_per_s"] = columns["bytes_moved"] / best_ms / 1e6
     if isinstance(session, DetailedSession):

@@ -1,4 +1,5 @@
-"""Columns about the GPUs of a cell: their clocks, the bottleneck of an iteration, and its energy. A CPU has none."""
+"""Columns about the GPUs of a cell: their clocks, the launches, the bottleneck and the energy of an iteration. A CPU
+has none."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from typing import Any
 from tpbench.measure import gpu_profiler
 from tpbench.measure.bottleneck import bottleneck_columns, columns_by_clocks
 from tpbench.measure.clock import WallClock
+from tpbench.measure.columns import Samples
 from tpbench.measure.energy import SAMPLE_S, iteration_energy_j
 from tpbench.measure.gpu import THROTTLE_REASONS, ClockWatch, Gpu
-from tpbench.measure.ranks import gather_number
+from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, ScheduledSession, Session
 
 NOT_THROTTLED = "none"
@@ -32,6 +34,16 @@ def clock_columns(watch: ClockWatch, context: Context) -> dict[str, Any]:
         return watch.clocks_mhz
     found = [each for at, each in enumerate(THROTTLE_REASONS) if any(bits >> at & 1 for bits in on_ranks)]
     return watch.clocks_mhz | {"throttle_reasons": " ".join(found) or NOT_THROTTLED}
+
+
+def launch_samples(wall: WallClock, iterations: int, context: Context) -> Samples | None:
+    """Return the host time in ms from the call of the step until it returned, of the last iterations of the wall clock.
+    Collective.
+
+    The time includes waits for the device within the step. With a CUDA graph the step is its replay. The result is None
+    on a CPU: there the call itself computes, so that its time is not one of launches.
+    """
+    return gather_numbers(wall.launches_ms[-iterations:], context) if context.device.type == "cuda" else None
 
 
 def iteration_columns(

@@ -65,7 +65,7 @@ class ClockRounds:
     def run(self, iterations: int) -> None:
         """Run one more round. Collective."""
         began = time.monotonic()
-        self.clock.samples(self.step, self.session.restore, REWARM_ITERATIONS)
+        self.clock.warm_up(self.step, self.session.restore, REWARM_ITERATIONS)
         self.rounds.append(timed_iterations(self.clock, self.step, self.session, iterations, self.context))
         self.spent_s += time.monotonic() - began
 

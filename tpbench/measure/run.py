@@ -16,7 +16,7 @@ from tpbench.measure.audit import AuditedSession, audit, is_audited, lazy_output
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.clock_comparison import long_wait_reason
 from tpbench.measure.columns import cost_columns, memory_columns, time_columns
-from tpbench.measure.device_columns import clock_columns, iteration_columns
+from tpbench.measure.device_columns import clock_columns, iteration_columns, launch_samples
 from tpbench.measure.energy import SAMPLE_S
 from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.interleaving import InterleavedRank
@@ -103,6 +103,7 @@ def run(
                 samples.append(_until_precise(clock, passes.step, session, context, settings))
             if audited:
                 wrong.append(timed_result_reason(session, name))
+    launches = launch_samples(wall, len(samples[0]), context)
     columns |= clock_columns(watch, context)
     if audited:
         say("checking the timed iterations")
@@ -115,7 +116,7 @@ def run(
     if any(wrong):
         return refused(verdict, next(filter(None, wrong))), columns
     on_device = samples[1] if context.device.type == "cuda" else None
-    columns = time_columns(session, context, samples[0], on_device, columns, say)
+    columns = time_columns(session, context, samples[0], on_device, launches, columns, say)
     energy_s = min(SAMPLE_S, settings.time_budget_s)
     return verdict, columns | iteration_columns(passes.step, session, wall, gpu, context, columns, say, energy_s)
 
@@ -179,7 +180,7 @@ def _until_precise(
     Rank 0 decides the size of each block and broadcasts it before the block, so that all ranks run equally many
     collectives. Returns per iteration the time on every rank in ms.
     """
-    clock.samples(step, session.restore, WARMUP_ITERATIONS)
+    clock.warm_up(step, session.restore, WARMUP_ITERATIONS)
     samples: list[np.ndarray[Any, Any]] = []
     began = time.monotonic()
     while block := _from_rank_0(_next_block(samples, time.monotonic() - began, settings)):

@@ -11,7 +11,7 @@ from tpbench.measure import memory
 from tpbench.measure.audit import refused
 from tpbench.measure.clock import WallClock
 from tpbench.measure.columns import cost_columns, iteration_memory_columns, memory_columns, time_columns
-from tpbench.measure.device_columns import clock_columns, iteration_columns
+from tpbench.measure.device_columns import clock_columns, iteration_columns, launch_samples
 from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.schedule_audit import AuditedSchedule, audit_schedule
@@ -42,7 +42,7 @@ def run_scheduled(
 
     cuda = context.device.type == "cuda"
     say("warming up")
-    wall.samples(session.step, session.restore, schedule.warmup_iterations)
+    wall.warm_up(session.step, session.restore, schedule.warmup_iterations)
     graph_gib = 0.0
     if context.graph and isinstance(session, CapturableSession):
         say("capturing a graph")
@@ -63,6 +63,7 @@ def run_scheduled(
     on_device = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context) if cuda else None
     say("checking")
     timed = gather_numbers(samples, context)
+    launches = launch_samples(wall, len(samples), context)
     verdict = session.check()
     if not verdict.wrong and isinstance(session, AuditedSchedule) and session.audited:
         say("checking the timed iterations")
@@ -77,5 +78,5 @@ def run_scheduled(
     }
     if verdict.wrong:
         return verdict, columns
-    columns = time_columns(session, context, timed, on_device, columns, say)
+    columns = time_columns(session, context, timed, on_device, launches, columns, say)
     return verdict, columns | iteration_columns(session.step, session, wall, gpu, context, columns, say)

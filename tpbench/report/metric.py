@@ -12,7 +12,7 @@ from tpbench.workloads import workloads
 
 _TIMES = [f"{clock}_{part}ms" for clock in ("time", "device") for part in ("", "p5_", "p95_", "min_")]
 _SIZES = ("peak_gib", "bytes_moved", "bytes_communicated")
-_LESS_IS_BETTER = dict.fromkeys(_TIMES, "twice the fastest of its line") | dict.fromkeys(
+_LESS_IS_BETTER = dict.fromkeys((*_TIMES, "launch_ms"), "twice the fastest of its line") | dict.fromkeys(
     _SIZES, "twice the smallest of its line"
 )
 _MORE_IS_BETTER = dict.fromkeys(("gb_per_s", "fraction_of_floor"), "half the best of its line")

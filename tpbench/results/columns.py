@@ -65,6 +65,13 @@ COLUMNS = (
     Column("device_min_ms", REAL, "device time, minimum", "ms"),
     Column("device_ci_low_ms", REAL, "device time, lower end of the median's 95% confidence interval", "ms"),
     Column("device_ci_high_ms", REAL, "device time, upper end of the median's 95% confidence interval", "ms"),
+    Column(
+        "launch_ms",
+        REAL,
+        "host time of an iteration on the slowest rank, from the call of the step until it returns, median; with waits "
+        "for the device within the step; null on a CPU, where the step itself computes",
+        "ms",
+    ),
     Column("skew_ms", REAL, "slowest minus fastest rank of an iteration, median", "ms"),
     Column("iterations", INT, "iterations timed by wall clock"),
     Column("warmed_up", FLAG, "false: one pass served as warm-up, check and time"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.ranks import Rank, run_on_ranks
 from tests.support.sessions import Sleeper, cpu_context
 from tests.support.simulated_time import SimulatedTime, simulated_time
 from tpbench.measure import run as running
+from tpbench.measure.clock import ColdCache, WallClock
+from tpbench.measure.columns import time_columns
+from tpbench.measure.device_columns import launch_samples
 from tpbench.measure.session import Costs, IterationSchedule, Verdict
 from tpbench.measure.settings import MeasureSettings
 
@@ -46,7 +51,25 @@ def test_the_slowest_rank_is_the_time_and_all_ranks_agree() -> None:
     assert columns["fraction_of_floor"] == pytest.approx(0.5 / columns["time_ms"])
     assert columns["warmed_up"] is True
     assert results[0][1] == results[1][1]
-    assert not {"bound", "energy_j", "throttle_reasons"} & set(columns)  # known of GPUs only
+    assert not {"bound", "energy_j", "launch_ms", "throttle_reasons"} & set(columns)  # known of GPUs only
+
+
+def kept_host(here: Rank) -> list[list[float]]:
+    """The time that a step keeps the host of each rank, for two iterations. The context is of a GPU."""
+    with simulated_time() as time:
+        wall = WallClock(here.device, ColdCache(here.device, here.world_size))
+        session = Sleeper(here, time, 0.001)
+        wall.warm_up(session.step, session.restore, 1)
+        wall.samples(session.step, session.restore, 2)
+    context = dataclasses.replace(cpu_context(here), device=torch.device("cuda"))
+    launches = launch_samples(wall, 2, context) or []
+    columns = time_columns(session, context, launches, None, launches, {"floor_ms": 1.0, "bytes_moved": 1}, print)
+    return [[float(ms) for ms in each] for each in launches] + [[columns["launch_ms"]]]
+
+
+def test_the_rank_whose_host_is_kept_longest_decides() -> None:
+    for launches in run_on_ranks(2, kept_host):
+        assert launches == [pytest.approx([1.0, 2.0])] * 2 + [pytest.approx([2.0])]
 
 
 def test_iterations_end_when_the_median_is_precise_or_at_the_limit() -> None:

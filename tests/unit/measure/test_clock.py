@@ -77,15 +77,18 @@ def test_wall_time_begins_when_the_ranks_are_lined_up(monkeypatch: pytest.Monkey
     assert log == [word for name in "abbaab" for word in (*before, name)]
 
 
-def test_the_wall_clock_keeps_the_wait_for_the_device_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wall_clock_keeps_the_parts_of_each_iteration_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     lone_rank(monkeypatch)
     with simulated_time() as time:
         cache: Any = LoggedCache([])
         wall = WallClock(CPU, cache)
         monkeypatch.setattr(wall, "_synchronize", lambda: time.sleep(0.003))
         assert wall.samples(lambda: time.sleep(0.001), lambda: None, 2) == pytest.approx([4.0] * 2)
+        wall.warm_up(lambda: time.sleep(7.0), lambda: None, 2)
         wall.samples(lambda: None, lambda: None, 1)
-    assert wall.waits_ms == pytest.approx([3.0] * 3)
+        wall.warm_up(lambda: time.sleep(7.0), lambda: None, 0)
+    assert wall.launches_ms == pytest.approx([1.0, 1.0, 0.0])  # until the step returned
+    assert wall.waits_ms == pytest.approx([3.0] * 3)  # then until the device was idle
 
 
 def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatch: pytest.MonkeyPatch) -> None:

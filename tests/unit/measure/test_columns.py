@@ -54,11 +54,11 @@ def test_traffic_and_products_run_side_by_side_if_nothing_else_is_stated() -> No
 
 
 def test_times_are_medians_of_the_slowest_rank(context: Context) -> None:
-    found = columns.time_columns(object(), context, WALL, None, dict(SO_FAR), lambda _: pytest.fail("no details"))
+    found = columns.time_columns(object(), context, WALL, None, None, dict(SO_FAR), lambda _: pytest.fail("no details"))
     assert found["samples_ms"] == [4.0, 6.0, 5.0] and found["iterations"] == 3
     assert (found["time_ms"], found["time_min_ms"], found["skew_ms"]) == (5.0, 4.0, 3.0)
     assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.1, 2.0)
-    assert "device_ms" not in found
+    assert "device_ms" not in found and "launch_ms" not in found
 
 
 def test_rates_are_of_the_device_time_where_there_is_one(context: Context) -> None:
@@ -68,9 +68,9 @@ def test_rates_are_of_the_device_time_where_there_is_one(context: Context) -> No
 
     said: list[str] = []
     device = [each / 2 for each in WALL]
-    found = columns.time_columns(Detailed(), context, WALL, device, dict(SO_FAR), said.append)
+    found = columns.time_columns(Detailed(), context, WALL, device, WALL[:1], dict(SO_FAR), said.append)
     assert (found["time_ms"], found["device_ms"], found["device_samples_ms"]) == (5.0, 2.5, [2.0, 3.0, 2.5])
-    assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.2, 4.0)
+    assert (found["fraction_of_floor"], found["gb_per_s"], found["launch_ms"]) == (0.2, 4.0, 4.0)
     assert (found["twice_ms"], said) == (5.0, ["timing details"])
 
 

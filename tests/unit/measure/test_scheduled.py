@@ -75,8 +75,9 @@ def test_each_step_runs_once_and_the_last_three_are_timed(cuda: bool, monkeypatc
     assert (
         columns["floor_ms"] == 0.5 and columns["bound"] == "memory" and said[:3] == ["warming up", "timing", "checking"]
     )
-    assert ("device_ms" in columns) == cuda
+    assert ("device_ms" in columns) == ("launch_ms" in columns) == cuda
     if cuda:
+        assert columns["launch_ms"] == pytest.approx(8.0)  # the stand-in of a step only keeps the host
         assert columns["device_samples_ms"] == pytest.approx([6.0, 8.0, 10.0])
         assert columns["iteration_held_gib"] == [4.0] * 3 and columns["iteration_peak_gib"] == [8.0] * 3
         assert columns["rank_peak_gib"] == [4.0, 8.0] and columns["peak_gib"] == 8.0

@@ -3,6 +3,7 @@
 import csv
 import io
 
+import pyarrow.parquet as pq
 import pytest
 
 from tpbench.report.columns import column_tables, parse_columns
@@ -31,6 +32,18 @@ def test_a_line_for_each_cell_with_the_columns_and_ratios(cells, frame):
         ("65536", "32768", "pytorch_gather", "ok", "1.700", "1.00x", "-", "-"),
     )
     assert table.heading.endswith(", tp=2") and table.facts["tp"] == "2"
+
+
+def test_older_rows_have_no_time_of_launches(add, frame, tmp_path, capsys):
+    add("triton_tp", 0.2, launch_ms=0.05)
+    add("pytorch_gather", 1.7)
+    file = tmp_path / "rows" / "r1.parquet"
+    older = pq.read_table(file).drop_columns(["launch_ms"])
+    pq.write_table(older, file)
+    (table,) = column_tables(frame(), ("launch_ms", "time_ms/launch_ms"))
+    assert table.rows == (("triton_tp", "0.05", "4.00x"), ("pytorch_gather", "-", "-"))
+    assert main([str(tmp_path), "--metric", "launch_ms"]) == 0
+    assert "ok: correct, but without launch_ms" in capsys.readouterr().out
 
 
 def test_a_lone_correct_cell_has_no_status_and_all_keys_in_its_heading(add, frame):

@@ -138,7 +138,7 @@ def complete_table(grid: RecordGrid) -> PageTable:
     cells = [cell.record for cell in grid.cells()]
     own = [name for name in workload_columns().get(grid.workload, {}) if name not in grid.key_names]
     filled, shared = [], []
-    for name in dict.fromkeys((*_MEASURES, "skew_ms", "iterations", *own)):
+    for name in dict.fromkeys((*_MEASURES, "launch_ms", "skew_ms", "iterations", *own)):
         values = [record.get(name) for record in cells]
         if name in timeline.COLUMNS or any(
             isinstance(value, (list, np.ndarray)) and len(value) > LONG for value in values
