@@ -17,6 +17,7 @@ from tpbench.workloads.entropy_loss.differentiated import (
 from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
+from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.ring_bytes import bytes_of_all_reduce
 
 
@@ -128,14 +129,14 @@ def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/Dao-AILab/flash-attention: flash_attn.ops.triton.cross_entropy.cross_entropy_loss.
 
     Ranks gather each other's log-sum-exp and sum the logits of the labels. The gradient is a new tensor, because the
-    variant leaves `inplace_backward` at its default.
+    variant leaves `inplace_backward` at its default. Only the file of the kernel is imported: the package around it
+    needs a compiled extension, which the kernel does not use.
     """
-    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
-
+    function = import_alone("flash_attn.ops.triton.cross_entropy", ("flash_attn",)).cross_entropy_loss
     count = rows_that_count(shard)
 
     def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-        row_loss, _ = cross_entropy_loss(
+        row_loss, _ = function(
             logits,
             shard.target,
             logit_scale=problem.logits_scale,
@@ -152,16 +153,24 @@ def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
 def transformer_engine(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/NVIDIA/TransformerEngine: transformer_engine.pytorch.parallel_cross_entropy.
 
-    Ranks gather four fp32 numbers of each row.
+    Ranks gather four fp32 numbers of each row. The function and its Triton kernels are imported alone: the packages
+    around them need a compiled library, which the kernels do not use.
     """
-    from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
-
+    function = import_alone(
+        "transformer_engine.pytorch.cross_entropy",
+        (
+            "transformer_engine",
+            "transformer_engine.common",
+            "transformer_engine.pytorch",
+            "transformer_engine.pytorch.triton",
+        ),
+        # The decorator is for the form that overwrites its input, which this variant does not call.
+        stand_ins={"transformer_engine.pytorch.jit": {"no_torch_dynamo": lambda: lambda function: function}},
+    ).parallel_cross_entropy
     count = rows_that_count(shard)
 
     def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-        row_loss = parallel_cross_entropy(
-            logits[None], shard.target[None], dist_process_group=shard.group, ignore_idx=IGNORED
-        )[0]
+        row_loss = function(logits[None], shard.target[None], dist_process_group=shard.group, ignore_idx=IGNORED)[0]
         return row_loss.sum() / count, row_loss
 
     sent = 4 * 4 * shard.tokens * (shard.tp_size - 1)
@@ -181,10 +190,12 @@ def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
     assert shard.group is not None  # the variant does not support tp_size=1
     mesh = DeviceMesh.from_group(shard.group, shard.device.type, mesh_dim_names=("tp",))
     labels = DTensor.from_local(shard.target[None], mesh, [Replicate()], run_check=False)
+    shape = torch.Size((1, shard.tokens, problem.vocab))  # shards may differ by a column
+    stride = (shard.tokens * problem.vocab, problem.vocab, 1)
     count = rows_that_count(shard)
 
     def loss_of(logits: Tensor) -> tuple[Tensor, None]:
-        whole = DTensor.from_local(logits[None], mesh, [Along(2)], run_check=False)
+        whole = DTensor.from_local(logits[None], mesh, [Along(2)], run_check=False, shape=shape, stride=stride)
         total: Any = cross_entropy_loss(whole, labels)
         return total.to_local() / count, None
 

@@ -43,7 +43,11 @@ def _transformer_engine(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
-    return "unsharded it is F.cross_entropy" if tp_size == 1 else _labels_only(problem, tp_size)
+    if tp_size == 1:
+        return "unsharded it is F.cross_entropy"
+    if problem.vocab % tp_size not in (0, tp_size - 1):
+        return f"it needs a vocab whose shards differ only on the last rank, got {problem.vocab} and {tp_size}"
+    return _labels_only(problem, tp_size)
 
 
 @WORKLOAD.variant(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import sys
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +21,7 @@ from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
 from tpbench.workloads.linear_loss.output import Output, Step
 from tpbench.workloads.linear_loss.peers import quack_chunk_rows
 from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.lone_module import import_alone
 
 
 def liger(problem: LinearLoss, shard: Shard) -> Step:
@@ -112,15 +109,13 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
 
 
 def _verl_kernel() -> Any:
-    """Import verl's kernel without the code of the packages around it, which needs Ray and an inference engine."""
-    for name in ("verl", "verl.utils"):
-        if name not in sys.modules:
-            spec = importlib.util.find_spec(name)
-            assert spec is not None  # the variant requires verl
-            package = ModuleType(name)
-            package.__path__ = list(spec.submodule_search_locations or ())
-            sys.modules[name] = package
-    return importlib.import_module("verl.utils.kernel.linear_cross_entropy")
+    """Import verl's kernel without the code of the packages around it, which needs Ray and an inference engine.
+
+    `linear_cross_entropy` imports `kernels` at its first call, so `kernels` must be complete before.
+    """
+    packages = ("verl", "verl.utils")
+    import_alone("verl.utils.kernel.kernels", packages)
+    return import_alone("verl.utils.kernel.linear_cross_entropy", packages)
 
 
 def quack(problem: LinearLoss, shard: Shard) -> Step:

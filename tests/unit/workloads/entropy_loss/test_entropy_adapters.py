@@ -1,8 +1,8 @@
 """Adapters of other projects, called with functions that have the real signatures and compute with torch.
 
-Signatures are of flash-attention (commit 058ad35) and Transformer Engine 2.20.2. The functions of Liger, Megatron and
-QuACK have only the arguments that the adapters use. torchtitan 0.3.0 needs many packages, so it is not installed for
-tests. Its own function passed the oracle on two ranks, on CPUs with torch 2.13.
+Signatures are of flash-attention 2.8.3 and Transformer Engine 2.20.2. The functions of Liger, Megatron and QuACK have
+only the arguments that the adapters use. `tests/ranks` runs the kernels of flash-attention and Transformer Engine, and
+the loss of torchtitan, if they are installed. All three passed the oracle on two ranks, on CPUs with torch 2.13.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ def test_flash_attention_scales_the_logits() -> None:
         ("transformer_engine", {"dtype": "float16"}, 1, "bfloat16 and float32 only"),
         ("transformer_engine", {"logits_scale": 2.0}, 1, "it has no logits_scale"),
         ("torchtitan", {}, 1, "unsharded it is F.cross_entropy"),
+        ("torchtitan", {"vocab": 102}, 4, "shards differ only on the last rank"),
     ],
 )
 def test_a_variant_refuses_what_its_function_cannot_do(

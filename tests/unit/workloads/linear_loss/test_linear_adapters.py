@@ -117,6 +117,7 @@ MODULES = {
     "verl": {},
     "verl.utils": {},
     "verl.utils.kernel": {},
+    "verl.utils.kernel.kernels": {},
     "verl.utils.kernel.linear_cross_entropy": {"linear_cross_entropy": verl_kernel},
     "cut_cross_entropy": {
         "linear_cross_entropy": linear_cross_entropy, "VocabParallelOptions": VocabParallelOptions,

@@ -1,0 +1,72 @@
+"""A module can be imported although the packages around it cannot."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tpbench.workloads.lone_module import import_alone
+
+PACKAGES = ("lone_project", "lone_project.inner")
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A project whose compiled part is missing, and whose kernel needs a neighbour and a module that cannot load."""
+    inner = tmp_path / "lone_project/inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "lone_project/__init__.py").write_text("import compiled_part_of_lone_project\n")
+    (inner / "__init__.py").write_text("raise RuntimeError('no library')\n")
+    (inner / "neighbour.py").write_text("ANSWER = 42\n")
+    (inner / "broken.py").write_text("raise RuntimeError('no library')\n")
+    (inner / "kernel.py").write_text(
+        "from lone_project.inner.neighbour import ANSWER\nfrom lone_project.inner.broken import double\n"
+        "def kernel():\n    return double(ANSWER)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lone_project"]:
+        del sys.modules[name]
+
+
+STAND_INS = {"lone_project.inner.broken": {"double": lambda number: 2 * number}}
+
+
+def test_a_module_needs_no_code_of_its_packages() -> None:
+    module = import_alone("lone_project.inner.kernel", PACKAGES, STAND_INS)
+    assert module.kernel() == 84
+    assert import_alone("lone_project.inner.kernel", PACKAGES, STAND_INS) is module
+
+
+def test_other_code_does_not_get_the_incomplete_packages() -> None:
+    import_alone("lone_project.inner.kernel", PACKAGES, STAND_INS)
+    assert not {*PACKAGES, *STAND_INS} & sys.modules.keys()
+    with pytest.raises(ModuleNotFoundError, match="compiled_part_of_lone_project"):
+        importlib.import_module("lone_project")
+
+
+def test_a_module_that_cannot_load_leaves_no_incomplete_package() -> None:
+    with pytest.raises(RuntimeError, match="no library"):
+        import_alone("lone_project.inner.kernel", PACKAGES)
+    assert not set(PACKAGES) & sys.modules.keys()
+
+
+@pytest.mark.parametrize(
+    "name, packages", [("lone_project.inner.other", PACKAGES), ("no_project.kernel", ("no_project",))]
+)
+def test_a_missing_module_is_named(name: str, packages: tuple[str, ...]) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"lone_project\.inner\.other|no_project"):
+        import_alone(name, packages)
+    assert not set(packages) & sys.modules.keys()
+
+
+def test_an_imported_package_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = type(sys)("lone_project")
+    package.__path__ = [str(Path(sys.path[0]) / "lone_project")]
+    monkeypatch.setitem(sys.modules, "lone_project", package)
+    import_alone("lone_project.inner.kernel", PACKAGES, STAND_INS)
+    assert sys.modules["lone_project"] is package
