@@ -32,7 +32,7 @@ class DeepSpeedTrainer:
         deepspeed = import_deepspeed(context.device)
         self.problem, self.context = problem, context
         model = models.build(problem)
-        blocks = require_plan(problem, model) if context.tp_size > 1 else []
+        blocks = require_plan(problem, model, context.tp_size) if context.tp_size > 1 else []
         # AutoTP shards a complete model, so at first each rank holds all of it.
         models.materialise(model, context.device, problem.seed)
         scale = take_embedding_scale(model) if context.tp_size > 1 and problem.vocab_parallel else None

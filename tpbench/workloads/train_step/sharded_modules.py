@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from tpbench.workloads.train_step.key_value_heads import HeadShare
 from tpbench.workloads.train_step.norms import FusedNorm, normalise
 from tpbench.workloads.train_step.sequence_parallel import GatherColumns, KeepColumns, TokenExchange
 
@@ -48,6 +49,29 @@ class ColumnLinear(ShardedModule):
             return columns
         gathered: Tensor = GatherColumns.apply(columns, self.gathering_group)
         return gathered
+
+
+class RepeatedHeadsLinear(ShardedModule):
+    """A linear layer of keys or values, whose heads several ranks repeat because there are too few for all ranks.
+
+    Each rank has the whole weight, computes the heads that its queries use, and has a share of the weight's gradient.
+    """
+
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh, share: HeadShare, head_dim: int) -> None:
+        super().__init__()
+        self.weight = _replicated(linear.weight, tp)
+        self.bias = None if linear.bias is None else _replicated(linear.bias, tp)
+        self.rows = slice(share.computed.start * head_dim, share.computed.stop * head_dim)
+        self.head_dim = head_dim
+        heads = [head - share.computed.start for head in share.key_values]
+        self.heads = None if len(heads) == len(share.computed) else heads
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        columns = F.linear(hidden, *(each[self.rows] for each in self.local_parameters))
+        if self.heads is None:
+            return columns
+        heads = columns.unflatten(-1, (-1, self.head_dim))
+        return torch.stack([heads[..., head, :] for head in self.heads], -2).flatten(-2)
 
 
 class RowLinear(ShardedModule):
@@ -171,11 +195,15 @@ def compute_locally(part: nn.Module) -> None:
 
 
 def replicated_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the parameters that every rank has whole, but only its share of their gradients: those of norms, and
-    biases of row-parallel layers."""
-    norms = [module for module in model.modules() if isinstance(module, ReplicatedNorm) and module.partial_gradient]
+    """Return the parameters that every rank has whole, but only its share of their gradients: those of norms and of
+    repeated heads, and biases of row-parallel layers."""
+    partial = [
+        module
+        for module in model.modules()
+        if isinstance(module, RepeatedHeadsLinear) or (isinstance(module, ReplicatedNorm) and module.partial_gradient)
+    ]
     biases = [module.bias for module in model.modules() if isinstance(module, RowLinear) and module.bias is not None]
-    return [*(parameter for norm in norms for parameter in norm.parameters()), *biases]
+    return [*(parameter for module in partial for parameter in module.parameters()), *biases]
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.key_value_heads import head_share
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.styles import STYLES, SYNONYMS, Style, parse_mapping
@@ -110,9 +111,15 @@ def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
 
 def share_heads(problem: TrainStep, module: Any, tp_size: int) -> None:
     """Let a sharded block compute with a rank's heads, if it keeps their numbers in attributes as StableLM does."""
-    for name, count in (("num_heads", problem.heads), ("num_key_value_heads", problem.kv_heads)):
-        if getattr(module, name, None) == count:
-            setattr(module, name, count // tp_size)
+    share = head_share(problem, tp_size, 0)  # every rank has as many
+    numbers = {
+        "num_heads": (problem.heads, share.queries),
+        "num_key_value_heads": (problem.kv_heads, len(share.key_values)),
+        "num_key_value_groups": (problem.heads // problem.kv_heads, share.group),
+    }
+    for name, (of_model, of_rank) in numbers.items():
+        if getattr(module, name, None) == of_model:
+            setattr(module, name, of_rank)
 
 
 def _usual_plan(problem: TrainStep, model: Any, mapping: Mapping[str, str]) -> dict[str, str]:
