@@ -11,7 +11,7 @@ from tpbench.workloads.train_step.decoder_parts import decoder_parts
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.norms import FusedNorm
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding_plan import Block, blocks
+from tpbench.workloads.train_step.sharding_plan import Block, blocks, is_activation
 
 KEY_VALUE_LAYERS = ("k_proj", "v_proj")
 """Names of the layers that compute keys and values. Models of transformers with fewer key-value heads than query heads
@@ -39,7 +39,7 @@ def require_plan(problem: TrainStep, model: Any, tp_size: int) -> list[Block]:
 def require_norms(problem: TrainStep, model: Any, tp_size: int) -> list[Block]:
     """Return the blocks of a model that tpbench's own layers can shard. Raises UnknownArchitecture for others."""
     for name, module in model.named_modules():
-        known = isinstance(module, nn.Linear | nn.Embedding | FusedNorm)
+        known = isinstance(module, nn.Linear | nn.Embedding | FusedNorm) or is_activation(module)
         if not known and next(module.parameters(recurse=False), None) is not None:
             raise UnknownArchitecture(
                 f"fsdp_dtensor and fsdp_dtensor_async shard linear layers, embeddings and norms; {name} of "

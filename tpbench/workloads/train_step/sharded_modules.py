@@ -178,6 +178,23 @@ class ReplicatedNorm(ShardedModule):
         return normalise(hidden, weight, bias[0] if bias else None, self.kind)
 
 
+class ReplicatedActivation(ShardedModule):
+    """An activation with learned numbers, such as Apertus's, applied to this rank's columns."""
+
+    def __init__(self, activation: nn.Module, tp: DeviceMesh, *, partial_gradient: bool) -> None:
+        super().__init__()
+        for name, parameter in activation.named_parameters():
+            self.register_parameter(name, _replicated(parameter, tp))
+        self.activation = (activation,)  # in a tuple, so that its parameters are not the model's
+        self.partial_gradient = partial_gradient
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        names = (name for name, _ in self.named_parameters())
+        numbers = dict(zip(names, self.local_parameters, strict=True))
+        activated: Tensor = torch.func.functional_call(self.activation[0], numbers, (hidden,))
+        return activated
+
+
 def compute_locally(part: nn.Module) -> None:
     """Set `local_parameters` of all sharded modules in `part` before each of its forward passes.
 
@@ -195,12 +212,13 @@ def compute_locally(part: nn.Module) -> None:
 
 
 def replicated_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the parameters that every rank has whole, but only its share of their gradients: those of norms and of
-    repeated heads, and biases of row-parallel layers."""
+    """Return the parameters that every rank has whole, but only its share of their gradients: those of norms,
+    activations and repeated heads, and biases of row-parallel layers."""
     partial = [
         module
         for module in model.modules()
-        if isinstance(module, RepeatedHeadsLinear) or (isinstance(module, ReplicatedNorm) and module.partial_gradient)
+        if isinstance(module, RepeatedHeadsLinear)
+        or (isinstance(module, ReplicatedNorm | ReplicatedActivation) and module.partial_gradient)
     ]
     biases = [module.bias for module in model.modules() if isinstance(module, RowLinear) and module.bias is not None]
     return [*(parameter for module in partial for parameter in module.parameters()), *biases]

@@ -17,6 +17,7 @@ from tpbench.workloads.train_step.sequence_parallel import TokenExchange, exchan
 from tpbench.workloads.train_step.sharded_modules import (
     ColumnLinear,
     RepeatedHeadsLinear,
+    ReplicatedActivation,
     ReplicatedLinear,
     ReplicatedNorm,
     RowLinear,
@@ -25,7 +26,7 @@ from tpbench.workloads.train_step.sharded_modules import (
     ShardedModule,
     compute_locally,
 )
-from tpbench.workloads.train_step.sharding_plan import Block, share_heads
+from tpbench.workloads.train_step.sharding_plan import Block, is_activation, share_heads
 from tpbench.workloads.train_step.styles import Style
 
 
@@ -68,6 +69,8 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 def _sharded(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> ShardedModule:
     if isinstance(module, FusedNorm):
         return ReplicatedNorm(module, tp, partial_gradient=block.sharded_inside)
+    if is_activation(module):
+        return ReplicatedActivation(module, tp, partial_gradient=block.sharded_inside)
     if style == "replicated":
         return ReplicatedLinear(module, tp)
     if style.startswith("colwise"):

@@ -18,7 +18,7 @@ from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_p
 from tpbench.workloads.train_step.key_value_heads import head_share
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.styles import STYLES, SYNONYMS, Style, parse_mapping
+from tpbench.workloads.train_step.styles import PLANS, STYLES, SYNONYMS, Style, parse_mapping
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
     """Return each block of the decoder layers with the styles of its modules.
 
     The first pattern that matches a module's name decides: patterns of `problem.tp_mapping` come first, then those of
-    the model's plan, or of the usual plan if it has none. Modules without a match are replicated. Raises
-    UnknownArchitecture for a plan that has no correct computation, and for a pattern of `tp_mapping` that matches
-    nothing.
+    the model's plan, from `PLANS` or from transformers, or of the usual plan if it has none. Modules without a match
+    are replicated. Raises UnknownArchitecture for a plan that has no correct computation, and for a pattern of
+    `tp_mapping` that matches nothing.
     """
     mapping = parse_mapping(problem.tp_mapping)
-    base = plan_of_transformers(model) or _usual_plan(problem, model, mapping)
+    base = PLANS.get(problem.architecture) or plan_of_transformers(model) or _usual_plan(problem, model, mapping)
     plan = mapping | {pattern: style for pattern, style in base.items() if pattern not in mapping}
     prefix = f"{model.base_model_prefix}."
     result = [_block(*each, plan, prefix, model.config.hidden_size) for each in _modules(model)]
@@ -94,7 +94,7 @@ def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
     """Raise UnknownArchitecture if a rank would need only a share of the weights of a block's norms."""
     for name in block.styles:
         module = model.get_submodule(name)
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) or is_activation(module):
             continue
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or re.search(r"\.\d+", name.removeprefix(block.name)):
@@ -107,6 +107,12 @@ def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
                 f"{name} of {problem.model} normalises {len(weight)} columns, and a rank would have a share of "
                 "them: colwise_gather_output with rowwise_split_input leaves every rank all columns"
             )
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Return whether a module has numbers for its parameters, so that each rank can apply it to its columns."""
+    parameters = list(module.parameters(recurse=False))
+    return bool(parameters) and all(each.numel() == 1 for each in parameters)
 
 
 def share_heads(problem: TrainStep, module: Any, tp_size: int) -> None:
