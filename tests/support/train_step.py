@@ -40,6 +40,8 @@ ARCHITECTURES: list[dict[str, Any]] = [
     {"architecture": "gpt_neox", "ffn_matrices": 2, "ffn_size": 128, "kv_heads": 4},
     # Without a plan of transformers, the second with norms of queries and keys.
     {"architecture": "stablelm"}, {"architecture": "hunyuan_v1_dense"},
+    # Norms over all columns before the last product; an activation with learned numbers.
+    {"architecture": "bitnet"}, {"architecture": "apertus", "ffn_matrices": 2},
 ]  # fmt: skip
 """Fields of tiny models beside Llama and Qwen3."""
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ The modules, in the order of a first reading:
   fsdp_dtensor_async (with `reshape_pass`) and dtensor_tp; `ddp`.
 - Sharding over tensor-parallel ranks: `styles` names the ways to shard a module. `sharding_plan` gives each module of a
   model its style. `sharding_by_modules` applies them with tpbench's own `sharded_modules` and `sequence_parallel`,
-  `sharding_by_dtensor` with torch's parallelize_module. `plan_requirements` and `sharding_check` refuse what a variant
-  cannot shard.
+  `sharding_by_dtensor` with torch's parallelize_module. `key_value_heads` gives each rank its heads.
+  `plan_requirements` and `sharding_check` refuse what a variant cannot shard.
 - Model: `models` builds it from `model_configuration`, with `norms` and with `weights` from the seed. `decoder_parts`
-  finds its parts. `resolve`, `model_folder` and
-  `config_json` find its sizes. `attention`, `sliding_window` and `masks` set its attention.
+  finds its parts. `resolve`, `model_folder` and `config_json` find its sizes. `attention`, `sliding_window` and `masks`
+  set its attention.
 - Step: `batches`, `losses` with `logits_change`, `loss_scale`, `gradients`, `step_graph`.
 - Correctness: `oracle` chooses a `reference`, which `single_process` computes. `run_audit` and `later_reference` are
   for variants from outside this package. `limits` are the tolerances.

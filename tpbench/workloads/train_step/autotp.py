@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.plan_requirements import require_plan
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding_plan import Block, plan_of_transformers
+from tpbench.workloads.train_step.styles import PLANS
 from tpbench.workloads.train_step.trainer import adamw, capturable
 
 
@@ -32,7 +34,7 @@ class DeepSpeedTrainer:
         deepspeed = import_deepspeed(context.device)
         self.problem, self.context = problem, context
         model = models.build(problem)
-        blocks = require_plan(problem, model) if context.tp_size > 1 else []
+        blocks = require_plan(problem, model, context.tp_size) if context.tp_size > 1 else []
         # AutoTP shards a complete model, so at first each rank holds all of it.
         models.materialise(model, context.device, problem.seed)
         scale = take_embedding_scale(model) if context.tp_size > 1 and problem.vocab_parallel else None
@@ -126,8 +128,25 @@ def _reads_plan(problem: TrainStep, model: Any, blocks: Sequence[Block]) -> bool
 
     Without a plan it would shard by names, and forget to sum the gradients of norms over the ranks.
     """
-    has_plan = bool(plan_of_transformers(model)) and not problem.tp_mapping
-    return has_plan and not any(block.gathers_columns for block in blocks)
+    if problem.tp_mapping or problem.architecture in PLANS:
+        return False
+    plan = plan_of_transformers(model)
+    return bool(plan) and not any(block.gathers_columns or _hides_gradients(model, block, plan) for block in blocks)
+
+
+def _hides_gradients(model: Any, block: Block, plan: Mapping[str, str]) -> bool:
+    """Return whether a replicated module of a sharded block has parameters whose gradients the plan does not sum.
+
+    DeepSpeed sums those of the `weight` of a module that the plan names (0.19.8).
+    """
+    prefix = f"{model.base_model_prefix}."
+    named = [pattern for pattern, style in plan.items() if style == "replicated_with_grad_allreduce"]
+    return block.sharded_inside and any(
+        {each for each, _ in model.get_submodule(name).named_parameters(recurse=False)} != {"weight"}
+        or not any(fnmatchcase(name.removeprefix(prefix), pattern) for pattern in named)
+        for name, style in block.styles.items()
+        if style == "replicated"
+    )
 
 
 def _forget_first_step(optimizer: Any) -> None:

@@ -13,9 +13,9 @@ from typing import cast
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.styles import Style, parse_mapping
 
-GATHERED_ATTENTION = ("olmo2", "olmo3", "phi3")
+GATHERED_ATTENTION = ("olmo2", "olmo3", "phi3", "bitnet")
 """Architectures whose plan gathers the columns of queries, keys and values on every rank."""
-GATHERED_FEED_FORWARD = ("phi3", "glm", "glm4")
+GATHERED_FEED_FORWARD = ("phi3", "glm", "glm4", "bitnet")
 """Architectures whose plan gathers the columns of gate and up on every rank."""
 _FIRST_OF_ATTENTION = (
     "self_attn.q_proj",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tpbench.workloads.train_step.key_value_heads import key_value_parameters, layers_with_repeated_heads
 from tpbench.workloads.train_step.plan_bytes import bytes_beside_pairs
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 from tpbench.workloads.train_step.sizes import parameters_per_rank, vocab_parameters
@@ -15,8 +16,22 @@ def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: 
     per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem, variant)
     if tp_size > 1:
         per_token += bytes_beside_pairs(problem, variant)
-    tensor_parallel = problem.accumulate * problem.tokens * per_token * (tp_size - 1) // tp_size
+    tensor_parallel = (
+        problem.accumulate * _exchanged_tokens(problem, variant, tp_size) * per_token * (tp_size - 1) // tp_size
+    )
+    # Ranks sum the gradients of repeated heads in fp32, after replicas have sharded them.
+    repeated = layers_with_repeated_heads(problem, variant, tp_size) * key_value_parameters(problem)
+    tensor_parallel += 2 * ITEM_BYTES["float32"] * repeated // dp_size * (tp_size - 1) // tp_size
     return tensor_parallel + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
+
+
+def _exchanged_tokens(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Return the tokens of a micro-batch, with the padding that makes the shares of the ranks equal."""
+    if variant == "autotp":
+        return problem.tokens
+    if variant == "dtensor_tp":
+        return problem.batch_size * -(-problem.seq_length // tp_size) * tp_size
+    return -(-problem.tokens // tp_size) * tp_size
 
 
 def _autotp_bytes(problem: TrainStep) -> int:

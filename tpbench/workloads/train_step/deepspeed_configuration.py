@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tpbench.workloads.train_step.sharding_plan import Block
 
 _PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
+_PARAMETERS = {"replicated": "[^.]+"}
+"""Names of the parameters to which a rule applies, other than the weight: DeepSpeed sums the gradients of each."""
 
 
 def deepspeed_configuration(problem: TrainStep, context: Context, blocks: Sequence[Block] = ()) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def _partition(blocks: Sequence[Block]) -> dict[str, Any]:
     """
     rules = [
         {
-            "patterns": [f".*{re.escape(name)}\\.weight$"],
+            "patterns": [f".*{re.escape(name)}\\.{_PARAMETERS.get(style, 'weight')}$"],
             "partition_type": _PARTITION_TYPES[style],
             "grad_allreduce": style == "replicated" and block.sharded_inside,
         }

@@ -17,6 +17,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean cross-entropy, a scalar, from the output of the model's head and labels (batch, sequence). The output is the
 logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss` it is the hidden states."""
 
+IGNORED = -100
+"""Label of rows that do not count, as in torch."""
+
 
 def loss_of_whole_logits(problem: TrainStep, model: Any) -> Loss:
     """Return the problem's loss for a model whose head is not sharded."""
@@ -56,7 +59,8 @@ def tpbench_linear_loss(
     The head then returns its input and computes nothing. Its parameters are those of its latest forward pass, in which
     FSDP gathers them. If the model scales or caps its logits, so does the loss. `group` shards the vocabulary, or is
     None; `vocab_start` is the first column on this rank. With `hidden_sharded` each rank has an equal part of the
-    tokens, in rank order. Raises UnknownArchitecture for a model that changes its logits in another way.
+    tokens, in rank order; rows behind the last token do not count. Raises UnknownArchitecture for a model that changes
+    its logits in another way.
     """
     from tpbench.kernels import LinearEntropyLoss
 
@@ -81,6 +85,9 @@ def tpbench_linear_loss(
         latest.clear()
         # Under autocast, parameters are in fp32 and the product is in `dtype`.
         factors = [each if each is None else each.to(dtype) for each in (hidden.flatten(0, 1), weight, *bias)]
+        rows = hidden.shape[:-1].numel() * (group.size() if hidden_sharded else 1)
+        if padding := rows - labels.numel():
+            labels = F.pad(labels.flatten(), (0, padding), value=IGNORED)
         result: Tensor = module(*factors[:2], labels.flatten(), *factors[2:])
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpbench.workloads.train_step.block_styles import layer_styles
+from tpbench.workloads.train_step.key_value_heads import head_share, repeats_heads
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 from tpbench.workloads.train_step.sizes import parameters_per_rank
 
@@ -76,7 +77,10 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     # only up and the activated up.
     norms = 2 * (stored * hidden + compute * problem.hidden_size)
     rotated = 2 if problem.architecture.startswith("qwen3") else 1  # Qwen3 also keeps them before their norms
-    heads = (3 + rotated) * problem.heads + (2 + rotated) * problem.kv_heads
+    key_values = problem.kv_heads
+    if repeats_heads(problem, variant, tp_size):
+        key_values = tp_size * len(head_share(problem, tp_size, 0).key_values)
+    heads = (3 + rotated) * problem.heads + (2 + rotated) * key_values
     attention = compute * heads * problem.head_dim
     if problem.attention == "eager":
         attention += 2 * problem.heads * problem.seq_length * compute

@@ -106,6 +106,10 @@ def place_buffers(model: Any, device: torch.device) -> None:
             for each, buffer in buffers.items():
                 setattr(child, each, torch.full_like(buffer, torch.nan, device=device))
             model._init_weights(child)
+            if type(child).__module__ == "transformers.activations":
+                # The numbers of an activation with learned weights, which are those of its constructor's defaults.
+                dtype = next(child.parameters()).dtype
+                child.load_state_dict(dict(type(child)(dtype=dtype).named_buffers()), strict=False)  # type: ignore[call-arg]
             if any(buffer.isnan().any() for buffer in child.buffers(recurse=False)):
                 raise UnknownArchitecture(
                     f"{type(child).__name__} holds buffers, for which there are no initial values"

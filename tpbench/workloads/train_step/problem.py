@@ -117,14 +117,6 @@ class TrainStep:
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return one message for each combination of fields that cannot be trained on this mesh."""
         complaints = []
-        if self.kv_heads % tp_size:
-            complaints.append(
-                f"tp_size={tp_size} must divide the {self.kv_heads} key-value heads of {self.model} "
-                f"(valid: {', '.join(str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0)})"
-            )
-        for name, size in (("heads", self.heads), ("ffn_size", self.ffn_size)):
-            if size % tp_size:
-                complaints.append(f"tp_size={tp_size} must divide {name}={size}")
         if self.heads % self.kv_heads:
             complaints.append(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
         if self.head_dim % 2:

@@ -3,6 +3,9 @@
 Between the matrix products each token is processed alone, so a rank holds only its share of a micro-batch's tokens:
 (1, batch * sequence / ranks, width), one sequence after the other. The shares in rank order are the micro-batch as it
 lies in memory, for any number of sequences. Shares of every single sequence would need copies to get that order.
+
+If the ranks do not divide the tokens, rows of zeros behind the last token make the shares equal. Nothing reads what
+becomes of these rows: gathered tokens are without them, so their gradients are zeros.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import (
     all_gather_tensor,
@@ -25,13 +29,32 @@ from tpbench.comm.collectives import gather_rows, scatter_rows
 
 @dataclass(frozen=True)
 class TokenExchange:
-    """All-gather and reduce-scatter of a micro-batch's tokens over the ranks of a group."""
+    """All-gather and reduce-scatter of a micro-batch's tokens over the ranks of a group.
+
+    A share is (1, share of the tokens, width): batch * sequence / ranks, rounded up.
+    """
 
     group: dist.ProcessGroup
+    batch_size: int
     seq_length: int
 
+    @property
+    def padding(self) -> int:
+        """Rows of zeros behind the last token."""
+        return -self.batch_size * self.seq_length % self.group.size()
+
+    def _without_padding(self, rows: Tensor) -> Tensor:
+        """Return gathered rows as (batch, sequence, width)."""
+        tokens = rows[: self.batch_size * self.seq_length] if self.padding else rows
+        return tokens.view(self.batch_size, self.seq_length, rows.shape[-1])
+
+    def _with_padding(self, whole: Tensor) -> Tensor:
+        """Return (batch, sequence, width) as rows that the ranks divide."""
+        rows = whole.flatten(0, 1)
+        return F.pad(rows, (0, 0, 0, self.padding)) if self.padding else rows
+
     def gather(self, share: Tensor) -> Tensor:
-        """All-gather shares, (1, batch * sequence / ranks, width), to all sequences, (batch, sequence, width).
+        """All-gather shares to all sequences, (batch, sequence, width).
 
         Backward, gradients are summed over the ranks and scattered.
         """
@@ -41,12 +64,12 @@ class TokenExchange:
             gathered = all_gather_tensor_autograd(rows, 0, self.group)
         else:
             gathered = _Gather.apply(rows, self.group)
-        return gathered.view(-1, self.seq_length, share.shape[-1])
+        return self._without_padding(gathered)
 
     def scatter(self, partial: Tensor) -> Tensor:
-        """Sum (batch, sequence, width) over the ranks, and return this rank's share, (1, batch * sequence / ranks,
-        width). Backward, gradients are all-gathered."""
-        rows = partial.flatten(0, 1)
+        """Sum (batch, sequence, width) over the ranks, and return this rank's share. Backward, gradients are
+        all-gathered."""
+        rows = self._with_padding(partial)
         share: Tensor
         if torch.compiler.is_compiling():
             share = reduce_scatter_tensor_autograd(rows, "sum", 0, self.group)
@@ -58,12 +81,12 @@ class TokenExchange:
         """Gather as `gather` for a computation that every rank repeats. Backward, a rank keeps its share of a gradient
         that every rank has."""
         gathered: Tensor = _GatherCopies.apply(share.flatten(0, 1), self.group)
-        return gathered.view(-1, self.seq_length, share.shape[-1])
+        return self._without_padding(gathered)
 
     def keep_share(self, whole: Tensor) -> Tensor:
-        """Return this rank's share, (1, batch * sequence / ranks, width), of a tensor that every rank has computed,
-        (batch, sequence, width). Backward, gradients are all-gathered."""
-        share: Tensor = _KeepShare.apply(whole.flatten(0, 1), self.group)
+        """Return this rank's share of a tensor that every rank has computed, (batch, sequence, width). Backward,
+        gradients are all-gathered."""
+        share: Tensor = _KeepShare.apply(self._with_padding(whole), self.group)
         return share[None]
 
 

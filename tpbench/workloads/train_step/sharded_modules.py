@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from tpbench.workloads.train_step.key_value_heads import HeadShare
 from tpbench.workloads.train_step.norms import FusedNorm, normalise
 from tpbench.workloads.train_step.sequence_parallel import GatherColumns, KeepColumns, TokenExchange
 
@@ -48,6 +49,29 @@ class ColumnLinear(ShardedModule):
             return columns
         gathered: Tensor = GatherColumns.apply(columns, self.gathering_group)
         return gathered
+
+
+class RepeatedHeadsLinear(ShardedModule):
+    """A linear layer of keys or values, whose heads several ranks repeat because there are too few for all ranks.
+
+    Each rank has the whole weight, computes the heads that its queries use, and has a share of the weight's gradient.
+    """
+
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh, share: HeadShare, head_dim: int) -> None:
+        super().__init__()
+        self.weight = _replicated(linear.weight, tp)
+        self.bias = None if linear.bias is None else _replicated(linear.bias, tp)
+        self.rows = slice(share.computed.start * head_dim, share.computed.stop * head_dim)
+        self.head_dim = head_dim
+        heads = [head - share.computed.start for head in share.key_values]
+        self.heads = None if len(heads) == len(share.computed) else heads
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        columns = F.linear(hidden, *(each[self.rows] for each in self.local_parameters))
+        if self.heads is None:
+            return columns
+        heads = columns.unflatten(-1, (-1, self.head_dim))
+        return torch.stack([heads[..., head, :] for head in self.heads], -2).flatten(-2)
 
 
 class RowLinear(ShardedModule):
@@ -154,6 +178,23 @@ class ReplicatedNorm(ShardedModule):
         return normalise(hidden, weight, bias[0] if bias else None, self.kind)
 
 
+class ReplicatedActivation(ShardedModule):
+    """An activation with learned numbers, such as Apertus's, applied to this rank's columns."""
+
+    def __init__(self, activation: nn.Module, tp: DeviceMesh, *, partial_gradient: bool) -> None:
+        super().__init__()
+        for name, parameter in activation.named_parameters():
+            self.register_parameter(name, _replicated(parameter, tp))
+        self.activation = (activation,)  # in a tuple, so that its parameters are not the model's
+        self.partial_gradient = partial_gradient
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        names = (name for name, _ in self.named_parameters())
+        numbers = dict(zip(names, self.local_parameters, strict=True))
+        activated: Tensor = torch.func.functional_call(self.activation[0], numbers, (hidden,))
+        return activated
+
+
 def compute_locally(part: nn.Module) -> None:
     """Set `local_parameters` of all sharded modules in `part` before each of its forward passes.
 
@@ -171,11 +212,16 @@ def compute_locally(part: nn.Module) -> None:
 
 
 def replicated_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the parameters that every rank has whole, but only its share of their gradients: those of norms, and
-    biases of row-parallel layers."""
-    norms = [module for module in model.modules() if isinstance(module, ReplicatedNorm) and module.partial_gradient]
+    """Return the parameters that every rank has whole, but only its share of their gradients: those of norms,
+    activations and repeated heads, and biases of row-parallel layers."""
+    partial = [
+        module
+        for module in model.modules()
+        if isinstance(module, RepeatedHeadsLinear)
+        or (isinstance(module, ReplicatedNorm | ReplicatedActivation) and module.partial_gradient)
+    ]
     biases = [module.bias for module in model.modules() if isinstance(module, RowLinear) and module.bias is not None]
-    return [*(parameter for norm in norms for parameter in norm.parameters()), *biases]
+    return [*(parameter for module in partial for parameter in module.parameters()), *biases]
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Shard a decoder over tensor-parallel ranks by torch's `parallelize_module`, with sequence parallelism.
 
 Parameters, and the operations on them, are DTensors. Between the blocks a rank has its share of each sequence's tokens,
-(batch, sequence / ranks, width).
+(batch, sequence / ranks, width). If the ranks do not divide a sequence, the first ranks have more tokens of it than the
+last one, as DTensor shards a dimension: the collectives of DTensor pad the shares.
 """
 
 from __future__ import annotations
@@ -42,26 +43,28 @@ def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """
     # The linear loss lets the head return its input, all tokens, instead of logits.
     sharded_logits = problem.vocab_parallel and problem.train_loss != "tpbench_linear"
-    blocks = require_plan(problem, model)
+    blocks = require_plan(problem, model, tp.size())
     parts = decoder_parts(model)
     plan: dict[str, ParallelStyle] = {
         parts.embedding: RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
         "lm_head": ColwiseParallel(
-            input_layouts=TOKENS,
+            input_layouts=Replicate(),
             output_layouts=COLUMNS if sharded_logits else Replicate(),
             use_local_output=not sharded_logits,
         ),
     }
     if parts.norm is not None and hasattr(model.get_submodule(parts.norm), "weight"):
-        plan[parts.norm] = SequenceParallel()
+        plan[parts.norm] = SequenceParallel(use_local_output=True)
     for block in blocks:
-        plan[block.name] = ExchangedTokens(replicated=block.replicated)
+        plan[block.name] = ExchangedTokens(problem.seq_length, replicated=block.replicated)
         if block.sharded_inside:
             share_heads(problem, model.get_submodule(block.name), tp.size())
         plan |= {name: _style(style, block) for name, style in block.styles.items()}
     for number, layer in enumerate(decoder_layers(model)):
         names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
         plan |= {name: SequenceParallel(use_local_output=True) for name in names}
+    # The hook of the head's own style takes the gathered tokens, so this one must come first.
+    ExchangedTokens(problem.seq_length, replicated=False)._apply(model.lm_head, tp)
     parallelize_module(model, tp, plan, src_data_rank=None)
     _detach_padding(model.get_input_embeddings(), tp)
     if problem.tied:
@@ -106,20 +109,22 @@ def _style(style: Style, block: Block) -> ParallelStyle:
 class ExchangedTokens(ParallelStyle):
     """All-gather the tokens of a block's hidden states, its first argument by position or by keyword.
 
-    A replicated block returns a rank's tokens. In other blocks a row-wise layer does.
+    A replicated block returns a rank's tokens. In other blocks a row-wise layer does. The shares may be unequal, so
+    DTensor cannot derive the length of the sequences from one of them.
     """
 
-    def __init__(self, *, replicated: bool) -> None:
+    def __init__(self, seq_length: int, *, replicated: bool) -> None:
         super().__init__()
-        self.replicated = replicated
+        self.seq_length, self.replicated = seq_length, replicated
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         first = next(iter(inspect.signature(module.forward).parameters))
 
         def gather(share: Tensor) -> DTensor:
-            return DTensor.from_local(share, device_mesh, [TOKENS], run_check=False).redistribute(
-                placements=[Replicate()]
-            )
+            shape = torch.Size((share.shape[0], self.seq_length, share.shape[-1]))
+            stride = (shape[1] * shape[2], shape[2], 1)
+            sharded = DTensor.from_local(share, device_mesh, [TOKENS], run_check=False, shape=shape, stride=stride)
+            return sharded.redistribute(placements=[Replicate()])
 
         def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             if inputs:
@@ -152,7 +157,9 @@ def _detach_padding(embedding: nn.Embedding, tp: DeviceMesh) -> None:
     embedding.padding_idx = None
 
     def detach(module: nn.Module, inputs: tuple[DTensor], output: Tensor) -> Tensor:
-        share = inputs[0].to_local().chunk(tp.size(), 1)[tp.get_local_rank()]
+        ids = inputs[0].to_local()
+        length = -(-ids.shape[1] // tp.size())
+        share = ids[:, tp.get_local_rank() * length :][:, :length]
         return torch.where((share == padding)[..., None], output.detach(), output)
 
     embedding.register_forward_hook(detach)

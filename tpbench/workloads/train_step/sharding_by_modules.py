@@ -8,13 +8,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from tpbench.workloads.train_step.decoder_parts import decoder_parts, modules_in_order
+from tpbench.workloads.train_step.key_value_heads import head_share
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.norms import FusedNorm
-from tpbench.workloads.train_step.plan_requirements import require_norms
+from tpbench.workloads.train_step.plan_requirements import KEY_VALUE_LAYERS, require_norms
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sequence_parallel import TokenExchange, exchange_tokens
 from tpbench.workloads.train_step.sharded_modules import (
     ColumnLinear,
+    RepeatedHeadsLinear,
+    ReplicatedActivation,
     ReplicatedLinear,
     ReplicatedNorm,
     RowLinear,
@@ -23,7 +26,7 @@ from tpbench.workloads.train_step.sharded_modules import (
     ShardedModule,
     compute_locally,
 )
-from tpbench.workloads.train_step.sharding_plan import Block, share_heads
+from tpbench.workloads.train_step.sharding_plan import Block, is_activation, share_heads
 from tpbench.workloads.train_step.styles import Style
 
 
@@ -33,13 +36,18 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 
     Raises UnknownArchitecture for a model with other modules, or whose plan has no correct computation.
     """
-    tokens = TokenExchange(tp.get_group(), problem.seq_length)
-    for block in require_norms(problem, model):
+    tokens = TokenExchange(tp.get_group(), problem.batch_size, problem.seq_length)
+    repeated, share = problem.kv_heads % tp.size() > 0, head_share(problem, tp.size(), tp.get_local_rank())
+    for block in require_norms(problem, model, tp.size()):
         if block.sharded_inside:
             share_heads(problem, model.get_submodule(block.name), tp.size())
         exchange_tokens(model.get_submodule(block.name), tokens, replicated=block.replicated)
         for name, style in block.styles.items():
-            model.set_submodule(name, _sharded(model.get_submodule(name), style, block, tp, tokens))
+            module = model.get_submodule(name)
+            if style == "colwise" and repeated and name.rpartition(".")[2] in KEY_VALUE_LAYERS:
+                model.set_submodule(name, RepeatedHeadsLinear(module, tp, share, problem.head_dim))
+            else:
+                model.set_submodule(name, _sharded(module, style, block, tp, tokens))
     for name, module in list(model.named_modules()):
         if isinstance(module, FusedNorm):
             model.set_submodule(name, ReplicatedNorm(module, tp))
@@ -61,6 +69,8 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 def _sharded(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> ShardedModule:
     if isinstance(module, FusedNorm):
         return ReplicatedNorm(module, tp, partial_gradient=block.sharded_inside)
+    if is_activation(module):
+        return ReplicatedActivation(module, tp, partial_gradient=block.sharded_inside)
     if style == "replicated":
         return ReplicatedLinear(module, tp)
     if style.startswith("colwise"):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpbench import packages
+from tpbench.workloads.train_step.key_value_heads import unsupported_sizes
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.resolve import KNOWN_ARCHITECTURES
 
 
-def unsupported_plan(problem: TrainStep, variant: str) -> str | None:
+def unsupported_plan(problem: TrainStep, variant: str, tp_size: int) -> str | None:
     """Return why the variant cannot shard the model by its plan and `tp_mapping`, or None if it can.
 
     The check makes the model without weights. It is left out for models whose plans are known, and without the
     transformers package.
     """
+    if reason := unsupported_sizes(problem, variant, tp_size):
+        return reason
     if (problem.architecture in KNOWN_ARCHITECTURES and problem.tp_mapping is None) or not packages.installed(
         "transformers"
     ):
@@ -26,7 +29,7 @@ def unsupported_plan(problem: TrainStep, variant: str) -> str | None:
     # A pattern of a mapping may name any layer. Without a mapping all layers have one plan.
     depth = problem.depth if problem.tp_mapping else 1
     try:
-        REQUIREMENTS[variant](problem, build(replace(problem, num_layers=depth)))
+        REQUIREMENTS[variant](problem, build(replace(problem, num_layers=depth)), tp_size)
     except UnknownArchitecture as error:
         return str(error)
     return None

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.key_value_heads import head_share
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.styles import STYLES, SYNONYMS, Style, parse_mapping
+from tpbench.workloads.train_step.styles import PLANS, STYLES, SYNONYMS, Style, parse_mapping
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
     """Return each block of the decoder layers with the styles of its modules.
 
     The first pattern that matches a module's name decides: patterns of `problem.tp_mapping` come first, then those of
-    the model's plan, or of the usual plan if it has none. Modules without a match are replicated. Raises
-    UnknownArchitecture for a plan that has no correct computation, and for a pattern of `tp_mapping` that matches
-    nothing.
+    the model's plan, from `PLANS` or from transformers, or of the usual plan if it has none. Modules without a match
+    are replicated. Raises UnknownArchitecture for a plan that has no correct computation, and for a pattern of
+    `tp_mapping` that matches nothing.
     """
     mapping = parse_mapping(problem.tp_mapping)
-    base = plan_of_transformers(model) or _usual_plan(problem, model, mapping)
+    base = PLANS.get(problem.architecture) or plan_of_transformers(model) or _usual_plan(problem, model, mapping)
     plan = mapping | {pattern: style for pattern, style in base.items() if pattern not in mapping}
     prefix = f"{model.base_model_prefix}."
     result = [_block(*each, plan, prefix, model.config.hidden_size) for each in _modules(model)]
@@ -93,7 +94,7 @@ def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
     """Raise UnknownArchitecture if a rank would need only a share of the weights of a block's norms."""
     for name in block.styles:
         module = model.get_submodule(name)
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) or is_activation(module):
             continue
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or re.search(r"\.\d+", name.removeprefix(block.name)):
@@ -108,11 +109,23 @@ def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
             )
 
 
+def is_activation(module: nn.Module) -> bool:
+    """Return whether a module has numbers for its parameters, so that each rank can apply it to its columns."""
+    parameters = list(module.parameters(recurse=False))
+    return bool(parameters) and all(each.numel() == 1 for each in parameters)
+
+
 def share_heads(problem: TrainStep, module: Any, tp_size: int) -> None:
     """Let a sharded block compute with a rank's heads, if it keeps their numbers in attributes as StableLM does."""
-    for name, count in (("num_heads", problem.heads), ("num_key_value_heads", problem.kv_heads)):
-        if getattr(module, name, None) == count:
-            setattr(module, name, count // tp_size)
+    share = head_share(problem, tp_size, 0)  # every rank has as many
+    numbers = {
+        "num_heads": (problem.heads, share.queries),
+        "num_key_value_heads": (problem.kv_heads, len(share.key_values)),
+        "num_key_value_groups": (problem.heads // problem.kv_heads, share.group),
+    }
+    for name, (of_model, of_rank) in numbers.items():
+        if getattr(module, name, None) == of_model:
+            setattr(module, name, of_rank)
 
 
 def _usual_plan(problem: TrainStep, model: Any, mapping: Mapping[str, str]) -> dict[str, str]:

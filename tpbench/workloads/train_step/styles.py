@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from tpbench.settings import JobError
@@ -25,6 +26,25 @@ SYNONYMS = {
 }
 """Other names of a style in plans of transformers. The sum over ranks of a replicated module's gradient follows from
 the module's place."""
+
+PLANS: Mapping[str, Mapping[str, Style]] = {
+    # Its norms before the last products are over all columns.
+    "bitnet": {
+        "layers.*.self_attn.[qkv]_proj": "colwise_gather_output",
+        "layers.*.self_attn.o_proj": "rowwise_split_input",
+        "layers.*.mlp.gate_proj": "colwise_gather_output",
+        "layers.*.mlp.up_proj": "colwise_gather_output",
+        "layers.*.mlp.down_proj": "rowwise_split_input",
+    },
+    # Transformers has no plan. The joint product has the query, key and value of one head after those of another.
+    "persimmon": {
+        "layers.*.self_attn.query_key_value": "colwise",
+        "layers.*.self_attn.dense": "rowwise",
+        "layers.*.mlp.dense_h_to_4h": "colwise",
+        "layers.*.mlp.dense_4h_to_h": "rowwise",
+    },
+}
+"""Plans, in place of those of transformers, by model type: the style by pattern of module names."""
 
 
 def parse_mapping(text: str | None) -> dict[str, str]:

@@ -34,30 +34,15 @@ def _unsupported_by_the_linear_loss(problem: TrainStep) -> str | None:
     return "train_loss=tpbench_linear makes no whole logits, so there are none to gather: vocab_parallel must be true"
 
 
-def _unsupported_tokens(problem: TrainStep, tp_size: int) -> str | None:
-    """Return why the tokens cannot be shared among the ranks of fsdp_dtensor, or None."""
-    if problem.tokens % tp_size == 0:
-        return None
-    return (
-        f"between the layers a rank has its share of a micro-batch's tokens: tp_size={tp_size} must divide "
-        f"batch_size={problem.batch_size} times seq_length={problem.seq_length}"
-    )
-
-
 def _unsupported_by_dtensor_tp(problem: TrainStep, tp_size: int) -> str | None:
     if tp_size == 1:
         return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
-    if problem.seq_length % tp_size:
-        return (
-            f"torch's DTensor shards each sequence into equal shares: tp_size={tp_size} must divide "
-            f"seq_length={problem.seq_length}"
-        )
-    return _unsupported_by_the_linear_loss(problem) or unsupported_plan(problem, "dtensor_tp")
+    return _unsupported_by_the_linear_loss(problem) or unsupported_plan(problem, "dtensor_tp", tp_size)
 
 
 def _unsupported_by_fsdp_dtensor(problem: TrainStep, tp_size: int) -> str | None:
-    reason = _unsupported_by_one_rank(problem, tp_size) or _unsupported_tokens(problem, tp_size)
-    return reason or (unsupported_plan(problem, "fsdp_dtensor") if tp_size > 1 else None)
+    reason = _unsupported_by_one_rank(problem, tp_size)
+    return reason or (unsupported_plan(problem, "fsdp_dtensor", tp_size) if tp_size > 1 else None)
 
 
 def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
@@ -65,12 +50,17 @@ def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
         return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
     if tp_size == 1:
         return "with tp_size=1 there is nothing to overlap: it would be fsdp"
+    if problem.tokens % tp_size:
+        return (
+            f"tp_size={tp_size} does not divide batch_size={problem.batch_size} times seq_length={problem.seq_length}: "
+            "padding stands between products and their collectives, so none would overlap, as in fsdp_dtensor"
+        )
     return _unsupported_by_fsdp_dtensor(problem, tp_size)
 
 
 def _unsupported_by_autotp(problem: TrainStep, tp_size: int) -> str | None:
     reason = _unsupported_by_one_rank(problem, tp_size)
-    return reason or (unsupported_plan(problem, "autotp") if tp_size > 1 else None)
+    return reason or (unsupported_plan(problem, "autotp", tp_size) if tp_size > 1 else None)
 
 
 def _no_graph(problem: TrainStep) -> str:

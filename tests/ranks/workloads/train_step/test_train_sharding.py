@@ -81,6 +81,13 @@ def test_replicated_blocks_are_whole_on_every_rank(name: str) -> None:
         assert held <= estimated <= 1.02 * held
 
 
+def test_layers_of_repeated_heads_are_whole_on_every_rank() -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs, or none")
+    for _, held, estimated in run_on_ranks(2, held_weights, "fsdp_dtensor", {"kv_heads": 1}):
+        assert held <= estimated <= 1.02 * held
+
+
 def first_tokens(here: Rank, tp_size: int) -> tuple[int, int, list[int]]:
     context = mesh_context(here, tp_size)
     batch = micro_batch(tiny_problem(), 0, 0, context.dp_rank, context.dp_size, here.device)

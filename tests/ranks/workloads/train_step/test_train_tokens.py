@@ -33,7 +33,7 @@ class OperationCount(TorchDispatchMode):
 
 def gather_and_scatter(here: Rank) -> dict[str, Any]:
     """Gather shares of the tokens, scatter the gathered tokens, and run both backward passes."""
-    tokens = TokenExchange(here.group, LENGTH)
+    tokens = TokenExchange(here.group, BATCH, LENGTH)
     everybody = torch.arange(BATCH * LENGTH * WIDTH, dtype=torch.float32, device=here.device)
     share = everybody.view(1, -1, WIDTH).chunk(here.world_size, 1)[here.rank].clone().requires_grad_()
     with OperationCount() as operations:

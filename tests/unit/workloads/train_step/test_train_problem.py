@@ -18,14 +18,13 @@ from tpbench.job import stored_job
 from tpbench.settings import JobError
 from tpbench.workloads.train_step import WORKLOAD, TrainStep
 from tpbench.workloads.train_step.deepspeed_configuration import deepspeed_configuration
+from tpbench.workloads.train_step.key_value_heads import head_share
 from tpbench.workloads.train_step.resolve import resolve
 
 
 @pytest.mark.parametrize(
     ("fields", "tp_size", "said"),
     [
-        ({}, 4, "tp_size=4 must divide the 2 key-value heads of tiny (valid: 1, 2)"),
-        ({"ffn_size": 63}, 2, "tp_size=2 must divide ffn_size=63"),
         ({"heads": 3, "kv_heads": 2}, 1, "kv_heads=2 must divide heads=3"),
         ({"head_dim": 7}, 1, "head_dim=7 must be even"),
         ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 layers of tiny"),
@@ -43,18 +42,44 @@ def test_fields_that_cannot_be_trained_are_refused(fields: dict[str, Any], tp_si
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [
-        ("fsdp_dtensor", {"batch_size": 1}, "tp_size=2 must divide batch_size=1 times seq_length=15"),
-        ("fsdp_dtensor_async", {"batch_size": 3, "compile": True}, "tp_size=2 must divide batch_size=3 times seq"),
-        ("fsdp_dtensor", {"batch_size": 2}, None),
-        ("dtensor_tp", {"batch_size": 2}, "equal shares: tp_size=2 must divide seq_length=15"),
-        ("autotp", {"batch_size": 1}, None),
+        ("fsdp_dtensor", {}, None),
+        ("dtensor_tp", {}, "it gives each key-value head to one rank: tp_size=4 must divide kv_heads=2; fsdp_dtensor"),
+        ("autotp", {}, "tp_size=4 must divide kv_heads=2"),
+        ("fsdp_dtensor", {"heads": 6, "kv_heads": 3}, "tp_size=4 must divide heads=6: a tp_mapping can replicate"),
+        ("fsdp_dtensor", {"ffn_size": 62}, "tp_size=4 must divide ffn_size=62"),
     ],
 )
-def test_only_sequence_parallelism_divides_tokens(name: str, fields: dict[str, Any], said: str | None) -> None:
-    problem = tiny_problem(seq_length=15, **fields)
-    assert not problem.check(2, 1)
-    reason = WORKLOAD.variants[name].unsupported_reason(problem, 2)
+def test_ranks_share_heads_and_columns(name: str, fields: dict[str, Any], said: str | None) -> None:
+    problem = tiny_problem(**fields)
+    assert not problem.check(4, 1)
+    reason = WORKLOAD.variants[name].unsupported_reason(problem, 4)
     assert reason is None if said is None else reason is not None and said in reason
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tp_size", "shares", "group"),
+    [
+        (8, 4, 2, [(0, 1), (2, 3)], 2),
+        (8, 2, 4, [(0,), (0,), (1,), (1,)], 2),
+        (6, 3, 2, [(0, 0, 1), (1, 2, 2)], 1),
+        (12, 6, 4, [(0, 0, 1), (1, 2, 2), (3, 3, 4), (4, 5, 5)], 1),
+    ],
+)
+def test_each_query_has_its_key_value_head(
+    heads: int, kv_heads: int, tp_size: int, shares: list[tuple[int, ...]], group: int
+) -> None:
+    problem = tiny_problem(heads=heads, kv_heads=kv_heads)
+    found = [head_share(problem, tp_size, rank) for rank in range(tp_size)]
+    assert [each.key_values for each in found] == shares and {each.group for each in found} == {group}
+    used = [head for share in found for head in share.key_values for _ in range(share.group)]
+    assert used == [query // (heads // kv_heads) for query in range(heads)]
+
+
+def test_padded_tokens_leave_async_tp_nothing_to_overlap() -> None:
+    unsupported_reason = WORKLOAD.variants["fsdp_dtensor_async"].unsupported_reason
+    reason = unsupported_reason(tiny_problem(seq_length=15, batch_size=3, compile=True), 2)
+    assert reason is not None and "tp_size=2 does not divide batch_size=3 times seq_length=15" in reason
+    assert unsupported_reason(tiny_problem(seq_length=15, batch_size=2, compile=True), 2) is None
 
 
 STABLE = {"learning_rate": 1e-5, "weight_decay": 0.01, "warmup_steps": 5, "seed": 42}
