@@ -125,10 +125,14 @@ def product_statistics_kernel(
 ):  # fmt: skip
     """Compute hidden @ weight.T + bias, and store the statistics of each row of each tile.
 
-    hidden: descriptor of (n_rows, width). weight: descriptor of (at least n_valid, width). bias: None or (n_valid,).
-    labels: (n_rows,), global columns. tile_statistics: (numbers, tiles, rows) fp32: the maximum, the sum of powers and,
-    with ENTROPY, the sum of power * exponent in bits. statistics: (numbers, all_rows) fp32. Its third number, the
-    label's logit, is stored from row first_row on.
+    Args:
+        hidden: Descriptor of (n_rows, width).
+        weight: Descriptor of (at least n_valid, width).
+        bias: (n_valid,), or None.
+        labels: (n_rows,), global columns.
+        tile_statistics: (numbers, tiles, rows) fp32. The numbers are the maximum, the sum of powers and, with ENTROPY,
+            the sum of power * exponent in bits.
+        statistics: (numbers, all_rows) fp32. Its third number, the label's logit, is stored from row first_row on.
     """
     row_tiles = tl.cdiv(n_rows, ROWS)
     column_tiles = tl.cdiv(n_valid, COLUMNS)

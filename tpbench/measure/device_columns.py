@@ -37,8 +37,7 @@ def clock_columns(watch: ClockWatch, context: Context) -> dict[str, Any]:
 
 
 def launch_samples(wall: WallClock, iterations: int, context: Context) -> Samples | None:
-    """Return the host time in ms from the call of the step until it returned, of the last iterations of the wall clock.
-    Collective.
+    """Return the host time in ms of the last iterations, from the call of the step until it returned. Collective.
 
     The time includes waits for the device within the step. With a CUDA graph the step is its replay. The result is None
     on a CPU: there the call itself computes, so that its time is not one of launches.

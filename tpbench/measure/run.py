@@ -126,7 +126,7 @@ class _Passes:
     """The passes before the clocks start."""
 
     step: Callable[[], None]
-    """What the clocks time: the session's step, or the replay of its CUDA graph."""
+    """The function that the clocks time: the session's step, or the replay of its CUDA graph."""
     last_ms: np.ndarray[Any, Any]
     """Wall time of the last pass on every rank."""
     peak_gib: float

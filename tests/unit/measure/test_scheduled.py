@@ -70,7 +70,8 @@ def trained(
 def test_each_step_runs_once_and_the_last_three_are_timed(cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     columns, session, said = trained(monkeypatch, cuda)
     assert session.calls == ["restore", "step"] * 5 + ["check"]
-    assert columns["samples_ms"] == pytest.approx([6.0, 8.0, 10.0])  # of the second rank, which is twice as slow
+    # The second rank is twice as slow as the first, and its times count.
+    assert columns["samples_ms"] == pytest.approx([6.0, 8.0, 10.0])
     assert (columns["warmed_up"], columns["graph"], columns["iterations"]) == (True, False, 3)
     assert (
         columns["floor_ms"] == 0.5 and columns["bound"] == "memory" and said[:3] == ["warming up", "timing", "checking"]

@@ -42,9 +42,9 @@ def error_limits(problem: LinearLoss) -> dict[str, float]:
 def bytes_moved(problem: LinearLoss, tp_size: int) -> int:
     """Return the bytes of a rank with the most columns.
 
-    mode=train: each logit is read once and its gradient is written once, since a gradient needs the maximum and the sum
-    of its whole row; a teacher's logits are read once. mode=forward: no logit needs to be stored, so only the hidden
-    states and the weight are read, and those of the teacher.
+    In mode=train each logit is read once and its gradient is written once. A gradient needs the maximum and the sum of
+    its whole row, so the logits have to be stored before. A teacher's logits are read once. In mode=forward no logit
+    needs to be stored. Only the hidden states and the weight are read, and those of the teacher.
     """
     columns = -(-problem.vocab // tp_size)
     models = 1 if problem.from_labels else 2

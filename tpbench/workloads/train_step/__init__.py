@@ -2,7 +2,7 @@
 
 Every variant trains the same model, from the same bits of initial weights, on the same batches with AdamW. A step is
 `accumulate` micro-batches of `batch_size` sequences for each of dp_size replicas, then one update. The ranks of a
-replica have the same batch, replicas have different ones.
+replica have the same batch. Replicas have different ones.
 
 The modules, in the order of a first reading:
 

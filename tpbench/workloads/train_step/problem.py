@@ -22,7 +22,7 @@ ARCHITECTURE = (
 )  # fmt: skip
 """Fields that the name of a model implies."""
 COMPUTED = ("ffn_matrices", "window", "window_layers")
-"""Those that tpbench computes from the model of the transformers package."""
+"""Fields that tpbench computes from the model of the transformers package."""
 
 
 @dataclass(frozen=True)

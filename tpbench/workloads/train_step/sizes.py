@@ -75,9 +75,12 @@ def step_flops(problem: TrainStep) -> int:
 def rank_flops(problem: TrainStep, variant: str, tp_size: int) -> int:
     """Return the operations of one rank in one step.
 
-    The ranks of a replica share the operations, except those that each of them repeats: blocks that `tp_mapping`
-    replicates, attention if the columns of queries, keys and values are gathered, keys and values of repeated heads,
-    and AutoTP's head if it has the weight of a whole embedding.
+    The ranks of a replica share the operations, except those that each of them repeats:
+
+    - blocks that `tp_mapping` replicates,
+    - attention, if the columns of queries, keys and values are gathered,
+    - keys and values of repeated heads,
+    - AutoTP's head, if it has the weight of a whole embedding.
     """
     whole_head = variant == "autotp" and problem.tied and not problem.vocab_parallel
     repeated = 6 * vocab_parameters(problem) * whole_head

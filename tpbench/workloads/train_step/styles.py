@@ -28,7 +28,7 @@ SYNONYMS = {
 the module's place."""
 
 PLANS: Mapping[str, Mapping[str, Style]] = {
-    # Its norms before the last products are over all columns.
+    # BitNet has norms before the last product of attention and of the feed-forward layers. They need all columns.
     "bitnet": {
         "layers.*.self_attn.[qkv]_proj": "colwise_gather_output",
         "layers.*.self_attn.o_proj": "rowwise_split_input",

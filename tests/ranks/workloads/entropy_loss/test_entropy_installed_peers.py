@@ -48,10 +48,12 @@ def complaints(here: Rank | None, name: str) -> list[str | None]:
 def _complaint(here: Rank | None, name: str, cell: EntropyLoss) -> str | None:
     session: Any = setup(cell, WORKLOAD.variants[name], context(here))
     with contextlib.ExitStack() as patches:
-        if name == "flash_attn":  # it enters the device of the logits, and gathers in a shape that gloo does not have
+        if name == "flash_attn":
+            # Its function enters the CUDA device of the logits, and gathers into a shape that gloo does not support.
             patches.enter_context(mock.patch.object(torch.cuda, "device", lambda index: contextlib.nullcontext()))
             patches.enter_context(mock.patch.object(dist, "all_gather_into_tensor", gather_flat))
-        else:  # it rejects logits of a CPU
+        else:
+            # Transformer Engine's function rejects logits of a CPU.
             module = sys.modules["transformer_engine.pytorch.cross_entropy"]
             patches.enter_context(mock.patch.object(module, "_validate_inputs"))
         session.step()

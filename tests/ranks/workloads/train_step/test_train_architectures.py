@@ -92,7 +92,7 @@ def test_a_plan_without_a_computation_is_refused_before_the_launch(
 
 
 def test_a_joint_product_without_a_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether queries, keys and values of one head lie together is nothing that sizes tell."""
+    """Sizes do not tell whether the query, key and value of one head lie together in the product's columns."""
     monkeypatch.setattr(sharding_plan, "PLANS", {})
     problem = tiny_problem(architecture="persimmon", ffn_matrices=2, ffn_size=128, kv_heads=4)
     said = "transformers has no tensor-parallel plan for tiny (persimmon), and layers.0.self_attn has no layer"
