@@ -44,7 +44,7 @@ NEWER_PYTHON = {"megatron": (3, 12)}
 
 NO_EXTRA = {
     "torchtitan": "torchtitan",
-    "transformer_engine": "'transformer-engine[pytorch]' --no-build-isolation",
+    "transformer_engine": "--no-deps transformer-engine",
     "flash_attn": "flash-attn --no-build-isolation",
     "cut_cross_entropy": "cut-cross-entropy",
     "cutlass": "nvidia-cutlass-dsl",
