@@ -14,7 +14,7 @@ PROBLEM = (
 )  # fmt: skip
 """Columns that identify a problem. Rows that agree in them train on the same tokens with the same updates."""
 STEPS = (1, 2, 3, 4, 8, 16)
-"""Steps that are shown, besides the last. One process checks the first three."""
+"""Steps that are shown, besides the last one that rows of a problem share. One process checks the first three."""
 _TRAJECTORIES = ("losses", "grad_norms")
 """Columns with one number per step."""
 
@@ -49,9 +49,10 @@ def _errors(rows: Iterable[Row]) -> StudyTable:
 
 
 def _differences(problems: Sequence[Sequence[Row]]) -> StudyTable:
-    last = max(len(row["losses"]) for group in problems for row in group)
+    """Return the table of problems that have two rows or more each."""
+    shared = {sorted(len(row["losses"]) for row in group)[-2] for group in problems}
     lines = []
-    for step in (*(step for step in STEPS if step < last), last):
+    for step in sorted({*(step for step in STEPS if step < max(shared)), *shared}):
         reached = [[row for row in group if len(row["losses"]) >= step] for group in problems]
         compared = [group for group in reached if len(group) > 1]
         if compared:
