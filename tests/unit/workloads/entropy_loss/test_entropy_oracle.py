@@ -14,10 +14,11 @@ from torch import Tensor
 
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
+from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
 from tpbench.workloads.entropy_loss.output import Output
 from tpbench.workloads.oracle_arithmetic import relative_error
+from tpbench.workloads.vocabulary import IGNORED
 
 INF = float("inf")
 
