@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from tpbench.measure.session import Context
-    from tpbench.workloads.entropy_loss import EntropyLoss
+    from tpbench.workloads.entropy_loss.problem import EntropyLoss
 
 _LOGITS, _TARGET_LOGITS, _LABELS, _IGNORED = range(1, 5)
 """Streams of independent numbers from one seed."""

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.limits import tolerances
 from tpbench.workloads.entropy_loss.output import Output
+from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.oracle_arithmetic import bits, relative_error, weighted
 from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
 
