@@ -168,11 +168,11 @@ class _Timed:
     """The timed iterations."""
 
     samples: Sequence[Samples]
-    """Of each clock: first of the wall clock, then, on a GPU, of the device clock."""
+    """The samples of each clock. The wall clock comes first, then, on a GPU, the device clock."""
     columns: dict[str, Any]
     """The medians of the rounds, if the clocks ran in rounds."""
     complaints: Sequence[str]
-    """What is wrong with the results of timed iterations."""
+    """The reasons why results of timed iterations are wrong."""
 
     @property
     def wall(self) -> Samples:

@@ -164,7 +164,7 @@ class Workload:
     second argument is tp_size. A dry run shows this as a rough expectation."""
     scheduled: bool | Callable[[Any], bool] = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
-    applies, and cells cannot be interleaved. Sessions have a `Schedule`. May be a function of the problem."""
+    applies, and cells cannot be interleaved. Sessions are `ScheduledSession`s. May be a function of the problem."""
     reusable_process: bool = False
     """True if the workload's own variants leave no state in a process, so that a warm process may run the next job."""
     variants: dict[str, Variant] = field(default_factory=dict)

@@ -167,7 +167,7 @@ def _summed(grad: Tensor, shard: Shard) -> Tensor:
 
 
 def bytes_of_statistics(numbers: int, shard: Shard) -> int:
-    """Return the bytes that a rank sends in all-reduces of so many fp32 numbers for each row."""
+    """Return the bytes that a rank sends in all-reduces of `numbers` fp32 numbers for each row."""
     return bytes_of_all_reduce(numbers * 4 * shard.tokens, shard.tp_size)
 
 
