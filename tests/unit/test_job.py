@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.planned import MODEL
+from tests.support.planned_jobs import MODEL
 from tpbench.job import Job, field_names, former_field_names, parse_job, stored_job, unsupported_reason
 from tpbench.launcher.options import SweepOptions
 from tpbench.results.read import load

@@ -31,7 +31,7 @@ class EntropyLossResult:
     grad: Tensor | None
     """(rows, local vocab): gradient of the (reduced) loss with respect to the local logits, times grad_scale."""
     how: How
-    """The kernels that computed the loss, and the bytes that they sent."""
+    """The algorithm and the kernels that computed the loss, and the bytes that this rank sent to other ranks."""
 
 
 def entropy_loss(

@@ -18,7 +18,7 @@ from tpbench.kernels.two_pass import INTERPRETED, launching
 
 @dataclass(frozen=True)
 class How:
-    """The kernels that computed a loss, and the bytes that they sent."""
+    """This record says which algorithm and kernels computed a loss, and how many bytes they sent to other ranks."""
 
     algorithm: Literal["two_reads", "two_kernels", "one_read"]
     block: int

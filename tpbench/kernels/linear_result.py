@@ -12,7 +12,7 @@ from tpbench.kernels.linear_products import Accumulation
 
 @dataclass(frozen=True)
 class LinearHow:
-    """The chunks and kernels of a call."""
+    """This record says in which chunks and by which kernels a linear loss was computed, and which memory it used."""
 
     chunks: int
     chunk_rows: int

@@ -1,4 +1,7 @@
-"""The kernels of the entropy loss that go over a row twice. `two_pass` launches them."""
+"""The kernels of the entropy loss that go over a row twice. `two_pass` launches them.
+
+m, s, b, c, d and e are the numbers of a row's state: `two_pass_state` has a table of them.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.

@@ -1,16 +1,20 @@
 """Row states of the two-pass kernels: six numbers that stand for any set of columns of a row, and that merge.
 
 States of disjoint columns merge into one state. So tiles merge into a shard, and shards merge into the vocabulary, by
-the same arithmetic. A state has six fp32 numbers per row. With x and t the scaled logits and target logits:
+the same arithmetic. A state has six fp32 numbers per row. The code names them by letters, because the meaning of some
+depends on the loss. x and t are the scaled logits and target logits, in nats:
 
-| number | labels | losses with target logits |
-| --- | --- | --- |
-| 0 | m = max x | m = max x |
-| 1 | s = sum exp(x - m) | s = sum exp(x - m) |
-| 2 | x[label] where this rank holds it, else 0 | m_t = max t |
-| 3 | sum x (label smoothing only) | s_t = sum exp(t - m_t) |
-| 4 | unused | a = sum of weight * difference, below |
-| 5 | sum (x - m) exp(x - m) (entropy only) | the same |
+| name | meaning with labels | meaning with target logits | unit |
+| --- | --- | --- | --- |
+| m | maximum: max x | the same | nats |
+| s | sum of exponentials: sum exp(x - m) | the same | none |
+| b | logit of the label: x[label] where this rank holds it, else 0 | maximum: m_t = max t | nats |
+| c | sum of logits: sum x (label smoothing only) | sum of exponentials: s_t = sum exp(t - m_t) | nats, none |
+| d | unused | weighted sum of differences: sum of weight * difference, below | nats |
+| e | weighted sum of logits: sum exp(x - m) (x - m) (entropy only) | the same | nats |
+
+A suffix says which of two merged states a number is from: `m_1`, `m_2`. Kernels store the numbers that the loss needs,
+in the order of the table.
 
 | loss | weight | difference |
 | --- | --- | --- |

@@ -37,8 +37,9 @@ CHANGED_ITERATIONS = 5
 """Iterations that are timed on changed inputs."""
 
 MAX_SLOWDOWN = 2.0
-"""How many times slower all of them must be for a complaint. In 115 honest cells on one H200 the fastest of them was
-never slower than the 95th percentile of the timed iterations."""
+"""A variant is refused if each iteration on changed inputs takes more than this many times as long as nearly all timed
+ones. In 115 honest cells on one H200 the fastest iteration on changed inputs was never slower than the 95th percentile
+of the timed ones."""
 
 
 @runtime_checkable
@@ -72,8 +73,8 @@ def poison(session: AuditedSession) -> None:
 
 
 def restore_before(session: Session, iterations: int) -> Callable[[], None]:
-    """Return the session's `restore`. Of an audited session it also poisons the outputs before the last of so many
-    iterations."""
+    """Return the session's `restore`. If the session is audited, it also poisons the outputs before the last of the
+    given number of iterations."""
     if not is_audited(session):
         return session.restore
     calls = itertools.count(1)

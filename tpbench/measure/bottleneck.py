@@ -34,14 +34,15 @@ _MARKER = "spin_kernel"
 
 @dataclass(frozen=True)
 class Shares:
-    """How a device spends an iteration. The three shares add up to 1."""
+    """Shares of an iteration, by what the device does. The three shares add up to 1."""
 
     compute: float
-    """At least one kernel or copy runs that is no communication. A kernel that also communicates counts here."""
+    """Share in which a kernel or copy runs that is no communication. A kernel that also communicates counts here."""
     communication: float
-    """Only communication runs: NCCL kernels, copies between GPUs, and kernels that write to peers or wait for them."""
+    """Share in which only communication runs: NCCL kernels, copies between GPUs, and kernels that write to peers or
+    wait for them."""
     idle: float
-    """Nothing runs."""
+    """Share in which nothing runs."""
 
     @classmethod
     def of(cls, compute_ms: float, communication_ms: float, time_ms: float) -> Shares:

@@ -20,7 +20,8 @@ SLEEP_CYCLES_PER_S = 2.0e9
 """Clock rate assumed for `torch.cuda._sleep`, which counts cycles: an H200 runs at up to 1.98 GHz."""
 
 SLEEP_MARGIN = 1.5
-"""How much longer the device sleeps than the host takes to queue an iteration. Covers clocks above 2 GHz too."""
+"""The device sleeps this many times as long as the host takes to queue an iteration. The margin also covers clocks
+above 2 GHz."""
 
 
 Timed: TypeAlias = tuple[Callable[[], None], Callable[[], None]]

@@ -12,12 +12,13 @@ import numpy as np
 from tpbench.measure.columns import Samples
 
 LONGER_WAIT, WAIT_MS = 2.0, 0.1
-"""The host may wait for the device for so many times the device time, and for so many ms more. In 74 honest cells of
+"""The host may wait for the device for `LONGER_WAIT` times the device time, and `WAIT_MS` more. In 74 honest cells of
 0.008 to 8 ms on one H200, with and without graphs, it waited at most 0.008 ms longer than the device time."""
 
 LATER_SHARE, LATER_MS = 0.02, 1.0
-"""The device may be idle later than the end event by this share of the device time and so many ms. In the repository's
-69 rows of training steps on two and four H200s, which take 7 to 1000 ms, the median difference is at most 0.21 ms."""
+"""The device may become idle later than the end event, by `LATER_SHARE` of the device time and `LATER_MS`. In the
+repository's 69 rows of training steps on two and four H200s, which take 7 to 1000 ms, the median difference is at most
+0.21 ms."""
 
 
 def long_wait_reason(waits: Samples, on_device: Samples) -> str | None:

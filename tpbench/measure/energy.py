@@ -17,7 +17,7 @@ SAMPLE_S = 1.0
 """Duration of the iterations whose energy is measured. GPUs update their counter every 20 to 100 ms."""
 
 MOST_ITERATIONS = 10_000
-"""Most iterations of a sample. A variant that replaced the clock may take 1 fs by it."""
+"""Largest number of iterations of a sample. It bounds the sample if a variant replaced the clock."""
 
 UPDATE_S = 0.15
 """Longest wait for an update of the counter."""

@@ -53,7 +53,7 @@ class FunctionsReplaced(Exception):
 class Guard:
     """The functions as they were before any code of a variant ran.
 
-    Make the guard when the modules of the clocks and of the oracle are imported: it does not know those imported later.
+    Make the guard when the modules of the clocks and of the oracle are imported. It does not watch later ones.
     """
 
     def __init__(self) -> None:

@@ -19,10 +19,10 @@ from tpbench.measure.settings import MeasureSettings
 from tpbench.measure.statistics import precise_enough
 
 ROUNDS = 24
-"""A clock's time budget is divided into about so many rounds."""
+"""A clock's time budget is divided into about this many rounds."""
 
 MIN_ROUNDS = 12
-"""Before that many rounds no median counts as precise: the interval of a ratio of cells is computed from rounds."""
+"""No median counts as precise before this many rounds: the interval of a ratio of cells is computed from rounds."""
 
 REWARM_ITERATIONS = 1
 """Untimed iterations at the start of a round: they allocate the freed memory again and fill the caches."""

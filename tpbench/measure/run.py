@@ -15,7 +15,7 @@ from tpbench.measure import memory
 from tpbench.measure.audit import AuditedSession, audit, is_audited, lazy_output_reason, refused, timed_result_reason
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.clock_comparison import long_wait_reason
-from tpbench.measure.columns import cost_columns, memory_columns, time_columns
+from tpbench.measure.columns import Samples, cost_columns, memory_columns, time_columns
 from tpbench.measure.device_columns import clock_columns, iteration_columns, launch_samples
 from tpbench.measure.energy import SAMPLE_S
 from tpbench.measure.gpu import ClockWatch, this_gpu
@@ -62,10 +62,7 @@ def run(
     wall = WallClock(context.device, cache)
     if isinstance(session, ScheduledSession):
         return run_scheduled(session, session.schedule, context, wall, copy_gb_per_s, say)
-    if isinstance(session, AuditedSession):
-        if context.device.type == "cpu" and not session.trusted:
-            settings = replace(settings, fresh=True)  # times on a CPU do not show that an answer was stored
-        session.audited |= settings.fresh  # the oracle must see a result of the last inputs
+    settings = _prepare_audit(session, context, settings)
     passes = _first_passes(session, context, settings, wall, interpreted, say)
     say("checking")
     lazy = lazy_output_reason(session)
@@ -82,43 +79,37 @@ def run(
     gpu = this_gpu(context.device)
     watch = ClockWatch(gpu)
     say("timing")
-    audited = session if is_audited(session) else None
-    if audited:
-        audited.fresh = settings.fresh
-    clocks: list[Clock] = [wall, *([DeviceClock(context.device, cache)] if context.device.type == "cuda" else [])]
-    wrong: list[str | None] = []
+    if is_audited(session):
+        session.fresh = settings.fresh
+    device_clock = DeviceClock(context.device, cache) if context.device.type == "cuda" else None
+    clocks = [wall] if device_clock is None else [wall, device_clock]
     if interleaved is not None and not passes.exceed(settings):
-        rounds = [ClockRounds(clock, passes.step, session, context, settings) for clock in clocks]
-        with watch:
-            run_rounds(interleaved, rounds, session, context)
-        samples = [each.samples for each in rounds]
-        columns |= dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in rounds), strict=False))
+        timed = _time_in_rounds(interleaved, clocks, passes, session, context, settings, watch)
     else:
-        samples = []
-        for clock, name in zip(clocks, ("wall", "device"), strict=False):
-            if clock is wall and passes.exceed(settings):
-                samples.append([passes.last_ms])
-                continue
-            with watch:
-                samples.append(_until_precise(clock, passes.step, session, context, settings))
-            if audited:
-                wrong.append(timed_result_reason(session, name))
-    launches = launch_samples(wall, len(samples[0]), context)
-    columns |= clock_columns(watch, context)
-    if audited:
+        timed = _time_each_clock(clocks, passes, session, context, settings, watch)
+    launches = launch_samples(wall, len(timed.wall), context)
+    columns |= timed.columns | clock_columns(watch, context)
+    complaints = list(timed.complaints)
+    if is_audited(session):
         say("checking the timed iterations")
-        slow = passes.exceed(settings) and context.device.type == "cpu"
-        device_clock = (clocks[1], samples[1]) if context.device.type == "cuda" else None
-        wrong.append(audit(audited, passes.step, context, not slow, device_clock))
-        if device_clock is not None:
-            waits = gather_numbers(wall.waits_ms[-len(samples[0]) :], context)
-            wrong.append(long_wait_reason(waits, samples[1]))
-    if any(wrong):
-        return refused(verdict, next(filter(None, wrong))), columns
-    on_device = samples[1] if context.device.type == "cuda" else None
-    columns = time_columns(session, context, samples[0], on_device, launches, columns, say)
+        complaints += _audit(session, timed, wall, device_clock, passes, context, settings)
+    if complaints:
+        return refused(verdict, complaints[0]), columns
+    columns = time_columns(session, context, timed.wall, timed.device, launches, columns, say)
     energy_s = min(SAMPLE_S, settings.time_budget_s)
     return verdict, columns | iteration_columns(passes.step, session, wall, gpu, context, columns, say, energy_s)
+
+
+def _prepare_audit(session: Session, context: Context, settings: MeasureSettings) -> MeasureSettings:
+    """Let the session be audited if its iterations get fresh inputs, and return the settings that then apply.
+
+    On a CPU the iterations of a variant from outside this package always get fresh inputs.
+    """
+    if isinstance(session, AuditedSession):
+        if context.device.type == "cpu" and not session.trusted:
+            settings = replace(settings, fresh=True)  # times on a CPU do not show that an answer was stored
+        session.audited |= settings.fresh  # the oracle must see a result of the last inputs
+    return settings
 
 
 @dataclass(frozen=True)
@@ -170,6 +161,89 @@ def _first_passes(
         session.keeps_output = True
     last_ms, _ = one_pass(step)
     return _Passes(step, last_ms, peak_gib, warmed_up=True)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """The timed iterations."""
+
+    samples: Sequence[Samples]
+    """The samples of each clock. The wall clock comes first, then, on a GPU, the device clock."""
+    columns: dict[str, Any]
+    """The medians of the rounds, if the clocks ran in rounds."""
+    complaints: Sequence[str]
+    """The reasons why results of timed iterations are wrong."""
+
+    @property
+    def wall(self) -> Samples:
+        """The wall times."""
+        return self.samples[0]
+
+    @property
+    def device(self) -> Samples | None:
+        """The device times. None on a CPU."""
+        return self.samples[1] if len(self.samples) > 1 else None
+
+
+def _time_in_rounds(
+    interleaved: InterleavedRank,
+    clocks: Sequence[Clock],
+    passes: _Passes,
+    session: Session,
+    context: Context,
+    settings: MeasureSettings,
+    watch: ClockWatch,
+) -> _Timed:
+    """Time rounds of both clocks, between which other cells run theirs. Collective."""
+    rounds = [ClockRounds(clock, passes.step, session, context, settings) for clock in clocks]
+    with watch:
+        run_rounds(interleaved, rounds, session, context)
+    medians = dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in rounds), strict=False))
+    return _Timed([each.samples for each in rounds], medians, [])
+
+
+def _time_each_clock(
+    clocks: Sequence[Clock],
+    passes: _Passes,
+    session: Session,
+    context: Context,
+    settings: MeasureSettings,
+    watch: ClockWatch,
+) -> _Timed:
+    """Time with one clock after the other, and check the result of the last iteration of each. Collective.
+
+    If one pass takes longer than the time budget, the wall clock does not run: its sample is that of the last pass.
+    """
+    samples: list[Samples] = []
+    complaints: list[str] = []
+    for clock, name in zip(clocks, ("wall", "device"), strict=False):
+        if name == "wall" and passes.exceed(settings):
+            samples.append([passes.last_ms])
+            continue
+        with watch:
+            samples.append(_until_precise(clock, passes.step, session, context, settings))
+        if is_audited(session) and (reason := timed_result_reason(session, name)):
+            complaints.append(reason)
+    return _Timed(samples, {}, complaints)
+
+
+def _audit(
+    session: AuditedSession,
+    timed: _Timed,
+    wall: WallClock,
+    device_clock: DeviceClock | None,
+    passes: _Passes,
+    context: Context,
+    settings: MeasureSettings,
+) -> list[str]:
+    """Return why the timed iterations do not count. Collective."""
+    slow = passes.exceed(settings) and context.device.type == "cpu"
+    on_device = None if device_clock is None or timed.device is None else (device_clock, timed.device)
+    reasons = [audit(session, passes.step, context, not slow, on_device)]
+    if timed.device is not None:
+        waits = gather_numbers(wall.waits_ms[-len(timed.wall) :], context)
+        reasons.append(long_wait_reason(waits, timed.device))
+    return [reason for reason in reasons if reason]
 
 
 def _until_precise(

@@ -48,7 +48,8 @@ class Stopwatch:
         """Return the slowest rank's time of each iteration, for several steps timed in ABBA order.
 
         A GPU at its power limit lowers its clock over time, so that only times of the same moment are comparable.
-        `iterations`: exactly so many of each step. `most`: fewer if a step is long (`LIMIT_MS`).
+        `iterations`: the number of iterations of each step. Without it, `most` is the largest number, and long steps
+        have fewer (`LIMIT_MS`).
         """
         clock = self._clock(on_host)
         last_ms = [clock.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]

@@ -9,7 +9,8 @@ The modules, in the order of a first reading:
 - Workloads: `entropy_loss`, `linear_loss`, `embedding_grad`, `tp_block` and `train_step`.
 - Variants of several workloads: `step` is a variant that is ready to run, and `returned` checks what it returns.
   `lone_module` imports another project's kernel without the project's compiled parts.
-- Losses: `vocabulary` has the columns of a rank, `two_logit_losses` the formulas. Oracles share `oracle_arithmetic`.
+- Losses: `vocabulary` has the columns of a rank and the ignored label, `two_logit_losses` the formulas. Oracles share
+  `oracle_arithmetic`.
 - Numbers: `hashing` makes inputs, `ring_bytes` counts the bytes of collectives, and `item_bytes` has those of a dtype.
 - From rows: `cost_model` and `study_data` are interfaces to predictions and reports.
 """
@@ -163,7 +164,7 @@ class Workload:
     second argument is tp_size. A dry run shows this as a rough expectation."""
     scheduled: bool | Callable[[Any], bool] = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
-    applies, and cells cannot be interleaved. Sessions have a `Schedule`. May be a function of the problem."""
+    applies, and cells cannot be interleaved. Sessions are `ScheduledSession`s. May be a function of the problem."""
     reusable_process: bool = False
     """True if the workload's own variants leave no state in a process, so that a warm process may run the next job."""
     variants: dict[str, Variant] = field(default_factory=dict)

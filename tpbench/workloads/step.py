@@ -72,7 +72,7 @@ class StepSession(Generic[OutputT]):
         return inputs
 
     def outputs(self) -> list[Tensor]:
-        """Return the tensors of the last step's output, without those that a step need not compute."""
+        """Return the tensors of the last step's output, without those that a step does not need to compute."""
         if not isinstance(self.output, self.output_type):
             return []
         found = fields(self.output)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ class Series:
     label: str
     points: tuple[tuple[float, float], ...]
     dashed: bool = False
-    """Drawn dashed and left out of the legend: another clock of the series with the same label."""
+    """True for another clock of the series with the same label. Its line is dashed and left out of the legend."""
     texts: tuple[str, ...] = ()
     """Text beside each point. May be empty."""
 

@@ -1,6 +1,9 @@
-"""The vocabulary's columns on each tensor-parallel rank."""
+"""A vocabulary that is sharded over tensor-parallel ranks: the columns of each rank, and the ignored label."""
 
 from __future__ import annotations
+
+IGNORED = -100
+"""Label of a row that does not count, as in torch."""
 
 
 def shard_bounds(vocab: int, tp_size: int, tp_rank: int) -> tuple[int, int]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.ranks import Rank, run_on_ranks
-from tests.support.sessions import Sleeper, cpu_context
 from tests.support.simulated_time import simulated_time
+from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tpbench.measure import run as running
 from tpbench.measure.interleaving import RoundRequest
 from tpbench.measure.settings import MeasureSettings

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, run_on_ranks
-from tests.support.sessions import Sleeper, cpu_context
 from tests.support.simulated_time import SimulatedTime, simulated_time
+from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tpbench.measure import run as running
 from tpbench.measure.clock import ColdCache, WallClock
 from tpbench.measure.columns import time_columns

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.support import synthetic
-from tests.support.planned import job, train_job
+from tests.support.planned_jobs import job, train_job
 from tpbench.console.plan import dry_run_text, plan_text
 from tpbench.launcher import gpus
 from tpbench.launcher.forecast import Forecast

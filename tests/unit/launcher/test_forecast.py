@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import synthetic
-from tests.support.planned import job, train_job
+from tests.support.planned_jobs import job, train_job
 from tpbench.job import parse_job
 from tpbench.launcher import gpus
 from tpbench.launcher.forecast import START_S, Forecast, skip_predicted_oom, variant_label

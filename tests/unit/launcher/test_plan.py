@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.planned import MODEL
+from tests.support.planned_jobs import MODEL
 from tpbench.job import field_names
 from tpbench.launcher.options import SWEEP_OPTION_NAMES
 from tpbench.launcher.plan import Cell, Request, ignored_notes, plan

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.lone_rank import lone_rank
-from tests.support.sessions import cpu_context
+from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import audit as auditing
 from tpbench.measure.audit import AuditedSession
 from tpbench.measure.clock import Clock

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.support.lone_rank import lone_rank
-from tests.support.sessions import cpu_context
 from tests.support.simulated_time import SimulatedTime, simulated_time
+from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import clock, stopwatch
 from tpbench.measure.clock import ColdCache, DeviceClock, WallClock
 from tpbench.measure.stopwatch import Stopwatch

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.lone_rank import lone_rank
-from tests.support.sessions import cpu_context
+from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import bandwidth, columns, gemm, memory
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs

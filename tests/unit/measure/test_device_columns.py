@@ -12,8 +12,8 @@ import torch
 
 from tests.support.fake_nvml import fake_gpu
 from tests.support.lone_rank import lone_rank
-from tests.support.sessions import cpu_context
 from tests.support.simulated_time import SimulatedTime
+from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import bottleneck, device_columns, energy, gpu
 from tpbench.measure.device_columns import clock_columns, iteration_columns
 from tpbench.measure.gpu import ClockWatch, this_gpu

@@ -12,8 +12,8 @@ import torch
 
 from tests.support.lone_rank import lone_rank
 from tests.support.ranks import Rank
-from tests.support.sessions import Sleeper, cpu_context
 from tests.support.simulated_time import SimulatedTime, simulated_time
+from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tests.unit.measure.test_clock import CPU, LoggedCache
 from tests.unit.measure.test_rounds import Queue
 from tpbench.measure import memory

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from tests.support.lone_rank import lone_rank
-from tests.support.sessions import Sleeper, cpu_context
 from tests.support.simulated_time import simulated_time
+from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tpbench.measure import clock
 from tpbench.measure.interleaving import InterleavedRank, InterleavingQueue, RoundRequest
 from tpbench.measure.rounds import MIN_ROUNDS, ROUNDS, ClockRounds, run_rounds

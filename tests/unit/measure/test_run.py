@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.lone_rank import lone_rank
 from tests.support.ranks import Rank
-from tests.support.sessions import Sleeper, cpu_context
 from tests.support.simulated_time import SimulatedTime, simulated_time
+from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tpbench.measure import clock
 from tpbench.measure import run as running
 from tpbench.measure.settings import MeasureSettings

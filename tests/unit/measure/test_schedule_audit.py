@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.lone_rank import lone_rank
-from tests.support.sessions import cpu_context
+from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure.schedule_audit import AuditedSchedule, audit_schedule
 from tpbench.measure.session import Costs, IterationSchedule, Verdict
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.lone_rank import lone_rank
-from tests.support.sessions import cpu_context
+from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import stopwatch
 from tpbench.measure.clock import Clock, Timed, abba_order
 from tpbench.measure.stopwatch import Stopwatch, _affordable, do_nothing, paired_difference

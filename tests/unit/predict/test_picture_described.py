@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tests.support import synthetic
-from tests.support.figures import described
+from tests.support.figure_text import described
 from tpbench.predict.cells import measured
 from tpbench.predict.model import models
 from tpbench.predict.picture import draw

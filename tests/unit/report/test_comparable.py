@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.planned import job
+from tests.support.planned_jobs import job
 from tpbench.measure.bottleneck import Shares
 from tpbench.report import render
 from tpbench.report.arrange import arrange_rows

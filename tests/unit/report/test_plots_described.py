@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tests.support import synthetic
-from tests.support.figures import described
+from tests.support.figure_text import described
 from tpbench.report import plots
 from tpbench.report.arrange import arrange_rows
 from tpbench.report.plots import style

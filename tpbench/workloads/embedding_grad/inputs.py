@@ -92,7 +92,7 @@ class EmbeddingGradInputs:
 
     @cached_property
     def merged_rows(self) -> list[int]:
-        """For each owner, how many of its rows were touched by any rank."""
+        """For each owner, the number of its rows that at least one rank touched."""
         union = torch.unique(torch.cat(self.touched))
         counts: list[int] = torch.searchsorted(union, torch.tensor(self.partition.bounds)).diff().tolist()
         return counts

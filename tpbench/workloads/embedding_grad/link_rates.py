@@ -33,7 +33,7 @@ class LinkRates:
     """Bandwidth of the fastest single all-to-all or reduce-scatter; the others are medians."""
 
     def transfer_ms(self, sent: int) -> float:
-        """Return the least time in which one rank can send so many bytes."""
+        """Return the least time in ms in which one rank can send `sent` bytes."""
         return sent / self.link_gb_per_s / 1e6
 
 

@@ -15,7 +15,7 @@ from tpbench.workloads.embedding_grad.limits import TOLERANCE
 
 
 class LostRows(RuntimeError):
-    """Error: the gradient has touched rows that the exchange did not know, and would lose."""
+    """Error: the gradient has touched rows that the exchange did not know. The exchange would lose them."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def push_rows(
     `marks`: (any, ranks) int64, the address of each rank's marks, (ranks, rows_per_rank) int32, at first 0.
     `epoch`: (1,) int32 on the device, the mark: above 0.
     `misplaced`: (1,) int32, increased by the number of rows outside the table, which are left out.
-    `count`: (1,) int32 on the device: only so many of the `rows` are pushed. Without it all are.
+    `count`: (1,) int32 on the device: only the first `count` of the `rows` are pushed. Without it all are.
     """
     if not len(rows):
         return

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inbox:
-    """Memory for arriving rows. It is addressed by row, so that no rank need know what the others send."""
+    """Memory for arriving rows. It is addressed by row, so that a rank does not need to know what the others send."""
 
     values: Tensor
     """(ranks - 1, rows_per_rank, width) of this rank: a slice of the table for each other rank."""
@@ -96,7 +96,7 @@ class PeerInboxes:
     def push(self, rows: Tensor, count: Tensor | None = None) -> None:
         """Write the rows into their owners' inboxes and wait for the rows of all ranks.
 
-        With `count`, (1,) int32 on the device, only so many of the rows are written.
+        With `count`, (1,) int32 on the device, only the first `count` rows are written.
         """
         push_kernel.push_rows(
             self.inputs.grad,

@@ -14,11 +14,12 @@ from tpbench.workloads.entropy_loss.differentiated import (
     differentiated,
     rows_that_count,
 )
-from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
+from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.ring_bytes import bytes_of_all_reduce
+from tpbench.workloads.vocabulary import IGNORED
 
 
 def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
+from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.output import Output
 from tpbench.workloads.ring_bytes import bytes_of_all_reduce
+from tpbench.workloads.vocabulary import IGNORED
 
 
 def differentiated(logits: Tensor, loss_of: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Output:

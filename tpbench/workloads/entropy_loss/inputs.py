@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.hashing import hash_index, normal
-from tpbench.workloads.vocabulary import shard_bounds
+from tpbench.workloads.vocabulary import IGNORED, shard_bounds
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from tpbench.measure.session import Context
-    from tpbench.workloads.entropy_loss import EntropyLoss
-
-IGNORED = -100
-"""Label of a row that does not count."""
+    from tpbench.workloads.entropy_loss.problem import EntropyLoss
 
 _LOGITS, _TARGET_LOGITS, _LABELS, _IGNORED = range(1, 5)
 """Streams of independent numbers from one seed."""

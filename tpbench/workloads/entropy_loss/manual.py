@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
-from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
+from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.output import Output, Step
+from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
+from tpbench.workloads.vocabulary import IGNORED
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:

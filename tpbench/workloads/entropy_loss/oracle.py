@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.limits import tolerances
 from tpbench.workloads.entropy_loss.output import Output
+from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.oracle_arithmetic import bits, relative_error, weighted
 from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
 
@@ -40,7 +40,7 @@ class Errors:
     loss_identical: bool
     """True if all ranks have the same bits in the loss and in the rows' losses."""
     grad_mismatch: str = ""
-    """What the gradient of this rank is in place of a matrix like the logits. Empty: it is one."""
+    """Complaint about a gradient of this rank whose shape or dtype is not that of the logits. Empty if it is."""
 
     def complaint(self, problem: EntropyLoss) -> str | None:
         """Return why the output is wrong, or None if it is correct."""

@@ -16,7 +16,7 @@ The modules, in the order of a first reading:
 - Rank: `bench` is the session. `inputs` makes a rank's shard, and `output` is what an iteration returns. `products` are
   the matrix products alone, which are timed beside the variant.
 - Implementations: `linear_tp` calls the kernels of this project, `in_torch` torch's own functions, and `adapters` other
-  projects.
+  projects, with chunks from `quack_chunks`.
 - Correctness: `oracle` computes in float64 and compares. `limits` are its tolerances.
 """
 

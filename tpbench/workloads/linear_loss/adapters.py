@@ -17,11 +17,12 @@ from tpbench.workloads.linear_loss.in_torch import (
     differentiated,
     differentiated_rows,
 )
-from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
+from tpbench.workloads.linear_loss.inputs import Shard
 from tpbench.workloads.linear_loss.output import Output, Step
-from tpbench.workloads.linear_loss.peers import quack_chunk_rows
 from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.linear_loss.quack_chunks import quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
+from tpbench.workloads.vocabulary import IGNORED
 
 
 def liger(problem: LinearLoss, shard: Shard) -> Step:

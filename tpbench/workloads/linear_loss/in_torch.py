@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
-from tpbench.workloads.linear_loss.inputs import IGNORED, Shard
+from tpbench.workloads.linear_loss.inputs import Shard
 from tpbench.workloads.linear_loss.output import Output, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.ring_bytes import bytes_of_all_reduce
 from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
-from tpbench.workloads.vocabulary import shard_bounds
+from tpbench.workloads.vocabulary import IGNORED, shard_bounds
 
 
 def gather(problem: LinearLoss, shard: Shard) -> Step:
@@ -167,7 +167,7 @@ def _summed(grad: Tensor, shard: Shard) -> Tensor:
 
 
 def bytes_of_statistics(numbers: int, shard: Shard) -> int:
-    """Return the bytes that a rank sends in all-reduces of so many fp32 numbers for each row."""
+    """Return the bytes that a rank sends in all-reduces of `numbers` fp32 numbers for each row."""
     return bytes_of_all_reduce(numbers * 4 * shard.tokens, shard.tp_size)
 
 

@@ -11,15 +11,12 @@ from torch import Tensor
 
 from tpbench.workloads.hashing import hash_index, normal
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.vocabulary import shard_bounds
+from tpbench.workloads.vocabulary import IGNORED, shard_bounds
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from tpbench.measure.session import Context
-
-IGNORED = -100
-"""Label of a row that does not count."""
 
 _HIDDEN, _WEIGHT, _TEACHER, _TEACHER_WEIGHT, _LABELS, _IGNORED, _UPSTREAM = range(100, 114, 2)
 """Random streams of a seed for row indices. The next stream is for column indices."""

@@ -7,7 +7,7 @@ differ in when products and communication run: one after the other, or in chunks
 
 The modules, in the order of a first reading:
 
-- Job: `problem` has the fields and the columns, `variants` a function for each variant.
+- Job: `problem` has the fields, `variants` a function for each variant, `workload` the columns and the report's layout.
 - Rank: `bench` is the session of a block, `stack` that of a stack of blocks (layers=N). `prepared` is what a variant
   returns.
 - Layers: `block` builds a block from `layers`. `autograd` and `linear_operations` compute a sharded linear under a
@@ -21,5 +21,5 @@ The modules, in the order of a first reading:
 """
 
 from tpbench.workloads.tp_block import variants as variants
-from tpbench.workloads.tp_block.problem import WORKLOAD as WORKLOAD
 from tpbench.workloads.tp_block.problem import TpBlock as TpBlock
+from tpbench.workloads.tp_block.workload import WORKLOAD as WORKLOAD

@@ -32,10 +32,10 @@ from tpbench.workloads.tp_block.schedule import LinearPlan, Schedule, Sequential
 from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 OPERATION_ITERATIONS = 8
-"""Most timed iterations of each schedule for one operation: the whole step is timed afterwards."""
+"""Largest number of timed iterations of each schedule for one operation. The whole step is timed afterwards."""
 
 STEP_ITERATIONS = 10
-"""Most timed iterations of each candidate for the whole step."""
+"""Largest number of timed iterations of each candidate for the whole step."""
 
 LONG_STEP_MS = 50.0
 """A plain step of this length hides all launches of any candidate, so that no graph is tried."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.problem import TpBlock
 
 
 def flops(problem: TpBlock, size: int) -> int:

@@ -105,6 +105,6 @@ def graph_memory() -> Iterator[GraphMemory]:
 
 
 def free_graphs() -> None:
-    """Free the memory of graphs that nothing refers to any more: their callables are parts of reference cycles."""
+    """Free the memory of graphs that are no longer used. Their callables are parts of reference cycles."""
     gc.collect()
     torch.cuda.empty_cache()

@@ -45,7 +45,7 @@ class PreparedBlock:
     run_without_communication: Callable[[Tensor], Tensor] | None
     """Calls the module without communication, possibly compiled."""
     columns: Callable[[], dict[str, Any]] = field(default=dict)
-    """Returns the columns that only the variant knows, after a step."""
+    """Returns further columns of the variant, after a step."""
 
 
 def prepare(

@@ -33,7 +33,7 @@ class Trajectory:
 
 
 def expected_trajectory(inputs: BlockInputs, steps: int) -> Trajectory:
-    """Train for so many steps in float64. Collective over the tp group, with the same result on every rank.
+    """Train for `steps` steps in float64. Collective over the tp group, with the same result on every rank.
 
     After each step the weights are rounded to the dtype in which a variant stores them: in bf16 a small update of a
     large weight is lost, and others become larger.

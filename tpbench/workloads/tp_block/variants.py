@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock
+from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.workload import WORKLOAD
 
 _SHARDED = {"save_gathered", "profile"}
 """Options of each variant whose linears are sharded by tpbench's own layers."""

@@ -126,7 +126,7 @@ class DeepSpeedTrainer:
 def _reads_plan(problem: TrainStep, model: Any, blocks: Sequence[Block]) -> bool:
     """Return whether DeepSpeed reads the model's own plan as it is.
 
-    Without a plan it would shard by names, and forget to sum the gradients of norms over the ranks.
+    Without a plan it would shard by names, and would not sum the gradients of norms over the ranks.
     """
     if problem.tp_mapping or problem.architecture in PLANS:
         return False

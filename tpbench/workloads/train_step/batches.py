@@ -56,7 +56,7 @@ def micro_batch(problem: TrainStep, step: int, micro: int, dp_rank: int, dp_size
 
 
 def rolled(batches: Sequence[Batch], positions: int) -> list[Batch]:
-    """Return the batches with each sequence rolled by so many positions. Each token keeps its label.
+    """Return the batches with each sequence rolled by `positions`. Each token keeps its label.
 
     The losses of rolled batches depend on what a model has learned from the batches, but are other numbers.
     """

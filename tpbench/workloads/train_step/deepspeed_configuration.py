@@ -55,7 +55,8 @@ def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
     For float16, DeepSpeed keeps the fp32 parameters in the optimizer and computes with a copy in float16.
     """
     if problem.dtype == "float16":
-        # As in `loss_scale.LossScale`: the factor is halved at each overflow and doubled after so many steps without.
+        # As in `loss_scale.LossScale`: the factor is halved at each overflow, and doubled after `PATIENCE` steps
+        # without one.
         scale = {
             "enabled": True,
             "loss_scale": 0,

@@ -44,9 +44,17 @@ def head_share(problem: TrainStep, tp_size: int, rank: int) -> HeadShare:
     return HeadShare(queries, heads, common)
 
 
+def needs_repeated_heads(problem: TrainStep, tp_size: int) -> bool:
+    """Return whether several ranks must compute with the same key-value head where attention is sharded.
+
+    This is so if `tp_size` does not divide the key-value heads. Only the variants of `REPEATING` can do it.
+    """
+    return problem.kv_heads % tp_size > 0
+
+
 def repeats_heads(problem: TrainStep, variant: str, tp_size: int) -> bool:
     """Return whether ranks of the variant compute with the same key-value heads where attention is sharded."""
-    return variant in REPEATING and problem.kv_heads % tp_size > 0
+    return variant in REPEATING and needs_repeated_heads(problem, tp_size)
 
 
 def layers_with_repeated_heads(problem: TrainStep, variant: str, tp_size: int) -> int:
@@ -78,7 +86,7 @@ def _complaints(problem: TrainStep, variant: str, tp_size: int) -> Iterator[str]
     if "colwise" in attention:
         if problem.heads % tp_size:
             yield f"tp_size={tp_size} must divide heads={problem.heads}: {replicated}"
-        if problem.kv_heads % tp_size and variant not in REPEATING:
+        if needs_repeated_heads(problem, tp_size) and variant not in REPEATING:
             yield (
                 f"it gives each key-value head to one rank: tp_size={tp_size} must divide kv_heads={problem.kv_heads}; "
                 "fsdp_dtensor can give a head to several ranks"

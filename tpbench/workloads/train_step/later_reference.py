@@ -18,8 +18,8 @@ LATER_SHARE = 0.2
 """Tolerance of the median error as a share of what training changes. In tiny models with a far too high learning rate
 (1e-2), the losses of correct variants differ by 0.08 of it."""
 LATER_OUTLIER = 10.0
-"""How many times that tolerance a single error may be. Right after a spike of the gradient norm, correct rows differ by
-up to 1.3e-2 in bf16 and 3e-3 in fp32."""
+"""A single error may be this many times the tolerance of the median error. Right after a spike of the gradient norm,
+correct rows differ by up to 1.3e-2 in bf16 and 3e-3 in fp32."""
 
 
 @dataclass(frozen=True)

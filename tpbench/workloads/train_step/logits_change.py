@@ -1,4 +1,4 @@
-"""What a model of the transformers package does to its logits after the head: it scales them, caps them, or neither."""
+"""The change that a model of the transformers package makes to its logits after the head: a scale, a cap, or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpbench.workloads.train_step.models import build
 from tpbench.workloads.train_step.problem import TrainStep
 
 _LARGE = 1e6
-"""A logit so large that only a cap decides what becomes of it."""
+"""A logit so large that a cap, if there is one, alone determines its changed value."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LogitsChange:
 
 @functools.cache
 def logits_change(problem: TrainStep) -> LogitsChange:
-    """Return what the problem's model does to its logits. Its outputs for known numbers tell.
+    """Return the change that the problem's model makes to its logits, from its outputs for known numbers.
 
     Raises UnknownArchitecture if a scale and a cap do not describe it.
     """
@@ -51,7 +51,7 @@ def logits_change(problem: TrainStep) -> LogitsChange:
 
 @torch.no_grad()
 def _changed(model: Any, logits: Tensor) -> Tensor:
-    """Return what the model makes of these logits, (count,). The model's own decoder and head compute nothing."""
+    """Return these logits, (count,), after the model's change. The model's own decoder and head compute nothing."""
     output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=logits[None, None])
     setattr(model, model.base_model_prefix, _Returns(output))
     model.lm_head = nn.Identity()

@@ -12,13 +12,11 @@ from torch import Tensor
 from tpbench.workloads.train_step.gradients import local_shard
 from tpbench.workloads.train_step.logits_change import logits_change
 from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.vocabulary import IGNORED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean cross-entropy, a scalar, from the output of the model's head and labels (batch, sequence). The output is the
 logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss` it is the hidden states."""
-
-IGNORED = -100
-"""Label of rows that do not count, as in torch."""
 
 
 def loss_of_whole_logits(problem: TrainStep, model: Any) -> Loss:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class NormKind:
-    """What a norm over the last dimension computes besides its weight."""
+    """The computation of a norm over the last dimension, without its weight."""
 
     epsilon: float
     weight_offset: float = 0.0
@@ -46,9 +46,9 @@ class FusedNorm(nn.Module):
 
 
 def mark_and_fuse_norms(model: Any, fuse: bool) -> None:
-    """Give each norm the attribute `weight_offset`, what it adds to its weight, and replace it if `fuse` is true.
+    """Give each norm the attribute `weight_offset`, the number that is added to its weight. With `fuse`, replace it.
 
-    A module that computes something else stays as it is. Its outputs for given numbers tell.
+    A module is a norm if its outputs for given numbers are those of a norm. Other modules stay as they are.
     """
     kinds: dict[Any, NormKind | None] = {}
     for parent in list(model.modules()):

@@ -44,7 +44,7 @@ class PhaseTimer:
         self._ended.append(self.taken_marks())
 
     def taken_marks(self) -> Sequence[Mark]:
-        """Return the marks since the last step, and forget them. Those of a captured step belong to its graph."""
+        """Remove and return the marks since the last step. Marks of a captured step belong to its graph."""
         marks, self._marks = self._marks, []
         return marks
 

@@ -34,7 +34,7 @@ def _sequence_parallel_block(problem: TrainStep, model: Any, block: Block, first
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     repeated = problem.activation_checkpointing
     if block.replicated:
-        # Neither outputs nor gradients of inputs are scattered.
+        # A replicated block scatters no outputs and no gradients of inputs.
         return -problem.hidden_size * (stored + compute * (2 if repeated and first else 1))
     gathered = problem.hidden_size if repeated and not first and _normed_output(model) else 0
     for name, style in block.styles.items():

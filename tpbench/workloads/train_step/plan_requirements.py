@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from tpbench.workloads.train_step.decoder_parts import decoder_parts
+from tpbench.workloads.train_step.key_value_heads import needs_repeated_heads
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.norms import FusedNorm
 from tpbench.workloads.train_step.problem import TrainStep
@@ -46,7 +47,7 @@ def require_norms(problem: TrainStep, model: Any, tp_size: int) -> list[Block]:
                 f"{problem.model} ({problem.architecture}) is a {type(module).__name__}"
             )
     result = require_plan(problem, model, tp_size)
-    if problem.kv_heads % tp_size:
+    if needs_repeated_heads(problem, tp_size):
         for block in result:
             _require_key_value_layers(problem, model, block)
     return result

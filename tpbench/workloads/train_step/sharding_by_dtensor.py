@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.key_value_heads import head_share
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.plan_requirements import require_plan
 from tpbench.workloads.train_step.problem import TrainStep
@@ -55,10 +56,11 @@ def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     }
     if parts.norm is not None and hasattr(model.get_submodule(parts.norm), "weight"):
         plan[parts.norm] = SequenceParallel(use_local_output=True)
+    share = head_share(problem, tp.size(), tp.get_local_rank())
     for block in blocks:
         plan[block.name] = ExchangedTokens(problem.seq_length, replicated=block.replicated)
         if block.sharded_inside:
-            share_heads(problem, model.get_submodule(block.name), tp.size())
+            share_heads(problem, model.get_submodule(block.name), share)
         plan |= {name: _style(style, block) for name, style in block.styles.items()}
     for number, layer in enumerate(decoder_layers(model)):
         names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))

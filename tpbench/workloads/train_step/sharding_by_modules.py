@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from tpbench.workloads.train_step.decoder_parts import decoder_parts, modules_in_order
-from tpbench.workloads.train_step.key_value_heads import head_share
+from tpbench.workloads.train_step.key_value_heads import head_share, needs_repeated_heads
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.norms import FusedNorm
 from tpbench.workloads.train_step.plan_requirements import KEY_VALUE_LAYERS, require_norms
@@ -37,10 +37,11 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     Raises UnknownArchitecture for a model with other modules, or whose plan has no correct computation.
     """
     tokens = TokenExchange(tp.get_group(), problem.batch_size, problem.seq_length)
-    repeated, share = problem.kv_heads % tp.size() > 0, head_share(problem, tp.size(), tp.get_local_rank())
+    repeated = needs_repeated_heads(problem, tp.size())
+    share = head_share(problem, tp.size(), tp.get_local_rank())
     for block in require_norms(problem, model, tp.size()):
         if block.sharded_inside:
-            share_heads(problem, model.get_submodule(block.name), tp.size())
+            share_heads(problem, model.get_submodule(block.name), share)
         exchange_tokens(model.get_submodule(block.name), tokens, replicated=block.replicated)
         for name, style in block.styles.items():
             module = model.get_submodule(name)

@@ -1,4 +1,4 @@
-"""Say before a launch why a variant cannot shard a model, or why a loss does not fit it."""
+"""Reasons, known before a launch, why a variant cannot shard a model or why a loss does not fit the variant."""
 
 from __future__ import annotations
 

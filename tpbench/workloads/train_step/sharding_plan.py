@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.decoder_parts import decoder_layers, decoder_parts
-from tpbench.workloads.train_step.key_value_heads import head_share
+from tpbench.workloads.train_step.key_value_heads import HeadShare
 from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.styles import PLANS, STYLES, SYNONYMS, Style, parse_mapping
@@ -115,9 +115,8 @@ def is_activation(module: nn.Module) -> bool:
     return bool(parameters) and all(each.numel() == 1 for each in parameters)
 
 
-def share_heads(problem: TrainStep, module: Any, tp_size: int) -> None:
+def share_heads(problem: TrainStep, module: Any, share: HeadShare) -> None:
     """Let a sharded block compute with a rank's heads, if it keeps their numbers in attributes as StableLM does."""
-    share = head_share(problem, tp_size, 0)  # every rank has as many
     numbers = {
         "num_heads": (problem.heads, share.queries),
         "num_key_value_heads": (problem.kv_heads, len(share.key_values)),

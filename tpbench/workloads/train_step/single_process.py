@@ -111,7 +111,7 @@ def _hold_weights_only_in_forward(part: nn.Module, name: str, seed: int, device:
 
 
 def free_memory(device: torch.device) -> None:
-    """Return the memory of models that nothing refers to any more."""
+    """Free the memory of models that are no longer used."""
     gc.collect()  # the hooks and the parameters of a module refer to each other
     if device.type == "cuda":
         torch.cuda.empty_cache()

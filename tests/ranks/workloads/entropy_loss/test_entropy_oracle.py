@@ -2,50 +2,85 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.entropy_loss import context, problem, right
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.inputs import make_shard
+from tpbench.workloads.entropy_loss.inputs import Shard, make_shard
 from tpbench.workloads.entropy_loss.oracle import Oracle
+from tpbench.workloads.entropy_loss.output import Output
 
 
-def _planted_on_ranks(here: Rank, cell: EntropyLoss, error: str) -> tuple[bool, str | None]:
+def local_softmax(cell: EntropyLoss, shard: Shard, output: Output) -> Output:
+    """Return the gradient of a softmax over the shard alone."""
+    local = Oracle(cell, replace(shard, group=None))
+    return replace(output, grad=right(local).grad)
+
+
+def local_maximum(cell: EntropyLoss, shard: Shard, output: Output) -> Output:
+    """Return a gradient with exponents from the shard's maximum and sums as if from the whole vocabulary's."""
+    local_max, whole_max = (shard.logits.double().amax(1) for _ in range(2))
+    if shard.group is not None:
+        torch.distributed.all_reduce(whole_max, torch.distributed.ReduceOp.MAX, group=shard.group)
+    grad = output.grad.double() * (whole_max - local_max).exp()[:, None]
+    return replace(output, grad=grad.to(output.grad.dtype))
+
+
+def with_element(values: Tensor, place: Any, new: Any) -> Tensor:
+    """Return a copy with another value at one place."""
+    values = values.clone()
+    values[place] = new
+    return values
+
+
+def row_losses(output: Output) -> Tensor:
+    """Return the loss of each row."""
+    assert output.row_loss is not None
+    return output.row_loss
+
+
+def next_number(value: Tensor) -> Tensor:
+    """Return the smallest number of the dtype that is larger."""
+    return torch.nextafter(value, value + 1)
+
+
+ON_ALL_RANKS: dict[str, Callable[[EntropyLoss, Shard, Output], Output]] = {
+    "none": lambda cell, shard, output: output,
+    "local softmax": local_softmax,
+    "local maximum": local_maximum,
+}
+"""Errors of every rank. They may communicate."""
+
+ON_LAST_RANK: dict[str, Callable[[Output], Output]] = {
+    "one rank's row": lambda output: replace(output, grad=with_element(output.grad, 2, output.grad[2] * 2)),
+    "one rank's NaN": lambda output: replace(output, grad=with_element(output.grad, (2, 2), torch.nan)),
+    "one rank's loss": lambda output: replace(output, loss=output.loss * 1.01),
+    "last bit": lambda output: replace(
+        output, row_loss=with_element(row_losses(output), 3, next_number(row_losses(output)[3]))
+    ),
+    "one rank's shape of the loss": lambda output: replace(output, loss=output.loss.repeat(2)),
+    "one rank's number of rows": lambda output: replace(output, row_loss=row_losses(output).repeat(2)),
+    "one rank's missing rows": lambda output: replace(output, row_loss=None),  # a variant need not return them
+}
+"""Errors of the last rank alone."""
+
+
+def compared(here: Rank, cell: EntropyLoss, error: str) -> tuple[bool, str | None]:
+    """Return whether the losses of the ranks are identical, and the oracle's complaint about the planted error."""
     shard = make_shard(cell, context(here))
     oracle = Oracle(cell, shard)
     output = right(oracle)
-    last = here.rank == here.world_size - 1
-    if error == "local softmax":
-        lone = dataclasses.replace(shard, group=None)
-        local = Oracle(dataclasses.replace(cell), lone)
-        output = dataclasses.replace(output, grad=right(local).grad)
-    elif error == "local maximum":
-        # Exponents from the shard's maximum, sums as if from the whole vocabulary's.
-        local_max, whole_max = (shard.logits.double().amax(1) for _ in range(2))
-        if shard.group is not None:
-            torch.distributed.all_reduce(whole_max, torch.distributed.ReduceOp.MAX, group=shard.group)
-        grad = output.grad.double() * (whole_max - local_max).exp()[:, None]
-        output = dataclasses.replace(output, grad=grad.to(output.grad.dtype))
-    elif error == "one rank's row" and last:
-        output.grad[2] *= 2
-    elif error == "one rank's NaN" and last:
-        output.grad[2, 2] = torch.nan
-    elif error == "one rank's loss" and last:
-        output = dataclasses.replace(output, loss=output.loss * 1.01)
-    elif error == "last bit" and last:
-        assert output.row_loss is not None
-        output.row_loss[3] = torch.nextafter(output.row_loss[3], output.row_loss[3] + 1)
-    elif error == "one rank's shape of the loss" and last:
-        output = dataclasses.replace(output, loss=output.loss.repeat(2))
-    elif error == "one rank's number of rows" and last:
-        assert output.row_loss is not None
-        output = dataclasses.replace(output, row_loss=output.row_loss.repeat(2))
-    elif error == "one rank's missing rows" and last:  # a variant need not return them
-        output = dataclasses.replace(output, row_loss=None)
+    if error in ON_ALL_RANKS:
+        output = ON_ALL_RANKS[error](cell, shard, output)
+    elif here.rank == here.world_size - 1:
+        output = ON_LAST_RANK[error](output)
     errors = oracle.compare(output)
     return errors.loss_identical, errors.complaint(cell)
 
@@ -57,15 +92,12 @@ DIFFERENT_LOSSES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "error",
-    ["none", "local softmax", "local maximum", "one rank's row", "one rank's NaN", *DIFFERENT_LOSSES],
-)
+@pytest.mark.parametrize("error", [*ON_ALL_RANKS, *ON_LAST_RANK])
 @pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
 def test_an_error_on_one_rank_is_detected_on_all(loss: str, error: str) -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
-    (identical, complaint), other = run_on_ranks(2, _planted_on_ranks, problem(loss=loss), error)
+    (identical, complaint), other = run_on_ranks(2, compared, problem(loss=loss), error)
     assert (identical, complaint) == other
     assert (complaint is None) == (error in RIGHT)
     assert identical == (error not in DIFFERENT_LOSSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,29 +15,34 @@ from torch import Tensor
 
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.inputs import IGNORED, Shard
+from tpbench.workloads.entropy_loss.inputs import Shard
 from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
 from tpbench.workloads.entropy_loss.output import Output
 from tpbench.workloads.oracle_arithmetic import relative_error
+from tpbench.workloads.vocabulary import IGNORED
 
 INF = float("inf")
 
 
+TORCH_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": lambda x, labels: F.cross_entropy(x, labels, ignore_index=IGNORED),
+    "soft_cross_entropy": lambda x, t: F.cross_entropy(x, t.softmax(-1)),
+    "forward_kl": lambda x, t: kl_divergence(x.log_softmax(-1), t.log_softmax(-1)),
+    "reverse_kl": lambda x, t: kl_divergence(t.log_softmax(-1), x.log_softmax(-1)),
+}
+"""By loss, torch's own mean over the rows, from scaled logits and from labels or scaled target logits."""
+
+
+def kl_divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
+    """Return the mean over the rows of KL(b || a)."""
+    return F.kl_div(log_a, log_b, log_target=True, reduction="batchmean")
+
+
 def torch_loss(cell: EntropyLoss, shard: Shard) -> tuple[Tensor, Tensor]:
-    """Torch's own mean loss in float64 and its gradient by autograd."""
+    """Return torch's own mean loss in float64 and its gradient by autograd."""
     leaf = shard.logits.double().requires_grad_()
-    x = leaf * cell.logits_scale
-    if cell.from_labels:
-        loss = F.cross_entropy(x, shard.target, ignore_index=IGNORED)
-    else:
-        t = shard.target.double() * cell.logits_scale / cell.temperature
-        log_p, log_q = x.log_softmax(-1), t.log_softmax(-1)
-        if cell.loss == "soft_cross_entropy":
-            loss = F.cross_entropy(x, log_q.exp())
-        elif cell.loss == "forward_kl":
-            loss = F.kl_div(log_p, log_q, log_target=True, reduction="batchmean")
-        else:
-            loss = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
+    target = shard.target if cell.from_labels else shard.target.double() * cell.logits_scale / cell.temperature
+    loss = TORCH_LOSSES[cell.loss](leaf * cell.logits_scale, target)
     return loss.detach(), torch.autograd.grad(loss, leaf)[0]
 
 

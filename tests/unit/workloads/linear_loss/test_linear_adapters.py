@@ -20,7 +20,7 @@ from tpbench.measure.session import Context
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss, adapters
 from tpbench.workloads.linear_loss.inputs import make_shard
 from tpbench.workloads.linear_loss.oracle import Oracle
-from tpbench.workloads.linear_loss.peers import quack_chunk_rows
+from tpbench.workloads.linear_loss.quack_chunks import quack_chunk_rows
 
 calls: list[dict[str, Any]] = []
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from tests.support.linear_loss import context, problem
 from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.workloads.linear_loss import LinearLoss, oracle
-from tpbench.workloads.linear_loss.inputs import IGNORED, Shard, make_shard
+from tpbench.workloads.linear_loss.inputs import Shard, make_shard
 from tpbench.workloads.linear_loss.oracle import Errors, Oracle
 from tpbench.workloads.linear_loss.output import Output
 from tpbench.workloads.oracle_arithmetic import weighted
+from tpbench.workloads.vocabulary import IGNORED
 
 INF = math.inf
 
