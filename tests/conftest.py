@@ -1,6 +1,7 @@
 """Settings of all tests: Triton's interpreter, hypothesis, threads, and a summary of the faults that were tried."""
 
 import gc
+import importlib
 import os
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.fault_catalogue import FAULTS
 # Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    importlib.import_module("tests.support.quick_interpreter")
 
 # CI tests every change with the same examples. A developer's runs try new ones each time. To make and to run an example
 # may take long beside other work.
