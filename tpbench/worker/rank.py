@@ -79,7 +79,7 @@ def leave(code: int = 0) -> NoReturn:
 
 def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> bool:
     say("importing torch")
-    import_once("torch", "torch.distributed")
+    import_once("torch.distributed", task.job.workload.bench_module)
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore

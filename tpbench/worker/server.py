@@ -61,7 +61,7 @@ def _import_for_job(task_file: Path) -> None:
     import torch
 
     with contextlib.suppress(Exception):
-        _ = WorkerTask.load(task_file).job.workload.bench
+        import_once(WorkerTask.load(task_file).job.workload.bench_module)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("CUDA was used before a job was forked: none could use it")
 
