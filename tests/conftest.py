@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -26,10 +27,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests sta
 torch.set_num_threads(1)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Leave torch, transformers and the collected tests out of garbage collections, of which each would visit them."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure() -> None:
