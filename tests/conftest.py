@@ -1,7 +1,9 @@
 """Settings of all tests: Triton's interpreter, hypothesis, threads, and a summary of the faults that were tried."""
 
 import gc
+import importlib
 import os
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from tests.support.fault_catalogue import FAULTS
 # Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    importlib.import_module("tests.support.quick_interpreter")
 
 # CI tests every change with the same examples. A developer's runs try new ones each time. To make and to run an example
 # may take long beside other work.
@@ -24,10 +27,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests sta
 torch.set_num_threads(1)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Leave torch, transformers and the collected tests out of garbage collections, of which each would visit them."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -9,6 +9,7 @@ new group.
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pickle
@@ -31,7 +32,7 @@ ANSWER_TIMEOUT_S = 280.0
 GRACE_S = 5.0
 """Seconds in which the other ranks may answer after one failed. They may wait for it in a collective."""
 
-PRELOAD = ["torch", "torch.distributed", "numpy"]
+PRELOAD = ["torch", "torch.distributed", "numpy", "pytest", "tests.support.quick_interpreter"]
 """Modules that are imported once, before ranks are forked. A folder's conftest.py may add the modules of its tests."""
 
 _pools: dict[int, _Pool] = {}
@@ -165,6 +166,7 @@ def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
     assert dist.group.WORLD is not None
     here = Rank(rank, world_size, dist.group.WORLD, device)
     pipe.send((True, pickle.dumps(None)))
+    gc.freeze()  # collections need not visit the preloaded modules
     while True:
         try:
             path, call = pipe.recv()

@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
@@ -168,11 +169,14 @@ def _watched(owners: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
 
 
 def _is_constant(name: str, value: Any) -> bool:
-    """Return True for an imported module and for a constant, whose name is in capitals."""
+    """Return True for an imported module and for a constant, whose name is in capitals.
+
+    A dictionary of another class is none: that of transformers' models imports hundreds of modules when it is read.
+    """
     if isinstance(value, ModuleType):
         return True
-    plain = all(isinstance(each, _PLAIN) for each in (value.values() if isinstance(value, dict) else (value,)))
-    return name.isupper() and plain
+    values = value.values() if type(value) in (dict, OrderedDict) else (value,)
+    return name.isupper() and all(isinstance(each, _PLAIN) for each in values)
 
 
 def _code_of(value: Any) -> tuple[_Code, ...]:

@@ -24,6 +24,7 @@ from tpbench.handover.task import WorkerTask
 from tpbench.measure.interleaving import FOLDER, InterleavedRank
 from tpbench.worker.context import context_of, device_of_rank, torch_columns
 from tpbench.worker.error_location import location
+from tpbench.worker.imports import import_once
 from tpbench.worker.reuse import ReusableProcess
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def leave(code: int = 0) -> NoReturn:
 
 def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> bool:
     say("importing torch")
+    import_once("torch.distributed", task.job.workload.bench_module)
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore

@@ -9,7 +9,6 @@ the server ends in the same way, and so does its torchrun.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from tpbench.handover import exit_codes
 from tpbench.handover.lifetime import die_with_parent
 from tpbench.handover.queue import QueuedTask, TaskQueue
 from tpbench.handover.task import WorkerTask
+from tpbench.worker.imports import import_once
 
 
 def main(folder: Path) -> NoReturn:
@@ -53,8 +53,7 @@ def _fork(task_file: Path) -> int:
 
 
 def _import_for_all_jobs() -> None:
-    for name in ("torch.distributed", "tpbench.measure.bandwidth", "tpbench.measure.run", "tpbench.worker.rank"):
-        importlib.import_module(name)
+    import_once("torch.distributed", "tpbench.measure.bandwidth", "tpbench.measure.run", "tpbench.worker.rank")
 
 
 def _import_for_job(task_file: Path) -> None:
@@ -62,7 +61,7 @@ def _import_for_job(task_file: Path) -> None:
     import torch
 
     with contextlib.suppress(Exception):
-        _ = WorkerTask.load(task_file).job.workload.bench
+        import_once(WorkerTask.load(task_file).job.workload.bench_module)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("CUDA was used before a job was forked: none could use it")
 

@@ -210,9 +210,14 @@ class Workload:
         return importlib.import_module(f"{__name__}.{self.name}.limits")
 
     @property
+    def bench_module(self) -> str:
+        """The name of the module that a worker runs."""
+        return f"{__name__}.{self.name}.bench"
+
+    @property
     def bench(self) -> ModuleType:
         """The module that a worker runs. It has `setup(problem, variant, context) -> Session` and imports torch."""
-        return importlib.import_module(f"{__name__}.{self.name}.bench")
+        return importlib.import_module(self.bench_module)
 
 
 def workloads() -> dict[str, Workload]:

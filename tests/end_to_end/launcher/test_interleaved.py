@@ -26,13 +26,13 @@ VARIANTS = "variant=pytorch_tp_manual,pytorch_gather"
 
 def test_turns_in_the_order_a_b_b_a_and_a_cell_that_needs_all_memory_alone(tmp_path: Path) -> None:
     done = tpbench("-m", VARIANTS, "tokens=1536", "vocab=8192", "memory_limit_gib=0.22,2", "measure=quick",
-                   "time_budget_s=60", "max_iterations=6", *INTERLEAVED, cwd=tmp_path)  # fmt: skip
+                   "time_budget_s=60", "max_iterations=4", *INTERLEAVED, cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = package.load(tmp_path / "outputs").set_index(["variant", "memory_limit_gib"])
     manual, gather = rows.loc["pytorch_tp_manual", 2.0], rows.loc["pytorch_gather", 2.0]
     assert (len(rows), manual["status"], gather["status"]) == (4, "ok", "ok")
     assert manual["interleaved"] == gather["interleaved"] and manual["interleaved_cells"] == 2
-    assert manual["iterations"] == len(manual["samples_ms"]) == len(manual["round_ms"]) == 6
+    assert manual["iterations"] == len(manual["samples_ms"]) == len(manual["round_ms"]) == 4
     assert gather["peak_gib"] > 3 * manual["peak_gib"]  # each its own, though both are there at once
 
     (sweep,) = (tmp_path / "outputs/sweeps").iterdir()

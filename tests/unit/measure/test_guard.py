@@ -124,3 +124,17 @@ def test_what_torch_itself_replaces_is_not_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "manual_seed", lambda seed: None)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_group_count", 7)
     assert guard.restored() == []
+
+
+class _LazyDictionary(dict[str, Any]):
+    def values(self) -> Any:
+        raise AssertionError("it was read")
+
+
+def test_a_dictionary_that_loads_its_values_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = module(monkeypatch, "tpbench.made_for_a_test")
+    made.LAZY = _LazyDictionary(one=1)
+    made.PLAIN = {"one": 1}
+    guard = Guard()
+    made.LAZY["one"] = made.PLAIN["one"] = 2
+    assert guard.restored() == ["tpbench.made_for_a_test.PLAIN"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo  # traces and optimizers need it: import it before jobs are forked, not in each
 from torch.profiler import ProfilerActivity, profile
 
 from tpbench.measure.gpu_profiler import gpu_profile
