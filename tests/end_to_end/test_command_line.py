@@ -14,7 +14,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import DEFAULT, ROOT, refused, tpbench
-from tests.support.documented import documented
+from tests.support.documented_commands import documented
 
 QUICK = ("measure=quick", "device=cpu")
 

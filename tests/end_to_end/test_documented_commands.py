@@ -20,7 +20,7 @@ import yaml
 
 from tests.support import synthetic
 from tests.support.command import ROOT, forked, tpbench
-from tests.support.documented import Command, commands, commands_of, missing_file
+from tests.support.documented_commands import Command, commands, commands_of, missing_file
 from tests.support.tp_block_rows import row as block_row
 from tpbench.console import information
 from tpbench.launcher.override_checks import check_overrides
@@ -170,14 +170,14 @@ HERE = {each.text: each for each in COMMANDS if is_run_here(each) and not each.i
 @pytest.mark.parametrize("text", HERE)
 def test_a_command_runs(text: str, folder: Path) -> None:
     found = runner(HERE[text])
-    assert found, f"{HERE[text]} is neither run nor marked: see tests/support/documented.py"
+    assert found, f"{HERE[text]} is neither run nor marked: see tests/support/documented_commands.py"
     run, arguments = found
     run(arguments, folder)
 
 
 @pytest.mark.parametrize("text", sweeps(run=True))
 def test_a_small_sweep_runs(text: str, tmp_path: Path) -> None:
-    assert text in SMALL, f"{text} is neither run nor marked: see tests/support/documented.py"
+    assert text in SMALL, f"{text} is neither run nor marked: see tests/support/documented_commands.py"
     done = tpbench(*shlex.split(text)[3:], "measure=quick", "device=cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert set(load(tmp_path / "outputs").status) == {"ok"}

@@ -13,7 +13,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, environment
-from tests.support.documented import documented
+from tests.support.documented_commands import documented
 from tpbench.outside.variant import from_file
 
 CHEAT = """

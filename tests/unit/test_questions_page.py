@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.command import ROOT
-from tests.support.documented import commands_of
+from tests.support.documented_commands import commands_of
 
 PAGE = (ROOT / "tpbench/docs/questions.md").read_text()
 QUESTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]

@@ -10,7 +10,7 @@ import pytest
 import tpbench as package
 from tests.support.command import Running, tpbench
 from tests.support.fault_catalogue import SINGLE
-from tests.support.held import Held
+from tests.support.held_ranks import Held
 from tpbench.handover.result import WorkerResult
 
 

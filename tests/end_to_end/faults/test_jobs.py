@@ -16,7 +16,7 @@ import pytest
 import tpbench as package
 from tests.support.command import ROOT, Running, gone, tpbench
 from tests.support.fault_catalogue import ENDLESS, SINGLE, WITHOUT_END
-from tests.support.held import Held
+from tests.support.held_ranks import Held
 
 
 def only_row(folder: Path) -> dict[str, object]:

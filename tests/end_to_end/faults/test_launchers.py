@@ -10,7 +10,7 @@ import pytest
 import tpbench as package
 from tests.support.command import Running, gone
 from tests.support.fault_catalogue import SINGLE
-from tests.support.held import Held, wait_for_claims
+from tests.support.held_ranks import Held, wait_for_claims
 from tpbench.results.current_rows import MEASURED
 
 

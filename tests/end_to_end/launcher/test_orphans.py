@@ -13,7 +13,7 @@ import pytest
 import tpbench as package
 from tests.support.command import COMMAND, environment
 from tests.support.fault_catalogue import SINGLE
-from tests.support.held import Held
+from tests.support.held_ranks import Held
 from tpbench.launcher import process
 from tpbench.launcher.process import end_orphans
 from tpbench.launcher.torchrun import LAUNCHER, MARKER, OUTPUT_DIR

@@ -11,7 +11,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, environment, tpbench
-from tests.support.devices import job, pretend_four_gpus
+from tests.support.four_gpu_host import job, pretend_four_gpus
 from tpbench.launcher import devices
 from tpbench.launcher.devices import Devices
 

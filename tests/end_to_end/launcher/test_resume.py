@@ -10,7 +10,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, Running, environment, tpbench
-from tests.support.held import Held
+from tests.support.held_ranks import Held
 from tests.support.launcher_rows import cell
 from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.slurm import collect

@@ -9,7 +9,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import refused, tpbench
-from tests.support.documented import documented
+from tests.support.documented_commands import documented
 from tpbench.report.agreement import frame_warnings
 from tpbench.report.study import study_tables
 from tpbench.results.read import load

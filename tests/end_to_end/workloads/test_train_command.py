@@ -13,8 +13,8 @@ import yaml
 
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
-from tests.support.composed import job
-from tests.support.documented import documented
+from tests.support.composed_jobs import job
+from tests.support.documented_commands import documented
 from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.row import new_task, store

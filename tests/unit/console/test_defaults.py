@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tests.support.composed import composed
+from tests.support.composed_jobs import composed
 from tpbench.console.choice import description
 from tpbench.console.defaults import Default, choice, defaults
 from tpbench.console.entries import shapes

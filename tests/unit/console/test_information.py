@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.composed import job
+from tests.support.composed_jobs import job
 from tpbench.console import choice, entries, information, listing, overview
 from tpbench.console.help import HELP
 from tpbench.job import field_names, unsupported_reason

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import synthetic
 from tests.support.command import DEFAULT, ROOT
-from tests.support.composed import job
+from tests.support.composed_jobs import job
 from tpbench.console import quick_start
 from tpbench.launcher.override_checks import check_overrides
 from tpbench.report.command import _parser

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from tests.support.command import ROOT
-from tests.support.composed import composed
+from tests.support.composed_jobs import composed
 from tpbench.launcher.compose import SweepComposer
 from tpbench.settings import JobError
 

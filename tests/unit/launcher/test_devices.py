@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.devices import job, pretend_four_gpus
+from tests.support.four_gpu_host import job, pretend_four_gpus
 from tpbench.launcher import devices, gpus
 from tpbench.launcher.device_choice import Device, choose
 from tpbench.launcher.devices import Devices

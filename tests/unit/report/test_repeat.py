@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from tests.support.command import ROOT
-from tests.support.composed import composed
-from tests.support.composed import job as composed_job
+from tests.support.composed_jobs import composed
+from tests.support.composed_jobs import job as composed_job
 from tests.support.synthetic import cell
 from tpbench.job import stored_job
 from tpbench.report.command import main

@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from tests.support.command import ROOT
-from tests.support.composed import composed, job
+from tests.support.composed_jobs import composed, job
 from tests.support.linear_loss import context, problem
 from tpbench.job import JobError, parse_job, unsupported_reason
 from tpbench.workloads.linear_loss import WORKLOAD

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.support.command import ROOT
-from tests.support.composed import composed, job
+from tests.support.composed_jobs import composed, job
 from tpbench.job import parse_job, unsupported_reason
 from tpbench.launcher.target import ThisHost, skip_reason
 from tpbench.workloads.tp_block import WORKLOAD

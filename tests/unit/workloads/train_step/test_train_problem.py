@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.command import ROOT
-from tests.support.composed import job
+from tests.support.composed_jobs import job
 from tests.support.train_step import config_json, single_context, tiny_problem
 from tpbench.job import stored_job
 from tpbench.settings import JobError
