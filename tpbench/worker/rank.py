@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import os
 import re
 import sys
@@ -79,7 +78,7 @@ def leave(code: int = 0) -> NoReturn:
 
 def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> bool:
     say("importing torch")
-    import_once("torch.distributed", task.job.workload.bench_module)
+    import_once("torch.distributed", "tpbench.measure.run", task.job.workload.bench_module)
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
@@ -114,10 +113,8 @@ def _measure_in_group(task: WorkerTask, device: torch.device, process: ReusableP
     if task.job.outside is None:
         _measure_variant(task, device, process, None)
         return
-    # The guard knows the functions of imported modules. So the clocks and the oracle are imported before it is made,
-    # and the variant's code is loaded after it.
-    importlib.import_module("tpbench.measure.run")
-    _ = task.job.workload.bench  # its first use imports the module, which imports the oracle
+    # The guard knows the functions of imported modules. `_measure` has imported the clocks and the oracle, which the
+    # module of the workload imports. The variant's code is loaded after the guard is made.
     guard = Guard()
     try:
         with guard.naming_replaced():

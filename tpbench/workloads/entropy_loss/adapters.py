@@ -19,6 +19,7 @@ from tpbench.workloads.entropy_loss.output import Output, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.ring_bytes import bytes_of_all_reduce
+from tpbench.workloads.uneven_shards import sharded_along
 from tpbench.workloads.vocabulary import IGNORED
 
 
@@ -185,19 +186,15 @@ def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate
-    from torch.distributed.tensor import Shard as Along
     from torchtitan.components.loss import cross_entropy_loss
 
     assert shard.group is not None  # the variant does not support tp_size=1
     mesh = DeviceMesh.from_group(shard.group, shard.device.type, mesh_dim_names=("tp",))
     labels = DTensor.from_local(shard.target[None], mesh, [Replicate()], run_check=False)
-    shape = torch.Size((1, shard.tokens, problem.vocab))  # shards may differ by a column
-    stride = (shard.tokens * problem.vocab, problem.vocab, 1)
     count = rows_that_count(shard)
 
     def loss_of(logits: Tensor) -> tuple[Tensor, None]:
-        whole = DTensor.from_local(logits[None], mesh, [Along(2)], run_check=False, shape=shape, stride=stride)
-        total: Any = cross_entropy_loss(whole, labels)
+        total: Any = cross_entropy_loss(sharded_along(2, problem.vocab, logits[None], mesh), labels)
         return total.to_local() / count, None
 
     return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=bytes_of_three_all_reduces(shard))

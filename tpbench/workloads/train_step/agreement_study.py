@@ -55,9 +55,8 @@ def _differences(problems: Sequence[Sequence[Row]]) -> StudyTable:
     for step in sorted({*(step for step in STEPS if step < max(shared)), *shared}):
         reached = [[row for row in group if len(row["losses"]) >= step] for group in problems]
         compared = [group for group in reached if len(group) > 1]
-        if compared:
-            spreads = [_percent(max(_spread(group, name, step) for group in compared)) for name in _TRAJECTORIES]
-            lines.append((str(step), str(len(compared)), str(sum(map(len, compared))), *spreads))
+        spreads = [_percent(max(_spread(group, name, step) for group in compared)) for name in _TRAJECTORIES]
+        lines.append((str(step), str(len(compared)), str(sum(map(len, compared))), *spreads))
     heading = "largest difference between rows of equal problems, relative to the larger value"
     return StudyTable(heading, ("step", "problems", "rows", *_TRAJECTORIES), tuple(lines))
 

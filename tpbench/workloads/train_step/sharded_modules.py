@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from tpbench.workloads.train_step.key_value_heads import HeadShare
 from tpbench.workloads.train_step.norms import FusedNorm, normalise
 from tpbench.workloads.train_step.sequence_parallel import GatherColumns, KeepColumns, TokenExchange
+from tpbench.workloads.uneven_shards import sharded_along
 
 
 class ShardedModule(nn.Module):
@@ -29,6 +30,8 @@ class ShardedModule(nn.Module):
     """
 
     local_parameters: tuple[Tensor, ...]
+    partial_gradient = False
+    """True if every rank has all parameters, but only its share of their gradients."""
 
 
 class ColumnLinear(ShardedModule):
@@ -56,6 +59,8 @@ class RepeatedHeadsLinear(ShardedModule):
 
     Each rank has the whole weight, computes the heads that its queries use, and has a share of the weight's gradient.
     """
+
+    partial_gradient = True
 
     def __init__(self, linear: nn.Linear, tp: DeviceMesh, share: HeadShare, head_dim: int) -> None:
         super().__init__()
@@ -155,9 +160,7 @@ class ShardedHead(ColumnLinear):
         logits = super().forward(hidden)
         if not (self.whole or self.as_dtensor):
             return logits
-        shape = torch.Size((*hidden.shape[:-1], self.vocab))
-        stride = (shape[1] * self.vocab, self.vocab, 1)
-        sharded = DTensor.from_local(logits, self.tp, [Shard(2)], run_check=False, shape=shape, stride=stride)
+        sharded = sharded_along(2, self.vocab, logits, self.tp)
         return sharded.redistribute(placements=[Replicate()]).to_local() if self.whole else sharded
 
 
@@ -214,12 +217,7 @@ def compute_locally(part: nn.Module) -> None:
 def replicated_parameters(model: nn.Module) -> list[Tensor]:
     """Return the parameters that every rank has whole, but only its share of their gradients: those of norms,
     activations and repeated heads, and biases of row-parallel layers."""
-    partial = [
-        module
-        for module in model.modules()
-        if isinstance(module, RepeatedHeadsLinear)
-        or (isinstance(module, ReplicatedNorm | ReplicatedActivation) and module.partial_gradient)
-    ]
+    partial = [module for module in model.modules() if isinstance(module, ShardedModule) and module.partial_gradient]
     biases = [module.bias for module in model.modules() if isinstance(module, RowLinear) and module.bias is not None]
     return [*(parameter for module in partial for parameter in module.parameters()), *biases]
 

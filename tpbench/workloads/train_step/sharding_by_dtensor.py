@@ -32,6 +32,7 @@ from tpbench.workloads.train_step.plan_requirements import require_plan
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding_plan import Block, share_heads
 from tpbench.workloads.train_step.styles import Style
+from tpbench.workloads.uneven_shards import sharded_along
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
 """Placements of hidden states, (batch, sequence, width)."""
@@ -123,10 +124,7 @@ class ExchangedTokens(ParallelStyle):
         first = next(iter(inspect.signature(module.forward).parameters))
 
         def gather(share: Tensor) -> DTensor:
-            shape = torch.Size((share.shape[0], self.seq_length, share.shape[-1]))
-            stride = (shape[1] * shape[2], shape[2], 1)
-            sharded = DTensor.from_local(share, device_mesh, [TOKENS], run_check=False, shape=shape, stride=stride)
-            return sharded.redistribute(placements=[Replicate()])
+            return sharded_along(TOKENS.dim, self.seq_length, share, device_mesh).redistribute(placements=[Replicate()])
 
         def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             if inputs:

@@ -49,7 +49,7 @@ def _complaint(here: Rank | None, name: str, cell: EntropyLoss) -> str | None:
     session: Any = setup(cell, WORKLOAD.variants[name], context(here))
     with contextlib.ExitStack() as patches:
         if name == "flash_attn":
-            # Its function enters the CUDA device of the logits, and gathers into a shape that gloo does not support.
+            # This function enters the CUDA device of the logits, and gathers into a shape that gloo does not support.
             patches.enter_context(mock.patch.object(torch.cuda, "device", lambda index: contextlib.nullcontext()))
             patches.enter_context(mock.patch.object(dist, "all_gather_into_tensor", gather_flat))
         else:

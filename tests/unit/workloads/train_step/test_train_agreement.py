@@ -47,6 +47,12 @@ def test_a_step_that_only_one_row_reached_is_not_compared() -> None:
     assert [line[0] for line in differences.rows] == ["1"]
 
 
+def test_the_last_step_that_two_rows_share_is_shown() -> None:
+    lengths = (7, 5, 5, 5)
+    *_, differences = tables([row(f"variant_{number}", [2.0] * n, [1.0] * n) for number, n in enumerate(lengths)])
+    assert [line[:3] for line in differences.rows][-1] == ("5", "1", "4")
+
+
 def test_rows_without_an_equal_have_errors_only() -> None:
     (errors,) = tables([row("autotp", [10.0], [4.0])])
     assert errors.columns[0] == "oracle" and tables([row("autotp", [10.0], [4.0], status="wrong")]) == []
