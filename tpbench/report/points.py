@@ -30,7 +30,7 @@ def points_picture(grid: RecordGrid, study: Study) -> Picture | None:
             panels[record["tp_size"] * record["dp_size"], compared_key(grid, study, cell)].append(cell)
     if not panels:
         return None
-    beside = " x ".join(map(column_label, study.compared_across))
+    beside = " x ".join(column_label(name) for name in grid.key_names if name in study.compared_across)
     drawn = tuple(_panel(grid, study, ranks, cells) for (ranks, _), cells in sorted(panels.items(), key=_by_ranks))
     return Picture(drawn, x + (f" (beside a point: {beside})" if beside else ""), y, ratios=False)
 

@@ -32,6 +32,19 @@ def test_cells_of_one_problem_and_number_of_ranks_share_a_panel(trained, add, fr
     assert len(study_picture(frame(), "training").panels) == 3
 
 
+def test_meshes_of_another_batch_size_share_the_panel_and_name_it(add, frame):
+    for variant, dp, tp, batch in (("fsdp", 2, 1, 1), ("autotp", 1, 2, 1), ("autotp", 1, 2, 2)):
+        speeds = {"peak_gib": 80.0, "tokens_per_s_per_gpu": 9.0}
+        add(variant, 1.0, dp_size=dp, tp_size=tp, batch_size=batch, **speeds, **TRAINED)
+    picture = study_picture(frame(), "training")
+    (panel,) = picture.panels
+    assert {line.label: line.texts for line in panel.lines} == {
+        "autotp": ("1 x 2 x 1", "1 x 2 x 2"),
+        "fsdp": ("2 x 1 x 1",),
+    }
+    assert picture.x_label == "peak_gib (beside a point: dp x tp x batch_size)"
+
+
 @pytest.mark.parametrize(("form", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_the_report_draws_it(trained, tmp_path, form, start):
     pytest.importorskip("matplotlib")

@@ -134,7 +134,7 @@ WORKLOAD = Workload(
         "training": Study(
             "which throughput does each implementation reach, and how much memory does it need?",
             best_by=("tokens_per_s_per_gpu",),
-            compared_across=("dp_size", "tp_size"),
+            compared_across=("dp_size", "tp_size", "batch_size"),
             axes=("peak_gib", "tokens_per_s_per_gpu"),
             columns=(
                 "tokens_per_s_per_gpu",
