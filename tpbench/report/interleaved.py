@@ -11,9 +11,9 @@ from tpbench.report.ratio import CONFIDENCE, FEWEST, Ratio, clean
 from tpbench.report.records import Record
 
 METHOD = (
-    "of cells that were measured interleaved, A B B A: median of the Walsh averages of the logarithms of their rounds' "
-    f"ratios, each A B B A one value, with its {CONFIDENCE:.0%} Wilcoxon signed-rank interval; from {2 * FEWEST} "
-    "rounds on. Drift that is steady over four rounds cancels"
+    "of cells that were measured interleaved, A B B A: Hodges-Lehmann estimate of the ratio and its "
+    f"{CONFIDENCE:.0%} Wilcoxon signed-rank interval, by the logarithms of the rounds' ratios. It needs {2 * FEWEST} "
+    "rounds. Drift that is steady over four rounds cancels"
 )
 ROUND_COLUMNS = {
     "time_ms": "round_ms", "samples_ms": "round_ms",
@@ -37,7 +37,7 @@ def interleaved_ratio(above: Record, below: Record, compared: str) -> Ratio | No
 def abba_ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> Ratio | None:
     """Return the ratio of two sequences of rounds that were measured in the order A B, B A, A B, ...
 
-    Two rounds of each make one value, because the second of a single round has more of any drift. The estimate is the
+    Two rounds of each, A B B A, make one value, because the second of a single round has more of any drift. The estimate is the
     Hodges-Lehmann estimator, and the interval is that of the signed-rank test (Hollander and Wolfe, Nonparametric
     Statistical Methods, 3.2 and 3.3). Both assume that the values scatter symmetrically about their median.
     """
