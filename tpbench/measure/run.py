@@ -63,7 +63,9 @@ def run(
     if isinstance(session, ScheduledSession):
         return run_scheduled(session, session.schedule, context, wall, copy_gb_per_s, say)
     settings = _prepare_audit(session, context, settings)
-    passes = _first_passes(session, context, settings, wall, interpreted, say)
+    device_clock = DeviceClock(context.device, cache) if context.device.type == "cuda" else None
+    cell = _Cell(session, context, settings, wall, device_clock)
+    passes = cell.first_passes(interpreted, say)
     say("checking")
     lazy = lazy_output_reason(session)
     verdict = refused(session.check(), lazy)
@@ -81,18 +83,13 @@ def run(
     say("timing")
     if is_audited(session):
         session.fresh = settings.fresh
-    device_clock = DeviceClock(context.device, cache) if context.device.type == "cuda" else None
-    clocks = [wall] if device_clock is None else [wall, device_clock]
     if interleaved is not None and not passes.exceed(settings):
-        timed = _time_in_rounds(interleaved, clocks, passes, session, context, settings, watch)
+        timed = cell.time_in_rounds(interleaved, passes.step, watch)
     else:
-        timed = _time_each_clock(clocks, passes, session, context, settings, watch)
+        timed = cell.time_each_clock(passes, watch)
     launches = launch_samples(wall, len(timed.wall), context)
     columns |= timed.columns | clock_columns(watch, context)
-    complaints = list(timed.complaints)
-    if is_audited(session):
-        say("checking the timed iterations")
-        complaints += _audit(session, timed, wall, device_clock, passes, context, settings)
+    complaints = [*timed.complaints, *cell.audit(timed, passes, say)]
     if complaints:
         return refused(verdict, complaints[0]), columns
     columns = time_columns(session, context, timed.wall, timed.device, launches, columns, say)
@@ -130,39 +127,6 @@ class _Passes:
         return bool(self.last_ms.max() / 1e3 > settings.time_budget_s)
 
 
-def _first_passes(
-    session: Session,
-    context: Context,
-    settings: MeasureSettings,
-    wall: WallClock,
-    interpreted: bool,
-    say: Callable[[str], None],
-) -> _Passes:
-    """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for. Collective."""
-
-    def one_pass(step: Callable[[], None]) -> tuple[np.ndarray[Any, Any], float]:
-        with memory.extra_peak(context.device) as peak:
-            samples = wall.samples(step, session.restore, 1)
-        return np.array(gather_number(samples[0], context)), peak.gib
-
-    say("first pass")
-    last_ms, peak_gib = one_pass(session.step)
-    if interpreted and last_ms.max() / 1e3 > settings.time_budget_s:
-        return _Passes(session.step, last_ms, peak_gib, warmed_up=False)
-    session.release()
-    memory.fill_freed_with_nan(context.device, peak_gib)
-    say("second pass")
-    last_ms, peak_gib = one_pass(session.step)
-    if not settings.graph:
-        return _Passes(session.step, last_ms, peak_gib, warmed_up=True)
-    say("capturing a graph")
-    step = _captured(session, context)  # replays fill the output that the capture left in the session
-    if is_audited(session):
-        session.keeps_output = True
-    last_ms, _ = one_pass(step)
-    return _Passes(step, last_ms, peak_gib, warmed_up=True)
-
-
 @dataclass(frozen=True)
 class _Timed:
     """The timed iterations."""
@@ -185,81 +149,99 @@ class _Timed:
         return self.samples[1] if len(self.samples) > 1 else None
 
 
-def _time_in_rounds(
-    interleaved: InterleavedRank,
-    clocks: Sequence[Clock],
-    passes: _Passes,
-    session: Session,
-    context: Context,
-    settings: MeasureSettings,
-    watch: ClockWatch,
-) -> _Timed:
-    """Time rounds of both clocks, between which other cells run theirs. Collective."""
-    rounds = [ClockRounds(clock, passes.step, session, context, settings) for clock in clocks]
-    with watch:
-        run_rounds(interleaved, rounds, session, context)
-    medians = dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in rounds), strict=False))
-    return _Timed([each.samples for each in rounds], medians, [])
+@dataclass(frozen=True)
+class _Cell:
+    """A cell on this rank: its session, and how it is timed. All methods are collective."""
 
+    session: Session
+    context: Context
+    settings: MeasureSettings
+    wall: WallClock
+    device_clock: DeviceClock | None
+    """None on a CPU."""
 
-def _time_each_clock(
-    clocks: Sequence[Clock],
-    passes: _Passes,
-    session: Session,
-    context: Context,
-    settings: MeasureSettings,
-    watch: ClockWatch,
-) -> _Timed:
-    """Time with one clock after the other, and check the result of the last iteration of each. Collective.
+    def first_passes(self, interpreted: bool, say: Callable[[str], None]) -> _Passes:
+        """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for."""
+        session, context, settings = self.session, self.context, self.settings
+        say("first pass")
+        last_ms, peak_gib = self._one_pass(session.step)
+        if interpreted and last_ms.max() / 1e3 > settings.time_budget_s:
+            return _Passes(session.step, last_ms, peak_gib, warmed_up=False)
+        session.release()
+        memory.fill_freed_with_nan(context.device, peak_gib)
+        say("second pass")
+        last_ms, peak_gib = self._one_pass(session.step)
+        if not settings.graph:
+            return _Passes(session.step, last_ms, peak_gib, warmed_up=True)
+        say("capturing a graph")
+        step = _captured(session, context)  # replays fill the output that the capture left in the session
+        if is_audited(session):
+            session.keeps_output = True
+        last_ms, _ = self._one_pass(step)
+        return _Passes(step, last_ms, peak_gib, warmed_up=True)
 
-    If one pass takes longer than the time budget, the wall clock does not run: its sample is that of the last pass.
-    """
-    samples: list[Samples] = []
-    complaints: list[str] = []
-    for clock, name in zip(clocks, ("wall", "device"), strict=False):
-        if name == "wall" and passes.exceed(settings):
-            samples.append([passes.last_ms])
-            continue
+    def _one_pass(self, step: Callable[[], None]) -> tuple[np.ndarray[Any, Any], float]:
+        """Return the wall time on every rank in ms, and this rank's peak memory in GiB."""
+        with memory.extra_peak(self.context.device) as peak:
+            samples = self.wall.samples(step, self.session.restore, 1)
+        return np.array(gather_number(samples[0], self.context)), peak.gib
+
+    @property
+    def _clocks(self) -> Sequence[Clock]:
+        """The wall clock comes first, then, on a GPU, the device clock."""
+        return [self.wall] if self.device_clock is None else [self.wall, self.device_clock]
+
+    def time_in_rounds(self, interleaved: InterleavedRank, step: Callable[[], None], watch: ClockWatch) -> _Timed:
+        """Time rounds of both clocks, between which other cells run theirs."""
+        rounds = [ClockRounds(clock, step, self.session, self.context, self.settings) for clock in self._clocks]
         with watch:
-            samples.append(_until_precise(clock, passes.step, session, context, settings))
-        if is_audited(session) and (reason := timed_result_reason(session, name)):
-            complaints.append(reason)
-    return _Timed(samples, {}, complaints)
+            run_rounds(interleaved, rounds, self.session, self.context)
+        medians = dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in rounds), strict=False))
+        return _Timed([each.samples for each in rounds], medians, [])
 
+    def time_each_clock(self, passes: _Passes, watch: ClockWatch) -> _Timed:
+        """Time with one clock after the other, and check the result of the last iteration of each.
 
-def _audit(
-    session: AuditedSession,
-    timed: _Timed,
-    wall: WallClock,
-    device_clock: DeviceClock | None,
-    passes: _Passes,
-    context: Context,
-    settings: MeasureSettings,
-) -> list[str]:
-    """Return why the timed iterations do not count. Collective."""
-    slow = passes.exceed(settings) and context.device.type == "cpu"
-    on_device = None if device_clock is None or timed.device is None else (device_clock, timed.device)
-    reasons = [audit(session, passes.step, context, not slow, on_device)]
-    if timed.device is not None:
-        waits = gather_numbers(wall.waits_ms[-len(timed.wall) :], context)
-        reasons.append(long_wait_reason(waits, timed.device))
-    return [reason for reason in reasons if reason]
+        If one pass takes longer than the time budget, the wall clock does not run: its sample is that of the last pass.
+        """
+        samples: list[Samples] = []
+        complaints: list[str] = []
+        for clock, name in zip(self._clocks, ("wall", "device"), strict=False):
+            if name == "wall" and passes.exceed(self.settings):
+                samples.append([passes.last_ms])
+                continue
+            with watch:
+                samples.append(self._until_precise(clock, passes.step))
+            if is_audited(self.session) and (reason := timed_result_reason(self.session, name)):
+                complaints.append(reason)
+        return _Timed(samples, {}, complaints)
 
+    def _until_precise(self, clock: Clock, step: Callable[[], None]) -> list[np.ndarray[Any, Any]]:
+        """Time blocks of iterations until the median is precise enough or the time budget is spent.
 
-def _until_precise(
-    clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
-) -> list[np.ndarray[Any, Any]]:
-    """Time blocks of iterations until the median is precise enough or the time budget is spent.
+        Rank 0 decides the size of each block and broadcasts it before the block, so that all ranks run equally many
+        collectives. Returns per iteration the time on every rank in ms.
+        """
+        clock.warm_up(step, self.session.restore, WARMUP_ITERATIONS)
+        samples: list[np.ndarray[Any, Any]] = []
+        began = time.monotonic()
+        while block := _from_rank_0(_next_block(samples, time.monotonic() - began, self.settings)):
+            samples += timed_iterations(clock, step, self.session, block, self.context)
+        return samples
 
-    Rank 0 decides the size of each block and broadcasts it before the block, so that all ranks run equally many
-    collectives. Returns per iteration the time on every rank in ms.
-    """
-    clock.warm_up(step, session.restore, WARMUP_ITERATIONS)
-    samples: list[np.ndarray[Any, Any]] = []
-    began = time.monotonic()
-    while block := _from_rank_0(_next_block(samples, time.monotonic() - began, settings)):
-        samples += timed_iterations(clock, step, session, block, context)
-    return samples
+    def audit(self, timed: _Timed, passes: _Passes, say: Callable[[str], None]) -> list[str]:
+        """Return why the timed iterations do not count. Empty if the session is not audited."""
+        if not is_audited(self.session):
+            return []
+        say("checking the timed iterations")
+        slow = passes.exceed(self.settings) and self.context.device.type == "cpu"
+        clock, device_ms = self.device_clock, timed.device
+        on_device = None if clock is None or device_ms is None else (clock, device_ms)
+        reasons = [audit(self.session, passes.step, self.context, not slow, on_device)]
+        if device_ms is not None:
+            waits = gather_numbers(self.wall.waits_ms[-len(timed.wall) :], self.context)
+            reasons.append(long_wait_reason(waits, device_ms))
+        return [reason for reason in reasons if reason]
 
 
 def _next_block(samples: Sequence[np.ndarray[Any, Any]], spent_s: float, settings: MeasureSettings) -> int:
