@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from tests.support.ranks import Rank
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step import WORKLOAD, TrainStep
-from tpbench.workloads.train_step.batches import micro_batch, replica_batches
-from tpbench.workloads.train_step.trainer import Trainer
+from tpbench.workloads.train_step.training.batches import micro_batch, replica_batches
+from tpbench.workloads.train_step.training.trainer import Trainer
 
 TINY = {
     "model": "tiny", "architecture": "qwen3", "hidden_size": 32, "ffn_size": 64, "layers": 2, "heads": 4,
@@ -139,7 +139,7 @@ def train_alone(problem: TrainStep, context: Context, steps: int) -> TrainedMode
 @functools.cache
 def _trained_alone(problem: TrainStep, dp_size: int, device: torch.device, steps: int) -> TrainedModel:
     """Train once for all variants and options that compute the same."""
-    from tpbench.workloads.train_step.single_process import single_process_trainer
+    from tpbench.workloads.train_step.correctness.single_process import single_process_trainer
 
     context = single_context(device)
 
@@ -190,7 +190,7 @@ def gradient(parameter: Tensor) -> Tensor:
 @functools.cache
 def shapes(problem: TrainStep) -> dict[str, torch.Size]:
     """Return the shapes of the plain model's parameters."""
-    from tpbench.workloads.train_step.models import build
+    from tpbench.workloads.train_step.model.models import build
 
     return {name: parameter.shape for name, parameter in build(problem).named_parameters()}
 

@@ -16,20 +16,21 @@ from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
-from tpbench.workloads.train_step import sizes
-from tpbench.workloads.train_step.batches import Batch, replica_batches, rolled
-from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
+from tpbench.workloads.train_step.correctness.reference import compare
+from tpbench.workloads.train_step.correctness.run_audit import CHANGED_STEPS, RunAudit
+from tpbench.workloads.train_step.estimates.communicated_bytes import bytes_communicated
+from tpbench.workloads.train_step.estimates.rank_sizes import rank_flops
+from tpbench.workloads.train_step.model import sizes
 from tpbench.workloads.train_step.oracle import compute_reference
-from tpbench.workloads.train_step.phase_times import Mark, PhaseTimer, phase_columns
-from tpbench.workloads.train_step.phases import MarkPhase, ignore_phase
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.profiling import profile_step
-from tpbench.workloads.train_step.progress import ProgressLines
-from tpbench.workloads.train_step.reference import compare
-from tpbench.workloads.train_step.run_audit import CHANGED_STEPS, RunAudit
-from tpbench.workloads.train_step.step_graph import StepGraph, on_stream
-from tpbench.workloads.train_step.throughput import throughput
-from tpbench.workloads.train_step.trainer import Trainer
+from tpbench.workloads.train_step.results.phase_times import Mark, PhaseTimer, phase_columns
+from tpbench.workloads.train_step.results.profiling import profile_step
+from tpbench.workloads.train_step.results.progress import ProgressLines
+from tpbench.workloads.train_step.results.throughput import throughput
+from tpbench.workloads.train_step.training.batches import Batch, replica_batches, rolled
+from tpbench.workloads.train_step.training.phases import MarkPhase, ignore_phase
+from tpbench.workloads.train_step.training.step_graph import StepGraph, on_stream
+from tpbench.workloads.train_step.training.trainer import Trainer
 
 
 class TrainStepSession:
@@ -200,7 +201,7 @@ def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float)
     """
     states = 3 * sizes.parameters(problem) * ITEM_BYTES[problem.stored_dtype] // context.world_size
     sent = bytes_communicated(problem, variant.name, context.tp_size, context.dp_size)
-    flops = sizes.rank_flops(problem, variant.name, context.tp_size)
+    flops = rank_flops(problem, variant.name, context.tp_size)
     return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=flops, compute_ms=compute_ms(flops, tflops))
 
 

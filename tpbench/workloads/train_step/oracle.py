@@ -20,12 +20,12 @@ import torch.distributed as dist
 
 from tpbench.measure import memory
 from tpbench.measure.session import Context
-from tpbench.workloads.train_step import sizes
-from tpbench.workloads.train_step.later_reference import LaterReference
-from tpbench.workloads.train_step.memory_estimate import estimate_memory
+from tpbench.workloads.train_step.correctness.later_reference import LaterReference
+from tpbench.workloads.train_step.correctness.reference import Reference
+from tpbench.workloads.train_step.correctness.single_process import first_loss, free_memory, train_first_steps
+from tpbench.workloads.train_step.estimates.memory import estimate_memory
+from tpbench.workloads.train_step.model import sizes
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.reference import Reference
-from tpbench.workloads.train_step.single_process import first_loss, free_memory, train_first_steps
 
 STEPS = 3
 UNCHECKED = "; later steps are not checked"

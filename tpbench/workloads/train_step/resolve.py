@@ -7,14 +7,11 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.settings import JobError, parse
-from tpbench.workloads.train_step import config_json
-from tpbench.workloads.train_step.model_folder import model_folder
+from tpbench.workloads.train_step.model import config_json
+from tpbench.workloads.train_step.model.config_json import KNOWN_ARCHITECTURES
+from tpbench.workloads.train_step.model.folder import model_folder
 from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep
-from tpbench.workloads.train_step.styles import parse_mapping
-
-KNOWN_ARCHITECTURES = ("llama", "qwen3")
-"""Architectures that need no check by the transformers package, whose import takes seconds. Their embeddings are not
-tied if a config.json does not say."""
+from tpbench.workloads.train_step.sharding.styles import parse_mapping
 
 
 def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainStep:
@@ -48,8 +45,8 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
         problem = replace(problem, model=f"{problem.model}[{values}]")
     parse_mapping(problem.tp_mapping)
     if must_check and packages.installed("transformers"):
-        from tpbench.workloads.train_step.model_configuration import with_window
-        from tpbench.workloads.train_step.models import counted
+        from tpbench.workloads.train_step.model.configuration import with_window
+        from tpbench.workloads.train_step.model.models import counted
 
         try:
             problem = counted(with_window(problem))
@@ -70,7 +67,7 @@ def _tied_by_default(model_dir: str, architecture: Any) -> bool:
             f"model_dir={model_dir}: config.json lacks tie_word_embeddings, for which only the transformers package "
             f"(not installed) knows the default of {architecture}. To install it: {packages.install_command('train')}"
         )
-    from tpbench.workloads.train_step.model_configuration import tied_by_default
+    from tpbench.workloads.train_step.model.configuration import tied_by_default
 
     try:
         return tied_by_default(str(architecture))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding_check import unsupported_plan
+from tpbench.workloads.train_step.sharding.check import unsupported_plan
 from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
 
 
@@ -104,7 +104,7 @@ def _no_graph_of_autotp(problem: TrainStep) -> str:
     unsupported_reason=_unsupported_by_autotp,
 )
 def autotp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.autotp import DeepSpeedTrainer
+    from tpbench.workloads.train_step.implementations.autotp import DeepSpeedTrainer
 
     return DeepSpeedTrainer(problem, context)
 
@@ -118,7 +118,7 @@ def autotp(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_by_fsdp_dtensor,
 )
 def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.fsdp import fsdp_dtensor as prepare
+    from tpbench.workloads.train_step.implementations.fsdp import fsdp_dtensor as prepare
 
     return prepare(problem, context)
 
@@ -132,7 +132,7 @@ def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_by_dtensor_tp,
 )
 def dtensor_tp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.fsdp import dtensor_tp as prepare
+    from tpbench.workloads.train_step.implementations.fsdp import dtensor_tp as prepare
 
     return prepare(problem, context)
 
@@ -147,7 +147,7 @@ def dtensor_tp(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_by_async_tp,
 )
 def fsdp_dtensor_async(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.fsdp import fsdp_dtensor_async as prepare
+    from tpbench.workloads.train_step.implementations.fsdp import fsdp_dtensor_async as prepare
 
     return prepare(problem, context)
 
@@ -161,7 +161,7 @@ def fsdp_dtensor_async(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_without_tensor_parallelism,
 )
 def fsdp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.fsdp import fsdp_dtensor as prepare
+    from tpbench.workloads.train_step.implementations.fsdp import fsdp_dtensor as prepare
 
     return prepare(problem, context)
 
@@ -175,6 +175,6 @@ def fsdp(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_without_tensor_parallelism,
 )
 def ddp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.ddp import ddp as prepare
+    from tpbench.workloads.train_step.implementations.ddp import ddp as prepare
 
     return prepare(problem, context)

@@ -6,12 +6,12 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.train_step import sizes
-from tpbench.workloads.train_step.json_document import json_document
-from tpbench.workloads.train_step.memory_estimate import estimate_memory
+from tpbench.workloads.train_step.estimates.memory import estimate_memory
+from tpbench.workloads.train_step.model import sizes
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 from tpbench.workloads.train_step.resolve import resolve
-from tpbench.workloads.train_step.sharding_check import unsupported_loss
+from tpbench.workloads.train_step.results.json_document import json_document
+from tpbench.workloads.train_step.sharding.check import unsupported_loss
 
 ALL = frozenset(
     {
@@ -158,7 +158,9 @@ WORKLOAD = Workload(
                 "loss_value",
             ),
         ),
-        "agreement": Study("do implementations train alike?", module="tpbench.workloads.train_step.agreement_study"),
+        "agreement": Study(
+            "do implementations train alike?", module="tpbench.workloads.train_step.results.agreement_study"
+        ),
     },
     metrics={
         "tokens_per_s": 1,

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.support.train_step import ARCHITECTURES, SHARDED, tiny_problem
-from tpbench.workloads.train_step import WORKLOAD, sharding_plan
-from tpbench.workloads.train_step.model_configuration import UnknownArchitecture
-from tpbench.workloads.train_step.models import build
-from tpbench.workloads.train_step.sharding_plan import blocks
+from tpbench.workloads.train_step import WORKLOAD
+from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
+from tpbench.workloads.train_step.model.models import build
+from tpbench.workloads.train_step.sharding import plan
+from tpbench.workloads.train_step.sharding.plan import blocks
 
 
 @pytest.mark.parametrize("fields", ARCHITECTURES, ids=lambda fields: fields["architecture"])
@@ -93,7 +94,7 @@ def test_a_plan_without_a_computation_is_refused_before_the_launch(
 
 def test_a_joint_product_without_a_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes do not tell whether the query, key and value of one head lie together in the product's columns."""
-    monkeypatch.setattr(sharding_plan, "PLANS", {})
+    monkeypatch.setattr(plan, "PLANS", {})
     problem = tiny_problem(architecture="persimmon", ffn_matrices=2, ffn_size=128, kv_heads=4)
     said = "transformers has no tensor-parallel plan for tiny (persimmon), and layers.0.self_attn has no layer"
     with pytest.raises(UnknownArchitecture, match=re.escape(said)):

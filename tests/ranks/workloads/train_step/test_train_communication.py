@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import SHARDED, batches_here, mesh_context, prepared, tiny_problem
-from tpbench.workloads.train_step.communicated_bytes import bytes_communicated
-from tpbench.workloads.train_step.sizes import rank_flops
+from tpbench.workloads.train_step.estimates.communicated_bytes import bytes_communicated
+from tpbench.workloads.train_step.estimates.rank_sizes import rank_flops
 
 
 def losses_used(here: Rank, name: str, fields: dict[str, Any]) -> int:

@@ -15,8 +15,9 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_problem
 from tpbench.measure.run import run as measure
 from tpbench.measure.settings import MeasureSettings
-from tpbench.workloads.train_step import WORKLOAD, step_graph
+from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.bench import TrainStepSession
+from tpbench.workloads.train_step.training import step_graph
 from tpbench.workloads.train_step.variants import DDP_WARMUP_STEPS
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")

@@ -18,14 +18,16 @@ from transformers.masking_utils import create_sliding_window_causal_mask
 from tests.support.command import ROOT
 from tests.support.train_step import CPU, config_json, folder_problem, single_context, tiny_problem, train_alone
 from tpbench.settings import JobError
-from tpbench.workloads.train_step import TrainStep, sizes
-from tpbench.workloads.train_step.batches import micro_batch, model_inputs
-from tpbench.workloads.train_step.losses import torch_loss
-from tpbench.workloads.train_step.memory_estimate import estimate_memory
-from tpbench.workloads.train_step.model_configuration import UnknownArchitecture, model_configuration
-from tpbench.workloads.train_step.models import build, materialise
+from tpbench.workloads.train_step import TrainStep
+from tpbench.workloads.train_step.estimates.memory import estimate_memory
+from tpbench.workloads.train_step.model import sizes
+from tpbench.workloads.train_step.model.configuration import UnknownArchitecture, model_configuration
+from tpbench.workloads.train_step.model.inputs import model_inputs
+from tpbench.workloads.train_step.model.models import build, materialise
 from tpbench.workloads.train_step.problem import ITEM_BYTES
 from tpbench.workloads.train_step.resolve import resolve
+from tpbench.workloads.train_step.training.batches import micro_batch
+from tpbench.workloads.train_step.training.losses import torch_loss
 
 
 def test_initial_weights_of_a_seed_never_change_and_are_normal() -> None:

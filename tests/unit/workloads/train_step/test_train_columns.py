@@ -13,13 +13,13 @@ import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
 from tpbench.measure.timeline import intervals
-from tpbench.workloads.train_step import phase_times
-from tpbench.workloads.train_step.json_document import json_document
-from tpbench.workloads.train_step.phase_times import PhaseTimer
-from tpbench.workloads.train_step.profiling import exposed_share
-from tpbench.workloads.train_step.reference import Reference, compare
-from tpbench.workloads.train_step.sizes import rank_flops
-from tpbench.workloads.train_step.throughput import peak_tflops, throughput
+from tpbench.workloads.train_step.correctness.reference import Reference, compare
+from tpbench.workloads.train_step.estimates.rank_sizes import rank_flops
+from tpbench.workloads.train_step.results import phase_times
+from tpbench.workloads.train_step.results.json_document import json_document
+from tpbench.workloads.train_step.results.phase_times import PhaseTimer
+from tpbench.workloads.train_step.results.profiling import exposed_share
+from tpbench.workloads.train_step.results.throughput import peak_tflops, throughput
 
 
 @pytest.mark.parametrize(

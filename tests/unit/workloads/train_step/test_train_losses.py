@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.support.train_step import tiny_problem
-from tpbench.workloads.train_step import sharding_check
-from tpbench.workloads.train_step.logits_change import LogitsChange, logits_change
-from tpbench.workloads.train_step.sharding_check import unsupported_loss
+from tpbench.workloads.train_step.model.logits_change import LogitsChange, logits_change
+from tpbench.workloads.train_step.sharding import check
+from tpbench.workloads.train_step.sharding.check import unsupported_loss
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_the_scale_of_logits_may_be_in_a_folder(tmp_path: Path) -> None:
 def test_the_plan_refuses_the_linear_loss_for_other_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = tiny_problem(architecture="granite", train_loss="tpbench_linear", seed=7)
     assert unsupported_loss(problem) is None
-    from tpbench.workloads.train_step import logits_change as module
+    from tpbench.workloads.train_step.model import logits_change as module
 
     monkeypatch.setattr(module, "_changed", lambda model, logits: torch.sinh(logits / 40.0))
     module.logits_change.cache_clear()
-    reason = sharding_check.unsupported_loss(problem)
+    reason = check.unsupported_loss(problem)
     module.logits_change.cache_clear()
     assert reason is not None and "changes logits after its head by more than a scale and a cap" in reason

@@ -13,7 +13,7 @@ from tests.support.train_step import config_json, tiny_problem
 from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step import TrainStep
 from tpbench.workloads.train_step.resolve import resolve
-from tpbench.workloads.train_step.styles import parse_mapping
+from tpbench.workloads.train_step.sharding.styles import parse_mapping
 
 
 def test_a_mapping_of_a_yaml_file_becomes_text_and_keeps_its_order() -> None:

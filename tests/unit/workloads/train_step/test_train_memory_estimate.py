@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.train_step import tiny_problem
 from tpbench.kernels.linear_chunks import AUTO_GIB
-from tpbench.workloads.train_step import sizes
-from tpbench.workloads.train_step.memory_estimate import LINEAR_LOSS_GIB, MemoryEstimate, estimate_memory
+from tpbench.workloads.train_step.estimates.memory import LINEAR_LOSS_GIB, MemoryEstimate, estimate_memory
+from tpbench.workloads.train_step.model import sizes
 
 
 def test_memory_of_parameters_by_variant() -> None:

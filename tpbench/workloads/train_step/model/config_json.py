@@ -1,0 +1,92 @@
+"""Read the config.json of a local model folder without the transformers package."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tpbench.settings import JobError
+
+KNOWN_ARCHITECTURES = ("llama", "qwen3")
+"""Architectures that need no check by the transformers package, whose import takes seconds. Their embeddings are not
+tied if a config.json does not say."""
+_KEYS = {
+    "architecture": "model_type",
+    "hidden_size": "hidden_size",
+    "ffn_size": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocab": "vocab_size",
+}
+"""Required keys of config.json, by field of the problem."""
+_DEFAULTS = {"qwen3": {"head_dim": 128, "num_key_value_heads": 32}}
+"""Values that transformers uses for keys that config.json lacks, by model type, if other sizes do not imply them."""
+_SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
+"""Keys that describe how the file was saved. They are not part of the model: the problem sets the trained dtype."""
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return the content of the folder's config.json. Raises JobError if it cannot be read or lacks a required key."""
+    file = folder / "config.json"
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise JobError(f"model_dir={folder}: {file} cannot be read: {error}") from None
+    missing = [name for name in _KEYS.values() if name not in content] if isinstance(content, dict) else ["an object"]
+    if missing:
+        raise JobError(f"model_dir={folder}: {file} lacks {', '.join(missing)}")
+    return content
+
+
+def fingerprint(content: dict[str, Any]) -> str:
+    """Return a short hash of everything that the content says about the model.
+
+    Activations, biases and scalings are in no other field of the problem.
+    """
+    model = {name: value for name, value in content.items() if name not in _SAVING_KEYS}
+    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def model_name(folder: Path) -> str:
+    """Return the folder's name, or the id of the model that a folder of Hugging Face's cache holds, such as
+    Qwen/Qwen3-32B."""
+    folder = folder.resolve()
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
+def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the problem that the content sets, with the file's types. `tied` is absent if the file does
+    not set it. Raises JobError if the content describes no dense decoder."""
+    if experts := [name for name, value in content.items() if "expert" in name and value]:
+        raise JobError(f"model_dir={folder}: a mixture of experts ({experts[0]}), whose sizes are not counted")
+    tied = content.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):  # "false" would be true
+        raise JobError(f"model_dir={folder}: tie_word_embeddings={json.dumps(tied)} must be true or false")
+    config_hash = fingerprint(content)
+    content = _DEFAULTS.get(str(content["model_type"]), {}) | content
+    hidden, heads = content["hidden_size"], content["num_attention_heads"]
+    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    try:
+        head_dim = content.get("head_dim") or int(hidden) // int(heads)
+        theta = float(rope.get("rope_theta") or content.get("rope_theta", 10000.0))
+        factor = float(rope.get("factor", 1.0))
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise JobError(f"model_dir={folder}: its config.json describes no decoder: {error}") from None
+    return {
+        **{field: content[name] for field, name in _KEYS.items()},
+        "model": model_name(folder),
+        "model_dir": str(folder.resolve()),
+        "config_hash": config_hash,
+        "kv_heads": content.get("num_key_value_heads") or heads,
+        "head_dim": head_dim,
+        **({"tied": tied} if "tie_word_embeddings" in content else {}),
+        **({"tp_mapping": content["tp_mapping"]} if "tp_mapping" in content else {}),
+        "rope_theta": theta,
+        "rope_factor": factor,
+        "norm_eps": content.get("rms_norm_eps", 1e-6),
+    }

@@ -1,0 +1,192 @@
+"""Shard a decoder over tensor-parallel ranks by torch's `parallelize_module`, with sequence parallelism.
+
+Parameters, and the operations on them, are DTensors. Between the blocks a rank has its share of each sequence's tokens,
+(batch, sequence / ranks, width). If the ranks do not divide a sequence, the first ranks have more tokens of it than the
+last one, as DTensor shards a dimension: the collectives of DTensor pad the shares.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import checkpoint
+
+from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
+from tpbench.workloads.train_step.model.decoder_parts import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharding.key_value_heads import head_share
+from tpbench.workloads.train_step.sharding.plan import Block, share_heads
+from tpbench.workloads.train_step.sharding.plan_requirements import require_plan
+from tpbench.workloads.train_step.sharding.styles import Style
+from tpbench.workloads.uneven_shards import sharded_along
+
+TOKENS, COLUMNS = Shard(1), Shard(-1)
+"""Placements of hidden states, (batch, sequence, width)."""
+
+
+def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
+    """Shard the model's parameters, and let its modules exchange what the sharding needs.
+
+    Raises UnknownArchitecture for a model whose plan has no correct computation.
+    """
+    # The linear loss lets the head return its input, all tokens, instead of logits.
+    sharded_logits = problem.vocab_parallel and problem.train_loss != "tpbench_linear"
+    blocks = require_plan(problem, model, tp.size())
+    parts = decoder_parts(model)
+    plan: dict[str, ParallelStyle] = {
+        parts.embedding: RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
+        "lm_head": ColwiseParallel(
+            input_layouts=Replicate(),
+            output_layouts=COLUMNS if sharded_logits else Replicate(),
+            use_local_output=not sharded_logits,
+        ),
+    }
+    if parts.norm is not None and hasattr(model.get_submodule(parts.norm), "weight"):
+        plan[parts.norm] = SequenceParallel(use_local_output=True)
+    share = head_share(problem, tp.size(), tp.get_local_rank())
+    for block in blocks:
+        plan[block.name] = ExchangedTokens(problem.seq_length, replicated=block.replicated)
+        if block.sharded_inside:
+            share_heads(problem, model.get_submodule(block.name), share)
+        plan |= {name: _style(style, block) for name, style in block.styles.items()}
+    for number, layer in enumerate(decoder_layers(model)):
+        names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
+        plan |= {name: SequenceParallel(use_local_output=True) for name in names}
+    # The hook of the head's own style takes the gathered tokens, so this one must come first.
+    ExchangedTokens(problem.seq_length, replicated=False)._apply(model.lm_head, tp)
+    parallelize_module(model, tp, plan, src_data_rank=None)
+    _detach_padding(model.get_input_embeddings(), tp)
+    if problem.tied:
+        model.lm_head.weight = model.get_input_embeddings().weight
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            raise UnknownArchitecture(
+                f"the plan does not know {name} of {problem.model} ({problem.architecture}), which is in no block and "
+                "no norm of a decoder layer"
+            )
+
+
+class ReplicatedModule(ParallelStyle):
+    """Every rank has all parameters and the whole input of a module, and computes its whole output."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def whole(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
+            return tuple(
+                each if isinstance(each, DTensor) else DTensor.from_local(each, mesh, [Replicate()], run_check=False)
+                for each in inputs
+            )
+
+        def local(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+            return output.to_local()
+
+        return distribute_module(module, device_mesh, None, whole, local)  # type: ignore[arg-type]  # torch's hooks return values
+
+
+def _style(style: Style, block: Block) -> ParallelStyle:
+    if style == "colwise":
+        return ColwiseParallel()
+    if style == "rowwise":
+        return RowwiseParallel(output_layouts=TOKENS)
+    if style == "colwise_gather_output":
+        return ColwiseParallel(output_layouts=Replicate())
+    if style == "rowwise_split_input":
+        return RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS)
+    # Norms of queries and keys, (batch, sequence, heads, width), apply to each of a rank's heads.
+    return SequenceParallel(sequence_dim=2, use_local_output=True) if block.sharded_inside else ReplicatedModule()
+
+
+class ExchangedTokens(ParallelStyle):
+    """All-gather the tokens of a block's hidden states, its first argument by position or by keyword.
+
+    A replicated block returns a rank's tokens. In other blocks a row-wise layer does. The shares may be unequal, so
+    DTensor cannot derive the length of the sequences from one of them.
+    """
+
+    def __init__(self, seq_length: int, *, replicated: bool) -> None:
+        super().__init__()
+        self.seq_length, self.replicated = seq_length, replicated
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        first = next(iter(inspect.signature(module.forward).parameters))
+
+        def gather(share: Tensor) -> DTensor:
+            return sharded_along(TOKENS.dim, self.seq_length, share, device_mesh).redistribute(placements=[Replicate()])
+
+        def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            if inputs:
+                return (gather(inputs[0]), *inputs[1:]), named
+            return inputs, {**named, first: gather(named[first])}
+
+        def keep_share(whole: Tensor) -> Tensor:
+            return DTensor.from_local(whole, device_mesh, [Replicate()], run_check=False).redistribute(
+                placements=[TOKENS]
+            ).to_local()  # fmt: skip
+
+        def after(module: nn.Module, inputs: Any, output: Any) -> Any:
+            if isinstance(output, tuple):  # attention returns its weights too
+                return (keep_share(output[0]), *output[1:])
+            return keep_share(output)
+
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        if self.replicated:
+            module.register_forward_hook(after)
+        return module
+
+
+def _detach_padding(embedding: nn.Embedding, tp: DeviceMesh) -> None:
+    """Give the padding token, if there is one, no gradient.
+
+    The backward pass of DTensor's sharded embedding takes the token's number for a row of each rank's shard.
+    """
+    if (padding := embedding.padding_idx) is None:
+        return
+    embedding.padding_idx = None
+
+    def detach(module: nn.Module, inputs: tuple[DTensor], output: Tensor) -> Tensor:
+        ids = inputs[0].to_local()
+        length = -(-ids.shape[1] // tp.size())
+        share = ids[:, tp.get_local_rank() * length :][:, :length]
+        return torch.where((share == padding)[..., None], output.detach(), output)
+
+    embedding.register_forward_hook(detach)
+
+
+def compile_dtensor_layers(model: Any) -> None:
+    """Compile the forward method of each decoder layer, with its DTensors and collectives.
+
+    Checkpointing stays outside of the graph: torch 2.13 fails to keep the DTensors' mesh for the backward pass. Its
+    compiled layers also fail with the embedding's output while the reduce-scatter runs; a copy waits for it.
+    """
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.clone())
+    for layer in decoder_layers(model):
+        compiled = torch.compile(layer.forward)
+        if getattr(layer, "gradient_checkpointing", False):
+            layer.gradient_checkpointing = False
+            compiled = partial(checkpoint, compiled, use_reentrant=False)
+        layer.forward = compiled
+
+
+@torch.no_grad()
+def reduce_partial_gradients(parameters: Iterable[Tensor]) -> None:
+    """Sum over the ranks each gradient of which a rank has only its share: those of norms on shares of the tokens.
+
+    Under FSDP this has happened before.
+    """
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(parameter, DTensor) and isinstance(grad, DTensor) and grad.placements != parameter.placements:
+            parameter.grad = grad.redistribute(placements=parameter.placements)
