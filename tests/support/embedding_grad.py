@@ -14,9 +14,9 @@ from tpbench.measure import stopwatch
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession, ExchangeContext
-from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.exchange import Exchange, sequence
+from tpbench.workloads.embedding_grad.exchanges.base import Exchange, sequence
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
 
 DISTRIBUTIONS = ("uniform", "zipf", "bigram", "fixed", "one_owner", "one_rank", "none")
 DTYPES = ("float32", "float16", "bfloat16")

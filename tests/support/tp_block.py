@@ -15,12 +15,12 @@ from torch.nn import functional
 from tests.support.ranks import Rank
 from tpbench.measure.session import Context
 from tpbench.workloads.tp_block import TpBlock
-from tpbench.workloads.tp_block.block import gradients
 from tpbench.workloads.tp_block.errors import row_error
+from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.layers.block import gradients
+from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
 from tpbench.workloads.tp_block.oracle import BlockResult, own_part
-from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
-from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
 
 PARTS = ("block", "mlp", "column", "row")
 

@@ -3,6 +3,6 @@ Exchange`."""
 
 from tpbench.outside.declaration import variant as variant
 from tpbench.workloads.embedding_grad.bench import ExchangeContext as ExchangeContext
-from tpbench.workloads.embedding_grad.exchange import Exchange as Exchange
-from tpbench.workloads.embedding_grad.exchange import Phase as Phase
+from tpbench.workloads.embedding_grad.exchanges.base import Exchange as Exchange
+from tpbench.workloads.embedding_grad.exchanges.base import Phase as Phase
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad as EmbeddingGrad

@@ -14,17 +14,13 @@ The exchange comes from a modded-nanogpt speed record: https://github.com/Keller
 The modules, in the order of a first reading:
 
 - Job: `problem` has the fields and the columns, `variants` a function for each variant.
-- Rank: `bench` is the session of a cell. `exchange` is the interface of a variant: phases and a result.
-- Exchanges: `dense`, `sparse` (common parts of the sparse ones), `all_to_all`, `all_gather`, `sparse_all_reduce`,
-  `symmetric`, `auto`. `counted_collectives` counts the bytes that they send, `traffic` has the formulas.
-- Touched rows: `touched_rows` searches on the CPU (with `pinned_ring`), `device_search` on the GPU (with `replayed`).
-- Merge of received rows: `merge`.
-- Triton kernels: `search_kernel`, `gather_kernel`, `push_kernel`, `merge_kernel`.
-- Inputs: `inputs`, `row_partition`, `distributions`, `bigrams`, `sample_text`.
-- The training step around the exchange: `overlap` (a stand-in for both passes), `forward_index`, `other_parameters`,
-  `traffic_iteration`.
+- Rank: `bench` is the session of a cell.
+- Inputs: `inputs` has a rank's gradient and the rows that it touched, which follow from its `tokens`.
+- `exchanges`: the interface of a variant (phases and a result), and an exchange for each variant.
+- `row_operations`: the search for touched rows, the merge of received rows, and the Triton kernels.
+- `traffic`: the bytes that exchanges send, by count and by formula, and the crossover between dense and sparse.
+- `training_step`: what runs beside the exchange.
 - Correctness: `oracle`, with the tolerances of `limits`.
-- Crossover between dense and sparse: `crossover`, `link_rates`, `density_times`, `crossover_study`.
 """
 
 from tpbench.workloads.embedding_grad import variants as variants

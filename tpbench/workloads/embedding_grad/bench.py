@@ -15,17 +15,18 @@ from tpbench.measure.inputs import GeneratedInputs
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.embedding_grad import crossover, oracle, traffic
-from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.device_search import searches_on_device
-from tpbench.workloads.embedding_grad.exchange import Exchange, sequence
-from tpbench.workloads.embedding_grad.forward_index import KINDS, ForwardIndex
+from tpbench.workloads.embedding_grad import oracle
+from tpbench.workloads.embedding_grad.exchanges.base import Exchange, sequence
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.link_rates import LinkRates, measure_link_rates
-from tpbench.workloads.embedding_grad.other_parameters import OtherParameters
-from tpbench.workloads.embedding_grad.overlap import OverlappedIteration, StandIn
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.traffic_iteration import TrafficIteration
+from tpbench.workloads.embedding_grad.row_operations.device_search import searches_on_device
+from tpbench.workloads.embedding_grad.traffic import crossover, formulas
+from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.traffic.link_rates import LinkRates, measure_link_rates
+from tpbench.workloads.embedding_grad.training_step.forward_index import KINDS, ForwardIndex
+from tpbench.workloads.embedding_grad.training_step.other_parameters import OtherParameters
+from tpbench.workloads.embedding_grad.training_step.overlap import OverlappedIteration, StandIn
+from tpbench.workloads.embedding_grad.training_step.traffic_iteration import TrafficIteration
 from tpbench.workloads.returned import require
 
 
@@ -237,7 +238,7 @@ def unavoidable_bytes(counts: Sequence[Sequence[int]], merged_rows: Sequence[int
     `counts`: touched rows, by the rank that touched them and then by owner. `merged_rows`: touched rows of each owner.
     """
     moved = max(sum(touched) + merged for touched, merged in zip(counts, merged_rows, strict=True))
-    return moved * row_bytes, traffic.busiest(counts) * row_bytes
+    return moved * row_bytes, formulas.busiest(counts) * row_bytes
 
 
 def setup(problem: EmbeddingGrad, variant: Variant, context: Context) -> EmbeddingGradSession:

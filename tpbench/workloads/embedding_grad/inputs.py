@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tpbench.workloads.embedding_grad.distributions import token_rows
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.row_partition import RowPartition
+from tpbench.workloads.embedding_grad.tokens.distributions import token_rows
+from tpbench.workloads.embedding_grad.tokens.row_partition import RowPartition
 from tpbench.workloads.hashing import hash_index, normal
 
 if TYPE_CHECKING:

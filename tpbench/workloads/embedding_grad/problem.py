@@ -187,7 +187,7 @@ WORKLOAD = Workload(
     studies={
         "crossover": Study(
             "up to which density of touched rows is a sparse exchange faster?",
-            module="tpbench.workloads.embedding_grad.crossover_study",
+            module="tpbench.workloads.embedding_grad.traffic.crossover_study",
         )
     },
     reusable_process=True,

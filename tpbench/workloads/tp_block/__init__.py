@@ -8,16 +8,13 @@ differ in when products and communication run: one after the other, or in chunks
 The modules, in the order of a first reading:
 
 - Job: `problem` has the fields, `variants` a function for each variant, `workload` the columns and the report's layout.
-- Rank: `bench` is the session of a block, `stack` that of a stack of blocks (layers=N). `prepared` is what a variant
-  returns.
-- Layers: `block` builds a block from `layers`. `autograd` and `linear_operations` compute a sharded linear under a
-  schedule. `sharded_linear` says which part of a weight a rank has. `rotary` rotates queries and keys.
-- Schedules of a product and its collective: `schedule` has the interface and the plain ones. The overlapped ones are
-  `ring`, `copy_engine` (with `local_copy`), `symm_mem` and `compiled`.
-- block_auto: `autotune` tries schedules, `choice` decides by the measured times, `graphed` captures the passes.
+- Rank: `bench` is the session of a block, `stack` that of a stack of blocks (layers=N).
+- `layers`: tensor-parallel layers, and the block that is built from them.
+- `schedules` of a product and its collective: the plain ones and the overlapped ones.
+- `execution`: what a variant returns, compiled blocks, CUDA graphs, and the trials of block_auto.
 - Correctness: `inputs` makes activations and weights. `oracle` and `stack_oracle` compute in float64, and `errors`
   compares them, with the tolerances of `limits`.
-- Measurement: `costs`, `machine_rates`, `isolated_operations`, `exposed_communication`, `trace`, `overlap_study`.
+- `measurement`: counted costs, rates of the machine, exposed communication, traces, and the study of overlap.
 """
 
 from tpbench.workloads.tp_block import variants as variants

@@ -13,10 +13,11 @@ from tpbench.measure.session import Context, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
-from tpbench.workloads.tp_block import errors, exposed_communication, machine_rates, oracle, trace
-from tpbench.workloads.tp_block.block import gradients
+from tpbench.workloads.tp_block import errors, oracle
+from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
+from tpbench.workloads.tp_block.layers.block import gradients
+from tpbench.workloads.tp_block.measurement import exposed_communication, machine_rates, trace
 from tpbench.workloads.tp_block.problem import TpBlock
 from tpbench.workloads.tp_block.stack import StackSession
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpbench.workloads.item_bytes import ITEM_BYTES
-from tpbench.workloads.tp_block import costs
+from tpbench.workloads.tp_block.measurement import costs
 from tpbench.workloads.tp_block.problem import TpBlock
 
 TOLERANCE = {"bfloat16": 2.0**-4, "float32": 2.0**-14, "float64": 2.0**-38}

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from tpbench.workloads.tp_block import rotary
 from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.layers import rotary
 
 EPS = 1e-5
 

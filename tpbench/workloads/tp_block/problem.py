@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from tpbench.settings import setting
-from tpbench.workloads.tp_block.sharded_linear import ShardedLinear
+from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
 
 
 @dataclass(frozen=True)

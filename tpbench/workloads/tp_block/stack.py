@@ -14,12 +14,12 @@ from tpbench.measure.session import Context, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
-from tpbench.workloads.tp_block import machine_rates, trace
-from tpbench.workloads.tp_block.graphed import GraphMemory, graph_memory
+from tpbench.workloads.tp_block.execution.graphed import GraphMemory, graph_memory
+from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.layers import RMSNorm
+from tpbench.workloads.tp_block.layers.parallel import RMSNorm
 from tpbench.workloads.tp_block.limits import TOLERANCE
-from tpbench.workloads.tp_block.prepared import BlockContext, PreparedBlock
+from tpbench.workloads.tp_block.measurement import machine_rates, trace
 from tpbench.workloads.tp_block.problem import TpBlock
 from tpbench.workloads.tp_block.stack_oracle import BETAS, EPS, WEIGHT_DECAY, Trajectory, expected_trajectory
 

@@ -40,8 +40,8 @@ def _no_graph_of_copies(problem: TpBlock) -> str:
     "the whole block on every rank, each for itself: the reference", options={"profile"}, no_graph_reason=_no_graph
 )
 def block_no_tp(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.schedule import LocalSchedule
+    from tpbench.workloads.tp_block.execution.prepared import prepare
+    from tpbench.workloads.tp_block.schedules.base import LocalSchedule
 
     return prepare(context, LocalSchedule())
 
@@ -53,8 +53,8 @@ def block_no_tp(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_by_one_rank,
 )
 def block_tp(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.schedule import SequentialSchedule
+    from tpbench.workloads.tp_block.execution.prepared import prepare
+    from tpbench.workloads.tp_block.schedules.base import SequentialSchedule
 
     return prepare(context, SequentialSchedule(context.inputs.group))
 
@@ -66,8 +66,8 @@ def block_tp(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_in_pieces,
 )
 def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.ring import RingSchedule
+    from tpbench.workloads.tp_block.execution.prepared import prepare
+    from tpbench.workloads.tp_block.schedules.ring import RingSchedule
 
     return prepare(context, RingSchedule(context.inputs.group))
 
@@ -80,8 +80,8 @@ def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_by_one_rank,
 )
 def block_symm_mem(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.prepared import prepare
-    from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule
+    from tpbench.workloads.tp_block.execution.prepared import prepare
+    from tpbench.workloads.tp_block.schedules.symm_mem import SymmMemSchedule
 
     schedule = SymmMemSchedule(context.inputs.group)
     return prepare(context, schedule, columns=schedule.columns)
@@ -95,7 +95,7 @@ def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_by_one_rank,
 )
 def block_compile_async(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block import compiled
+    from tpbench.workloads.tp_block.execution import compiled
 
     return compiled.prepare(context)
 
@@ -109,8 +109,8 @@ def block_compile_async(problem: TpBlock, context: Any) -> Any:
 )
 def block_copy_engine(problem: TpBlock, context: Any) -> Any:
     from tpbench.comm.symmetric_buffers import SymmetricBuffers
-    from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
-    from tpbench.workloads.tp_block.prepared import prepare
+    from tpbench.workloads.tp_block.execution.prepared import prepare
+    from tpbench.workloads.tp_block.schedules.copy_engine import CopyEngineSchedule
 
     schedule = CopyEngineSchedule(SymmetricBuffers(context.inputs.group, context.inputs.device, problem.signals))
     return prepare(context, schedule, columns=schedule.columns)
@@ -123,6 +123,6 @@ def block_copy_engine(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_by_one_rank,
 )
 def block_auto(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block import autotune
+    from tpbench.workloads.tp_block.execution import autotune
 
     return autotune.prepare_fastest(context)

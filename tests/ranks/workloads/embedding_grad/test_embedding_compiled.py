@@ -21,13 +21,16 @@ import triton
 
 root, asked = sys.argv[1:]
 sys.path.insert(0, root)
-for file in sorted(pathlib.Path(root, "tpbench/workloads/embedding_grad").glob("*_kernel.py")):
+for file in sorted(pathlib.Path(root, "tpbench/workloads/embedding_grad/row_operations").glob("*_kernel.py")):
     runpy.run_path(str(file))
 others = [name for name in sys.modules if name.startswith("tpbench.") and not name.startswith("tpbench.kernels")]
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tpbench.workloads.embedding_grad import gather_kernel, merge_kernel, push_kernel, search_kernel
+from tpbench.workloads.embedding_grad.row_operations import gather_kernel
+from tpbench.workloads.embedding_grad.row_operations import merge_kernel
+from tpbench.workloads.embedding_grad.row_operations import push_kernel
+from tpbench.workloads.embedding_grad.row_operations import search_kernel
 
 def stores(kernel, types, constants):
     function = getattr(globals()[kernel[1:]], kernel)

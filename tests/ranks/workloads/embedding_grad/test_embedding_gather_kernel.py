@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpbench.workloads.embedding_grad.gather_kernel import BLOCKS, gather_rows
+from tpbench.workloads.embedding_grad.row_operations.gather_kernel import BLOCKS, gather_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

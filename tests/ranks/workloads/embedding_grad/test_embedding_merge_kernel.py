@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpbench.workloads.embedding_grad.merge_kernel import BLOCKS, Blocks, merge_rows, place_rows
+from tpbench.workloads.embedding_grad.row_operations.merge_kernel import BLOCKS, Blocks, merge_rows, place_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

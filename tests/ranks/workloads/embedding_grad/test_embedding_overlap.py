@@ -9,8 +9,8 @@ import torch
 
 from tests.support.embedding_grad import HERE, FixedStopwatch, new_session, prepared, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.workloads.embedding_grad.exchange import Phase
-from tpbench.workloads.embedding_grad.overlap import FORWARD, OverlappedIteration, StandIn
+from tpbench.workloads.embedding_grad.exchanges.base import Phase
+from tpbench.workloads.embedding_grad.training_step.overlap import FORWARD, OverlappedIteration, StandIn
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

@@ -14,21 +14,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, context, problem
-from tpbench.workloads.embedding_grad import EmbeddingGrad, merge_kernel, push_kernel, search_kernel, traffic
-from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.limits import TOLERANCE
-from tpbench.workloads.embedding_grad.merge import MisplacedRow
-from tpbench.workloads.embedding_grad.push_kernel import push_rows
-from tpbench.workloads.embedding_grad.search_kernel import list_rows
-from tpbench.workloads.embedding_grad.symmetric import (
+from tpbench.workloads.embedding_grad import EmbeddingGrad
+from tpbench.workloads.embedding_grad.exchanges.symmetric import (
     ConnectedInboxes,
     Inbox,
     SparseSymmetric,
     SparseSymmetricGpu,
     addresses,
 )
-from tpbench.workloads.embedding_grad.touched_rows import CpuRowFinder, TouchedRows
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.limits import TOLERANCE
+from tpbench.workloads.embedding_grad.row_operations import merge_kernel, push_kernel, search_kernel
+from tpbench.workloads.embedding_grad.row_operations.merge import MisplacedRow
+from tpbench.workloads.embedding_grad.row_operations.push_kernel import push_rows
+from tpbench.workloads.embedding_grad.row_operations.search_kernel import list_rows
+from tpbench.workloads.embedding_grad.row_operations.touched_rows import CpuRowFinder, TouchedRows
+from tpbench.workloads.embedding_grad.traffic import formulas
+from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels need GPU memory")
 
@@ -114,7 +116,7 @@ def test_rows_of_earlier_exchanges_are_ignored(ranks: int, steps: list[list[list
             one.inputs = one.peers.inputs = inputs
             one.finder = CpuRowFinder(inputs, pinned=False)
         check(every)
-        leaving = traffic.leaving(every[0].inputs.counts)
+        leaving = formulas.leaving(every[0].inputs.counts)
         assert [sum(one.comm.sent_bytes) for one in every] == [rows * (4 * width + 4) for rows in leaving]
 
 

@@ -15,12 +15,12 @@ import torch.distributed as dist
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, largest_error, problem, run_once
-from tpbench.workloads.tp_block import autotune
-from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule
+from tpbench.workloads.tp_block.execution import autotune
+from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.limits import TOLERANCE
-from tpbench.workloads.tp_block.prepared import prepare
-from tpbench.workloads.tp_block.schedule import SequentialSchedule
-from tpbench.workloads.tp_block.symm_mem import SymmMemSchedule, TorchWorkspace
+from tpbench.workloads.tp_block.schedules.base import SequentialSchedule
+from tpbench.workloads.tp_block.schedules.copy_engine import CopyEngineSchedule
+from tpbench.workloads.tp_block.schedules.symm_mem import SymmMemSchedule, TorchWorkspace
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

@@ -22,8 +22,8 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 
-    from tpbench.workloads.tp_block.compiled import FunctionalSchedule, fill_replacements
-    from tpbench.workloads.tp_block.prepared import prepare
+    from tpbench.workloads.tp_block.execution.compiled import FunctionalSchedule, fill_replacements
+    from tpbench.workloads.tp_block.execution.prepared import prepare
 
     found: list[dict[str, int]] = []
 

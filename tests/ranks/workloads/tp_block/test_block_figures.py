@@ -12,8 +12,9 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, problem
 from tests.support.tp_block_preset_times import PresetStopwatch
 from tpbench.measure.gemm import SIDE
-from tpbench.workloads.tp_block import WORKLOAD, bench, machine_rates
+from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.measurement import machine_rates
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -13,7 +13,8 @@ import pytest
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, context, problem
 from tpbench.measure.timeline import COMMUNICATION, PRODUCT
-from tpbench.workloads.tp_block import WORKLOAD, trace
+from tpbench.workloads.tp_block import WORKLOAD
+from tpbench.workloads.tp_block.measurement import trace
 
 
 def traced(here: Rank, folder: Path, keep: bool, stays: bool = False) -> dict[str, Any]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from tpbench.workloads.embedding_grad import auto, traffic
-from tpbench.workloads.embedding_grad.auto import sparse_is_faster
-from tpbench.workloads.embedding_grad.row_partition import RowPartition
-from tpbench.workloads.embedding_grad.touched_rows import EvenlySpacedRows
+from tpbench.workloads.embedding_grad.exchanges import auto
+from tpbench.workloads.embedding_grad.exchanges.auto import sparse_is_faster
+from tpbench.workloads.embedding_grad.row_operations.touched_rows import EvenlySpacedRows
+from tpbench.workloads.embedding_grad.tokens.row_partition import RowPartition
+from tpbench.workloads.embedding_grad.traffic import formulas
 
 
 def test_the_busiest_rank_decides() -> None:
     counts = [[5, 3, 0], [0, 9, 1], [2, 2, 2]]
-    assert traffic.leaving(counts) == [3, 1, 4]
-    assert traffic.arriving(counts) == [2, 5, 1]
-    assert traffic.busiest(counts) == 5
+    assert formulas.leaving(counts) == [3, 1, 4]
+    assert formulas.arriving(counts) == [2, 5, 1]
+    assert formulas.busiest(counts) == 5
     assert sparse_is_faster(counts, table_rows=30, limit=0.25)  # 5 rows of others, as if 7.5 of 30 were touched
     assert not sparse_is_faster(counts, table_rows=30, limit=0.24)
     assert not sparse_is_faster([[5, 3], [auto.UNKNOWN] * 2], table_rows=1000, limit=float("inf"))

@@ -20,9 +20,9 @@ from tpbench.report.plots.panels import draw_panels
 from tpbench.report.study import study_document, study_tables
 from tpbench.results.plain import plain_rows
 from tpbench.results.write import write_row
-from tpbench.workloads.embedding_grad import crossover, crossover_study, density_times, traffic
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import expected_density
+from tpbench.workloads.embedding_grad.traffic import crossover, crossover_study, density_times, formulas
 
 H200 = {
     "all_to_all_gb_per_s": 380.0, "reduce_scatter_gb_per_s": 304.0, "copy_gb_per_s": 4230.0, "latency_ms": 0.012,
@@ -39,8 +39,8 @@ def distinct_rows(table_rows: int, tokens: int) -> float:
 
 
 def test_the_record_sends_what_was_published() -> None:
-    assert traffic.dense_reduce_scatter(251_520, 768 * 2, 8) == pytest.approx(338e6, rel=1e-3)
-    assert traffic.dense_all_reduce(251_520, 768 * 2, 8) == 2 * traffic.dense_reduce_scatter(251_520, 768 * 2, 8)
+    assert formulas.dense_reduce_scatter(251_520, 768 * 2, 8) == pytest.approx(338e6, rel=1e-3)
+    assert formulas.dense_all_reduce(251_520, 768 * 2, 8) == 2 * formulas.dense_reduce_scatter(251_520, 768 * 2, 8)
     for tokens, density in ((32_768, 0.12), (98_304, 0.32)):
         assert distinct_rows(251_520, tokens) / 251_520 == pytest.approx(density, abs=0.005)
 
@@ -49,9 +49,9 @@ def test_counted_rows_and_the_even_formula_agree() -> None:
     """Hashed rows spread evenly enough over owners for the closed formula."""
     inputs = EmbeddingGradInputs(problem(table_rows=20_001, width=8, tokens=4000), context(ranks=4))
     touched = distinct_rows(20_001, 8000)
-    counted = traffic.sparse_all_to_all(inputs.counts, inputs.row_bytes)
+    counted = formulas.sparse_all_to_all(inputs.counts, inputs.row_bytes)
     assert counted == pytest.approx([touched * 3 / 4 * (16 + 4) + 8 * 4] * 4, rel=0.03)
-    gathered = traffic.sparse_all_gather(inputs.counts, inputs.row_bytes)
+    gathered = formulas.sparse_all_gather(inputs.counts, inputs.row_bytes)
     assert gathered == pytest.approx([touched * 3 * (16 + 8)] * 4, rel=0.03)
 
 

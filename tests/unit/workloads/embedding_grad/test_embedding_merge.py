@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tpbench.workloads.embedding_grad.counted_collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.merge import join_adjacent
+from tpbench.workloads.embedding_grad.row_operations.merge import join_adjacent
+from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from tests.support.embedding_grad import context, problem
 from tests.support.lone_rank import lone_rank
-from tpbench.workloads.embedding_grad import oracle, traffic
+from tpbench.workloads.embedding_grad import oracle
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.oracle import EmbeddingGradErrors, LostRows, compare, lost_rows, mean_gradient
+from tpbench.workloads.embedding_grad.traffic import formulas
 
 
 @pytest.fixture(autouse=True)
@@ -113,10 +114,10 @@ COUNTS = [[5, 2, 1], [0, 4, 3], [6, 0, 7]]
 
 
 def test_bytes_that_each_exchange_sends() -> None:
-    assert traffic.leaving(COUNTS) == [3, 3, 6] and traffic.arriving(COUNTS) == [6, 2, 4]
-    assert traffic.busiest(COUNTS) == 6 and traffic.busiest([[1, 2], [7, 1]]) == 7
-    assert traffic.sparse_all_to_all(COUNTS, 100) == [3 * 104 + 16, 3 * 104 + 16, 6 * 104 + 16]
-    assert traffic.sparse_push(COUNTS, 100) == [3 * 104, 3 * 104, 6 * 104]
-    assert traffic.sparse_all_gather(COUNTS, 100) == [2 * (13 * 108 + 8 * 3)] * 3
-    assert traffic.sparse_all_reduce(COUNTS, 100) == [2 * 8 * 108, 2 * 7 * 108, 2 * 13 * 108]
-    assert traffic.dense_reduce_scatter(12, 100, 3) == 800 and traffic.dense_all_reduce(12, 100, 3) == 1600
+    assert formulas.leaving(COUNTS) == [3, 3, 6] and formulas.arriving(COUNTS) == [6, 2, 4]
+    assert formulas.busiest(COUNTS) == 6 and formulas.busiest([[1, 2], [7, 1]]) == 7
+    assert formulas.sparse_all_to_all(COUNTS, 100) == [3 * 104 + 16, 3 * 104 + 16, 6 * 104 + 16]
+    assert formulas.sparse_push(COUNTS, 100) == [3 * 104, 3 * 104, 6 * 104]
+    assert formulas.sparse_all_gather(COUNTS, 100) == [2 * (13 * 108 + 8 * 3)] * 3
+    assert formulas.sparse_all_reduce(COUNTS, 100) == [2 * 8 * 108, 2 * 7 * 108, 2 * 13 * 108]
+    assert formulas.dense_reduce_scatter(12, 100, 3) == 800 and formulas.dense_all_reduce(12, 100, 3) == 1600

@@ -12,8 +12,8 @@ import torch
 
 from tests.support.command import until
 from tests.support.embedding_grad import LoggedStream
-from tpbench.workloads.embedding_grad.exchange import Phase, StepPoint
-from tpbench.workloads.embedding_grad.overlap import OverlappedIteration
+from tpbench.workloads.embedding_grad.exchanges.base import Phase, StepPoint
+from tpbench.workloads.embedding_grad.training_step.overlap import OverlappedIteration
 
 PASS_S = 0.05
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tpbench.workloads.embedding_grad.pinned_ring import PinnedRing
-from tpbench.workloads.embedding_grad.touched_rows import TouchedMask
+from tpbench.workloads.embedding_grad.row_operations.pinned_ring import PinnedRing
+from tpbench.workloads.embedding_grad.row_operations.touched_rows import TouchedMask
 
 
 @pytest.mark.parametrize("row", [-1, 7])

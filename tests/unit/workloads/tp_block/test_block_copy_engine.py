@@ -17,9 +17,10 @@ from torch import Tensor
 from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SimulatedBuffers, on_streams
 from tpbench.comm import symmetric_buffers
 from tpbench.comm.signals import StreamSignals
-from tpbench.workloads.tp_block import copy_engine, linear_operations
-from tpbench.workloads.tp_block.copy_engine import CopyEngineSchedule, peer_runs
-from tpbench.workloads.tp_block.local_copy import copy_beside_compute
+from tpbench.workloads.tp_block.layers import linear_operations
+from tpbench.workloads.tp_block.schedules import copy_engine
+from tpbench.workloads.tp_block.schedules.copy_engine import CopyEngineSchedule, peer_runs
+from tpbench.workloads.tp_block.schedules.local_copy import copy_beside_compute
 
 Installs = Callable[[Machine], None]
 streams = on_streams

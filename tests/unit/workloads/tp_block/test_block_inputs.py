@@ -7,7 +7,7 @@ import torch
 
 from tests.support.tp_block import context, problem, unshard
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.layers import ColumnParallelLinear, RMSNorm
+from tpbench.workloads.tp_block.layers.parallel import ColumnParallelLinear, RMSNorm
 
 
 @pytest.mark.parametrize("size", [2, 4])

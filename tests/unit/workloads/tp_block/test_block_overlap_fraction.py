@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tpbench.measure.timeline import COMMUNICATION, OTHER, PRODUCT, Interval
-from tpbench.workloads.tp_block import trace
+from tpbench.workloads.tp_block.measurement import trace
 
 
 def test_times_that_overlap_are_counted_once() -> None:

@@ -6,8 +6,10 @@ import pytest
 
 from tests.support.tp_block import problem
 from tpbench.job import JobError, parse_job, unsupported_reason
-from tpbench.workloads.tp_block import WORKLOAD, autotune, costs
-from tpbench.workloads.tp_block.machine_rates import MachineRates
+from tpbench.workloads.tp_block import WORKLOAD
+from tpbench.workloads.tp_block.execution import autotune
+from tpbench.workloads.tp_block.measurement import costs
+from tpbench.workloads.tp_block.measurement.machine_rates import MachineRates
 
 TINY = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
 

@@ -1,0 +1,71 @@
+"""Base of the exchanges: a sequence of phases and a result."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor
+
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
+
+StepPoint: TypeAlias = Literal["batch", "forward", "backward"]
+"""Points of a training step: the batch is known, the forward pass has ended, the backward pass has ended."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of an iteration."""
+
+    name: str
+    """One of `problem.PHASES`."""
+    run: Callable[[], None]
+    after: StepPoint = "backward"
+    """Earliest point at which the phase can run. Only phases after "backward" need the gradient."""
+    on_host: bool = False
+    """Measure the phase by the host's clock."""
+
+
+def sequence(phases: Sequence[Phase]) -> Callable[[], None]:
+    """Return a function that runs the phases in order."""
+
+    def run() -> None:
+        for phase in phases:
+            phase.run()
+
+    return run
+
+
+class Exchange(ABC):
+    """A variant on one rank. After all phases ran in order, `result` returns this rank's slice of the mean gradient."""
+
+    phases: tuple[Phase, ...]
+    chosen: str
+    """Kind of the exchange: dense or sparse."""
+    overwrites: Tensor | None = None
+    """The part of the gradient that the exchange overwrites, if any."""
+
+    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives) -> None:
+        self.inputs, self.comm = inputs, comm
+
+    def result(self) -> Tensor:
+        """Return (rows_per_rank, width) in the gradient's dtype: the mean gradient of this rank's rows."""
+        return self.inputs.own_slice
+
+    def release(self) -> None:  # noqa: B027  # an exchange that keeps no memory need not override it
+        """Free the memory of the last iteration."""
+
+    @abstractmethod
+    def expected_bytes(self) -> list[int]:
+        """Return the bytes that each rank should have sent in the last iteration, by formula."""
+
+    def columns(self) -> dict[str, Any]:
+        """Return row columns that describe the last iteration."""
+        return {"chosen": self.chosen}
+
+    def known_rows(self) -> Tensor | None:
+        """Return the rows that the last iteration took as touched, or None if it sent the whole table."""
+        return None

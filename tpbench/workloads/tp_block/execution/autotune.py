@@ -1,0 +1,183 @@
+"""Choose the fastest schedule of each operation by trying all of them before anything is timed.
+
+An operation alone does not take quite the time that it takes within a step, where others ran before it and the GPU may
+be at its power limit. The mixture of schedules is therefore tried as a whole step too, beside each of its schedules for
+all operations.
+
+Whole steps are tried by both clocks. Overlap needs more launches than the plain schedule: on short steps the host
+cannot queue them as fast as the GPU runs them, and less device time is more wall time. A candidate that loses to the
+plain step by either clock is not chosen. With `try_graphs` each step is also tried with its passes captured in CUDA
+graphs, which need few launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from tpbench.measure.clock import Timed
+from tpbench.measure.stopwatch import do_nothing
+from tpbench.workloads.tp_block.execution import isolated_operations
+from tpbench.workloads.tp_block.execution.choice import MIXED, PLAIN, Candidate, StepTimes, best_step, fastest
+from tpbench.workloads.tp_block.execution.graphed import free_graphs, graphed
+from tpbench.workloads.tp_block.execution.isolated_operations import Operation
+from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, prepare
+from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
+from tpbench.workloads.tp_block.schedules.base import LinearPlan, Schedule, SequentialSchedule
+from tpbench.workloads.tp_block.schedules.ring import RingSchedule
+
+OPERATION_ITERATIONS = 8
+"""Largest number of timed iterations of each schedule for one operation. The whole step is timed afterwards."""
+
+STEP_ITERATIONS = 10
+"""Largest number of timed iterations of each candidate for the whole step."""
+
+LONG_STEP_MS = 50.0
+"""A plain step of this length hides all launches of any candidate, so that no graph is tried."""
+
+
+class ScheduleTuner:
+    """Plans by measured time. The stopwatch returns the slowest rank's times, so that all ranks choose alike."""
+
+    def __init__(self, context: BlockContext, schedules: Mapping[str, Schedule]) -> None:
+        """Choose among `schedules` for the blocks of `context`. Blocks of a stack are alike: one of them is tried."""
+        self.whole, self.schedules = context, schedules
+        self.context = _of_one_block(context)
+        self.chosen: dict[str, str] = {}
+        """The name of the schedule of each operation, such as "qkv forward"."""
+        self.graphs = False
+        """True if the passes are captured in CUDA graphs."""
+
+    def plan(self, linear: ShardedLinear) -> LinearPlan:
+        """Return the fastest schedules of a linear. Collective on the first call for that linear."""
+        return LinearPlan(
+            self._fastest("forward", linear, isolated_operations.forward),
+            self._fastest("backward", linear, isolated_operations.backward),
+        )
+
+    def choose(self) -> None:
+        """Choose all schedules and free the memory of the others. Collective."""
+        for linear in self.context.inputs.problem.linears:
+            self.plan(linear)
+        self._try_steps()
+        # Symmetric buffers are freed with the last schedule that uses them. Permanent memory stays, to be counted.
+        used = set(self.chosen.values())
+        self.schedules = {
+            name: schedule
+            for name, schedule in self.schedules.items()
+            if name in used or getattr(schedule, "memory_is_permanent", False)
+        }
+
+    def prepare(self) -> PreparedBlock:
+        """Return the block or the stack under the chosen schedules. Collective."""
+        prepared = prepare(self.whole, self.plan, columns=self.columns)
+        return graphed(prepared) if self.graphs else prepared
+
+    def columns(self) -> dict[str, Any]:
+        """Return the column of chosen schedules, and that of the memory that is still held, each buffer once."""
+        chosen = ", ".join(f"{operation}: {name}" for operation, name in self.chosen.items())
+        memories = {schedule.memory for schedule in self.schedules.values() if hasattr(schedule, "memory")}
+        gib = sum(memory.gib for memory in memories)
+        suffix = "; forward and backward as graphs" if self.graphs else ""
+        return {"chosen": chosen + suffix, **({"workspace_gib": gib} if gib else {})}
+
+    def _try_steps(self) -> None:
+        """Time whole steps, and choose the schedules and graphs of the best one."""
+        on_gpu = self.context.inputs.device.type == "cuda"
+        names = sorted({PLAIN, *self.chosen.values()})
+        if names == [PLAIN] and not self.context.inputs.problem.try_graphs:
+            return
+        if len(set(self.chosen.values())) > 1:
+            names.append(MIXED)
+        eager = {Candidate(name): self._prepared(name) for name in names}
+        graphs = on_gpu and self.context.inputs.problem.try_graphs
+        if graphs and self.context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
+            best = best_step(self._times(self._graphed(eager)), plain=Candidate(PLAIN, graphs=True))
+        else:
+            is_short = graphs and self.context.stopwatch.ms(partial(_step, eager[Candidate(PLAIN)])) < LONG_STEP_MS
+            best = best_step(self._times(eager | self._graphed(eager) if is_short else eager))
+        self.graphs = best.graphs and not self.context.graph
+        if best.plan != MIXED:
+            self.chosen = dict.fromkeys(self.chosen, best.plan)
+        del eager
+        if on_gpu:
+            free_graphs()
+
+    def _prepared(self, name: str) -> PreparedBlock:
+        return prepare(self.context, self.plan if name == MIXED else self.schedules[name])
+
+    def _graphed(self, eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, PreparedBlock]:
+        """The same steps as graphs. They share the memory of their intermediate results."""
+        pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        return {replace(each, graphs=True): graphed(prepared, pool) for each, prepared in eager.items()}
+
+    def _times(self, candidates: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, StepTimes]:
+        """The times of each candidate, all measured alternately.
+
+        A graph of the whole iteration will leave nothing to the host: device times then stand for wall times.
+        """
+        steps = [(partial(_step, prepared), do_nothing) for prepared in candidates.values()]
+        device = self._medians_ms(steps, on_host=False)
+        has_two_clocks = self.context.inputs.device.type == "cuda" and not self.context.graph
+        wall = self._medians_ms(steps, on_host=True) if has_two_clocks else device
+        return {each: StepTimes(*both) for each, *both in zip(candidates, wall, device, strict=True)}
+
+    def _medians_ms(self, steps: Sequence[Timed], on_host: bool) -> list[float]:
+        options = {"on_host": True} if on_host else {}
+        return list(map(median, self.context.stopwatch.interleaved_ms(*steps, most=STEP_ITERATIONS, **options)))
+
+    def _fastest(self, direction: str, linear: ShardedLinear, operation: Callable[..., Operation]) -> Schedule:
+        key = f"{linear.name} {direction}"
+        if key not in self.chosen:
+            run = operation(self.context.inputs, linear)
+            steps = [(partial(run, each), do_nothing) for each in self.schedules.values()]
+            samples = self.context.stopwatch.interleaved_ms(*steps, most=OPERATION_ITERATIONS)
+            if self.context.inputs.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.chosen[key] = fastest(dict(zip(self.schedules, map(median, samples), strict=True)))
+        return self.schedules[self.chosen[key]]
+
+
+def prepare_fastest(context: BlockContext) -> PreparedBlock:
+    """Prepare the block under the fastest of this machine's schedules. Collective."""
+    tuner = ScheduleTuner(context, available_schedules(context))
+    tuner.choose()
+    return tuner.prepare()
+
+
+def available_schedules(context: BlockContext) -> dict[str, Schedule]:
+    """Return the schedules that this machine can run for this problem, by name."""
+    inputs, problem = context.inputs, context.inputs.problem
+    schedules: dict[str, Schedule] = {PLAIN: SequentialSchedule(inputs.group)}
+    if problem.tokens % inputs.size**2 == 0:
+        schedules["ring"] = RingSchedule(inputs.group)
+    if inputs.device.type == "cuda":
+        from tpbench.comm.symmetric_buffers import SymmetricBuffers
+        from tpbench.workloads.tp_block.schedules.copy_engine import CopyEngineSchedule
+        from tpbench.workloads.tp_block.schedules.symm_mem import SymmMemSchedule
+
+        buffers = SymmetricBuffers(inputs.group, inputs.device, problem.signals)
+        schedules["symm_mem"] = SymmMemSchedule(inputs.group)
+        schedules["copy_engine"] = CopyEngineSchedule(buffers)
+        if inputs.size > 2:  # a single peer has no neighbour to merge with
+            schedules["copy_engine_merged"] = CopyEngineSchedule(buffers, merged=True)
+    return schedules
+
+
+def _of_one_block(context: BlockContext) -> BlockContext:
+    inputs = context.inputs
+    if not inputs.problem.layers:
+        return context
+    return replace(context, inputs=inputs.of(replace(inputs.problem, layers=0)))
+
+
+def _step(prepared: PreparedBlock) -> None:
+    """Run one step and free its gradients."""
+    prepared.run(prepared.x).backward(prepared.grad)
+    prepared.x.grad = None
+    prepared.module.zero_grad(set_to_none=True)

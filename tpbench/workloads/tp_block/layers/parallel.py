@@ -1,0 +1,184 @@
+"""Tensor- and sequence-parallel layers for any training code: column- and row-parallel linears, and RMSNorm.
+
+Activations between the layers are sharded along their first dimension, the sequence, in the order of the group's ranks.
+
+    up = ColumnParallelLinear(4096, 14336, group, use_overlap=True)
+    down = RowParallelLinear(14336, 4096, group, use_overlap=True)
+    y = down(torch.relu(up(x)))  # x, y: this rank's rows of the sequence, (rows / p, ..., 4096)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tpbench.workloads.tp_block.layers import autograd
+from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
+from tpbench.workloads.tp_block.schedules.base import LinearPlan, SequentialSchedule
+from tpbench.workloads.tp_block.schedules.ring import RingSchedule
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = all_gather(x) W^T. Each rank computes its share of y's columns.
+
+    Several `out_features`, such as q, k and v, share one gather and one product. Each of them is sharded by itself.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int | Sequence[int],
+        group: dist.ProcessGroup | None = None,
+        *,
+        use_overlap: bool = False,
+        save_gathered: bool = True,
+        seed: int | None = None,
+        weight: Tensor | None = None,
+        plan: LinearPlan | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Create the layer on one rank of a group of p ranks.
+
+        Args:
+            in_features: columns of the whole W.
+            out_features: rows of the whole W, or of each of its parts.
+            group: the ranks that share the layer. Default: the world.
+            use_overlap: use a ring all-gather and reductions in pieces instead of whole collectives. The rows of y must
+                then be divisible by p^2.
+            save_gathered: keep the gathered x for the backward pass. If false, gather x again.
+            seed: draw the weight from this seed (default 0). Equal seeds give the same W at any p.
+            weight: this rank's part of W, (out / p, in), instead of a drawn one.
+            plan: schedules, instead of `group` and `use_overlap`.
+            device: device of the weight.
+            dtype: dtype of the weight.
+
+        Raises:
+            ValueError: a size is not divisible by p, or an option is given beside the one that replaces it.
+        """
+        super().__init__()
+        parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
+        self.plan, self.save_gathered = _plan(plan, group, use_overlap), save_gathered
+        self.linear = ShardedLinear("column", "column", in_features, parts)
+        self.local_parts = [each // self.plan.forward.size for each in parts]
+        self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
+
+    def forward(self, x: Tensor) -> Any:
+        """Return y (rows, ..., out / p) of x (rows / p, ..., in), or a tuple for several parts.
+
+        Raise ValueError if the backward pass cannot scatter the rows.
+        """
+        shard, schedule = x.reshape(-1, x.shape[-1]), self.plan.backward
+        rows = schedule.size * len(shard)
+        if rows % schedule.divisor:
+            raise ValueError(
+                f"{rows} gathered rows must be divisible by {schedule.divisor} to overlap in the backward pass"
+            )
+        product = autograd.ColumnParallel.apply(shard, self.weight, self.plan, self.save_gathered)
+        y = product.view(-1, *x.shape[1:-1], product.shape[-1])
+        return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
+
+
+class RowParallelLinear(nn.Module):
+    """y = reduce_scatter(x W^T). Each rank has a share of the columns of x and W, and of the rows of y."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group: dist.ProcessGroup | None = None,
+        *,
+        use_overlap: bool = False,
+        seed: int | None = None,
+        weight: Tensor | None = None,
+        plan: LinearPlan | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Create the layer. The arguments are those of ColumnParallelLinear; a given `weight` is (out, in / p)."""
+        super().__init__()
+        self.plan = _plan(plan, group, use_overlap)
+        self.linear = ShardedLinear("row", "row", in_features, (out_features,))
+        self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if p does not divide the rows."""
+        if x.shape[0] % self.plan.forward.size:
+            raise ValueError(f"{x.shape[0]} rows cannot be shared equally by {self.plan.forward.size} ranks")
+        shard = autograd.RowParallel.apply(x.reshape(-1, x.shape[-1]), self.weight, self.plan)
+        return shard.view(-1, *x.shape[1:-1], shard.shape[-1])
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight on this rank's rows.
+
+    The weight is whole on every rank. Its gradient is the sum over the group (default: the world) of the ranks'
+    contributions.
+    """
+
+    def __init__(
+        self, weight: Tensor, group: dist.ProcessGroup | None = None, eps: float = 1e-5, *, summed: bool = True
+    ) -> None:
+        """Create the layer. With `summed=False` the gradient is that of the own rows only; a group is a ValueError."""
+        super().__init__()
+        if group is not None and not summed:
+            raise ValueError("group and summed=False: what is not summed needs no group")
+        self.weight, self.group, self.eps = nn.Parameter(weight), group_of(group) if summed else None, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.group is None else autograd.SumGradient.apply(self.weight, self.group)
+        return nn.functional.rms_norm(x, weight.shape, weight, self.eps)
+
+
+def plan_for(group: dist.ProcessGroup | None, use_overlap: bool) -> LinearPlan:
+    """Return a group's plan (default: the world's): sequential, or with overlap by hand."""
+    group = group_of(group)
+    return LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
+
+
+def _plan(plan: LinearPlan | None, group: dist.ProcessGroup | None, use_overlap: bool) -> LinearPlan:
+    if plan is None:
+        return plan_for(group, use_overlap)
+    if use_overlap:
+        raise ValueError("use_overlap and plan: a plan says itself what overlaps")
+    if group is not None:
+        raise ValueError("group and plan: a plan's schedules have a group")
+    return plan
+
+
+def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Return the group, or the world's group for None. Raise ValueError if there is none."""
+    group = group or dist.group.WORLD
+    if group is None:
+        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+    return group
+
+
+def random_weight(linear: ShardedLinear, seed: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the full W on the CPU: normal numbers of standard deviation in_features^-1/2, from one seed."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sum(linear.out_features), linear.in_features)
+    return (torch.randn(shape, generator=generator) * linear.in_features**-0.5).to(dtype or torch.get_default_dtype())
+
+
+def _parameter(
+    linear: ShardedLinear,
+    plan: LinearPlan,
+    weight: Tensor | None,
+    seed: int | None,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+) -> nn.Parameter:
+    rank, size = plan.forward.rank, plan.forward.size
+    shape = linear.local_shape(size)
+    if weight is None:
+        weight = linear.shard(random_weight(linear, seed or 0, dtype), rank, size)
+    elif seed is not None:
+        raise ValueError("seed and weight: a weight that is given is not drawn")
+    if weight.shape != shape:
+        raise ValueError(f"a rank's weight must be {shape}, it is {tuple(weight.shape)}")
+    return nn.Parameter(weight.to(device=device, dtype=dtype))

@@ -1,0 +1,91 @@
+"""Overlap by hand with torch's collectives: a ring of sends beside products, and reduces beside products of pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.workloads.tp_block.schedules.base import Pending, SequentialSchedule
+
+
+class RingSchedule(SequentialSchedule):
+    """Transfers run on a separate stream (on a CPU: in the backend's threads), products on the current stream.
+
+    The rows of a reduction must be divisible by size^2: each owner's rows are reduced in `size` pieces. So only the
+    reduction of the last piece has no product beside it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self.divisor = self.size**2
+        self.transfers: torch.cuda.Stream | None = None
+        # P2P operations and reduce take ranks of the world, in any group.
+        self.world_rank = [dist.get_global_rank(group, rank) for rank in range(self.size)]
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+        """Send in each step the chunk that the last step received, before the product that runs beside the transfer.
+
+        On a GPU transfers wait only for each other, so that they run ahead if products take longer.
+        """
+        stream = self._transfer_stream(shard.device)
+        whole = shard.new_empty(self.size * len(shard), shard.shape[1])
+        product = shard.new_empty(len(whole), matrix.shape[1])
+        chunks, products = whole.chunk(self.size), product.chunk(self.size)
+        chunks[self.rank].copy_(shard)
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())
+        for step in range(self.size):
+            source = (self.rank - step) % self.size
+            with torch.cuda.stream(stream):
+                transfers = self._send_on(chunks[source], chunks[source - 1]) if step < self.size - 1 else []
+            torch.mm(chunks[source], matrix, out=products[source])
+            with torch.cuda.stream(stream):
+                for transfer in transfers:
+                    transfer.wait()
+            if stream is not None:
+                torch.cuda.current_stream().wait_stream(stream)
+        return whole, product
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
+        """Multiply in pieces, and reduce each piece to its owner beside the products of the next ones.
+
+        All ranks reduce in the same order, as collectives require. Owners alternate, so that no rank receives twice in
+        a row. A piece that is sent stays in memory until its reduction ends.
+        """
+        if len(whole) % self.divisor:
+            raise ValueError(
+                f"{len(whole)} rows must be divisible by {self.divisor}, the square of the ranks, to overlap"
+            )
+        summed = whole.new_empty(len(whole) // self.size, matrix.shape[1])
+        chunks, own_pieces = whole.chunk(self.size), summed.chunk(self.size)
+        reductions: list[tuple[Any, Tensor]] = []
+        for piece in range(self.size):
+            for owner in range(self.size):
+                rows = chunks[owner].chunk(self.size)[piece]
+                partial = own_pieces[piece] if owner == self.rank else torch.empty_like(own_pieces[piece])
+                torch.mm(rows, matrix, out=partial)
+                work = dist.reduce(partial, dst=self.world_rank[owner], group=self.group, async_op=True)
+                reductions.append((work, partial))
+
+        def finish() -> Tensor:
+            for work, _ in reductions:
+                work.wait()
+            reductions.clear()
+            return summed
+
+        return finish
+
+    def _transfer_stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        if self.transfers is None and device.type == "cuda":
+            self.transfers = torch.cuda.Stream(device)
+        return self.transfers
+
+    def _send_on(self, chunk: Tensor, into: Tensor) -> list[Any]:
+        """Send a chunk to the next rank of the ring, and receive one from the rank before. Return both operations."""
+        following, previous = self.world_rank[(self.rank + 1) % self.size], self.world_rank[self.rank - 1]
+        send = dist.P2POp(dist.isend, chunk, following, self.group)
+        receive = dist.P2POp(dist.irecv, into, previous, self.group)
+        return list(dist.batch_isend_irecv([send, receive]))
