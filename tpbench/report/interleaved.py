@@ -37,9 +37,10 @@ def interleaved_ratio(above: Record, below: Record, compared: str) -> Ratio | No
 def abba_ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> Ratio | None:
     """Return the ratio of two sequences of rounds that were measured in the order A B, B A, A B, ...
 
-    Two rounds of each, A B B A, make one value, because the second of a single round has more of any drift. The estimate is the
-    Hodges-Lehmann estimator, and the interval is that of the signed-rank test (Hollander and Wolfe, Nonparametric
-    Statistical Methods, 3.2 and 3.3). Both assume that the values scatter symmetrically about their median.
+    Two rounds of each, A B B A, make one value, because the second of a single round has more of any drift. The
+    estimate is the Hodges-Lehmann estimator, and the interval is that of the signed-rank test (Hollander and Wolfe,
+    Nonparametric Statistical Methods, 3.2 and 3.3). Both assume that the values scatter symmetrically about their
+    median.
     """
     top, bottom = clean(above), clean(below)
     whole = min(len(top), len(bottom)) // 2 * 2
