@@ -30,10 +30,14 @@ FOLDERS.remove("api/examples")
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_each_folder_lists_its_modules_for_readers(folder: str) -> None:
-    """The list is in the docstring of the folder, or in its README."""
-    text = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())) or ""
-    readme = PACKAGE / folder / "README.md"
-    listed = (
-        readme.read_text() if readme.exists() else text.partition("The modules, in the order of a first reading")[2]
-    )
-    assert modules(PACKAGE / folder) - set(re.findall(r"`(\w+)`", listed)) == set()
+    """The list is in the docstring of the folder or in its README, or in the items of the folder above that name it."""
+    items = re.split(r"\n(?=- |\| )", listed(PACKAGE / folder).strip())
+    above = re.split(r"\n(?=- |\| )", listed((PACKAGE / folder).parent).strip())
+    items += [each for each in above if re.match(rf"(- |\| )`{Path(folder).name}`:", each)]
+    assert modules(PACKAGE / folder) - set(re.findall(r"`(\w+)`", "".join(items))) == set()
+
+
+def listed(folder: Path) -> str:
+    readme = folder / "README.md"
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    return readme.read_text() if readme.exists() else text.partition("The modules, in the order of a first reading")[2]

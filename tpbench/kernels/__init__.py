@@ -7,13 +7,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpbench.kernels.entropy_function import EntropyLossResult, entropy_loss
-    from tpbench.kernels.entropy_module import EntropyLoss
-    from tpbench.kernels.launch_rows import How
-    from tpbench.kernels.linear_function import linear_entropy_loss
-    from tpbench.kernels.linear_module import LinearEntropyLoss
-    from tpbench.kernels.linear_result import LinearEntropyLossResult, LinearHow
-    from tpbench.kernels.two_pass import block_for, bytes_exchanged
+    from tpbench.kernels.entropy.function import EntropyLossResult, entropy_loss
+    from tpbench.kernels.entropy.launch_rows import How
+    from tpbench.kernels.entropy.module import EntropyLoss
+    from tpbench.kernels.linear.function import linear_entropy_loss
+    from tpbench.kernels.linear.module import LinearEntropyLoss
+    from tpbench.kernels.linear.result import LinearEntropyLossResult, LinearHow
+    from tpbench.kernels.two_pass.launch import block_for, bytes_exchanged
 
 __all__ = [
     "EntropyLoss",
@@ -29,16 +29,16 @@ __all__ = [
 ]
 
 _MODULES = {
-    "EntropyLoss": "entropy_module",
-    "EntropyLossResult": "entropy_function",
-    "How": "launch_rows",
-    "LinearEntropyLoss": "linear_module",
-    "LinearEntropyLossResult": "linear_result",
-    "LinearHow": "linear_result",
-    "block_for": "two_pass",
-    "bytes_exchanged": "two_pass",
-    "entropy_loss": "entropy_function",
-    "linear_entropy_loss": "linear_function",
+    "EntropyLoss": "entropy.module",
+    "EntropyLossResult": "entropy.function",
+    "How": "entropy.launch_rows",
+    "LinearEntropyLoss": "linear.module",
+    "LinearEntropyLossResult": "linear.result",
+    "LinearHow": "linear.result",
+    "block_for": "two_pass.launch",
+    "bytes_exchanged": "two_pass.launch",
+    "entropy_loss": "entropy.function",
+    "linear_entropy_loss": "linear.function",
 }
 
 

@@ -111,6 +111,6 @@ def test_the_result_names_its_algorithm(name: Any) -> None:
 
 
 def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy_function"], "INTERPRETED", False)
+    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy.function"], "INTERPRETED", False)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         entropy_loss(*make("cross_entropy"))

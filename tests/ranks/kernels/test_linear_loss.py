@@ -10,7 +10,7 @@ import torch
 from tests.support.kernel_reference import DTYPES, LOSSES
 from tests.support.linear_reference import assert_near, linear_reference, make_linear
 from tpbench.kernels import LinearEntropyLossResult, linear_entropy_loss
-from tpbench.kernels.product_statistics import bytes_of_row, is_supported
+from tpbench.kernels.linear.product_statistics import bytes_of_row, is_supported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INF = float("inf")

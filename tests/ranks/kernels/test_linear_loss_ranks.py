@@ -12,7 +12,7 @@ from tests.support.kernel_reference import DTYPES, LOSSES
 from tests.support.linear_reference import assert_near, linear_reference, make_linear
 from tests.support.ranks import Rank, enough_gpus, ranks_here, run_on_ranks
 from tpbench.kernels import linear_entropy_loss
-from tpbench.kernels.product_statistics import bytes_of_row, is_supported
+from tpbench.kernels.linear.product_statistics import bytes_of_row, is_supported
 
 EXCHANGES = ("nccl", "symmetric") if torch.cuda.is_available() else ("nccl",)
 Case = tuple[torch.Tensor, torch.Tensor, Any, dict[str, Any]]

@@ -16,7 +16,7 @@ from tests.support import cheats
 from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tests.support.train_step import mesh_context
-from tpbench.kernels import linear_function
+from tpbench.kernels.linear import function as linear_function
 from tpbench.measure import energy, stopwatch
 from tpbench.measure import run as running
 from tpbench.measure.guard import FunctionsReplaced, Guard
@@ -289,7 +289,7 @@ def test_the_guard_restores_the_code_that_a_decorator_wraps() -> None:
     guard, wrapped = Guard(), vars(linear_function.linear_entropy_loss)["__wrapped__"]
     code = wrapped.__code__
     wrapped.__code__ = (lambda *inputs, **options: None).__code__
-    assert "tpbench.kernels.linear_function.linear_entropy_loss" in guard.restored()
+    assert "tpbench.kernels.linear.function.linear_entropy_loss" in guard.restored()
     assert wrapped.__code__ is code and guard.restored() == []
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpbench.kernels.linear_chunks import bytes_of_row, chunks_of, workspace_gib_of
+from tpbench.kernels.linear.chunks import bytes_of_row, chunks_of, workspace_gib_of
 
 
 @given(st.integers(0, 300), st.integers(1, 4), st.integers(1, 10**6), st.floats(1e-9, 4.0))

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
-from tpbench.kernels import checks, entropy_loss, launch_rows, repeated_call, symmetric
+from tpbench.kernels import entropy_loss, symmetric
 from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.entropy import checks, launch_rows, repeated_call
 from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.one_pass import plan, workspace
 from tpbench.kernels.one_pass.kernel import one_pass_kernel

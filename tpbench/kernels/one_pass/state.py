@@ -1,6 +1,6 @@
 """Row states: five numbers that stand for any set of columns of a row, and that merge.
 
-States are like those of `two_pass_state`, but their exponents are in units of log 2, so that each exponential is one
+States are like those of `two_pass.state`, but their exponents are in units of log 2, so that each exponential is one
 multiply-add and one instruction: 2^(x * k - c). With k = logits_scale * log2(e) and, for target logits t,
 k_t = k / temperature:
 
@@ -10,7 +10,7 @@ k_t = k / temperature:
 | s | sum of 2^(x k - c) | sum of 2^(x k - c) |
 | c_t | x[label] where this rank holds it, else 0 | max(t) * k_t, rounded |
 | s_t | unused | sum of 2^(t k_t - c_t) |
-| a | unused | sum of weight * difference, in units of log 2 (see `two_pass_state`) |
+| a | unused | sum of weight * difference, in units of log 2 (see `two_pass.state`) |
 
 Exponents are relative to the *rounded* c. So they are exact even where the logits have a large common offset.
 
@@ -75,7 +75,7 @@ def _weighted(weight, difference):
 
 @gluon.jit
 def _shifted(state, weight, weight_t, shift, shift_t, SPEC: gl.constexpr):
-    """The sum of weighted differences `a` relative to new references (see `two_pass_state`)."""
+    """The sum of weighted differences `a` relative to new references (see `two_pass.state`)."""
     if SPEC.LOSS == "soft_cross_entropy":
         return _weighted(weight_t, state.a + state.s_t * shift)
     if SPEC.LOSS == "forward_kl":

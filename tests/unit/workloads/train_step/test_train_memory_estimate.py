@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.train_step import tiny_problem
-from tpbench.kernels.linear_chunks import AUTO_GIB
+from tpbench.kernels.linear.chunks import AUTO_GIB
 from tpbench.workloads.train_step.estimates.memory import LINEAR_LOSS_GIB, MemoryEstimate, estimate_memory
 from tpbench.workloads.train_step.model import sizes
 

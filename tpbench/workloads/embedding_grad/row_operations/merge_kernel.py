@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.two_pass_state import round_to
+from tpbench.kernels.two_pass.state import round_to
 
 _PLACE_BLOCK = 1024
 

@@ -12,7 +12,7 @@ from tpbench.workloads.train_step.sharding.key_value_heads import head_share, re
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
 LINEAR_LOSS_GIB = 0.5
-"""Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of tpbench/kernels/linear_chunks.py, which needs
+"""Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of tpbench/kernels/linear/chunks.py, which needs
 torch."""
 
 

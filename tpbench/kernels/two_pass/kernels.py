@@ -1,6 +1,6 @@
-"""The kernels of the entropy loss that go over a row twice. `two_pass` launches them.
+"""The kernels of the entropy loss that go over a row twice. `launch` launches them.
 
-m, s, b, c, d and e are the numbers of a row's state: `two_pass_state` has a table of them.
+m, s, b, c, d and e are the numbers of a row's state: `state` has a table of them.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -9,7 +9,7 @@ m, s, b, c, d and e are the numbers of a row's state: `two_pass_state` has a tab
 import triton
 import triton.language as tl
 
-from tpbench.kernels.two_pass_state import (
+from tpbench.kernels.two_pass.state import (
     block_columns,
     entropy_of_rows,
     gathered_state,

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import checks
-from tpbench.kernels.launch_rows import How, launch_rows
+from tpbench.kernels.entropy import checks
+from tpbench.kernels.entropy.launch_rows import How, launch_rows
+from tpbench.kernels.entropy.repeated_call import RepeatedCall, call_form, find, remember
 from tpbench.kernels.losses import KERNEL_LOSSES, KernelLoss
-from tpbench.kernels.repeated_call import RepeatedCall, call_form, find, remember
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
-from tpbench.kernels.two_pass import INTERPRETED, column_block
+from tpbench.kernels.two_pass.launch import INTERPRETED, column_block
 from tpbench.kernels.vocabulary import shard_of_vocabulary
 
 

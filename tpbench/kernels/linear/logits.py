@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpbench.kernels.linear_chunks import Chunks
-from tpbench.kernels.linear_hidden import HiddenStates
-from tpbench.kernels.linear_products import multiply
+from tpbench.kernels.linear.chunks import Chunks
+from tpbench.kernels.linear.hidden import HiddenStates
+from tpbench.kernels.linear.products import multiply
 
 
 class ChunkLogits:

@@ -14,12 +14,12 @@ import torch
 import triton
 from torch import Tensor
 
-from tpbench.kernels import two_pass_kernels
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
 from tpbench.kernels.losses import LABEL_LOSSES
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.two_pass import kernels as two_pass_kernels
 
 INTERPRETED: bool = not isinstance(two_pass_kernels.statistics_kernel, triton.JITFunction)
 """True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.kernels import checks
+from tpbench.kernels.entropy import checks
 from tpbench.kernels.losses import LABEL_LOSSES
 
 

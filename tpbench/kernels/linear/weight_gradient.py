@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpbench.kernels.linear_products import Accumulation, add_product, multiply
+from tpbench.kernels.linear.products import Accumulation, add_product, multiply
 
 
 class WeightGradient:

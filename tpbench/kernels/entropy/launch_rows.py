@@ -8,12 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tpbench.kernels import symmetric, two_pass
+from tpbench.kernels import symmetric
 from tpbench.kernels.one_pass.launch import Relaunch, launch
 from tpbench.kernels.one_pass.plan import Prepared, form, prepare
 from tpbench.kernels.one_pass.workspace import local_workspace
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
-from tpbench.kernels.two_pass import INTERPRETED, launching
+from tpbench.kernels.two_pass import launch as two_pass
+from tpbench.kernels.two_pass.launch import INTERPRETED, launching
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tpbench.kernels.launch_rows import How
-from tpbench.kernels.linear_products import Accumulation
+from tpbench.kernels.entropy.launch_rows import How
+from tpbench.kernels.linear.products import Accumulation
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Losses of labels without a gradient: statistics of some rows at a time, and one exchange for all rows.
 
-The statistics of a row are those of `two_pass_state`. Here each thread keeps a running state of its own columns, and
+The statistics of a row are those of `two_pass.state`. Here each thread keeps a running state of its own columns, and
 threads merge once per row. A general tile reduces over its threads several times. Exponents and entropies are in bits
 until a row is complete, because exp2 is the GPU's own instruction: exp would cost another multiplication.
 """
@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tpbench.kernels import two_pass
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.launch_rows import How
-from tpbench.kernels.linear_logits import compute_logits
+from tpbench.kernels.entropy.launch_rows import How
+from tpbench.kernels.linear.logits import compute_logits
 from tpbench.kernels.row_loss import RowLoss
-from tpbench.kernels.two_pass import launching, statistics_width
-from tpbench.kernels.two_pass_state import capped, reference_of, weigh
+from tpbench.kernels.two_pass import launch as two_pass
+from tpbench.kernels.two_pass.launch import launching, statistics_width
+from tpbench.kernels.two_pass.state import capped, reference_of, weigh
 
 _VECTOR = 8
 _REPEATS = 4

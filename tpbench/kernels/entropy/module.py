@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpbench.kernels import checks, two_pass_kernels
 from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.entropy_function import entropy_loss
+from tpbench.kernels.entropy import checks
+from tpbench.kernels.entropy.function import entropy_loss
 from tpbench.kernels.fp16_scale import fp16_gradient_scale
-from tpbench.kernels.two_pass import block_for, is_wide, launching, tile
+from tpbench.kernels.two_pass import kernels as two_pass_kernels
+from tpbench.kernels.two_pass.launch import block_for, is_wide, launching, tile
 
 _SETTINGS = {
     name for name, each in inspect.signature(entropy_loss).parameters.items() if each.kind is each.KEYWORD_ONLY

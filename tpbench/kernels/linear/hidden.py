@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels.collectives import all_gather, reduce_scatter
-from tpbench.kernels.linear_chunks import Chunks
+from tpbench.kernels.linear.chunks import Chunks
 
 
 class HiddenStates(Protocol):

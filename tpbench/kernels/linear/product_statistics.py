@@ -22,11 +22,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.label_statistics import NATS, RowStatistics
-from tpbench.kernels.launch_rows import How
+from tpbench.kernels.entropy.launch_rows import How
+from tpbench.kernels.linear.label_statistics import NATS, RowStatistics
 from tpbench.kernels.row_loss import RowLoss
-from tpbench.kernels.two_pass import INTERPRETED, launching
-from tpbench.kernels.two_pass_state import capped, reference_of, round_to, weigh
+from tpbench.kernels.two_pass.launch import INTERPRETED, launching
+from tpbench.kernels.two_pass.state import capped, reference_of, round_to, weigh
 
 _ROWS, _COLUMNS, _WIDTH = 128, 256, 64
 """Rows, columns and summed elements of a tile. Other shapes were slower on H200."""

@@ -7,14 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tpbench.kernels import linear_chunks, product_statistics, two_pass
-from tpbench.kernels.label_statistics import LabelStatistics
-from tpbench.kernels.launch_rows import How
-from tpbench.kernels.linear_chunks import Chunks, chunks_of
-from tpbench.kernels.linear_hidden import bytes_sent, hidden_states
-from tpbench.kernels.linear_result import LinearEntropyLossResult, LinearHow
-from tpbench.kernels.product_statistics import ProductStatistics
+from tpbench.kernels.entropy.launch_rows import How
+from tpbench.kernels.linear import product_statistics
+from tpbench.kernels.linear.chunks import Chunks, bytes_of_row, chunks_of
+from tpbench.kernels.linear.hidden import bytes_sent, hidden_states
+from tpbench.kernels.linear.label_statistics import LabelStatistics
+from tpbench.kernels.linear.product_statistics import ProductStatistics
+from tpbench.kernels.linear.result import LinearEntropyLossResult, LinearHow
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.two_pass import launch as two_pass
 
 
 def losses_of_labels(
@@ -31,7 +32,7 @@ def losses_of_labels(
     entropy = row_entropy is not None
     fused = product_statistics.is_supported(hidden)
     columns = loss.vocabulary.share
-    of_tiles, of_logits = product_statistics.bytes_of_row, linear_chunks.bytes_of_row
+    of_tiles, of_logits = product_statistics.bytes_of_row, bytes_of_row
     row_bytes = of_tiles(columns, entropy) if fused else of_logits(columns, [hidden.dtype])
     chunks = chunks_of(rows, shards, row_bytes, workspace_gib)
     states = hidden_states(hidden, None, loss.group, chunks)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpbench.kernels.entropy_module import scale_rows
-from tpbench.kernels.linear_function import linear_entropy_loss
+from tpbench.kernels.entropy.module import scale_rows
+from tpbench.kernels.linear.function import linear_entropy_loss
 
 _MADE_BY_MODULE = {"bias", "grad", "row_grad", "entropy_grad", "weight_grad"}
 _SETTINGS = {

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tpbench.kernels.launch_rows import How
-from tpbench.kernels.two_pass import launching
+from tpbench.kernels.entropy.launch_rows import How
+from tpbench.kernels.two_pass.launch import launching
 
 MOST_REMEMBERED = 256
 """Most forms that are remembered. This bounds memory: the number of rows may differ by call."""

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.kernels import two_pass
+from tpbench.kernels.entropy.launch_rows import How, launch_rows
 from tpbench.kernels.fp16_scale import fp16_gradient_scale
-from tpbench.kernels.launch_rows import How, launch_rows
-from tpbench.kernels.linear_chunks import Chunks
-from tpbench.kernels.linear_hidden import bytes_sent, gradient_like, hidden_states
-from tpbench.kernels.linear_logits import ChunkLogits
-from tpbench.kernels.linear_products import multiply
-from tpbench.kernels.linear_result import LinearEntropyLossResult, LinearHow
-from tpbench.kernels.linear_weight_gradient import WeightGradient
+from tpbench.kernels.linear.chunks import Chunks
+from tpbench.kernels.linear.hidden import bytes_sent, gradient_like, hidden_states
+from tpbench.kernels.linear.logits import ChunkLogits
+from tpbench.kernels.linear.products import multiply
+from tpbench.kernels.linear.result import LinearEntropyLossResult, LinearHow
+from tpbench.kernels.linear.weight_gradient import WeightGradient
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.two_pass import launch as two_pass
 
 
 class LinearCall:

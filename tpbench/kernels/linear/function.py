@@ -9,14 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import checks, linear_checks
-from tpbench.kernels.linear_call import LinearCall
-from tpbench.kernels.linear_chunks import bytes_of_row, chunks_of, workspace_gib_of
-from tpbench.kernels.linear_forward import losses_of_labels
-from tpbench.kernels.linear_result import LinearEntropyLossResult
+from tpbench.kernels.entropy import checks
+from tpbench.kernels.linear import checks as linear_checks
+from tpbench.kernels.linear.call import LinearCall
+from tpbench.kernels.linear.chunks import bytes_of_row, chunks_of, workspace_gib_of
+from tpbench.kernels.linear.forward import losses_of_labels
+from tpbench.kernels.linear.result import LinearEntropyLossResult
 from tpbench.kernels.losses import KERNEL_LOSSES, KernelLoss
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
-from tpbench.kernels.two_pass import INTERPRETED, inverse_row_count, launching
+from tpbench.kernels.two_pass.launch import INTERPRETED, inverse_row_count, launching
 from tpbench.kernels.vocabulary import shard_of_vocabulary
 
 

@@ -1,0 +1,1 @@
+"""The entropy loss by kernels in Triton that go over each row twice."""
