@@ -19,10 +19,11 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
-    from tpbench.launcher import original_arguments, outside_variants, plugin
-    from tpbench.launcher.folder_error import folder_error
-    from tpbench.launcher.override_checks import check_overrides
-    from tpbench.launcher.override_rewrites import flat_names, force_fields, options_first, quote_numbers
+    from tpbench.launcher import plugin
+    from tpbench.launcher.command_line import original_arguments, outside_variants
+    from tpbench.launcher.command_line.checks import check_overrides
+    from tpbench.launcher.command_line.folder_error import folder_error
+    from tpbench.launcher.command_line.rewrites import flat_names, force_fields, options_first, quote_numbers
     from tpbench.launcher.process import Terminated, raise_on_termination
     from tpbench.results.printable import printable
     from tpbench.settings import JobError

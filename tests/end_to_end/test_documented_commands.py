@@ -23,8 +23,8 @@ from tests.support.command import ROOT, forked, tpbench
 from tests.support.documented_commands import Command, commands, commands_of, missing_file
 from tests.support.tp_block_rows import row as block_row
 from tpbench.console import information
-from tpbench.launcher.override_checks import check_overrides
-from tpbench.launcher.override_rewrites import flat_names
+from tpbench.launcher.command_line.checks import check_overrides
+from tpbench.launcher.command_line.rewrites import flat_names
 from tpbench.packages import NO_EXTRA
 from tpbench.results.read import load
 from tpbench.results.write import write_row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.support.command import DEFAULT, ROOT
-from tpbench.launcher.override_checks import check_overrides
+from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.workloads import variants
 
 PAGES = "".join(page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "tpbench/docs").glob("*.md"))])

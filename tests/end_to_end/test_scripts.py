@@ -12,7 +12,7 @@ import tpbench
 from tests.support import synthetic
 from tests.support.command import ROOT, environment
 from tests.support.launcher_rows import cell
-from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.cells.attempt import Attempt
 
 REPORT = ROOT / "scripts/report.py"
 PREDICT = ROOT / "scripts/predict.py"

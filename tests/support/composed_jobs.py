@@ -12,8 +12,8 @@ from hydra.types import RunMode
 
 from tests.support.command import ROOT
 from tpbench.job import Job, parse_job
-from tpbench.launcher.compose import SweepComposer
-from tpbench.launcher.override_rewrites import flat_names, force_fields
+from tpbench.launcher.command_line.rewrites import flat_names, force_fields
+from tpbench.launcher.planning.compose import SweepComposer
 
 
 @functools.cache

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tpbench.job import parse_job
-from tpbench.launcher.plan import Cell
-from tpbench.launcher.row import new_task, store
+from tpbench.launcher.cells.row import new_task, store
+from tpbench.launcher.planning.plan import Cell
 
 FACTS = {
     "host": "here",

@@ -13,9 +13,9 @@ from tpbench.console import entries
 from tpbench.console.defaults import CONF, choice
 from tpbench.console.fields import field_lines
 from tpbench.job import parse_job, unsupported_reason
-from tpbench.launcher import outside_variants
+from tpbench.launcher.command_line import outside_variants
+from tpbench.launcher.command_line.checks import unknown_choice
 from tpbench.launcher.options import GROUPS
-from tpbench.launcher.override_checks import unknown_choice
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown

@@ -14,7 +14,7 @@ from tpbench import packages
 from tpbench.console import checks
 from tpbench.console.checks import Finding
 from tpbench.handover.rendezvous import STORE_FILE
-from tpbench.launcher.cores import available_cores
+from tpbench.launcher.devices.cores import available_cores
 from tpbench.measure import machine
 
 TIMEOUT_S = 180

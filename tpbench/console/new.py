@@ -11,7 +11,7 @@ from pathlib import Path
 import tpbench
 from tpbench.console import entries
 from tpbench.console.choice import smallest, supported_shapes
-from tpbench.launcher.outside_variants import find, is_file_name
+from tpbench.launcher.command_line.outside_variants import find, is_file_name
 from tpbench.outside import source
 from tpbench.settings import JobError
 from tpbench.workloads import NAMES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tpbench.launcher.forecast import Forecast
-from tpbench.launcher.plan import Cell, ignored_notes
-from tpbench.launcher.resume import ResumeDecision
+from tpbench.launcher.planning.forecast import Forecast
+from tpbench.launcher.planning.plan import Cell, ignored_notes
+from tpbench.launcher.planning.resume import ResumeDecision
 
 
 def dry_run_text(cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision]) -> str:

@@ -2,19 +2,20 @@
 
 The modules, in the order of a first reading:
 
-- Entry: `plugin` registers the launchers with Hydra. It composes the cells with `compose`, plans and runs them.
-- Command line: `override_rewrites` and `override_checks` work before Hydra does, with the parser of `override_grammar`
-  and the limits of `override_limits`. `options` are those of a whole sweep, `model_ids` are names of models,
-  `outside_variants` finds functions in users' files, and `original_arguments` keeps the line as the user typed it.
-- Plan: `plan` makes cells of configurations. `target` says why a machine cannot run a cell, `cores` why a CPU cannot,
-  and `forecast` how long a cell takes.
-- Sweep: `sweep` runs the cells and tries failed ones again. `resume` decides which cells run, `locks` keep two sweeps
-  from running the same cell, and `display` shows the progress.
-- Cell: `attempt` is one try at a cell, `outcome` how it ended, and `row` what is stored. `failure` describes a job
-  without a result. `leftovers` stores results of sweeps that were killed. `folder_error` explains errors of the output
-  folder.
-- This host: `host` runs cells: `cold` with a torchrun for each, `warm` with one that stays, and `interleaved` in
-  rounds. `torchrun` has the command and the environment, and `process` supervises what was started.
-- Devices: `devices` leases them, `device_choice` takes the best connected, and `gpus` lists those of this host.
-- Cluster: `slurm` runs cells as Slurm jobs.
+- Entry: `plugin` registers the launchers with Hydra. It composes and plans the cells, and runs them with `sweep`, which
+  tries failed ones again. `options` are those of a whole sweep, and `display` shows its progress.
+- `command_line`: `rewrites` and `checks` work before Hydra does, with the parser of `grammar` and the `limits`.
+  `model_ids` are names of models, `outside_variants` finds functions in users' files, `original_arguments` keeps the
+  line as the user typed it, and `folder_error` explains errors of the output folder.
+- `planning`: `compose` makes the configurations of a sweep, and `plan` makes cells of them. `target` says why a machine
+  cannot run a cell, `forecast` how long a cell takes, and `resume` which cells of a resumed sweep run.
+- `cells`: `attempt` is one try at a cell, `outcome` how it ended, and `row` what is stored. `failure` describes a job
+  without a result. `locks` keep two sweeps from running the same cell, and `leftovers` stores results of sweeps that
+  were killed.
+- `host`: `runner` runs cells here: `cold` with a torchrun for each, `warm` with one that stays, and `interleaved` in
+  rounds.
+- `slurm` runs cells as Slurm jobs.
+- Both use `torchrun`, with the command and the environment, and `process`, which supervises what was started.
+- `devices`: `leases` are a job's, `choice` takes the best connected devices, `gpus` lists those of this host, and
+  `cores` says how many ranks its CPU may have.
 """

@@ -16,13 +16,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tpbench.launcher.failure import current_phase, log_of
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.cells.failure import current_phase, log_of
+from tpbench.launcher.planning.plan import Cell
 from tpbench.results.printable import printable
 
 if TYPE_CHECKING:
-    from tpbench.launcher.attempt import Attempt
-    from tpbench.launcher.outcome import Outcome
+    from tpbench.launcher.cells.attempt import Attempt
+    from tpbench.launcher.cells.outcome import Outcome
 
 MAX_SHOWN = 12
 """Most finished cells in the live table. More would not fit on the screen."""

@@ -19,14 +19,14 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from tpbench import packages
-from tpbench.launcher import outside_variants
-from tpbench.launcher.compose import SweepComposer, plain_values
-from tpbench.launcher.host import Host
+from tpbench.launcher.cells.outcome import FAILURES
+from tpbench.launcher.command_line import outside_variants
+from tpbench.launcher.command_line.rewrites import chosen_fields, present_names
+from tpbench.launcher.host.runner import Host
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.outcome import FAILURES
-from tpbench.launcher.override_rewrites import chosen_fields, present_names
-from tpbench.launcher.plan import Cell, Request, plan, sweep_options
-from tpbench.launcher.resume import ResumeDecision, decide
+from tpbench.launcher.planning.compose import SweepComposer, plain_values
+from tpbench.launcher.planning.plan import Cell, Request, plan, sweep_options
+from tpbench.launcher.planning.resume import ResumeDecision, decide
 from tpbench.launcher.sweep import Runner, run_sweep
 from tpbench.settings import JobError
 
@@ -107,7 +107,7 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
         runner = _runner(launcher, options)
         cells = plan(requests, runner.target, outside_variants.command_line_variants())
         if options.skip_predicted_oom:
-            from tpbench.launcher.forecast import Forecast, skip_predicted_oom  # late: it imports scipy
+            from tpbench.launcher.planning.forecast import Forecast, skip_predicted_oom  # late: it imports scipy
 
             cells = skip_predicted_oom(cells, Forecast.of(cells))
         if options.dry_run:

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpbench.handover.durable import NO_SPACE
-from tpbench.launcher import original_arguments, resume
-from tpbench.launcher.attempt import Attempt, StartAttempt
+from tpbench.launcher.cells.attempt import Attempt, StartAttempt
+from tpbench.launcher.cells.leftovers import discard_rows
+from tpbench.launcher.cells.locks import CellLocks
+from tpbench.launcher.cells.outcome import RETRIED, THROTTLE_RETRIES, Outcome
+from tpbench.launcher.command_line import original_arguments
 from tpbench.launcher.display import Display
-from tpbench.launcher.leftovers import discard_rows
-from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.outcome import RETRIED, THROTTLE_RETRIES, Outcome
-from tpbench.launcher.plan import Cell, ignored_notes
+from tpbench.launcher.planning import resume
+from tpbench.launcher.planning.plan import Cell, ignored_notes
+from tpbench.launcher.planning.target import PlanningTarget
 from tpbench.launcher.process import Terminated
-from tpbench.launcher.target import PlanningTarget
 from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
 

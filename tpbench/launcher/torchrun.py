@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpbench.handover.lifetime import MARKER
 from tpbench.job import Job
-from tpbench.launcher.cores import available_cores
+from tpbench.launcher.devices.cores import available_cores
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import tpbench as package
 from tests.support.command import ROOT, Running, gone, refused, tpbench
 from tests.support.launcher_rows import cell
-from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.interleaved import InterleavedCells, problem_of
-from tpbench.launcher.outcome import Outcome
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.host.interleaved import InterleavedCells, problem_of
+from tpbench.launcher.planning.plan import Cell
 from tpbench.measure.interleaving import FOLDER, InterleavedRank, RoundRequest
 
 INTERLEAVED = ("order=interleaved", "reuse=true", "device=cpu", "tp_size=2", "dtype=float32")

@@ -47,7 +47,9 @@ def test_the_twelfth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Pat
     assert len(list((tmp_path / "outputs/sweeps").glob("*/group-*"))) == 1
 
 
-STAYING = "import tpbench.launcher.warm as w; w.reusable = lambda job: True; from tpbench.__main__ import main; main()"
+STAYING = (
+    "import tpbench.launcher.host.warm as w; w.reusable = lambda job: True; from tpbench.__main__ import main; main()"
+)
 """Program that behaves as on GPUs: a process without observable state of its last job runs the next job too."""
 
 

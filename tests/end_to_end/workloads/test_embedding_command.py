@@ -14,7 +14,7 @@ from tests.support.command import ROOT, environment, refused, tpbench
 from tests.support.composed_jobs import job
 from tests.support.documented_commands import documented
 from tpbench.job import unsupported_reason
-from tpbench.launcher.target import ThisHost, skip_reason
+from tpbench.launcher.planning.target import ThisHost, skip_reason
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:

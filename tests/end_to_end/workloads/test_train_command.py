@@ -17,8 +17,8 @@ from tests.support.composed_jobs import job
 from tests.support.documented_commands import documented
 from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, unsupported_reason
-from tpbench.launcher.row import new_task, store
-from tpbench.launcher.target import ThisHost, skip_reason
+from tpbench.launcher.cells.row import new_task, store
+from tpbench.launcher.planning.target import ThisHost, skip_reason
 from tpbench.report.metric import number
 from tpbench.report.pivot import pivot
 from tpbench.report.study import study_tables

@@ -9,7 +9,7 @@ from tests.support import synthetic
 from tests.support.command import DEFAULT, ROOT
 from tests.support.composed_jobs import job
 from tpbench.console import quick_start
-from tpbench.launcher.override_checks import check_overrides
+from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.report.command import _parser
 from tpbench.results.read import load
 

@@ -14,8 +14,8 @@ import tpbench
 from tests.support.launcher_rows import FACTS, cell
 from tpbench.handover.result import RESERVED_FILE, RESULT_FILE, WorkerResult
 from tpbench.handover.task import Interleaving, WorkerTask
-from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.leftovers import abandon, store_left_results
+from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher.cells.leftovers import abandon, store_left_results
 from tpbench.settings import JobError
 
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.four_gpu_host import job, pretend_four_gpus
-from tpbench.launcher import devices, gpus
-from tpbench.launcher.device_choice import Device, choose
-from tpbench.launcher.devices import Devices
-from tpbench.launcher.gpus import Gpu
+from tpbench.launcher.devices import gpus, leases
+from tpbench.launcher.devices.choice import Device, choose
+from tpbench.launcher.devices.gpus import Gpu
+from tpbench.launcher.devices.leases import Devices
 from tpbench.settings import JobError
 
 
@@ -25,11 +25,11 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("four_gpus")
 def test_two_linked_pairs_are_all() -> None:
     host = Devices(split_cpu=True)
-    leases = [host.lease(job(2)), host.lease(job(2))]
-    assert [each and each.environment["CUDA_VISIBLE_DEVICES"] for each in leases] == ["0,2", "1,3"]
+    taken = [host.lease(job(2)), host.lease(job(2))]
+    assert [each and each.environment["CUDA_VISIBLE_DEVICES"] for each in taken] == ["0,2", "1,3"]
     assert host.lease(job(1)) is None
-    assert leases[0] is not None
-    host.release(leases[0])
+    assert taken[0] is not None
+    host.release(taken[0])
     assert host.lease(job(4)) is None
     single = host.lease(job(1))
     assert single is not None
@@ -46,7 +46,7 @@ def test_a_single_gpu_leaves_a_linked_pair() -> None:
 
 def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(devices, "FOLDER", tmp_path / "file")
+    monkeypatch.setattr(leases, "FOLDER", tmp_path / "file")
     monkeypatch.setattr(gpus, "usable", lambda: [Gpu("GPU-0", "0")])
     with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be opened .*all users"):
         Devices(split_cpu=False).lease(job(1))
@@ -79,7 +79,7 @@ def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gpus, "usable", list)
     host = Devices(split_cpu=False)
     first, second = host.lease(job(2, "cpu")), host.lease(job(2, "cpu"))
-    assert first == second == devices.Lease()
+    assert first == second == leases.Lease()
 
 
 class Nvml:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.launcher_rows import cell, measured
-from tpbench.launcher import display, original_arguments
-from tpbench.launcher.outcome import Outcome
-from tpbench.launcher.plan import distinguish
+from tpbench.launcher import display
+from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.command_line import original_arguments
+from tpbench.launcher.planning.plan import distinguish
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 

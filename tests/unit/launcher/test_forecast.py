@@ -5,9 +5,9 @@ import pytest
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.job import parse_job
-from tpbench.launcher import gpus
-from tpbench.launcher.forecast import START_S, Forecast, skip_predicted_oom, variant_label
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.devices import gpus
+from tpbench.launcher.planning.forecast import START_S, Forecast, skip_predicted_oom, variant_label
+from tpbench.launcher.planning.plan import Cell
 from tpbench.measure.settings import MeasureSettings
 from tpbench.results.read import load
 

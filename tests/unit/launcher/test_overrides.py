@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tpbench.launcher import model_ids
-from tpbench.launcher.override_checks import check_overrides
-from tpbench.launcher.override_rewrites import (
+from tpbench.launcher.command_line import model_ids
+from tpbench.launcher.command_line.checks import check_overrides
+from tpbench.launcher.command_line.rewrites import (
     chosen_fields,
     flat_names,
     force_fields,

@@ -16,11 +16,11 @@ from omegaconf import OmegaConf
 from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.leftovers import abandon, discard_rows
+from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher.cells.leftovers import abandon, discard_rows
+from tpbench.launcher.cells.outcome import Outcome
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.outcome import Outcome
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster, collect
 from tpbench.launcher.slurm.runner import Slurm
 from tpbench.launcher.slurm.settings import SlurmSettings

@@ -11,7 +11,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from tpbench.launcher.override_checks import check_overrides
+from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.settings import JobError
 

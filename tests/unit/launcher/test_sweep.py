@@ -14,15 +14,15 @@ import pytest
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell
 from tpbench.launcher import sweep
-from tpbench.launcher.attempt import Attempt, StartAttempt
+from tpbench.launcher.cells.attempt import Attempt, StartAttempt
+from tpbench.launcher.cells.leftovers import discard_rows, store_left_results
+from tpbench.launcher.cells.outcome import Outcome
 from tpbench.launcher.display import Display
-from tpbench.launcher.host import _require_folders
-from tpbench.launcher.leftovers import discard_rows, store_left_results
+from tpbench.launcher.host.runner import _require_folders
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.outcome import Outcome
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.planning.plan import Cell
+from tpbench.launcher.planning.target import PlanningTarget, ThisHost
 from tpbench.launcher.process import Terminated, raise_on_termination
-from tpbench.launcher.target import PlanningTarget, ThisHost
 from tpbench.results.plain import plain_rows
 from tpbench.settings import JobError
 

@@ -12,11 +12,11 @@ from tests.support.launcher_rows import FACTS, cell, measured
 from tpbench.console import information
 from tpbench.handover.task import WorkerTask
 from tpbench.job import parse_job
-from tpbench.launcher import outside_variants
-from tpbench.launcher.override_checks import check_overrides
-from tpbench.launcher.plan import Cell
-from tpbench.launcher.resume import decide
-from tpbench.launcher.row import new_task
+from tpbench.launcher.cells.row import new_task
+from tpbench.launcher.command_line import outside_variants
+from tpbench.launcher.command_line.checks import check_overrides
+from tpbench.launcher.planning.plan import Cell
+from tpbench.launcher.planning.resume import decide
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss import EntropyLoss

@@ -8,7 +8,7 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import cell, measured
-from tpbench.launcher.row import new_task, store
+from tpbench.launcher.cells.row import new_task, store
 from tpbench.results.compact import Busy, _locked, compact
 from tpbench.results.write import RowExists, row_exists
 

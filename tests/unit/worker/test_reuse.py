@@ -19,7 +19,7 @@ import torch._dynamo.utils
 import torch._inductor.config as inductor
 
 from tests.support.launcher_rows import cell
-from tpbench.launcher.warm import reusable
+from tpbench.launcher.host.warm import reusable
 from tpbench.measure import gpu_profiler
 from tpbench.worker.reuse import ReusableProcess, changed, settings
 

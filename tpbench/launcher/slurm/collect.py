@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.leftovers import discard_rows
-from tpbench.launcher.locks import CellLocks
-from tpbench.launcher.outcome import FAILURES, Outcome
-from tpbench.launcher.plan import distinguish
-from tpbench.launcher.resume import superseded
+from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher.cells.leftovers import discard_rows
+from tpbench.launcher.cells.locks import CellLocks
+from tpbench.launcher.cells.outcome import FAILURES, Outcome
+from tpbench.launcher.planning.plan import distinguish
+from tpbench.launcher.planning.resume import superseded
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of
 from tpbench.results.current_rows import MEASURED, changes, newest

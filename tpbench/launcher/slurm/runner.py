@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from tpbench.handover.rendezvous import create_secret
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, StartAttempt
+from tpbench.launcher.cells.attempt import Attempt, StartAttempt
+from tpbench.launcher.cells.leftovers import abandon
+from tpbench.launcher.cells.outcome import Outcome
 from tpbench.launcher.display import Display
-from tpbench.launcher.leftovers import abandon
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.outcome import Outcome
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.arrays import split_into_arrays
 from tpbench.launcher.slurm.cluster import ENDED, JobState

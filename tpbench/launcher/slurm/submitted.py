@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpbench.handover.task import TASK_FILE
-from tpbench.launcher import failure
-from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.outcome import Outcome
+from tpbench.launcher.cells import failure
+from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher.cells.outcome import Outcome
 from tpbench.launcher.slurm.cluster import ENDED
 
 JOB = "slurm_job"

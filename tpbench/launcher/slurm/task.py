@@ -12,8 +12,9 @@ from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
 from tpbench.handover.rendezvous import SECRET, load_secret
-from tpbench.launcher import failure, torchrun
-from tpbench.launcher.attempt import Attempt
+from tpbench.launcher import torchrun
+from tpbench.launcher.cells import failure
+from tpbench.launcher.cells.attempt import Attempt
 from tpbench.launcher.process import ProcessTree
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.interface import gloo_interface, reachable_address

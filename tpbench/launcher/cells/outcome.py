@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.planning.plan import Cell
 
 FAILURES = ("error", "timeout", "wrong")
 """Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""

@@ -15,10 +15,10 @@ from typing import Any
 
 from tpbench.handover.task import Interleaving
 from tpbench.job import Job
-from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.outcome import Outcome
-from tpbench.launcher.plan import Cell
-from tpbench.launcher.warm import WarmJob
+from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.host.warm import WarmJob
+from tpbench.launcher.planning.plan import Cell
 from tpbench.measure.interleaving import FOLDER, InterleavingQueue, RoundRequest
 
 

@@ -15,10 +15,10 @@ from tpbench.handover.durable import NO_SPACE
 from tpbench.handover.result import RESULT_FILE, WorkerResult
 from tpbench.handover.task import TASK_FILE, WorkerTask
 from tpbench.job import Job
-from tpbench.launcher import failure
-from tpbench.launcher.outcome import Outcome
-from tpbench.launcher.plan import Cell
-from tpbench.launcher.row import CONCURRENT_FILE, new_task, store
+from tpbench.launcher.cells import failure
+from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.cells.row import CONCURRENT_FILE, new_task, store
+from tpbench.launcher.planning.plan import Cell
 from tpbench.results.read import load_row
 from tpbench.results.write import RowExists, row_exists
 from tpbench.settings import JobError

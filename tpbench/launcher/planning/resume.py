@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.planning.plan import Cell
 from tpbench.packages import versions
 from tpbench.results.current_rows import HARDWARE, MEASURED, SOFTWARE, changes, is_replaced_by
 from tpbench.results.plain import plain_rows

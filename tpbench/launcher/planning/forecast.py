@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 
 from tpbench.job import Job
-from tpbench.launcher import gpus
-from tpbench.launcher.cores import available_cores
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.devices import gpus
+from tpbench.launcher.devices.cores import available_cores
+from tpbench.launcher.planning.plan import Cell
 from tpbench.predict.cells import measured, predictable
 from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import VariantModel, models

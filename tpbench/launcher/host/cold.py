@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.devices import Lease
-from tpbench.launcher.outcome import Outcome
+from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.devices.leases import Lease
 from tpbench.launcher.process import ProcessTree
 
 

@@ -14,11 +14,11 @@ from tpbench.handover.lifetime import MARKER
 from tpbench.handover.queue import QueuedTask, TaskQueue
 from tpbench.job import Job
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.cold import outcome_of
-from tpbench.launcher.device_choice import Device
-from tpbench.launcher.devices import Lease
-from tpbench.launcher.outcome import Outcome
+from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.devices.choice import Device
+from tpbench.launcher.devices.leases import Lease
+from tpbench.launcher.host.cold import outcome_of
 from tpbench.launcher.process import ProcessTree
 
 RELEASE_S = 30.0

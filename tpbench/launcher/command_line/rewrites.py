@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tpbench.job import former_field_names
-from tpbench.launcher.model_ids import file_of
+from tpbench.launcher.command_line.grammar import parse_options
+from tpbench.launcher.command_line.model_ids import file_of
 from tpbench.launcher.options import GROUPS, command_line_names
-from tpbench.launcher.override_grammar import parse_options
 from tpbench.workloads import workloads
 
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")

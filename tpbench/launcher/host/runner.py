@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpbench.launcher import torchrun
-from tpbench.launcher.attempt import Attempt, StartAttempt
-from tpbench.launcher.cold import ColdJob
-from tpbench.launcher.devices import Devices, Lease
+from tpbench.launcher.cells.attempt import Attempt, StartAttempt
+from tpbench.launcher.cells.leftovers import store_left_results
+from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.devices.leases import Devices, Lease
 from tpbench.launcher.display import Display
-from tpbench.launcher.interleaved import InterleavedCells, problem_of
-from tpbench.launcher.leftovers import store_left_results
+from tpbench.launcher.host.cold import ColdJob
+from tpbench.launcher.host.interleaved import InterleavedCells, problem_of
+from tpbench.launcher.host.warm import ReusedTorchrun, WarmJob
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.outcome import Outcome
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.planning.plan import Cell
+from tpbench.launcher.planning.target import ThisHost
 from tpbench.launcher.process import end_orphans
-from tpbench.launcher.target import ThisHost
-from tpbench.launcher.warm import ReusedTorchrun, WarmJob
 from tpbench.measure import machine
 from tpbench.settings import JobError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tpbench.handover.result import RESERVED_FILE, RESULT_FILE, WorkerResult
-from tpbench.launcher.attempt import ABANDONED_FILE, Attempt
+from tpbench.launcher.cells.attempt import ABANDONED_FILE, Attempt
 from tpbench.results.write import row_path
 
 

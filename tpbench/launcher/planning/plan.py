@@ -12,7 +12,7 @@ import yaml
 
 from tpbench.job import Job, parse_job
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
-from tpbench.launcher.target import PlanningTarget, invalid_reason, skip_reason
+from tpbench.launcher.planning.target import PlanningTarget, invalid_reason, skip_reason
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
 from tpbench.workloads import variants

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tpbench.launcher.plan import Cell
+from tpbench.launcher.planning.plan import Cell
 
 _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
 

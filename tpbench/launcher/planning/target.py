@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from tpbench import packages
 from tpbench.job import Job, unsupported_reason
-from tpbench.launcher.cores import available_cores, too_many_ranks
+from tpbench.launcher.devices.cores import available_cores, too_many_ranks
 from tpbench.launcher.options import SweepOptions
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import yaml
 from hydra.core.override_parser.types import Glob, Override
 
+from tpbench.launcher.command_line.grammar import parse_options, parse_overrides
+from tpbench.launcher.command_line.limits import require_printable, require_safe
+from tpbench.launcher.command_line.outside_variants import command_line_variants
 from tpbench.launcher.options import GROUPS, command_line_names, example_values
-from tpbench.launcher.outside_variants import command_line_variants
-from tpbench.launcher.override_grammar import parse_options, parse_overrides
-from tpbench.launcher.override_limits import require_printable, require_safe
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.workloads import variants

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpbench.job import Job
-from tpbench.launcher import gpus
-from tpbench.launcher.device_choice import Device, choose
+from tpbench.launcher.devices import gpus
+from tpbench.launcher.devices.choice import Device, choose
 from tpbench.settings import JobError
 
 FOLDER = Path("/tmp/tpbench-devices")

@@ -1,0 +1,1 @@
+"""The GPUs and CPU cores of this host, and leases of them."""

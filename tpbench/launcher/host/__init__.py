@@ -1,0 +1,1 @@
+"""Cells on this host, each with its own torchrun or in one that stays."""
