@@ -18,7 +18,7 @@ import pyarrow as pa
 import tpbench
 from tpbench.job import parse_job
 from tpbench.launcher.cells.row import new_task
-from tpbench.report.render import pivot_text
+from tpbench.report.tables.render import pivot_text
 from tpbench.results.compact import compact, publish
 from tpbench.results.write import parquet_bytes, row_table
 

@@ -155,7 +155,7 @@ class Display:
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Print the sweep's table and the folder of its rows."""
-        from tpbench.report.render import pivot_text, show
+        from tpbench.report.tables.render import pivot_text, show
         from tpbench.results.read import frame_of
 
         if self.live:

@@ -12,9 +12,9 @@ from tpbench.predict.first_sentence import first_sentence
 from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import ERROR_BAR_SHARE, Prediction, VariantModel, extrapolation_factors
 from tpbench.predict.target import Target
-from tpbench.report.metric import number
-from tpbench.report.records import MISSING
-from tpbench.report.writer import aligned
+from tpbench.report.grids.records import MISSING
+from tpbench.report.numbers.metric import number
+from tpbench.report.tables.writer import aligned
 from tpbench.workloads.cost_model import ProblemSize, Question
 
 UNKNOWN = "unknown"

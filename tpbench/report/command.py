@@ -13,20 +13,21 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from tpbench.report import plots, render, writer
-from tpbench.report.agreement import frame_warnings
-from tpbench.report.arrange import arrange_rows
-from tpbench.report.columns import column_tables, parse_columns
+from tpbench.report import plots
+from tpbench.report.command_line.output_format import format_of
+from tpbench.report.command_line.parser import ReportParser
+from tpbench.report.command_line.rows import require_values
+from tpbench.report.command_line.selection import add_filters, selected_rows
+from tpbench.report.conclusions.agreement import frame_warnings
+from tpbench.report.grids.arrange import arrange_rows
 from tpbench.report.json_documents import write_documents
-from tpbench.report.metric import METRICS, metric
-from tpbench.report.output_format import format_of
-from tpbench.report.parser import ReportParser
-from tpbench.report.pivot import pivot
-from tpbench.report.pivot_report import PivotReport
+from tpbench.report.numbers.metric import METRICS, metric
 from tpbench.report.repeat import repeat
-from tpbench.report.rows import require_values
-from tpbench.report.selection import add_filters, selected_rows
-from tpbench.report.study import check_study, studies, study_csv, study_document, study_picture, study_tables
+from tpbench.report.tables import render, writer
+from tpbench.report.tables.columns import column_tables, parse_columns
+from tpbench.report.tables.pivot import pivot
+from tpbench.report.tables.pivot_report import PivotReport
+from tpbench.report.tables.study import check_study, studies, study_csv, study_document, study_picture, study_tables
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, unknown
 from tpbench.workloads.study_data import StudyTable

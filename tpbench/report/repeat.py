@@ -19,7 +19,7 @@ from tpbench.outside.variant import from_entry_point, from_file
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import compare_cells
 from tpbench.report.compare.pairs import pair_cells
-from tpbench.report.records import Record
+from tpbench.report.grids.records import Record
 from tpbench.report.repeat_command import is_from_outside, row_command, row_job
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable

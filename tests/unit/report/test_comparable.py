@@ -4,13 +4,13 @@ import pytest
 
 from tests.support.planned_jobs import job
 from tpbench.measure.bottleneck import Shares
-from tpbench.report import render
-from tpbench.report.arrange import arrange_rows
-from tpbench.report.columns import column_tables
-from tpbench.report.comparable import with_bound
 from tpbench.report.compare.pairs import pair_cells
-from tpbench.report.pivot import pivot
-from tpbench.report.study import study_tables
+from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.grids.comparable import with_bound
+from tpbench.report.tables import render
+from tpbench.report.tables.columns import column_tables
+from tpbench.report.tables.pivot import pivot
+from tpbench.report.tables.study import study_tables
 
 TABLE = {"table_rows": 251520, "width": 768, "tokens": 16384, "tp_size": 1, "dp_size": 2}
 BLOCK = {"workload": "tp_block", "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128,

@@ -13,8 +13,8 @@ from tpbench.report.compare.changes import CellChange, Comparison, compare_cells
 from tpbench.report.compare.pairs import CellPair
 from tpbench.report.compare.uncertainty import Difference, Observation, Scatter
 from tpbench.report.compare.unpaired import explain_unpaired
-from tpbench.report.metric import metric
-from tpbench.report.ratio import FEWEST, Ratio, clean, ratio
+from tpbench.report.numbers.metric import metric
+from tpbench.report.numbers.ratio import FEWEST, Ratio, clean, ratio
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
 

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from tpbench.report.clocks import DEVICE, WALL
 from tpbench.report.gallery.admission import Refusal
 from tpbench.report.gallery.entry import Entry
 from tpbench.report.gallery.site import _cell, _part, _table, write_site
 from tpbench.report.gallery.winners import Machine, Problem, _name, headlines
-from tpbench.report.metric import counted
+from tpbench.report.numbers.clocks import DEVICE, WALL
+from tpbench.report.numbers.metric import counted
+from tpbench.report.numbers.ratio import Ratio
 from tpbench.report.page.cells import MISSING_CELL, PageCell
-from tpbench.report.ratio import Ratio
 from tpbench.settings import JobError
 
 

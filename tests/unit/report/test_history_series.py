@@ -5,7 +5,7 @@ import pytest
 from tests.unit.report.conftest import CPU
 from tpbench.report.command import main
 from tpbench.report.history.series import all_series
-from tpbench.report.metric import metric
+from tpbench.report.numbers.metric import metric
 
 OTHER = {"gpu_name": "NVIDIA B200"}
 

@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 
 from tests.support import synthetic
-from tpbench.report.interleaved import abba_ratio, averages_below_interval
+from tpbench.report.numbers.interleaved import abba_ratio, averages_below_interval
+from tpbench.report.numbers.ratio import ratio
 from tpbench.report.page.html_page import page
-from tpbench.report.pivot import pivot
-from tpbench.report.ratio import ratio
-from tpbench.report.render import comma_separated, pivot_text
+from tpbench.report.tables.pivot import pivot
+from tpbench.report.tables.render import comma_separated, pivot_text
 from tpbench.results.read import load
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from tests.unit.report.test_compare_changes import pair, record, slower
 from tpbench.report import json_documents
-from tpbench.report.arrange import arrange_rows
-from tpbench.report.clocks import CLOCKS
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import compare_cells
+from tpbench.report.grids.arrange import arrange_rows
 from tpbench.report.json_documents import write_documents
-from tpbench.report.metric import metric
+from tpbench.report.numbers.clocks import CLOCKS
+from tpbench.report.numbers.metric import metric
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.page.tables import (
     _MEASURES,

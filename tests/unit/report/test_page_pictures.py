@@ -3,13 +3,13 @@
 import pytest
 
 from tests.unit.report.test_verdicts import measured
-from tpbench.report.arrange import arrange_rows
+from tpbench.report.conclusions.verdicts import verdict_columns
+from tpbench.report.grids.arrange import arrange_rows
 from tpbench.report.page.chart import Line, Panel, logarithmic_axis, marker_svg, panel_svg, share_axis
 from tpbench.report.page.column_styles import Look, assign_looks
 from tpbench.report.page.html_page import page
 from tpbench.report.page.pictures import block_caps, by_problem, by_size, floor_shares
 from tpbench.report.plots.block_cap import shares
-from tpbench.report.verdicts import verdict_columns
 from tpbench.workloads import workloads
 
 COLUMNS = (*verdict_columns(), "floor_ms")

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpbench.report.command import main
-from tpbench.report.metric import METRICS, metric, number, ratio_text
-from tpbench.report.pivot import pivot
-from tpbench.report.render import comma_separated
+from tpbench.report.numbers.metric import METRICS, metric, number, ratio_text
+from tpbench.report.tables.pivot import pivot
+from tpbench.report.tables.render import comma_separated
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
 

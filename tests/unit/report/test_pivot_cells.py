@@ -2,9 +2,9 @@
 
 import pytest
 
-from tpbench.report.metric import metric
-from tpbench.report.pivot import _cell, _with_floor
-from tpbench.report.pivot_report import PivotCell, PivotLine, PivotTable
+from tpbench.report.numbers.metric import metric
+from tpbench.report.tables.pivot import _cell, _with_floor
+from tpbench.report.tables.pivot_report import PivotCell, PivotLine, PivotTable
 
 
 def record(**fields):

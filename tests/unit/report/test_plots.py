@@ -8,16 +8,16 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report import plots
-from tpbench.report.arrange import arrange_rows
-from tpbench.report.clocks import WALL
 from tpbench.report.command import main
+from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.numbers.clocks import WALL
+from tpbench.report.numbers.samples import measured_cells, outliers, speedups
 from tpbench.report.plots import samples as samples_plot
 from tpbench.report.plots import speedups as speedups_plot
 from tpbench.report.plots import style
 from tpbench.report.plots.block_cap import shares
 from tpbench.report.plots.by_size import draw_by_size
 from tpbench.report.plots.panels import draw_panels
-from tpbench.report.samples import measured_cells, outliers, speedups
 from tpbench.results.read import load
 from tpbench.workloads.study_data import Panel, Picture, Series
 

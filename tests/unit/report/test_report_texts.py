@@ -3,12 +3,12 @@
 import pytest
 
 from tpbench.report import repeat_command
-from tpbench.report.arrange import arrange_rows
 from tpbench.report.compare.pairs import CellPair
 from tpbench.report.compare.unpaired import explain_unpaired
-from tpbench.report.mixing import mixing_note
-from tpbench.report.pivot_report import _with_interval
-from tpbench.report.ratio import Ratio
+from tpbench.report.conclusions.mixing import mixing_note
+from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.numbers.ratio import Ratio
+from tpbench.report.tables.pivot_report import _with_interval
 from tpbench.settings import JobError
 
 

@@ -13,8 +13,6 @@ import pytest
 from tests.support import report_rows, synthetic
 from tests.support.tp_block_rows import TRACE
 from tests.support.tp_block_rows import row as block
-from tpbench.report import render
-from tpbench.report.columns import column_tables
 from tpbench.report.compare import render as compared
 from tpbench.report.compare.changes import compare_cells
 from tpbench.report.compare.pairs import pair_cells
@@ -23,11 +21,13 @@ from tpbench.report.gallery.entry import Entry
 from tpbench.report.gallery.site import index
 from tpbench.report.history import render as told
 from tpbench.report.history.series import all_series
-from tpbench.report.metric import metric
+from tpbench.report.numbers.metric import metric
 from tpbench.report.page.html_page import page
-from tpbench.report.pivot import pivot
-from tpbench.report.study import study_csv, study_document, study_tables
-from tpbench.report.writer import as_text
+from tpbench.report.tables import render
+from tpbench.report.tables.columns import column_tables
+from tpbench.report.tables.pivot import pivot
+from tpbench.report.tables.study import study_csv, study_document, study_tables
+from tpbench.report.tables.writer import as_text
 from tpbench.results.read import load
 
 FOLDER = Path(__file__).with_name("described")

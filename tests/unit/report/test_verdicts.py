@@ -2,13 +2,13 @@
 
 import pytest
 
-from tpbench.report import mixing
-from tpbench.report.agreement import disagreeing_rows
-from tpbench.report.answers import answer, disagreement
-from tpbench.report.arrange import arrange_rows
-from tpbench.report.clocks import DEVICE, WALL
-from tpbench.report.pivot import pivot
-from tpbench.report.verdicts import DOUBTS, selected, verdict_columns, verdicts
+from tpbench.report.conclusions import mixing
+from tpbench.report.conclusions.agreement import disagreeing_rows
+from tpbench.report.conclusions.answers import answer, disagreement
+from tpbench.report.conclusions.verdicts import DOUBTS, selected, verdict_columns, verdicts
+from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.numbers.clocks import DEVICE, WALL
+from tpbench.report.tables.pivot import pivot
 from tpbench.workloads import workloads
 
 STEADY = [1.0 + 0.001 * at for at in range(12)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpbench.report.writer import TextDocument, TextTable, aligned, as_markdown, is_number
+from tpbench.report.tables.writer import TextDocument, TextTable, aligned, as_markdown, is_number
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from tpbench.report.compare.uncertainty import (
     observe,
     scatter,
 )
-from tpbench.report.metric import Metric, metric
-from tpbench.report.ratio import Ratio
-from tpbench.report.records import CAVEATS, Record, caveat_mark, is_measurement, value_text
+from tpbench.report.grids.records import CAVEATS, Record, caveat_mark, is_measurement, value_text
+from tpbench.report.numbers.metric import Metric, metric
+from tpbench.report.numbers.ratio import Ratio
 
 ALPHA = 0.05
 FEWEST_ROWS = 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tpbench.report import writer
 from tpbench.report.compare.changes import FAILS, INCOMPARABLE, CellChange, Comparison, verdict_words
 from tpbench.report.compare.method import method
-from tpbench.report.metric import counted
-from tpbench.report.records import MISSING
+from tpbench.report.grids.records import MISSING
+from tpbench.report.numbers.metric import counted
+from tpbench.report.tables import writer
 from tpbench.results.printable import printable
 
 COLUMNS = ("cell", "verdict", "ratio", "95% interval", "before", "after", "rows", "p", "note")

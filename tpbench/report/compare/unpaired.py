@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpbench.report.compare.pairs import CellIdentity, CellPair
-from tpbench.report.records import Record, column_label, value_text
+from tpbench.report.grids.records import Record, column_label, value_text
 
 _MOST_TRIED = 200
 _SHOWN = 4

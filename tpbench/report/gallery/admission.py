@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from tpbench.job import Job
-from tpbench.report.records import Record
+from tpbench.report.grids.records import Record
 from tpbench.report.repeat_command import row_job
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable

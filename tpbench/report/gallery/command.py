@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpbench.report.command_line.parser import ReportParser
 from tpbench.report.gallery.entry import FIELDS, FILE, read_entry
 from tpbench.report.gallery.site import INDEX, write_site
-from tpbench.report.parser import ReportParser
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
 

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpbench.report.clocks import DEVICE
+from tpbench.report.conclusions.verdicts import Verdict
 from tpbench.report.gallery.entry import Entry
 from tpbench.report.gallery.winners import Machine, Problem, headlines, measured_problems
-from tpbench.report.metric import counted, ratio_text
+from tpbench.report.grids.records import value_text
+from tpbench.report.numbers.clocks import DEVICE
+from tpbench.report.numbers.metric import counted, ratio_text
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, quantity, words
 from tpbench.report.page.html_page import page
 from tpbench.report.page.machines import period
 from tpbench.report.page.template import render_page
-from tpbench.report.records import value_text
-from tpbench.report.verdicts import Verdict
 from tpbench.settings import JobError
 
 INDEX = "index.html"

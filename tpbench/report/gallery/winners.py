@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tpbench.report.agreement import disagreeing_rows
-from tpbench.report.arrange import arrange_rows
+from tpbench.report.conclusions.agreement import disagreeing_rows
+from tpbench.report.conclusions.verdicts import Verdict, verdict_columns, verdicts
 from tpbench.report.gallery.entry import Entry
+from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.grids.records import MISSING, Record, column_label, problem_identity, value_text
 from tpbench.report.page.machines import FACTS
-from tpbench.report.records import MISSING, Record, column_label, problem_identity, value_text
-from tpbench.report.verdicts import Verdict, verdict_columns, verdicts
 from tpbench.results.schema import workload_columns
 from tpbench.workloads import workloads
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from tpbench.report import writer
+from tpbench.report.grids.records import Record, value_text
 from tpbench.report.history.change_points import ALPHA
 from tpbench.report.history.series import STACK, Series
-from tpbench.report.metric import Metric, counted
-from tpbench.report.records import Record, value_text
+from tpbench.report.numbers.metric import Metric, counted
+from tpbench.report.tables import writer
 from tpbench.results.printable import printable
 
 CHANGES = ("cell", "first row after", "ratio", "before", "after", "p", "what differs")

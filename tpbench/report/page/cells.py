@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from tpbench.report.metric import number
-from tpbench.report.writer import columns_of_numbers
+from tpbench.report.numbers.metric import number
+from tpbench.report.tables.writer import columns_of_numbers
 from tpbench.results.printable import printable
 
 Digits: TypeAlias = Literal["all", "hidden", "none"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tpbench.report.grids import RecordGrid
+from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.grids.records import value_text
 from tpbench.report.plots.style import LIGHT
-from tpbench.report.records import value_text
 from tpbench.workloads import workloads
 
 MARKERS = (

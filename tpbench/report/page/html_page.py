@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tpbench.report import interleaved, ratio
-from tpbench.report.agreement import disagreeing_rows
-from tpbench.report.answers import answer, disagreement, group_names, shared_facts
-from tpbench.report.arrange import arrange_rows
-from tpbench.report.clocks import CLOCKS, WALL, Clock
-from tpbench.report.grids import RecordGrid, heading
-from tpbench.report.metric import METRICS, TITLES, counted, metric
-from tpbench.report.mixing import mixing_note
+from tpbench.report.conclusions.agreement import disagreeing_rows
+from tpbench.report.conclusions.answers import answer, disagreement, group_names, shared_facts
+from tpbench.report.conclusions.mixing import mixing_note
+from tpbench.report.conclusions.verdicts import DOUBTS, GOOD, Verdict, verdict_columns, verdicts
+from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.grids.grid import RecordGrid, heading
+from tpbench.report.grids.records import Record
+from tpbench.report.numbers import interleaved, ratio
+from tpbench.report.numbers.clocks import CLOCKS, WALL, Clock
+from tpbench.report.numbers.metric import METRICS, TITLES, counted, metric
+from tpbench.report.numbers.samples import OUTLIER
 from tpbench.report.page import tables
 from tpbench.report.page.cells import PageTable
 from tpbench.report.page.column_styles import Looks, assign_looks
@@ -26,11 +29,8 @@ from tpbench.report.page.overview import failure_groups, verdict_tables
 from tpbench.report.page.pictures import PageFigure, block_caps, by_problem, by_size, floor_shares
 from tpbench.report.page.template import render_page
 from tpbench.report.page.trace import step_traces
-from tpbench.report.pivot import tabulate
 from tpbench.report.plots import timeline
-from tpbench.report.records import Record
-from tpbench.report.samples import OUTLIER
-from tpbench.report.verdicts import DOUBTS, GOOD, Verdict, verdict_columns, verdicts
+from tpbench.report.tables.pivot import tabulate
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.workloads import workloads
 

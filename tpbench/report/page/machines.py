@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 
-from tpbench.report.metric import counted
+from tpbench.report.grids.records import Record
+from tpbench.report.numbers.metric import counted
 from tpbench.report.page.cells import PageTable, words
-from tpbench.report.records import Record
 from tpbench.results.printable import printable
 
 FACTS = {

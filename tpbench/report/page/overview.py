@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpbench.report.answers import group_names
-from tpbench.report.clocks import DEVICE, WALL
-from tpbench.report.metric import number, ratio_text
+from tpbench.report.conclusions.answers import group_names
+from tpbench.report.conclusions.verdicts import GOOD, Verdict, selected
+from tpbench.report.numbers.clocks import DEVICE, WALL
+from tpbench.report.numbers.metric import number, ratio_text
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.page.chart import marker_svg
 from tpbench.report.page.column_styles import Looks
-from tpbench.report.pivot_report import FailureGroup
-from tpbench.report.verdicts import GOOD, Verdict, selected
+from tpbench.report.tables.pivot_report import FailureGroup
 
 _COLUMNS = ("fastest", "device time", "wall time", "runner-up", "of floor", "memory", "trust")
 NO_MEMORY_GIB = 0.001

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from tpbench.report.cell_table import OF_BEST, compared_with_best, filled_columns, percentage_columns
-from tpbench.report.clocks import CLOCKS, WALL
-from tpbench.report.grids import RecordGrid
-from tpbench.report.metric import Metric, metric
-from tpbench.report.mixing import mixing_note
+from tpbench.report.conclusions.mixing import mixing_note
+from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.grids.records import Record, column_label, mark_meanings, value_text
+from tpbench.report.numbers.clocks import CLOCKS, WALL
+from tpbench.report.numbers.metric import Metric, metric
+from tpbench.report.numbers.ratio import clean
+from tpbench.report.numbers.samples import measured_cells, outliers, speedups
 from tpbench.report.page.cells import MISSING_CELL, Digits, PageCell, PageTable, percentage, quantity, words
-from tpbench.report.pivot import metric_table
-from tpbench.report.pivot_report import PivotCell
 from tpbench.report.plots import timeline
-from tpbench.report.ratio import clean
-from tpbench.report.records import Record, column_label, mark_meanings, value_text
 from tpbench.report.repeat_command import row_command
-from tpbench.report.samples import measured_cells, outliers, speedups
+from tpbench.report.tables.cell_table import OF_BEST, compared_with_best, filled_columns, percentage_columns
+from tpbench.report.tables.pivot import metric_table
+from tpbench.report.tables.pivot_report import PivotCell
 from tpbench.results.schema import all_columns, workload_columns
 from tpbench.settings import JobError
 from tpbench.workloads import Study

@@ -6,10 +6,10 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tpbench.report.grids import RecordGrid
+from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.grids.records import is_measurement, sort_key, value_text
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
-from tpbench.report.records import is_measurement, sort_key, value_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,11 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from tpbench.report.grids import GridRow, RecordGrid
-from tpbench.report.metric import TITLES, metric
-from tpbench.report.plots import style
-from tpbench.report.records import column_label, value_text
-from tpbench.report.size_panels import (
+from tpbench.report.grids.grid import GridRow, RecordGrid
+from tpbench.report.grids.records import column_label, value_text
+from tpbench.report.grids.size_panels import (
     drawn_value,
     has_content,
     lowest_floors,
@@ -17,6 +15,8 @@ from tpbench.report.size_panels import (
     size_panels,
     size_positions,
 )
+from tpbench.report.numbers.metric import TITLES, metric
+from tpbench.report.plots import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpbench.report.clocks import DEVICE, WALL, Clock
-from tpbench.report.grids import RecordGrid
+from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.numbers.clocks import DEVICE, WALL, Clock
+from tpbench.report.numbers.ratio import Array, clean
+from tpbench.report.numbers.samples import measured_cells, outliers
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
-from tpbench.report.ratio import Array, clean
-from tpbench.report.samples import measured_cells, outliers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpbench.report.clocks import DEVICE, WALL, Clock
-from tpbench.report.grids import RecordGrid
+from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.numbers.clocks import DEVICE, WALL, Clock
+from tpbench.report.numbers.samples import speedups
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
-from tpbench.report.samples import speedups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpbench.report.grids import RecordGrid
+from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.grids.records import Record
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
-from tpbench.report.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

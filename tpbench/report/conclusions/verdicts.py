@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpbench.report.clocks import CLOCKS, WALL, Clock
-from tpbench.report.grids import GridRow, RecordGrid
-from tpbench.report.interleaved import interleaved_ratio
-from tpbench.report.mixing import PROVENANCE, differing_provenance
-from tpbench.report.ratio import Ratio, ratio
-from tpbench.report.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks
+from tpbench.report.conclusions.mixing import PROVENANCE, differing_provenance
+from tpbench.report.grids.grid import GridRow, RecordGrid
+from tpbench.report.grids.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks
+from tpbench.report.numbers.clocks import CLOCKS, WALL, Clock
+from tpbench.report.numbers.interleaved import interleaved_ratio
+from tpbench.report.numbers.ratio import Ratio, ratio
 
 DOUBTS = {
     "tie": "the interval of the ratio to the runner-up contains 1",

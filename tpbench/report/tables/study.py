@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.report import writer
-from tpbench.report.arrange import arrange_rows
-from tpbench.report.cell_table import cell_table
-from tpbench.report.comparable import comparable
-from tpbench.report.points import points_picture
-from tpbench.report.records import Record
+from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.grids.comparable import comparable
+from tpbench.report.grids.records import Record
+from tpbench.report.tables import writer
+from tpbench.report.tables.cell_table import cell_table
+from tpbench.report.tables.points import points_picture
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.settings import JobError

@@ -6,10 +6,10 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from tpbench.report import writer
-from tpbench.report.pivot import pivot
-from tpbench.report.pivot_report import PivotCell, PivotReport
-from tpbench.report.records import GRAPH_MEMORY, HOST_BOUND, INTERPRETED, MISSING, SINGLE_PASS, THROTTLED
+from tpbench.report.grids.records import GRAPH_MEMORY, HOST_BOUND, INTERPRETED, MISSING, SINGLE_PASS, THROTTLED
+from tpbench.report.tables import writer
+from tpbench.report.tables.pivot import pivot
+from tpbench.report.tables.pivot_report import PivotCell, PivotReport
 
 _STYLES = {"ok": "", "oom": "yellow", "skipped": "dim", "wrong": "bold red", "timeout": "red", "error": "red"}
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from tpbench.report.grids import RecordGrid, heading
-from tpbench.report.metric import number
-from tpbench.report.records import value_text
-from tpbench.report.verdicts import Timed, Verdict
+from tpbench.report.conclusions.verdicts import Timed, Verdict
+from tpbench.report.grids.grid import RecordGrid, heading
+from tpbench.report.grids.records import value_text
+from tpbench.report.numbers.metric import number
 
 
 def answer(verdicts: Sequence[Verdict]) -> str:

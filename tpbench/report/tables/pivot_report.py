@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpbench.report.interleaved import METHOD
-from tpbench.report.metric import Metric, number, ratio_text
-from tpbench.report.ratio import Ratio
-from tpbench.report.records import mark_meanings
+from tpbench.report.grids.records import mark_meanings
+from tpbench.report.numbers.interleaved import METHOD
+from tpbench.report.numbers.metric import Metric, number, ratio_text
+from tpbench.report.numbers.ratio import Ratio
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.arrange import arrange_rows
-from tpbench.report.cell_table import cell_table, filled_columns
-from tpbench.report.study import studies
+from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.tables.cell_table import cell_table, filled_columns
+from tpbench.report.tables.study import studies
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from tpbench.job import NOT_IN_KEY
-from tpbench.report.comparable import comparable, with_bound
-from tpbench.report.grids import GridRow, Key, RecordGrid, RecordGrids
-from tpbench.report.records import (
+from tpbench.report.grids.comparable import comparable, with_bound
+from tpbench.report.grids.grid import GridRow, Key, RecordGrid, RecordGrids
+from tpbench.report.grids.records import (
     MISSING,
     Record,
     column_label,

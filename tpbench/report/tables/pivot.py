@@ -8,14 +8,22 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.agreement import disagreements, printed
-from tpbench.report.arrange import arrange_rows
-from tpbench.report.grids import GridRow, RecordGrid, RecordGrids
-from tpbench.report.interleaved import interleaved_ratio
-from tpbench.report.metric import Metric, metric
-from tpbench.report.mixing import mixing_note
-from tpbench.report.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
-from tpbench.report.records import HOST_BOUND, Record, caveat_mark, column_label, memory_mark, time_marks, value_text
+from tpbench.report.conclusions.agreement import disagreements, printed
+from tpbench.report.conclusions.mixing import mixing_note
+from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.grids.grid import GridRow, RecordGrid, RecordGrids
+from tpbench.report.grids.records import (
+    HOST_BOUND,
+    Record,
+    caveat_mark,
+    column_label,
+    memory_mark,
+    time_marks,
+    value_text,
+)
+from tpbench.report.numbers.interleaved import interleaved_ratio
+from tpbench.report.numbers.metric import Metric, metric
+from tpbench.report.tables.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
 from tpbench.workloads import workloads

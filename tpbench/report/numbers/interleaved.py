@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tpbench.report.ratio import CONFIDENCE, FEWEST, Ratio, clean
-from tpbench.report.records import Record
+from tpbench.report.grids.records import Record
+from tpbench.report.numbers.ratio import CONFIDENCE, FEWEST, Ratio, clean
 
 METHOD = (
     "of cells that were measured interleaved, A B B A: Hodges-Lehmann estimate of the ratio and its "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from tpbench.report.metric import Metric, metrics_of_all
+from tpbench.report.numbers.metric import Metric, metrics_of_all
 from tpbench.results.read import RowWarning, load
 from tpbench.settings import JobError
 

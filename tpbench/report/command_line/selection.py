@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from tpbench.report.records import value_text
-from tpbench.report.rows import read_rows
+from tpbench.report.command_line.rows import read_rows
+from tpbench.report.grids.records import value_text
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.results.upgrade import present_name, present_value
 from tpbench.settings import JobError

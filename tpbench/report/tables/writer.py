@@ -12,8 +12,8 @@ from typing import TypeAlias
 from rich.cells import cell_len
 from rich.text import Text
 
-from tpbench.report import escape
-from tpbench.report.records import MISSING
+from tpbench.report.grids.records import MISSING
+from tpbench.report.tables import escape
 
 Item: TypeAlias = str | Text
 """Text that is safe to print, with or without a style for terminals."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tpbench.report.grids import RecordGrid
-from tpbench.report.metric import counted
-from tpbench.report.records import Record, value_text
+from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.grids.records import Record, value_text
+from tpbench.report.numbers.metric import counted
 
 PROVENANCE = {"host": "hosts", "git_commit": "commits", "kernels_version": "kernel versions"}
 """Columns in which rows of a table should agree, with the plural of their meaning."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from tpbench.report.records import Record, column_label, is_measurement, value_text
+from tpbench.report.grids.records import Record, column_label, is_measurement, value_text
 
 Key: TypeAlias = tuple[Any, ...]
 _EARLIEST = datetime.min.replace(tzinfo=UTC)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpbench.report.clocks import Clock
-from tpbench.report.grids import RecordGrid
-from tpbench.report.interleaved import interleaved_ratio
-from tpbench.report.ratio import Array, Ratio, clean, ratio
-from tpbench.report.records import Record, is_measurement
+from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.grids.records import Record, is_measurement
+from tpbench.report.numbers.clocks import Clock
+from tpbench.report.numbers.interleaved import interleaved_ratio
+from tpbench.report.numbers.ratio import Array, Ratio, clean, ratio
 
 OUTLIER = "an outlier is more than 1.5 interquartile ranges outside the quartiles"
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from tpbench.report.grids import RecordGrid
-from tpbench.report.metric import metric, number, ratio_text
-from tpbench.report.points import compared_key
-from tpbench.report.records import (
+from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.grids.records import (
     MISSING,
     Record,
     column_label,
@@ -17,6 +15,8 @@ from tpbench.report.records import (
     status_marks,
     value_text,
 )
+from tpbench.report.numbers.metric import metric, number, ratio_text
+from tpbench.report.tables.points import compared_key
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import StudyTable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections import defaultdict
 
-from tpbench.report.grids import GridCell, RecordGrid
-from tpbench.report.records import column_label, is_measurement, value_text
+from tpbench.report.grids.grid import GridCell, RecordGrid
+from tpbench.report.grids.records import column_label, is_measurement, value_text
 from tpbench.workloads import Study
 from tpbench.workloads.study_data import Panel, Picture, Series
 

@@ -1,0 +1,1 @@
+"""What rows say: the fastest variant of each problem, and reasons to doubt it."""

@@ -1,0 +1,1 @@
+"""Rows as records, arranged in grids: problems by variants."""

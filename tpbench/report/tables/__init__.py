@@ -1,0 +1,1 @@
+"""Tables as plain data, and their text, Markdown and CSV."""
