@@ -27,10 +27,7 @@ others = [name for name in sys.modules if name.startswith("tpbench.") and not na
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tpbench.workloads.embedding_grad.row_operations import gather_kernel
-from tpbench.workloads.embedding_grad.row_operations import merge_kernel
-from tpbench.workloads.embedding_grad.row_operations import push_kernel
-from tpbench.workloads.embedding_grad.row_operations import search_kernel
+from tpbench.workloads.embedding_grad.row_operations import gather_kernel, merge_kernel, push_kernel, search_kernel
 
 def stores(kernel, types, constants):
     function = getattr(globals()[kernel[1:]], kernel)
