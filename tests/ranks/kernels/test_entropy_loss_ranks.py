@@ -64,7 +64,8 @@ def _check(world_size: int, exchange: str, cases: list[tuple[torch.Tensor, torch
 @pytest.mark.parametrize("world_size", sorted({ranks_here(2), ranks_here(3)}))
 def test_every_loss_and_dtype(world_size: int, exchange: str) -> None:
     cases = []
-    for loss, dtype, block_cap in itertools.product(LOSSES, DTYPES, (16, "auto")):
+    dtypes = DTYPES if world_size <= 2 else DTYPES[:1]
+    for loss, dtype, block_cap in itertools.product(LOSSES, dtypes, (16, "auto")):
         options = {"loss": loss, "block_cap": block_cap, "logits_scale": 1.3, "z_loss": 1e-3}
         cases.append((*make(loss, dtype=dtype, vocab=101), options))
     _check(world_size, exchange, cases)

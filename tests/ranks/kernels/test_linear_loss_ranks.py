@@ -126,8 +126,9 @@ def test_every_loss_dtype_and_chunk_size(world_size: int, exchange: str) -> None
 
 @pytest.mark.parametrize("world_size", sorted({ranks_here(2), ranks_here(3)}))
 def test_options(world_size: int) -> None:
+    """Three ranks differ from two where their numbers meet: in the reduce-scatter of sharded hidden states."""
     cases: list[Case] = []
-    for sharded, loss in itertools.product((False, True), (*LOSSES, "logprob")):
+    for sharded, loss in itertools.product((False, True) if world_size <= 2 else (True,), (*LOSSES, "logprob")):
         options: dict[str, Any] = {"loss": loss, "hidden_sharded": sharded, "workspace_gib": gib(7, 34, 4)}
         hidden, weight, target = make_linear(loss, rows=12, vocab=101)
         cases.append((hidden, weight, target, {**options, "softcap": 3.0, "bias": torch.linspace(-1, 1, 101)}))
