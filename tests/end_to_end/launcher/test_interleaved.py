@@ -119,8 +119,8 @@ def test_the_same_problem(tmp_path: Path) -> None:
 
 def test_cells_whose_iterations_are_counted_are_measured_in_one_go(tmp_path: Path) -> None:
     folder = tmp_path / "outputs"
-    done = tpbench("-m", "variant=fsdp,ddp", "shape=tiny_train_dp2", "steps=2", "warmup_steps=0", "phase_steps=0",
-                   "order=interleaved", "reuse=true", "device=cpu", cwd=tmp_path)  # fmt: skip
+    done = tpbench("-m", "variant=fsdp,ddp", "shape=tiny_train_dp2", "dp_size=1", "steps=2", "warmup_steps=0",
+                   "phase_steps=0", "order=interleaved", "reuse=true", "device=cpu", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = package.load(folder)
     assert list(rows["status"]) == ["ok", "ok"] and rows["interleaved"].isna().all()
