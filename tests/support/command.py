@@ -89,7 +89,8 @@ def forked(commands: Sequence[Sequence[str]], folder: Path, imports: Sequence[st
         each.mkdir()
     lines = json.dumps([(str(each), list(arguments)) for each, arguments in zip(folders, commands, strict=True)])
     line = [sys.executable, "-c", FORKED_COMMANDS, *imports]
-    done = subprocess.run(line, input=lines, env=environment(), capture_output=True, text=True, timeout=240, check=True)
+    # A little below the limit of a test: some tests run thirty commands, and the machine may be busy.
+    done = subprocess.run(line, input=lines, env=environment(), capture_output=True, text=True, timeout=550, check=True)
     return list(zip(map(int, done.stdout.split()), folders, strict=True))
 
 
