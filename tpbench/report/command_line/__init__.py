@@ -1,1 +1,1 @@
-"""What all report commands share: their options, the rows that these select, and the file of the output."""
+"""The parts that all report commands share: their options, the rows that these select, and the file of the output."""

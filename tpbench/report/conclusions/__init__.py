@@ -1,1 +1,1 @@
-"""What rows say: the fastest variant of each problem, and reasons to doubt it."""
+"""Conclusions from rows: the fastest variant of each problem, and reasons to doubt it."""

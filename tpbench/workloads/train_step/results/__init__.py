@@ -1,4 +1,4 @@
-"""What a run reports: its speed, the times of its phases, a profile and progress, and what is made of its rows.
+"""Results of a run: its speed, the times of its phases, a profile and progress, and documents made from rows.
 
 The modules, in the order of a first reading: `throughput`, `phase_times`, `profiling`, `progress`; from rows
 `json_document` and `agreement_study`.
