@@ -61,7 +61,7 @@ def _run(arguments: list[str]) -> None:
         if _failures:
             raise _failures[0]
     except plugin.DryRun as planned:
-        from tpbench.console.plan import dry_run_text  # late: it imports scipy
+        from tpbench.launcher.planning.dry_run import dry_run_text  # late: it imports scipy
 
         print(dry_run_text(planned.cells, planned.decisions), end="")
 

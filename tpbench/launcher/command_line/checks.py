@@ -93,8 +93,8 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
         "write that file as step 3 of 'Adding a variant' in CONTRIBUTING.md shows"
         for each in without_file
     ]
-    if key in ("experiment", "contender") and not override.is_add():
-        errors.append(f"{key}s are added, with a plus: +{str(override.input_line).lstrip('+')}")
+    if key == "experiment" and not override.is_add():
+        errors.append(f"experiments are added, with a plus: +{str(override.input_line).lstrip('+')}")
     return errors
 
 
