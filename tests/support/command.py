@@ -44,7 +44,7 @@ def tpbench(
 
 FORKED_COMMANDS = """
 import gc, importlib, json, os, sys, traceback
-import tpbench.__main__, tpbench.launcher.planning.dry_run
+import tpbench.__main__, tpbench.launcher.planning.forecast
 from tpbench.workloads import workloads
 workloads()
 for name in sys.argv[1:]:

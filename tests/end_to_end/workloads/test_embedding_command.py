@@ -13,7 +13,7 @@ import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
 from tests.support.composed_jobs import job
 from tpbench.job import unsupported_reason
-from tpbench.launcher.planning.target import ThisHost, skip_reason
+from tpbench.launcher.planning.plan import ThisHost, skip_reason
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.support.composed_jobs import job
 from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.cells.row import new_task, store
-from tpbench.launcher.planning.target import ThisHost, skip_reason
+from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.report.numbers.metric import number
 from tpbench.report.tables.pivot import pivot
 from tpbench.report.tables.study import study_tables

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from tests.support.command import ROOT
 from tests.support.composed_jobs import composed
-from tpbench.launcher.planning.compose import SweepComposer
+from tpbench.launcher.hydra_internals import SweepComposer
 from tpbench.settings import JobError
 
 
