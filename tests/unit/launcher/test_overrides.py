@@ -182,7 +182,7 @@ def test_a_registered_variant_without_its_file_is_told_apart_from_an_unknown_one
         (["seed=1", "--tokens=5", "tp_size=2"], "--tokens=5: fields have no dashes in front, write tokens=5"),
         (["--frobnicate", "seed=1"], "no such option: --frobnicate (python -m tpbench --help lists them)"),
         (["tp=4"], "no field is called tp, did you mean tp_size?"),
-        (["variant=triton_pt"], "no variant is called triton_pt, did you mean triton_tp? (all "),
+        (["variant=triton_pt"], "no variant is called triton_pt, did you mean triton_tp"),
         (
             ["-m", "variant=[triton_tp,pytorch_gather]"],
             "variant=[triton_tp,pytorch_gather]: write several values as -m variant=triton_tp,pytorch_gather",

@@ -6,9 +6,8 @@ import pytest
 
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
-from tpbench.console.plan import dry_run_text, plan_text
 from tpbench.launcher.devices import gpus
-from tpbench.launcher.planning.forecast import Forecast
+from tpbench.launcher.planning.forecast import Forecast, dry_run_text, plan_text
 from tpbench.launcher.planning.plan import Cell, distinguish
 from tpbench.launcher.planning.resume import decide
 from tpbench.results.read import load
