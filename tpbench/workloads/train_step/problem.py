@@ -48,21 +48,19 @@ class TrainStep:
     model_dir: str | None = setting(None, help="folder with a config.json that describes the model instead")
     config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
     ffn_matrices: int = setting(
-        3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3, added=True
+        3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3
     )
     window: int | None = setting(
         None,
         help="tokens that a layer with a sliding window attends to, computed by tpbench; it cannot be set",
         low=1,
-        added=True,
     )
     window_layers: int = setting(
-        0, help="trained layers with a sliding window, computed by tpbench; it cannot be set", low=0, added=True
+        0, help="trained layers with a sliding window, computed by tpbench; it cannot be set", low=0
     )
     tp_mapping: str | None = setting(
         None,
         help="styles of modules instead of the model's plan, such as {layers.*.mlp.up_proj: colwise}; null: the plan",
-        added=True,
     )
     num_layers: int | None = setting(None, help="decoder layers to train; null: all layers of the model", low=1)
 
@@ -71,7 +69,7 @@ class TrainStep:
     accumulate: int = setting(1, help="micro-batches whose gradients add up to one update", low=1)
     batches: int | None = setting(
         None, help="number of different batches, which the steps repeat in order; null: each step has a new one",
-        low=1, added=True,
+        low=1,
     )  # fmt: skip
     steps: int = setting(20, help="measured steps, each with its update", low=1)
     warmup_steps: int = setting(5, help="steps before the measured steps", low=0)
@@ -83,7 +81,7 @@ class TrainStep:
     seed: int = setting(42, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
 
     optimizer: Literal["torch", "tpbench"] = setting(
-        "torch", help="kernel of AdamW: torch's fused kernel for several tensors, or tpbench's", added=True
+        "torch", help="kernel of AdamW: torch's fused kernel for several tensors, or tpbench's"
     )
     attention: Literal["sdpa", "flash_attention_2", "eager"] = setting("sdpa", help="implementation of attention")
     activation_checkpointing: bool = setting(False, help="keep only the input of each layer and recompute the rest")
