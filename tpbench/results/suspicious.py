@@ -59,7 +59,7 @@ def _of_one_name(table: pa.Table) -> list[str]:
 def _with_missed_work(table: pa.Table) -> list[str]:
     """Return a warning about rows on whose GPUs work goes on for long after the end event.
 
-    When a step returns, all its launches are queued. So an honest device is idle after at most the time of an iteration.
+    When a step returns, all its launches are queued. So an honest device is idle after the time of an iteration.
     """
     if not {"time_ms", "launch_ms", "device_ms"} <= {*table.column_names}:
         return []
