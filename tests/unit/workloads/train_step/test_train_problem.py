@@ -17,9 +17,9 @@ from tests.support.train_step import config_json, single_context, tiny_problem
 from tpbench.job import stored_job
 from tpbench.settings import JobError
 from tpbench.workloads.train_step import WORKLOAD, TrainStep
-from tpbench.workloads.train_step.implementations.deepspeed_configuration import deepspeed_configuration
 from tpbench.workloads.train_step.resolve import resolve
-from tpbench.workloads.train_step.sharding.key_value_heads import head_share
+from tpbench.workloads.train_step.sharding.styles import head_share
+from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
 
 
 @pytest.mark.parametrize(
