@@ -44,7 +44,6 @@ def test_the_command_of_a_committed_row_has_its_key(row):
     [
         ({}, "variant=triton_tp shape=v32k_tp2"),
         ({"tokens": 5000, "loss": "reverse_kl"}, "shape=v32k_tp2 loss=reverse_kl tokens=5000"),
-        ({"organisation": "fused"}, "algorithm=two_reads"),
         ({"graph": True, "output_dir": "elsewhere", "timeout_s": 5.0}, "variant=triton_tp shape=v32k_tp2 graph=true"),
     ],
 )

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from tests.support.composed_jobs import composed
-from tpbench.console.choice import description
-from tpbench.console.defaults import Default, choice, defaults
-from tpbench.console.entries import shapes
+from tpbench.console.catalogue import shapes
+from tpbench.console.fields import Default, choice, defaults
+from tpbench.console.listing import description
 from tpbench.job import Job
 from tpbench.launcher.options import SweepOptions
 from tpbench.measure.settings import MeasureSettings
