@@ -98,7 +98,8 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     (2, "autotp", 2, {"architecture": "phi3", **AUTOCAST}),
     *((2, name, 2, {"architecture": "olmo2", **AGAIN}) for name in ("autotp", "dtensor_tp")),
     (2, "autotp", 2, {"architecture": "phi", "ffn_matrices": 2}),
-    *((2, name, 2, {"architecture": "gemma2", "tied": True, "attention": "eager", **AGAIN}) for name in SHARDED),
+    *((2, name, 2, {"architecture": "gemma2", "tied": True, "attention": "eager", **AGAIN})
+      for name in ("autotp", "fsdp_dtensor")),
     *((2, name, 2, {"architecture": "olmo2", "activation_checkpointing": True, "tp_mapping": REPLICATED})
       for name in SHARDED),
 ]  # fmt: skip
