@@ -1,10 +1,10 @@
-"""Variants fsdp, fsdp_dtensor, fsdp_dtensor_async and dtensor_tp: FSDP2 over replicas, DTensors with sequence
-parallelism within a replica."""
+"""Variants without DeepSpeed: FSDP2 over replicas, with DTensors and sequence parallelism within them, and DDP."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,20 +13,24 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
 
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
-from tpbench.workloads.train_step.model.decoder_parts import decoder_layers, decoder_parts
-from tpbench.workloads.train_step.model.weights import fill
+from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.by_dtensor import (
     compile_dtensor_layers,
     reduce_partial_gradients,
     shard_by_dtensor,
 )
-from tpbench.workloads.train_step.sharding.by_modules import shard_by_modules
-from tpbench.workloads.train_step.sharding.sharded_modules import replicated_parameters, sum_replicated_gradients
+from tpbench.workloads.train_step.sharding.by_modules import (
+    replicated_parameters,
+    shard_by_modules,
+    sum_replicated_gradients,
+)
 from tpbench.workloads.train_step.training import losses
 from tpbench.workloads.train_step.training.trainer import TorchTrainer
 
@@ -70,7 +74,7 @@ def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
 def mesh_trainer(problem: TrainStep, context: Context, sharding: Sharding) -> TorchTrainer:
     """Return a trainer of the model that is sharded over tensor-parallel ranks, and by FSDP2 over replicas."""
     model = models.build(problem)
-    models.place_buffers(model, context.device)
+    place_buffers(model, context.device)
     mesh = device_mesh(context)
     if context.tp_size > 1:
         sharding.shard(problem, model, mesh["tp"])
@@ -81,7 +85,8 @@ def mesh_trainer(problem: TrainStep, context: Context, sharding: Sharding) -> To
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
     if sharded_logits and problem.train_loss == "tpbench_linear":
         head, group = model.lm_head, context.tp_group
-        loss = losses.tpbench_linear_loss(problem, head, group, vocab_start, hidden_sharded=not sharding.head_gathers)
+        sharded = not sharding.head_gathers
+        loss = losses.tpbench_linear_loss(problem, model, head, group, vocab_start, hidden_sharded=sharded)
     elif sharded_logits and problem.train_loss == "tpbench":
         loss = losses.tpbench_loss(context.tp_group, vocab_start, problem.vocab)
     else:
@@ -109,7 +114,7 @@ def fsdp_dtensor_async(problem: TrainStep, context: Context) -> TorchTrainer:
     """
     import torch._inductor.config
 
-    from tpbench.workloads.train_step.implementations.reshape_pass import RemoveInverseReshapes
+    from tpbench.workloads.train_step.training.reshape_pass import RemoveInverseReshapes
 
     torch._inductor.config.post_grad_custom_pre_pass = RemoveInverseReshapes()
     torch._inductor.config._micro_pipeline_tp = True
@@ -137,7 +142,7 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
     names = {module: f"{name}." for name, module in model.named_modules()}
 
     def make(module: nn.Module) -> None:
-        models.allocate(module, device)
+        allocate(module, device)
         fill(module, names[module], seed)
 
     def shard(modules: Any, **options: Any) -> None:
@@ -147,7 +152,7 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
     for layer in decoder_layers(model):
         make(layer)
         shard(layer)
-    for name in (parts.embedding, *parts.others, *filter(None, [parts.norm])):
+    for name in (parts.embedding, parts.norm):
         make(model.get_submodule(name))
     if tied:
         head.weight = embedding.weight
@@ -155,6 +160,23 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
         make(head)
         shard(embedding)
         # The forward pass needs these last and the backward pass first, so they are not freed in between.
-        last = [head] if parts.norm is None else [model.get_submodule(parts.norm), head]
-        shard(last, reshard_after_forward=False)
+        shard([model.get_submodule(parts.norm), head], reshard_after_forward=False)
     shard(model)
+
+
+def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train with torch's DistributedDataParallel. Gradients are averaged only in the last micro-batch of a step."""
+    model = models.build(problem)
+    models.materialise(model, context.device, problem.seed)
+    if problem.compile:
+        models.compile_layers(model)
+    loss = losses.loss_of_whole_logits(problem, model)
+    devices = [context.device.index] if context.device.type == "cuda" else None
+    wrapped = DistributedDataParallel(
+        model, device_ids=devices, process_group=context.dp_group, gradient_as_bucket_view=True
+    )
+
+    def during_micro_batch(last: bool) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if last else wrapped.no_sync()
+
+    return TorchTrainer(problem, wrapped, context, loss, during_micro_batch)
