@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpbench.results.schema import all_columns
-from tpbench.results.upgrade import present_name
 from tpbench.suggestions import SYNONYMS, nearest
 
 _UNKNOWN = "unrecognized arguments: "
@@ -33,7 +32,7 @@ class ReportParser(argparse.ArgumentParser):
         if not message.startswith(_UNKNOWN) or not option.startswith("-"):
             super().error(message)
         name = option.lstrip("-").partition("=")[0]
-        column = SYNONYMS.get(name, present_name(name.replace("-", "_")))
+        column = SYNONYMS.get(name, name.replace("-", "_"))
         if "--only" in self._option_string_actions and column in all_columns():
             meant = f": --only {column}=VALUE selects rows"
         else:

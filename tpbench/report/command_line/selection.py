@@ -11,7 +11,6 @@ import pandas as pd
 from tpbench.report.command_line.rows import read_rows
 from tpbench.report.grids.records import value_text
 from tpbench.results.schema import COLUMN_LIST, all_columns
-from tpbench.results.upgrade import present_name, present_value
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 
@@ -37,13 +36,12 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
         if wanted is not None:
             frame = _only(frame, name, wanted.split(","))
     for name, value in parse_conditions(options.only):
-        if present_name(name) not in frame:
-            if present_name(name) in all_columns():
+        if name not in frame:
+            if name in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")
             raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
-        texts = set(frame[present_name(name)].map(value_text))
-        values = values_of(str(present_value(name, value)), texts)
-        frame = _only(frame, present_name(name), [str(present_value(name, each)) for each in values])
+        texts = set(frame[name].map(value_text))
+        frame = _only(frame, name, values_of(value, texts))
     return frame
 
 
