@@ -61,13 +61,13 @@ def _reasons(record: Record, kernels_versions: Collection[str]) -> Iterator[str]
         yield f"kernels_version {printable(str(version), 40)} is not among those that the entry states"
     if record["status"] != "ok":
         return
-    if version is None:
-        yield "no kernels_version"
     try:
         job = row_job(record)
     except JobError as error:
         yield f"its job cannot be checked: {printable(str(error), 200)}"
         return
+    if version is None and job.uses_triton:
+        yield "no kernels_version"
     if other := [name for name in _IDENTITY if _differs(record, job, name)]:
         yield f"its job has another {' and '.join(other)}"
         return
