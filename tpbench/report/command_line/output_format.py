@@ -31,10 +31,13 @@ def format_of(output: Path | None) -> str:
     return SUFFIXES.get(suffix, "text")
 
 
-def print_or_write(content: str, output: Path | None) -> None:
-    """Print a text, or write it to a file."""
-    if output is None:
+def print_or_write(content: str | bytes, output: Path | None) -> None:
+    """Print a text or the bytes of a picture, or write them to a file."""
+    if output is not None:
+        output.write_bytes(content if isinstance(content, bytes) else content.encode())
+    elif isinstance(content, bytes):
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    else:
         sys.stdout.write(content)
         sys.stdout.flush()
-    else:
-        output.write_text(content, encoding="utf-8")

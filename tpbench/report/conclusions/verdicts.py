@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpbench.report.conclusions.mixing import PROVENANCE, differing_provenance
 from tpbench.report.grids.grid import GridRow, RecordGrid
-from tpbench.report.grids.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks
+from tpbench.report.grids.records import BELOW_FLOOR, HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks
 from tpbench.report.numbers.clocks import CLOCKS, WALL, Clock
 from tpbench.report.numbers.interleaved import interleaved_ratio
 from tpbench.report.numbers.ratio import Ratio, ratio
@@ -21,6 +21,7 @@ DOUBTS = {
     "mixed": "fastest and runner-up differ in host, commit or kernel version",
     "host-bound": "the device of the fastest or the runner-up is idle for more than a fifth of the wall time",
     "throttled": "a GPU of the fastest or the runner-up lowered its clocks while it measured",
+    "below floor": "the fastest or the runner-up is more than 5% faster than its floor, so something is wrong",
     "shared host": "another job ran on the host at the same time",
     "unmeasured": "no row is both correct and a measurement",
 }
@@ -134,6 +135,7 @@ def _doubts(
         "mixed": bool(differing_provenance(each.record for each in first)),
         "host-bound": any(HOST_BOUND in remark_marks(each.record) for each in first),
         "throttled": any(THROTTLED in remark_marks(each.record) for each in first),
+        "below floor": any(BELOW_FLOOR in remark_marks(each.record) for each in first),
         "shared host": any(each.record["beside"] for each in first),
     }
     return tuple(name for name in DOUBTS if holds.get(name))

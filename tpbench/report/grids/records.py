@@ -29,10 +29,14 @@ CAVEATS = {
 HOST_BOUND = "†"
 THROTTLED = "‡"
 GRAPH_MEMORY = "§"
+BELOW_FLOOR = "¶"
+TOLERANCE = 0.05
+"""Share by which a time may be below its floor: the bandwidths of the floor are measurements, too."""
 REMARKS = {
     HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
     THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
     GRAPH_MEMORY: "peak_gib with graph_gib, the memory of CUDA graphs, which torch counts in part: an upper bound",
+    BELOW_FLOOR: f"more than {TOLERANCE:.0%} faster than its floor: the time, the floor or the result is wrong",
 }
 """Marks beside the value of a measurement that a reader must not take at face value, with their meaning."""
 MISSING = "-"
@@ -45,7 +49,7 @@ _REQUIRED = (
     "variant_version",
     "interleaved", "round_ms", "device_round_ms", "host", "git_commit", "kernels_version", "finished_at",
 )  # fmt: skip
-_OF_REMARKS = ("bound", "throttle_reasons", "device_ms", "graph_gib")
+_OF_REMARKS = ("bound", "throttle_reasons", "time_ms", "device_ms", "floor_ms", "graph_gib")
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
@@ -124,8 +128,19 @@ def remark_marks(record: Record) -> str:
     """Return the marks of `REMARKS` about the times of a correct row, or an empty string."""
     if record["status"] != "ok":
         return ""
-    throttled = record.get("throttle_reasons") not in (None, "none")
-    return (HOST_BOUND if record.get("bound") == "host" else "") + (THROTTLED if throttled else "")
+    marks = {
+        HOST_BOUND: record.get("bound") == "host",
+        THROTTLED: record.get("throttle_reasons") not in (None, "none"),
+        BELOW_FLOOR: is_below_floor(record),
+    }
+    return "".join(mark for mark, holds in marks.items() if holds)
+
+
+def is_below_floor(record: Record) -> bool:
+    """Return true if a measured time is below the floor by more than the tolerance of the floor."""
+    times = [record[name] for name in ("time_ms", "device_ms") if record.get(name) is not None]
+    floor = record.get("floor_ms") or 0.0
+    return is_measurement(record) and any(time < floor * (1 - TOLERANCE) for time in times)
 
 
 def mark_meanings(marks: str) -> tuple[str, ...]:

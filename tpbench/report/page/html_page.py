@@ -24,7 +24,7 @@ from tpbench.report.numbers.samples import OUTLIER
 from tpbench.report.page import tables
 from tpbench.report.page.cells import PageTable
 from tpbench.report.page.column_styles import Looks, assign_looks
-from tpbench.report.page.machines import FACTS, machines, machines_line, period
+from tpbench.report.page.machines import FACTS, machines, machines_line, machines_side_by_side, period
 from tpbench.report.page.overview import failure_groups, verdict_tables
 from tpbench.report.page.pictures import PageFigure, block_caps, by_problem, by_size, floor_shares
 from tpbench.report.page.template import render_page
@@ -119,6 +119,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         failures=failure_groups(report.failures),
         failed=f"{counted(failed, 'cell')} without a result",
         verdicts=verdict_tables([each for of_grid in found for each in of_grid], looks),
+        side_by_side=machines_side_by_side([verdict for of_grid in found for verdict in of_grid]),
         parts=parts,
         good=GOOD,
         doubts=DOUBTS,

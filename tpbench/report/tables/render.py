@@ -6,7 +6,15 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from tpbench.report.grids.records import GRAPH_MEMORY, HOST_BOUND, INTERPRETED, MISSING, SINGLE_PASS, THROTTLED
+from tpbench.report.grids.records import (
+    BELOW_FLOOR,
+    GRAPH_MEMORY,
+    HOST_BOUND,
+    INTERPRETED,
+    MISSING,
+    SINGLE_PASS,
+    THROTTLED,
+)
 from tpbench.report.tables import writer
 from tpbench.report.tables.pivot import pivot
 from tpbench.report.tables.pivot_report import PivotCell, PivotReport
@@ -90,7 +98,7 @@ def _csv_note(cell: PivotCell) -> str:
         return f"{cell.status}, {cell.reason}"
     names = {
         INTERPRETED: "interpreted", SINGLE_PASS: "one pass", HOST_BOUND: "host-bound", THROTTLED: "throttled",
-        GRAPH_MEMORY: "with graph_gib",
+        GRAPH_MEMORY: "with graph_gib", BELOW_FLOOR: "faster than its floor",
     }  # fmt: skip
     words = [names[mark] for mark in cell.mark + cell.remarks]
     if (ratio := cell.interleaved_ratio) is not None:
