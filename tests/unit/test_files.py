@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tpbench.handover import durable
+from tpbench import files
 
 
 def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "task.json"
-    durable.replace_file(file, "old")
+    files.replace_file(file, "old")
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        durable.replace_file(file, "new")
+        files.replace_file(file, "new")
     assert [each.name for each in tmp_path.iterdir()] == ["task.json"]
     assert file.read_text() == "old"
 
@@ -35,7 +35,7 @@ def test_a_folder_that_cannot_be_flushed_is_no_error_but_a_broken_disk_is(
         monkeypatch.setattr(os, "fsync", fsync)
 
     fails_with(errno.EINVAL)
-    durable.sync_folder(tmp_path)
+    files.sync_folder(tmp_path)
     fails_with(errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
-        durable.sync_folder(tmp_path)
+        files.sync_folder(tmp_path)

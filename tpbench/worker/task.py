@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tpbench.handover.durable import replace_file
-from tpbench.handover.result import WorkerResult
+from tpbench.files import replace_file
 from tpbench.job import Job, stored_job
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
+from tpbench.worker.result import Result
 
 TASK_FILE = "task.json"
 """Name of the task's file in the folder of a cell."""
@@ -30,7 +30,7 @@ class Interleaving:
 
 
 @dataclass(frozen=True)
-class WorkerTask:
+class Task:
     """The launcher's instructions to the ranks of one cell. Stored as JSON in the cell's folder."""
 
     job: Job
@@ -50,21 +50,19 @@ class WorkerTask:
         """Number of cells that share the devices and their memory, this one included."""
         return self.interleaving.cells if self.interleaving else 1
 
-    def with_columns(self, **columns: Any) -> WorkerTask:
+    def with_columns(self, **columns: Any) -> Task:
         """Return the same task with more columns."""
         return replace(self, columns={**self.columns, **columns})
 
-    def restarted(self, **columns: Any) -> WorkerTask:
+    def restarted(self, **columns: Any) -> Task:
         """Return the same task, starting now, with more columns."""
         return replace(self.with_columns(**columns), started_at=datetime.now(UTC))
 
-    def result(self, status: str, reason: str | None = None, **columns: Any) -> WorkerResult:
+    def result(self, status: str, reason: str | None = None, **columns: Any) -> Result:
         """Return the result of this attempt, ending now. `columns` are those known only at the end."""
         if self.interleaving:
             columns |= {"interleaved": self.interleaving.group, "interleaved_cells": self.interleaving.cells}
-        return WorkerResult(
-            self.row_id, status, reason, self.started_at, datetime.now(UTC), {**self.columns, **columns}
-        )
+        return Result(self.row_id, status, reason, self.started_at, datetime.now(UTC), {**self.columns, **columns})
 
     def save(self, file: Path) -> None:
         """Write the task to a file, whole and durably, with absolute paths: the reader may run in another folder."""
@@ -80,7 +78,7 @@ class WorkerTask:
         replace_file(file, json.dumps(content))
 
     @classmethod
-    def load(cls, file: Path) -> WorkerTask:
+    def load(cls, file: Path) -> Task:
         """Read what `save` wrote.
 
         Raises ValueError for a file that was cut off, JobError for a job that this version of tpbench does not know.

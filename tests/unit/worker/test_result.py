@@ -12,11 +12,11 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import FACTS, cell
-from tpbench.handover.result import RESERVED_FILE, RESULT_FILE, WorkerResult
-from tpbench.handover.task import Interleaving, WorkerTask
 from tpbench.launcher.cells.attempt import Attempt
 from tpbench.launcher.cells.leftovers import abandon, store_left_results
 from tpbench.settings import JobError
+from tpbench.worker.result import RESERVED_FILE, RESULT_FILE, Result
+from tpbench.worker.task import Interleaving, Task
 
 
 def begun(folder: Path, index: int = 0) -> Attempt:
@@ -32,7 +32,7 @@ def begun(folder: Path, index: int = 0) -> Attempt:
 def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     task = replace(begun(tmp_path).task, interleaving=Interleaving("S-0-1", 3))
     task.save(tmp_path / "task.json")
-    assert WorkerTask.load(tmp_path / "task.json") == task
+    assert Task.load(tmp_path / "task.json") == task
     with pytest.raises(FrozenInstanceError):
         task.row_id = "another"  # type: ignore[misc]
 
@@ -42,7 +42,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     samples = np.array([1.0, 0.1 + 0.2])
     result = attempt.task.result("ok", "\udcff", samples_ms=samples, time_ms=np.float64(1.5))
     result.save(attempt.folder)
-    loaded = WorkerResult.load(attempt.folder)
+    loaded = Result.load(attempt.folder)
     assert loaded is not None
     assert loaded.columns["samples_ms"] == [1.0, 0.1 + 0.2] and loaded.columns["time_ms"] == 1.5
     assert loaded.columns["host"] == FACTS["host"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tpbench.handover.durable import sync_folder
+from tpbench.files import sync_folder
 
 RESULT_FILE = "result.json"
 """Name of the result's file in the folder of a cell. It exists as long as the cell has a result and no row."""
@@ -25,9 +25,23 @@ RESERVED_FILE = ".result.reserved"
 _RESERVED_BYTES = 2**20
 """Space for one result: about 50,000 samples. A longer one takes more space from the disk as it is written."""
 
+_FAILURES_FILE = "failures.json"
+
+ERROR = 70
+"""Exit code of a rank: the job failed (EX_SOFTWARE). The result says how."""
+
+PEER_LOST = 71
+"""Exit code of a rank: a collective broke because another rank had ended. That rank is the cause."""
+
+SHARED_MEMORY_FULL = 72
+"""Exit code of a rank: memory ran out that interleaved cells share. The cell is measured again, alone."""
+
+TASK_LEFT = 75
+"""Exit code of a reused process that did not take the next task (EX_TEMPFAIL). A new process takes it."""
+
 
 @dataclass(frozen=True)
-class WorkerResult:
+class Result:
     """How a cell ended, and the columns of its row. Stored as JSON in the cell's folder."""
 
     row_id: str
@@ -85,7 +99,7 @@ class WorkerResult:
             sync_folder(folder)
 
     @classmethod
-    def load(cls, folder: Path) -> WorkerResult | None:
+    def load(cls, folder: Path) -> Result | None:
         """Read the result of a cell's folder, or return None if there is none.
 
         Raises ValueError for a file that `save` did not write.
@@ -115,3 +129,26 @@ class WorkerResult:
 def _plain(value: Any) -> Any:
     """Return a numpy array or scalar as Python values."""
     return value.tolist()
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """A rank that did not end with exit code 0."""
+
+    rank: int
+    local_rank: int
+    exit_code: int
+    """Negative: the number of the signal that killed the rank."""
+
+
+def save_failures(failures: Sequence[RankFailure], folder: Path) -> None:
+    """Write the failures that torchrun saw to a file in the folder of its logs."""
+    (folder / _FAILURES_FILE).write_text(json.dumps([asdict(failure) for failure in failures]))
+
+
+def load_failures(folder: Path) -> list[RankFailure]:
+    """Read the failures of the torchrun with that log folder. Empty if it left none, or was killed as it wrote them."""
+    try:
+        return [RankFailure(**failure) for failure in json.loads((folder / _FAILURES_FILE).read_text())]
+    except (OSError, ValueError):
+        return []
