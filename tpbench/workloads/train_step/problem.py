@@ -10,6 +10,8 @@ from tpbench.settings import setting
 Dtype = Literal["bfloat16", "float16", "float32"]
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one number, by dtype."""
+PHASES = ("forward", "backward", "optimizer")
+"""The phases of a step."""
 NORM_GROWTH = 2.0
 """Factor by which the tolerance of gradient norms grows with each step.
 
@@ -80,9 +82,7 @@ class TrainStep:
     autocast: bool = setting(False, help="parameters and states in fp32, matrix products in dtype by torch.autocast")
     seed: int = setting(42, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
 
-    optimizer: Literal["torch", "tpbench"] = setting(
-        "torch", help="kernel of AdamW: torch's fused kernel for several tensors, or tpbench's"
-    )
+    optimizer: Literal["torch"] = setting("torch", help="kernel of AdamW: torch's fused kernel for several tensors")
     attention: Literal["sdpa", "flash_attention_2", "eager"] = setting("sdpa", help="implementation of attention")
     activation_checkpointing: bool = setting(False, help="keep only the input of each layer and recompute the rest")
     compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)")
