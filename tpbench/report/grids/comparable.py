@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from tpbench.job import stored_job
-from tpbench.measure.host_bound import is_host_bound
+from tpbench.measure.statistics import is_host_bound
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
