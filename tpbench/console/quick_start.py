@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from tpbench.measure import machine
-from tpbench.report.numbers.metric import number
+from tpbench.report.analysis.metrics import number
 from tpbench.results.read import load
 
 OUTPUTS = "outputs"

@@ -10,8 +10,8 @@ import pytest
 import tpbench as package
 from tests.support.command import refused, tpbench
 from tests.support.documented_commands import documented
-from tpbench.report.conclusions.agreement import frame_warnings
-from tpbench.report.tables.study import study_tables
+from tpbench.report.analysis.agreement import frame_warnings
+from tpbench.report.studies import study_tables
 from tpbench.results.read import load
 from tpbench.workloads.tp_block.limits import TOLERANCE
 

@@ -19,9 +19,9 @@ from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.cells.row import new_task, store
 from tpbench.launcher.planning.target import ThisHost, skip_reason
-from tpbench.report.numbers.metric import number
-from tpbench.report.tables.pivot import pivot
-from tpbench.report.tables.study import study_tables
+from tpbench.report.analysis.metrics import number
+from tpbench.report.pivot import pivot
+from tpbench.report.studies import study_tables
 from tpbench.results.plain import plain_rows
 from tpbench.workloads.train_step import WORKLOAD
 

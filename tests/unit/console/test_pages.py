@@ -9,7 +9,7 @@ import pytest
 
 from tpbench.console.page_figures import unprinted_figures
 from tpbench.console.pages import BLOCK, PICTURE, ROOT, main, name, pages, with_tables
-from tpbench.report.command_line.rows import read_rows
+from tpbench.report.command_line import read_rows
 from tpbench.settings import JobError
 
 READ_ONCE = functools.cache(read_rows)
@@ -19,9 +19,7 @@ COMMAND = "scripts/report.py outputs/reference --metric device_ms --variant quac
 @pytest.fixture(autouse=True)
 def rows_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share the committed rows between commands: reading takes most of their time."""
-    monkeypatch.setattr(
-        "tpbench.report.command_line.selection.read_rows", lambda places: READ_ONCE(tuple(places)).copy()
-    )
+    monkeypatch.setattr("tpbench.report.command_line.read_rows", lambda places: READ_ONCE(tuple(places)).copy())
 
 
 def page(text: str) -> str:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tpbench.report.conclusions.agreement import disagreeing_rows, disagreements, equal_problems, frame_warnings
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.grids.records import problem_identity
+from tpbench.report.analysis.agreement import disagreeing_rows, disagreements, equal_problems, frame_warnings
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.records import problem_identity
 from tpbench.workloads import workloads
 
 TRAIN = workloads()["train_step"]

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tpbench.report.command import main
-from tpbench.report.tables.columns import column_tables, parse_columns
+from tpbench.report.studies import column_tables, parse_columns
 from tpbench.settings import JobError
 
 TRAINED = {"workload": "train_step", "loss": None, "block_cap": None, "vocab": None, "model": "qwen3_8b"}

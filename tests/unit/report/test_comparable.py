@@ -1,16 +1,15 @@
 """Reports show options that mean the same as one column, memory with that of CUDA graphs, and host-bound cells."""
 
 import pytest
+from tpbench.report.tables import render
 
 from tests.support.planned_jobs import job
 from tpbench.measure.bottleneck import Shares
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.records import with_bound
 from tpbench.report.compare.pairs import pair_cells
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.grids.comparable import with_bound
-from tpbench.report.tables import render
-from tpbench.report.tables.columns import column_tables
-from tpbench.report.tables.pivot import pivot
-from tpbench.report.tables.study import study_tables
+from tpbench.report.pivot import pivot
+from tpbench.report.studies import column_tables, study_tables
 
 TABLE = {"table_rows": 251520, "width": 768, "tokens": 16384, "tp_size": 1, "dp_size": 2}
 BLOCK = {"workload": "tp_block", "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128,

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from tpbench.report.grids.grid import GridRow, RecordGrid, _newest, heading
+from tpbench.report.analysis.grid import GridRow, RecordGrid, _newest, heading
 
 NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
 

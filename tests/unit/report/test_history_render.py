@@ -4,11 +4,11 @@ import datetime
 
 import pytest
 
+from tpbench.report.analysis.metrics import metric
 from tpbench.report.compare.uncertainty import Observation
 from tpbench.report.history import render
 from tpbench.report.history.change_points import ChangePoint
 from tpbench.report.history.series import Series
-from tpbench.report.numbers.metric import metric
 
 START = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
 TIME = metric("time_ms")

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.unit.report.conftest import CPU
+from tpbench.report.analysis.metrics import metric
 from tpbench.report.command import main
 from tpbench.report.history.series import all_series
-from tpbench.report.numbers.metric import metric
 
 OTHER = {"gpu_name": "NVIDIA B200"}
 

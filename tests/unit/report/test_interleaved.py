@@ -9,13 +9,12 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
+from tpbench.report.tables.render import comma_separated, pivot_text
 
 from tests.support import synthetic
-from tpbench.report.numbers.interleaved import abba_ratio, averages_below_interval
-from tpbench.report.numbers.ratio import ratio
+from tpbench.report.analysis.ratios import abba_ratio, averages_below_interval, ratio
 from tpbench.report.page.html_page import page
-from tpbench.report.tables.pivot import pivot
-from tpbench.report.tables.render import comma_separated, pivot_text
+from tpbench.report.pivot import pivot
 from tpbench.results.read import load
 
 

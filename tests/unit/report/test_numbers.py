@@ -4,14 +4,12 @@ import math
 
 import numpy as np
 import pytest
-
 from tpbench.report.conclusions import answers
-from tpbench.report.conclusions.agreement import _far_apart
-from tpbench.report.conclusions.mixing import differing_provenance
-from tpbench.report.grids.records import caveat_mark, is_measurement, job_fields, sort_key, value_text
-from tpbench.report.numbers.interleaved import abba_ratio, averages_below_interval, interleaved_ratio
-from tpbench.report.numbers.metric import Metric, metric, number, ratio_text
-from tpbench.report.numbers.ratio import Ratio
+
+from tpbench.report.analysis.agreement import _far_apart, differing_provenance
+from tpbench.report.analysis.metrics import Metric, metric, number, ratio_text
+from tpbench.report.analysis.ratios import Ratio, abba_ratio, averages_below_interval, interleaved_ratio
+from tpbench.report.analysis.records import caveat_mark, is_measurement, job_fields, sort_key, value_text
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ import math
 import re
 
 import pytest
+from tpbench.report.json_documents import write_documents
+from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
 
 from tests.unit.report.test_compare_changes import pair, record, slower
 from tpbench.report import json_documents
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.metrics import metric
+from tpbench.report.analysis.ratios import CLOCKS
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import compare_cells
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.json_documents import write_documents
-from tpbench.report.numbers.clocks import CLOCKS
-from tpbench.report.numbers.metric import metric
-from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, percentage, quantity, words
 from tpbench.report.page.tables import (
     _MEASURES,
     complete_table,

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tpbench.report.command import main
-from tpbench.report.numbers.metric import METRICS, metric, number, ratio_text
-from tpbench.report.tables.pivot import pivot
 from tpbench.report.tables.render import comma_separated
+
+from tpbench.report.analysis.metrics import METRICS, metric, number, ratio_text
+from tpbench.report.command import main
+from tpbench.report.pivot import pivot
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
 

@@ -1,10 +1,10 @@
 """Cells of a pivot table: which records have a value, a mark and a ratio."""
 
 import pytest
-
-from tpbench.report.numbers.metric import metric
-from tpbench.report.tables.pivot import _cell, _with_floor
 from tpbench.report.tables.pivot_report import PivotCell, PivotLine, PivotTable
+
+from tpbench.report.analysis.metrics import metric
+from tpbench.report.pivot import _cell, _with_floor
 
 
 def record(**fields):

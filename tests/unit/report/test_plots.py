@@ -8,10 +8,9 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report import plots
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.ratios import WALL, measured_cells, outliers, speedups
 from tpbench.report.command import main
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.numbers.clocks import WALL
-from tpbench.report.numbers.samples import measured_cells, outliers, speedups
 from tpbench.report.plots import samples as samples_plot
 from tpbench.report.plots import speedups as speedups_plot
 from tpbench.report.plots import style

@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 from tests.support import synthetic
 from tests.support.figure_text import described
 from tpbench.report import plots
-from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
 from tpbench.report.plots.timeline import COLUMNS

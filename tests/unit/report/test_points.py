@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.report.test_columns import TRAINED
 from tpbench.report.command import main
-from tpbench.report.tables.study import study_picture
+from tpbench.report.studies import study_picture
 from tpbench.workloads.study_data import Series
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tpbench.report.tables import render
 
 from tpbench.report.command import TABLES
-from tpbench.report.tables import render
-from tpbench.report.tables.pivot import pivot
+from tpbench.report.pivot import pivot
 
 GOLDEN = Path(__file__).parent / "golden"
 SUFFIXES = {"text": "txt", "markdown": "md", "csv": "csv"}

@@ -11,7 +11,7 @@ from tests.support.composed_jobs import job as composed_job
 from tests.support.synthetic import cell
 from tpbench.job import stored_job
 from tpbench.report.command import main
-from tpbench.report.repeat_command import repeat_command, row_command
+from tpbench.report.repeat import repeat_command, row_command
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 from tpbench.results.write import write_row

@@ -1,14 +1,14 @@
 """Sentences and keys of a report that depend on several rows: mixed provenance, repeated rows, unpaired sides."""
 
 import pytest
+from tpbench.report.tables.pivot_report import _with_interval
 
 from tpbench.report import repeat_command
+from tpbench.report.analysis.agreement import mixing_note
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.ratios import Ratio
 from tpbench.report.compare.pairs import CellPair
 from tpbench.report.compare.unpaired import explain_unpaired
-from tpbench.report.conclusions.mixing import mixing_note
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.numbers.ratio import Ratio
-from tpbench.report.tables.pivot_report import _with_interval
 from tpbench.settings import JobError
 
 

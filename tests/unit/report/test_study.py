@@ -8,7 +8,7 @@ import pytest
 from tests.unit.report.test_render import HOSTILE
 from tpbench.report.command import main
 from tpbench.report.page.html_page import page
-from tpbench.report.tables.study import study_tables
+from tpbench.report.studies import study_tables
 
 FAST = {"device_ms": 0.148, "fraction_of_floor": 0.857, "registers": 40, "spilled_bytes": 0, "occupancy": 0.5}
 SLOW = {"device_ms": 0.9, "fraction_of_floor": 0.14, "registers": 64, "spilled_bytes": 168, "occupancy": 0.25}

@@ -1,14 +1,13 @@
 """Verdicts: the fastest correct variant by the right clock, its distance, and every reason to doubt."""
 
 import pytest
-
 from tpbench.report.conclusions import mixing
-from tpbench.report.conclusions.agreement import disagreeing_rows
-from tpbench.report.conclusions.answers import answer, disagreement
-from tpbench.report.conclusions.verdicts import DOUBTS, selected, verdict_columns, verdicts
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.numbers.clocks import DEVICE, WALL
-from tpbench.report.tables.pivot import pivot
+
+from tpbench.report.analysis.agreement import disagreeing_rows
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.ratios import DEVICE, WALL
+from tpbench.report.analysis.verdicts import DOUBTS, answer, disagreement, selected, verdict_columns, verdicts
+from tpbench.report.pivot import pivot
 from tpbench.workloads import workloads
 
 STEADY = [1.0 + 0.001 * at for at in range(12)]

@@ -1,7 +1,6 @@
 """Tables align words to the left and numbers to the right."""
 
 import pytest
-
 from tpbench.report.tables.writer import TextDocument, TextTable, aligned, as_markdown, is_number
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tpbench
 from tests.support.command import ROOT
-from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results import combine_tables, files, upgrade
 from tpbench.results.checksum import is_damaged, with_checksum
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME

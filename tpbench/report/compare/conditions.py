@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tpbench.report.grids.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks, value_text
+from tpbench.report.analysis.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks, value_text
 
 MUST_AGREE = (
     "gpu_name", "cpu_model", "driver_version", "cuda_version", "nccl_version", "torch_version", "triton_version",

@@ -7,15 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpbench.report.command_line.output_format import print_or_write
-from tpbench.report.command_line.parser import ReportParser
-from tpbench.report.command_line.rows import require_values
-from tpbench.report.command_line.selection import add_filters, selected_rows
+from tpbench.report.analysis.metrics import METRICS, metric
+from tpbench.report.command_line import ReportParser, add_filters, print_or_write, require_values, selected_rows
 from tpbench.report.compare.command import share
 from tpbench.report.history import render
 from tpbench.report.history.change_points import ALPHA
 from tpbench.report.history.series import all_series
-from tpbench.report.numbers.metric import METRICS, metric
 from tpbench.settings import JobError
 
 FORMATS = {"text": render.text, "markdown": render.markdown, "csv": render.comma_separated}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from tpbench.report.grids.records import Record, value_text
+from tpbench import tables
+from tpbench.report.analysis.metrics import Metric, counted
+from tpbench.report.analysis.records import Record, value_text
 from tpbench.report.history.change_points import ALPHA
 from tpbench.report.history.series import STACK, Series
-from tpbench.report.numbers.metric import Metric, counted
-from tpbench.report.tables import writer
 from tpbench.results.printable import printable
+from tpbench.tables import Document, Table
 
 CHANGES = ("cell", "first row after", "ratio", "before", "after", "p", "what differs")
 LEVELS = ("cell", "until", "commit", "kernels", "torch", "triton", "driver", "rows", "level")
@@ -25,12 +26,12 @@ def is_worse(series: Series, shown: Metric) -> bool:
 
 def text(all_series: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> str:
     """Return aligned columns."""
-    return f"{writer.as_text(_document(all_series, shown, threshold, all_cells)).plain}\n"
+    return f"{tables.as_text(_document(all_series, shown, threshold, all_cells)).plain}\n"
 
 
 def markdown(all_series: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> str:
     """Return tables for an issue or a page."""
-    return writer.as_markdown(_document(all_series, shown, threshold, all_cells))
+    return tables.as_markdown(_document(all_series, shown, threshold, all_cells))
 
 
 def comma_separated(all_series: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> str:
@@ -46,10 +47,10 @@ def comma_separated(all_series: Sequence[Series], shown: Metric, threshold: floa
             numbers = (here[0].ratio, here[0].p) if here else (None, None)
             started = printable(value_text(first["started_at"]))
             lines.append([printable(series.name), started, *stack, len(period.rows), period.level, *numbers])
-    return writer.as_csv(columns, lines)
+    return tables.csv_text(columns, lines)
 
 
-def _document(all_series: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> writer.TextDocument:
+def _document(all_series: Sequence[Series], shown: Metric, threshold: float, all_cells: bool) -> Document:
     changed = [each for each in all_series if each.changes]
     failed = [each for each in all_series if each.failure]
     rows = sum(len(each.rows) for each in all_series)
@@ -61,14 +62,14 @@ def _document(all_series: Sequence[Series], shown: Metric, threshold: float, all
         levels = [line for each in changed for line in _level_lines(each, shown)]
         unchanged = len(all_series) - len(changed)
         notes.append(f"{counted(unchanged, 'cell')} did not change: --all lists their levels, too.")
-    tables = [
-        writer.TextTable(CHANGES, _change_lines(changed, shown), "Changes"),
-        writer.TextTable(
+    found = [
+        Table("Changes", CHANGES, _change_lines(changed, shown)),
+        Table(
+            "Cells that fail now",
             ("cell", "status", "first failure"),
             [[printable(each.name), *_failure(each)] for each in failed],
-            "Cells that fail now",
         ),
-        writer.TextTable(LEVELS, levels, "Levels by commit and software", notes=notes),
+        Table("Levels by commit and software", LEVELS, levels, notes=notes),
     ]
     method = [
         f"A change is a point of a cell's rows where the level differs by more than {100 * threshold:.3g}%, and a t "
@@ -77,7 +78,7 @@ def _document(all_series: Sequence[Series], shown: Metric, threshold: float, all
         "independently.",
         "A level is the geometric mean of its rows.",
     ]
-    return writer.TextDocument([table for table in tables if table.rows], caption=summary, paragraphs=method)
+    return Document([table for table in found if table.rows], summary, method)
 
 
 def _change_lines(changed: Sequence[Series], shown: Metric) -> list[list[str]]:

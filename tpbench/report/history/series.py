@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from tpbench.report.analysis.metrics import Metric
+from tpbench.report.analysis.records import Record, is_measurement, value_text
 from tpbench.report.compare.conditions import BESIDE
 from tpbench.report.compare.pairs import cell_names, rows_by_cell
 from tpbench.report.compare.uncertainty import Observation, observe
-from tpbench.report.grids.records import Record, is_measurement, value_text
 from tpbench.report.history.change_points import ChangePoint, change_points, run_scatter
-from tpbench.report.numbers.metric import Metric
 
 STACK = (
     "git_commit", "git_dirty", "kernels_version", "variant_version", "tpbench_version", "torch_version",

@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tpbench.report.tables import writer
 
 from tests.support.embedding_grad import context, problem
 from tpbench.report.command import main as report
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
-from tpbench.report.tables import writer
-from tpbench.report.tables.study import study_document, study_tables
+from tpbench.report.studies import study_document, study_tables
 from tpbench.results.plain import plain_rows
 from tpbench.results.write import write_row
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs

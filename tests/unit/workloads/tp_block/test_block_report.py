@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.tp_block_rows import TRACE, row
 from tpbench.report import plots
+from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.command import main as report
-from tpbench.report.grids.arrange import arrange_rows
 from tpbench.report.plots import style, timeline
 from tpbench.results.read import load
 from tpbench.results.write import write_row

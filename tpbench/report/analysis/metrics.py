@@ -1,8 +1,10 @@
-"""Metrics: the numbers of a row that a table can show, and how they are written."""
+"""Metrics: the numbers of a row that a table can show, how they are written, and which of two is better."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpbench.results.schema import all_columns
@@ -49,20 +51,15 @@ class Metric:
         return self.better != 0 and self.unit not in ("GiB", "bytes")
 
     @property
-    def is_wall_time(self) -> bool:
-        """True for statistics of `time_ms`."""
-        return self.name.startswith("time_")
-
-    @property
-    def is_device_time(self) -> bool:
-        """True for statistics of `device_ms`."""
-        return self.name.startswith("device_")
+    def is_time(self) -> bool:
+        """True for statistics of `time_ms` and of `device_ms`."""
+        return self.name in _TIMES
 
     def write(self, value: float) -> str:
         """Return the value with its unit, in about four digits."""
         return f"{number(value)} {self.unit}".rstrip()
 
-    def ratios(self, values: list[float]) -> list[float | None]:
+    def ratios(self, values: Sequence[float]) -> list[float | None]:
         """Return for each value how many times worse it is than the best, or None if that has no meaning."""
         sound = [value for value in values if math.isfinite(value) and value > 0]
         if not self.better or not sound:
@@ -91,9 +88,21 @@ def metrics_of_all() -> list[str]:
     return list(dict.fromkeys((*METRICS, *_of_workloads())))
 
 
+@functools.cache
+def speeds() -> frozenset[str]:
+    """Return the names of the metrics that are times or rates."""
+    return frozenset(name for name in metrics_of_all() if metric(name).is_speed)
+
+
+@functools.cache
+def percentages() -> frozenset[str]:
+    """Return the columns that are written as percentages."""
+    return frozenset({"fraction_of_floor"}.union(*(workload.percentages for workload in workloads().values())))
+
+
 def _of_workloads() -> dict[str, int]:
     """Return the metrics that workloads add, each with the sign of `Metric.better`."""
-    return {each: better for workload in workloads().values() for each, better in workload.metrics.items()}
+    return {name: better for workload in workloads().values() for name, better in workload.metrics.items()}
 
 
 def number(value: float) -> str:

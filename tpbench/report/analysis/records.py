@@ -1,4 +1,4 @@
-"""Records: rows of a frame as plain dictionaries, and the text of their values in a report."""
+"""Records: rows of a frame as plain dictionaries, with the texts of their values and the marks beside them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from tpbench.job import stored_job
+from tpbench.measure import host_bound
+from tpbench.report.analysis.metrics import speeds
 from tpbench.results.current_rows import hardware
 from tpbench.results.label import chosen_options
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
-from tpbench.settings import spelled
+from tpbench.settings import JobError, spelled
+from tpbench.tables import MISSING
 from tpbench.workloads import Workload, workloads
 
 Record: TypeAlias = dict[str, Any]
@@ -35,28 +39,67 @@ REMARKS = {
     GRAPH_MEMORY: "peak_gib with graph_gib, the memory of CUDA graphs, which torch counts in part: an upper bound",
 }
 """Marks beside the value of a measurement that a reader must not take at face value, with their meaning."""
-MISSING = "-"
-"""Text of a value that a row does not have, and of a cell that was never run."""
+MARK_WORDS = {
+    INTERPRETED: "interpreted", SINGLE_PASS: "one pass", HOST_BOUND: "host-bound", THROTTLED: "throttled",
+    GRAPH_MEMORY: "with graph_gib",
+}  # fmt: skip
+"""Marks in words, for CSV."""
 
 _REQUIRED = (
     "row_id", "cell", "workload", "variant", "status", "reason", "tokens", "vocab", "tp_size", "dp_size", "loss",
     "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes", "loss_value", "job",
-    "environment",
-    "variant_version",
-    "interleaved", "round_ms", "device_round_ms", "host", "git_commit", "kernels_version", "finished_at",
+    "environment", "variant_version", "interleaved", "round_ms", "device_round_ms", "host", "git_commit",
+    "kernels_version", "finished_at", "bound", "throttle_reasons", "time_ms", "device_ms", "graph_gib",
 )  # fmt: skip
-_OF_REMARKS = ("bound", "throttle_reasons", "device_ms", "graph_gib")
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
+
+
+def comparable(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `load` with two changes. Apply it once.
+
+    An option with the value that its default stands for on the row's device gets the default, and the row gets the key
+    of that job. So rows from before and after a change of the default are of one cell.
+
+    `graph_gib` is added to `peak_gib`, because torch counts little of the memory of CUDA graphs. The sum is an upper
+    bound: the gradients of a stack's graph, for example, are in both.
+    """
+    for workload in workloads().values():
+        for option in workload.options:
+            if option.name in frame and option.default_by_device:
+                same = frame[option.name] == frame["device"].map(option.default_by_device)
+                same = same.fillna(False).astype(bool) & (frame["workload"] == workload.name)
+                if same.any():
+                    default = workload.option_defaults[option.name]
+                    keys = [_key(row, option.name, default) for _, row in frame[same].iterrows()]
+                    frame = frame.copy()
+                    frame.loc[same, option.name], frame.loc[same, "key"] = default, keys
+    if {"peak_gib", "graph_gib"} <= {*frame.columns}:
+        frame = frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
+    return frame
+
+
+def _key(row: pd.Series, option: str, default: object) -> str:
+    """Return the key of a row's job with the default of an option, or the row's own if its job cannot be read."""
+    try:
+        job = stored_job(json.loads(row["job"]))
+    except (JobError, ValueError, TypeError, RecursionError):
+        return str(row["key"])
+    return dataclasses.replace(job, problem=dataclasses.replace(job.problem, **{option: default})).key
 
 
 def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Workload]) -> list[Record]:
     """Return each row as a dictionary of the columns that every report reads and of `columns`. Missing is None."""
-    names = dict.fromkeys((*_REQUIRED, *_OF_REMARKS, *columns))
+    names = dict.fromkeys((*_REQUIRED, *columns))
     for workload in known.values():
         names |= dict.fromkeys((*problem_fields(workload), *workload.pivot.rows, *workload.pivot.sections))
         names |= dict.fromkeys(workload.pivot.trajectories)
     names |= dict.fromkeys(("device", "hardware"))
-    return plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
+    records = plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
+    for record in records:
+        wall, device = record["time_ms"], record["device_ms"]
+        if record["bound"] is None and wall and device is not None and host_bound.is_host_bound(1 - device / wall):
+            record["bound"] = "host"  # the row doesn't say what bounds it, but its two clocks do
+    return records
 
 
 def problem_fields(workload: Workload) -> dict[str, Any]:
@@ -97,27 +140,9 @@ def caveat_mark(record: Record) -> str:
     return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else ""
 
 
-def status_marks(record: Record, columns: Collection[str]) -> str:
-    """Return the marks beside the status of a correct row whose `columns` a table shows, or an empty string."""
-    if record["status"] != "ok":
-        return ""
-    return caveat_mark(record) + time_marks(record, columns) + memory_mark(record, columns)
-
-
-def time_marks(record: Record, columns: Iterable[str]) -> str:
-    """Return the marks of a row about the times among these columns: that of host-bound cells only beside wall time."""
-    shown = any(_is_wall_time(part) for name in columns for part in name.split("/"))
-    return remark_marks(record) if shown else remark_marks(record).replace(HOST_BOUND, "")
-
-
-def _is_wall_time(name: str) -> bool:
-    return name.startswith("time_") and name.endswith("_ms")
-
-
-def memory_mark(record: Record, columns: Iterable[str]) -> str:
-    """Return the mark of a row of which `peak_gib`, or a ratio with it, is shown with the memory of CUDA graphs."""
-    shown = any("peak_gib" in name.split("/") for name in columns)
-    return GRAPH_MEMORY if shown and record["status"] == "ok" and record.get("graph_gib") else ""
+def is_measurement(record: Record) -> bool:
+    """Return true if the row is correct and its times are measurements. Only such rows are ranked."""
+    return record["status"] == "ok" and not caveat_mark(record)
 
 
 def remark_marks(record: Record) -> str:
@@ -128,14 +153,23 @@ def remark_marks(record: Record) -> str:
     return (HOST_BOUND if record.get("bound") == "host" else "") + (THROTTLED if throttled else "")
 
 
-def mark_meanings(marks: str) -> tuple[str, ...]:
-    """Return a line for each of these marks, in a fixed order."""
-    return tuple(f"{mark} {meaning}" for mark, meaning in (CAVEATS | REMARKS).items() if mark in marks)
+def marks(record: Record, columns: Collection[str]) -> str:
+    """Return the marks beside values of these columns, which may be ratios such as time_ms/device_ms.
+
+    A host-bound cell is marked only beside its wall time, a throttled one beside times and rates.
+    """
+    shown = {part for name in columns for part in name.split("/")}
+    remarks = remark_marks(record) if shown & speeds() else ""
+    if not any(name.startswith("time_") and name.endswith("_ms") for name in shown):
+        remarks = remarks.replace(HOST_BOUND, "")
+    if "peak_gib" in shown and record["status"] == "ok" and record.get("graph_gib"):
+        remarks += GRAPH_MEMORY
+    return caveat_mark(record) + remarks
 
 
-def is_measurement(record: Record) -> bool:
-    """Return true if the row is correct and its times are measurements."""
-    return record["status"] == "ok" and not caveat_mark(record)
+def mark_meanings(text: str) -> tuple[str, ...]:
+    """Return a line for each mark in a text, in a fixed order."""
+    return tuple(f"{mark} {meaning}" for mark, meaning in (CAVEATS | REMARKS).items() if mark in text)
 
 
 def record_label(record: Record) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tpbench.report.grids.grid import GridRow, RecordGrid
-from tpbench.report.grids.records import Record, column_label, is_measurement, sort_key, value_text
+from tpbench.report.analysis.grid import GridRow, RecordGrid
+from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
 
 
 def size_axis(grid: RecordGrid) -> int:
