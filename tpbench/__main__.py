@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import tpbench
@@ -19,10 +20,10 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
+    from tpbench.job import Job
     from tpbench.launcher import plugin
     from tpbench.launcher.command_line import original_arguments, outside_variants
     from tpbench.launcher.command_line.checks import check_overrides
-    from tpbench.launcher.command_line.folder_error import folder_error
     from tpbench.launcher.command_line.rewrites import flat_names, force_fields, options_first, quote_numbers
     from tpbench.launcher.process import Terminated, raise_on_termination
     from tpbench.results.printable import printable
@@ -61,7 +62,7 @@ def _run(arguments: list[str]) -> None:
         if _failures:
             raise _failures[0]
     except plugin.DryRun as planned:
-        from tpbench.console.plan import dry_run_text  # late: it imports scipy
+        from tpbench.launcher.planning.forecast import dry_run_text  # late: it imports scipy
 
         print(dry_run_text(planned.cells, planned.decisions), end="")
 
@@ -84,13 +85,30 @@ def main() -> None:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         sys.exit(_message(f"{error}{cause}"))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
-        sys.exit(_message(folder_error(error, sys.argv[1:])))
+        sys.exit(_message(_folder_error(error, sys.argv[1:])))
     except (KeyboardInterrupt, Terminated):
         sys.exit(130)
     except Exception as error:
         if _passed_through_tpbench(error):
             raise
         sys.exit(_message(f"Hydra cannot use this configuration: {type(error).__name__}: {error}"))
+
+
+def _folder_error(error: OSError, arguments: Sequence[str]) -> str:
+    """Return the message for an error, with the name of the output folder if the error is about that folder."""
+    given = [argument.partition("=")[2] for argument in arguments if argument.lstrip("+").startswith("output_dir=")]
+    folders = (given[-1] if given else Job.output_dir).split(",")
+    for folder in (name.strip("'\" ") for name in folders):
+        if error.filename is not None and _related(Path(folder), Path(str(error.filename))):
+            reason = f"{error.strerror} ({error.filename})"
+            return f"output_dir={folder} cannot be written: {reason}; set another output_dir=DIR"
+    return str(error)
+
+
+def _related(one: Path, other: Path) -> bool:
+    """Return whether the paths are equal or one of them contains the other."""
+    one, other = one.absolute(), other.absolute()
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _message(text: str) -> str:

@@ -5,16 +5,18 @@ Configuration becomes a `Job` here and nowhere else.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from tpbench.measure.settings import MeasureSettings
 from tpbench.outside.installed import installed_names
 from tpbench.outside.variant import OutsideVariant
-from tpbench.settings import JobError, added_defaults, former_names, former_spelling, parse, setting, spelled
+from tpbench.settings import JobError, aliases, defaults, parse, setting, spelled
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
@@ -69,7 +71,7 @@ class Job:
     @property
     def unused_settings(self) -> frozenset[str]:
         """Settings of a measurement that cannot change this job: those of the stop rule if the problem is scheduled."""
-        return frozenset(_MEASURE_DEFAULTS.keys() - {GRAPH, FRESH} if self.scheduled else ())
+        return UNUSED_IF_SCHEDULED if self.scheduled else frozenset()
 
     @property
     def world_size(self) -> int:
@@ -82,20 +84,8 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Hash of the resolved job, without the fields that cannot change a result.
-
-        Settings that the job ignores are hashed with their defaults. Renamed fields are hashed under their former
-        names, and added fields are left out while they have their defaults: older rows keep their keys.
-        """
-        flat = self.flat() | {name: _MEASURE_DEFAULTS[name] for name in self.unused_settings}
-        formerly = former_spelling(type(self.problem), flat)
-        added = added_defaults(type(self.problem)) | added_defaults(MeasureSettings) | added_defaults(Job)
-        resolved = {
-            name: value
-            for name, value in formerly.items()
-            if name not in NOT_IN_KEY and not (name in added and value == added[name])
-        }
-        return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:16]
+        """Hash of the resolved job, without the fields that cannot change a result."""
+        return key_of(self.flat())
 
     def __str__(self) -> str:
         headline = {name: getattr(self.problem, name) for name in self.workload.headline}
@@ -118,7 +108,9 @@ GRAPH = "graph"
 """The only setting of a measurement that a workload with a fixed number of iterations has too."""
 FRESH = "fresh"
 """A setting of a measurement that a scheduled problem refuses."""
-_MEASURE_DEFAULTS = {each.name: each.default for each in fields(MeasureSettings)}
+_MEASURE_DEFAULTS = defaults(MeasureSettings)
+UNUSED_IF_SCHEDULED = frozenset(_MEASURE_DEFAULTS.keys() - {GRAPH, FRESH})
+"""Settings of a measurement that a problem with a fixed number of iterations ignores."""
 WORLD_SIZE = "world_size"
 """Number of ranks. It may be set beside a job's fields, and tp_size x dp_size must be equal to it."""
 
@@ -131,9 +123,37 @@ def field_names(workload: Workload | None = None) -> set[str]:
     return names - {"problem", "outside"} - unused | {WORLD_SIZE}
 
 
-def former_field_names() -> dict[str, str]:
-    """Return the former names of all workloads' fields, each with the present name."""
-    return {old: new for each in workloads().values() for old, new in former_names(each.problem).items()}
+def field_aliases(workload: Workload | None = None) -> dict[str, str]:
+    """Return the aliases of the fields of one workload's jobs, or of any workload's, each with the field's name."""
+    problems = [each.problem for each in ([workload] if workload else workloads().values())]
+    return {alias: name for cls in (Job, MeasureSettings, *problems) for alias, name in aliases(cls).items()}
+
+
+@functools.cache
+def field_defaults(workload: str) -> dict[str, Any]:
+    """Return the default of each field of this workload's jobs, under its flat name. A field may have none."""
+    values = defaults(Job) | defaults(MeasureSettings) | defaults(workloads()[workload].problem)
+    return {name: value for name, value in values.items() if name not in ("problem", "outside")}
+
+
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
+
+
+def key_of(flat: Mapping[str, Any]) -> str:
+    """Return the key of the job that `Job.flat` described, by this or another version of tpbench.
+
+    A field that the description lacks counts as its default. A field that this version does not have stays in the key:
+    no job of this version is equal to such a job. Settings that the job ignores are hashed with their defaults.
+
+    Raises:
+        KeyError: the job's workload does not exist.
+    """
+    values = {**field_defaults(flat["workload"]), **flat}
+    if _holds(workloads()[flat["workload"]].scheduled, SimpleNamespace(**values)):
+        values |= {name: _MEASURE_DEFAULTS[name] for name in UNUSED_IF_SCHEDULED}
+    for name in NOT_IN_KEY:
+        del values[name]
+    return hashlib.sha256(_sorted_json(values).encode()).hexdigest()[:16]
 
 
 def parse_job(
@@ -160,8 +180,8 @@ def parse_job(
     workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
         raise JobError(_wrong_shape(variant, workload, shape_of, shapes or {}, from_outside is not None))
-    former = former_names(workload.problem)
-    chosen = dict.fromkeys(former.get(name, name) for name in chosen)
+    aliases = field_aliases(workload)
+    chosen = dict.fromkeys(aliases.get(name, name) for name in chosen)
     valid = field_names(workload).union(also_valid)
     complaints = [_no_such_field(workload, name, valid) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints, from_outside)

@@ -49,6 +49,8 @@ class Cell:
     """What a reader of the number must know, as words for CSV. Text and pages have marks instead."""
     command: str = ""
     """Command that a button in a page copies."""
+    detail: str = ""
+    """Text in a second line of a page."""
 
 
 @dataclass(frozen=True)

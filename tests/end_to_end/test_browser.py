@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.support import browser, synthetic
-from tests.support.command import until
 from tests.unit.report.test_page import HOSTILE
 from tpbench.report.command import main
 from tpbench.results.read import load
@@ -112,22 +111,6 @@ def test_a_verdict_leads_to_its_section(chromium, report):
     chromium.find_elements("css selector", ".verdicts tr.group a")[1].click()
     chromium.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
     assert chromium.execute_script("return document.getElementById('s1').open && !document.getElementById('s0').open")
-
-
-def test_the_gallery_answers_on_its_first_screen(chromium, tmp_path):
-    folders = [write_rows(tmp_path / name, name) for name in ("one", "two")]
-    for folder in folders:
-        (folder / "gallery.yaml").write_text(f"title: Host {folder.name}\nby: <b>a person</b>\nkernels_version: k\n")
-    assert main(["gallery", *map(str, folders), "-o", str(tmp_path / "site")]) == 0
-    for width in (1280, 360):
-        browser.look(chromium, tmp_path / "site/index.html", width)
-        assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
-    browser.look(chromium, tmp_path / "site/index.html", 1280)
-    assert chromium.get_log("browser") == [] and not chromium.execute_script("return window.owned")
-    cells = chromium.find_elements("css selector", ".sheet[data-name=fastest] td")
-    assert cells[2].text.startswith("triton_tp ") and cells[2].rect["y"] < 450
-    chromium.find_element("link text", "Host two").click()
-    until(lambda: chromium.title == "tpbench report", "the page of that host")
 
 
 def test_a_button_copies_the_command_that_measures_a_row_again(chromium, report):

@@ -13,7 +13,6 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, environment
-from tests.support.documented_commands import documented
 from tpbench.outside.variant import from_file
 
 CHEAT = """
@@ -77,9 +76,9 @@ def test_it_runs_a_new_variant_as_the_readme_shows_and_reads_its_rows(installed:
     shutil.copy(installed / "tpbench/api/examples/entropy_loss.py", tmp_path / "my_loss.py")  # as `new` does
     with (tmp_path / "my_loss.py").open("a") as file:
         file.write(CHEAT)
-    arguments = [*documented("variant=my_loss.py:fast_tp,pytorch_gather"), "device=cpu", "reuse=true"]
+    sweep = "-m variant=my_loss.py:fast_tp,pytorch_gather shape=tiny_tp2 measure=quick device=cpu reuse=true"
     cheats = [f"my_loss.py:{name}" for name in ("cheats", "stops_the_clock", "replaces_the_oracle")]
-    line += [each.replace("pytorch_gather", ",".join(["pytorch_gather", *cheats])) for each in arguments]
+    line += [each.replace("pytorch_gather", ",".join(["pytorch_gather", *cheats])) for each in sweep.split()]
     done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 1 and "3 of 5 cells failed (wrong: 3)" in done.stderr, done.stderr
     columns = "['variant', 'status', 'variant_version', 'reason', 'time_ms']"

@@ -24,7 +24,7 @@ from tpbench.api.tp_block import BlockContext, PreparedBlock, TpBlock
 from tpbench.api.train_step import Context, TorchTrainer, TrainStep
 from tpbench.measure import clock
 from tpbench.workloads.entropy_loss import limits, oracle
-from tpbench.workloads.train_step.training.batches import replica_batches
+from tpbench.workloads.train_step.model.inputs import replica_batches
 
 
 def honest(problem: EntropyLoss, shard: Shard) -> Step:

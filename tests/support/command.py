@@ -21,7 +21,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "tpbench"]
-DEFAULT = shlex.split(re.search(r"^ *set -- (.*)$", (ROOT / "scripts/run").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+DEFAULT = shlex.split(re.search(r"^ *set -- (-m .*)$", (ROOT / "scripts/run").read_text(), re.MULTILINE)[1])  # type: ignore[index]
 """The arguments that `scripts/run` uses if a user gives none."""
 
 Found = TypeVar("Found")
@@ -44,7 +44,7 @@ def tpbench(
 
 FORKED_COMMANDS = """
 import gc, importlib, json, os, sys, traceback
-import tpbench.__main__, tpbench.console.plan
+import tpbench.__main__, tpbench.launcher.planning.forecast
 from tpbench.workloads import workloads
 workloads()
 for name in sys.argv[1:]:

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from tests.support.command import ROOT
 from tpbench.job import Job, parse_job
 from tpbench.launcher.command_line.rewrites import flat_names, force_fields
-from tpbench.launcher.planning.compose import SweepComposer
+from tpbench.launcher.hydra_internals import SweepComposer
 
 
 @functools.cache

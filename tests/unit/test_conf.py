@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tpbench.console.conf_comments import with_comments
-from tpbench.console.defaults import SETTINGS_FILES
 from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.launcher.options import command_line_names
 from tpbench.workloads import variants, workloads
@@ -22,14 +20,16 @@ def values(file: Path) -> dict[str, object]:
     }
 
 
-def test_every_variant_has_its_file_and_every_file_its_variant() -> None:
-    files = {file.stem: values(file) for file in (CONF / "variant").glob("*.yaml")}
-    assert set(files) == set(variants())
-    assert all(content["variant"] == name for name, content in files.items())
+def test_every_variant_has_its_file_and_a_preset_sets_options_that_its_variant_has() -> None:
+    for name, content in {file.stem: values(file) for file in (CONF / "variant").glob("*.yaml")}.items():
+        workload, variant = variants()[str(content.pop("variant"))]
+        assert content.keys() <= variant.options | set(workload.graph_options) | {"graph"}
+        assert name == variant.name or content
+    assert set(variants()) <= {file.stem for file in (CONF / "variant").glob("*.yaml")}
 
 
 def test_every_loss_has_its_file_and_its_formulas() -> None:
-    from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES  # late: it imports torch
+    from tpbench.workloads.losses.two_logit_losses import TWO_LOGIT_LOSSES  # late: it imports torch
 
     assert {file.stem for file in (CONF / "loss").glob("*.yaml")} == set(KERNEL_LOSSES)
     assert {*LABEL_LOSSES, *TWO_LOGIT_LOSSES} == set(KERNEL_LOSSES)
@@ -40,13 +40,6 @@ def test_files_set_only_fields_that_exist(file: Path) -> None:
     if file.parent.name == "launcher":
         return
     assert set(values(file)) - {"shape_workload"} <= command_line_names()
-
-
-@pytest.mark.parametrize("file", SETTINGS_FILES, ids=lambda file: file.stem)
-def test_comments_are_the_help_of_the_fields(file: Path) -> None:
-    """If this fails, run `python -m tpbench.console.conf_comments`."""
-    text = file.read_text(encoding="utf-8")
-    assert with_comments(text, SETTINGS_FILES[file]) == text
 
 
 @pytest.mark.parametrize(

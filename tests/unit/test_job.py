@@ -7,13 +7,12 @@ import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.planned_jobs import MODEL
-from tpbench.job import Job, field_names, former_field_names, parse_job, stored_job, unsupported_reason
+from tpbench.job import Job, field_names, key_of, parse_job, stored_job, unsupported_reason
 from tpbench.launcher.options import SweepOptions
 from tpbench.results.read import load
 from tpbench.settings import JobError
@@ -145,53 +144,27 @@ def test_flat_names_are_unique_across_the_parts_of_a_job_and_a_sweep() -> None:
         assert problem_fields <= field_names(workload)
 
 
-@pytest.mark.parametrize(
-    ("former", "algorithm"),
-    [("auto", "auto"), ("fused", "two_reads"), ("cached", "two_kernels"), ("one_pass", "one_read")],
-)
-def test_a_former_name_and_its_values_stay_valid(former: str, algorithm: str) -> None:
-    job = parse_job({**TINY, "algorithm": "auto", "organisation": former}, chosen=["organisation"])
-    assert job.problem.algorithm == algorithm == job.flat()["algorithm"]
-    assert parse_job({**TINY, "algorithm": former}) == parse_job({**TINY, "algorithm": algorithm}) == job
-    if former != "auto":
-        with pytest.raises(JobError, match="organisation is the former name of algorithm: set one of them"):
-            parse_job({**TINY, "algorithm": "one_read", "organisation": former})
-
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_committed_rows_of_the_embedding_gradient_keep_their_keys() -> None:
-    """Fields were added since. Their values other than the default make other keys."""
-    rows = load(ROOT / "outputs/reference", workload="embedding_grad", columns=["job", "key"])
-    for stored, key in zip(rows["job"], rows["key"], strict=True):
-        assert stored_job(json.loads(stored)).key == key
-    text = {**BIGRAM, "variant": "sparse_all_to_all", "distribution": "zipf_bigram", "overlap_ms": 1.0}
-    keys = {parse_job({**text, "index": index}).key for index in ("none", "early", "late")}
-    assert len(keys) == 3 and parse_job(text).key in keys
+def test_a_stored_job_of_another_version_has_a_key_too() -> None:
+    """Otherwise `resume=true` would measure cells again because tpbench has a new field."""
+    job = parse_job(TINY)
+    older = {name: value for name, value in job.flat().items() if name not in ("fresh", "algorithm")}
+    assert key_of(older) == key_of(job.flat()) == job.key
+    assert key_of({**older, "fresh": True}) == parse_job({**TINY, "fresh": True}).key != job.key
+    assert key_of({**older, "removed": 1}) != job.key
+    assert key_of({**older, "output_dir": "b"}) == job.key
 
 
-def test_a_wrong_value_under_a_former_name() -> None:
-    with pytest.raises(
-        JobError, match=r"algorithm=cache does not exist.*valid: auto, two_reads, two_kernels, one_read"
-    ):
-        parse_job({**TINY, "organisation": "cache"})
-
-
-def test_committed_rows_keep_their_keys() -> None:
-    """Otherwise `resume=true` would measure cells again whose field has a new name."""
-    file = Path(__file__).parents[2] / "tpbench" / "kernels" / "rows" / "h200-2026-11-21.parquet"
-    rows = pq.read_table(file, columns=["key", "job"]).to_pylist()
-    assert {json.loads(row["job"])["organisation"] for row in rows} == {"fused", "cached", "one_pass"}
-    assert [stored_job(json.loads(row["job"])).key for row in rows] == [row["key"] for row in rows]
-
-
-def test_a_field_that_was_added_leaves_the_keys_of_older_rows_as_they_were() -> None:
-    block = {"variant": "block_tp", "tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
-    job = parse_job({**block, "tp_size": 2})
-    older = {name: value for name, value in job.flat().items() if name != "rotary"}
-    assert stored_job(older).key == job.key == "4ff0316fd8d0bcac"
-    assert parse_job({**block, "tp_size": 2, "rotary": True}).key != job.key
+@pytest.mark.parametrize("folder", ["outputs/reference", "outputs/options", "tpbench/kernels/rows"])
+def test_committed_rows_are_of_jobs_of_this_version(folder: str) -> None:
+    """But for rows of an optimizer kernel that was removed."""
+    rows = load(ROOT / folder, columns=["job", "key"])
+    jobs = [json.loads(job) for job in rows["job"]]
+    assert [key_of(job) for job in jobs] == rows["key"].tolist()
+    present = [job for job in jobs if job.get("optimizer") != "tpbench"]
+    assert [stored_job(job).key for job in present] == [key_of(job) for job in present]
 
 
 def test_a_job_says_its_sizes_and_what_is_not_the_default() -> None:
@@ -334,17 +307,9 @@ def test_settings_that_a_stack_ignores_are_not_in_its_key() -> None:
     assert parse_job({**block, **ignored}).key != parse_job(block).key
 
 
-def test_committed_rows_of_stacks_keep_their_keys() -> None:
-    """Otherwise a report would show a row that is measured again beside the one that it replaces."""
-    file = Path(__file__).parents[2] / "outputs" / "options" / "rows" / "tp_block-h200x2-graph.parquet"
-    rows = pq.read_table(file, columns=["key", "job", "layers"]).to_pylist()
-    assert any(row["layers"] for row in rows)
-    assert [stored_job(json.loads(row["job"])).key for row in rows] == [row["key"] for row in rows]
-
-
 def test_each_unknown_name_has_a_complaint_of_its_own() -> None:
     with pytest.raises(JobError) as caught:
-        parse_job({**TINY, "seed": -1}, chosen=["tokns", "vocb", "tokns", "organisation"])
+        parse_job({**TINY, "seed": -1}, chosen=["tokns", "vocb", "tokns", "algorithm"])
     assert [line.split(",")[0] for line in str(caught.value).splitlines()] == [
         "no field of entropy_loss is called tokns",
         "no field of entropy_loss is called vocb",
@@ -357,7 +322,3 @@ def test_a_job_as_plain_values_has_the_fields_of_all_its_parts() -> None:
     assert not {"problem", "outside", "world_size"} & set(flat)
     assert {"workload", "variant", "tp_size", "precision", "graph", "tokens"} <= set(flat)
     assert flat["workload"] == "entropy_loss"
-
-
-def test_former_names_lead_to_the_present_ones() -> None:
-    assert former_field_names() == {"organisation": "algorithm"}

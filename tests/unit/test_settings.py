@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from tpbench.settings import JobError, former_names, former_spelling, parse, setting
+from tpbench.settings import JobError, aliases, parse, setting
 from tpbench.suggestions import nearest, unknown
 
 
@@ -52,9 +52,7 @@ class Settings:
     share: float = setting(0.5, help="a share", low=0.0, high=1.0)
     most: float | None = setting(None, help="a limit", high=10.0)
     flag: bool = setting(False, help="a flag")
-    way: Literal["first", "second", 2] = setting(
-        "first", help="a way", former_name="method", former_values={"old": "second"}
-    )
+    way: Literal["first", "second", 2] = setting("first", help="a way", aliases=("method", "manner"))
 
 
 def parsed(**values: object) -> Settings:
@@ -92,7 +90,7 @@ def test_only_an_optional_field_can_be_null(none):
         ({"flag": "yes"}, "flag=yes must be true or false"),
         ({"flag": 1}, "flag=1 must be true or false"),
         ({"way": "secnd"}, "way=secnd does not exist, did you mean second? (valid: first, second, 2)"),
-        ({"way": "old", "method": "second"}, "method is the former name of way: set one of them"),
+        ({"way": 2, "method": "second"}, "method is another name of way: set one of them"),
     ],
 )
 def test_a_wrong_value_gets_one_line(values, said):
@@ -115,12 +113,10 @@ def test_a_missing_field_is_described_and_all_mistakes_are_told():
     ]  # fmt: skip
 
 
-def test_a_former_name_counts_unless_both_are_set():
-    assert parsed(method="old").way == parsed(way="old").way == parsed(method="second").way == "second"
+def test_an_alias_sets_its_field():
+    assert parsed(method="second").way == parsed(manner="second").way == "second"
     assert parsed(method="second", way="first").way == "second"  # a default beside it was not set by anyone
-    assert former_names(Settings) == {"method": "way"}
-    assert former_spelling(Settings, {"way": "second", "count": 1}) == {"method": "old", "count": 1}
-    assert former_spelling(Settings, {"way": "first"}) == {"method": "first"}
+    assert aliases(Settings) == {"method": "way", "manner": "way"}
 
 
 def test_three_near_names_are_a_list_and_two_are_a_choice():

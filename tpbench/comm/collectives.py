@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor
 
 from tpbench.kernels.collectives import all_gather as all_gather
@@ -14,14 +15,26 @@ from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
 
 
 def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return (size * rows, n): the (rows, n) shards of all ranks, in rank order. Collective."""
+    """Return (size * rows, n): the (rows, n) shards of all ranks, in rank order. Collective.
+
+    In compiled code it is a functional collective, which the compiler can move or fuse.
+    """
+    if torch.compiler.is_compiling():
+        gathered: Tensor = functional_collectives.all_gather_tensor(shard, 0, group)
+        return gathered
     whole = shard.new_empty(group.size() * len(shard), shard.shape[1])
     all_gather(whole, shard.contiguous(), group=group)
     return whole
 
 
 def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum the (rows, n) matrices of all ranks and return this rank's (rows / size, n) of the sum. Collective."""
+    """Sum the (rows, n) matrices of all ranks and return this rank's (rows / size, n) of the sum. Collective.
+
+    In compiled code it is a functional collective, as in `gather_rows`.
+    """
+    if torch.compiler.is_compiling():
+        scattered: Tensor = functional_collectives.reduce_scatter_tensor(whole, "sum", 0, group)
+        return scattered
     shard = whole.new_empty(len(whole) // group.size(), whole.shape[1])
     reduce_scatter(shard, whole.contiguous(), group=group)
     return shard

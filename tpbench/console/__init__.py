@@ -1,23 +1,35 @@
-"""Commands of `python -m tpbench` that run no job: help, list, new and doctor. Nothing here imports torch.
-
-The modules, in the order of a first reading:
-
-- Help: `help` is one screen of text.
-- List: `listing` prints choices, `overview` the names of all on one screen, and `choice` all that is known of one.
-  `topics` are what it can list, and `entries` the choices with their availability. `fields` are the fields of jobs,
-  and `defaults` their defaults.
-- New: `new` writes a variant to start from.
-- Doctor: `doctor` prints problems of this machine. `checks` need no torch, and `torch_probe` runs in its own process.
-- Runs: `plan` is the text of a dry run, `quick_start` the end of `scripts/run`.
-- Pages: `pages` writes the tables of the pages, and `page_figures` checks the figures in their text. `reference`
-  writes the page of all fields, and `conf_comments` the comments in conf/.
-"""
+"""Commands of `python -m tpbench` that run no job: help, list, new and doctor. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
+
+HELP = """\
+tpbench: which implementation of a tensor-parallel operation is correct, fastest
+and smallest on your machines, and how close is it to the hardware limit?
+
+  python -m tpbench list          what there is, and whether it can run here
+  python -m tpbench doctor        problems of this machine, each with a fix
+  python -m tpbench new FILE.py   a variant of your own to start from
+  python -m tpbench               one small job
+  python -m tpbench -m variant=triton_tp,pytorch_gather shape=v131k_tp8  a sweep
+  python -m tpbench -m +experiment=tp_entropy_loss                 a whole table
+  python scripts/report.py outputs                            what was measured
+
+Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
+  variant shape model loss block_cap measure     groups: `list` shows values
+  tokens vocab tp_size dp_size dtype seed   the problem
+  device=auto|cuda|cpu  graph=true          where and how it is timed
+  memory_limit_gib timeout_s                limits at which a job is ended
+  output_dir=DIR  resume=true               where rows go; only what is missing
+  dry_run=true                              with -m: show the plan, run nothing
+
+  --cfg job     the configuration of a job, all fields (of these arguments)
+  --hydra-help  Hydra's own options, among them shell completion
+  --version     the version
+"""
 
 
 def information(arguments: Sequence[str]) -> int | None:
@@ -37,8 +49,6 @@ def _run(arguments: Sequence[str]) -> int | None:
 
         return new.main(arguments[1:])
     if {"-h", "--help"} & set(arguments) or list(arguments) == ["help"]:
-        from tpbench.console.help import HELP
-
         print(HELP, end="")
         return 0
     if arguments and arguments[0] == "list":

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tpbench import packages
-from tpbench.console import checks
-from tpbench.console.checks import Finding
+from tpbench.console import machine_checks
+from tpbench.console.machine_checks import Finding
 from tpbench.handover.rendezvous import STORE_FILE
 from tpbench.launcher.devices.cores import available_cores
 from tpbench.measure import machine
@@ -54,11 +54,11 @@ def verdict(failed: Sequence[str], gpus: int, cores: int) -> str:
 
 def examine(output_dir: str) -> Iterator[Finding]:
     """Yield all findings, the quick ones first."""
-    yield from checks.gpus()
-    yield from checks.compiler()
-    yield from checks.slurm()
-    yield from checks.disk(output_dir)
-    yield from checks.optional_packages()
+    yield from machine_checks.gpus()
+    yield from machine_checks.compiler()
+    yield from machine_checks.slurm()
+    yield from machine_checks.disk(output_dir)
+    yield from machine_checks.optional_packages()
     probed = _probe([sys.executable, "-m", _PROBE])
     if isinstance(probed, str):
         yield Finding("torch", "fail", f"cannot be imported: {probed}", packages.pip_install("torch"))

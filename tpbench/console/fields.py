@@ -1,21 +1,41 @@
-"""`python -m tpbench list fields`: the fields of jobs, with their defaults, values and help, as text."""
+"""The fields of jobs and sweeps with their defaults, as `list` and the reference show them.
+
+A default is what a command line gets: from the files of conf/, which may differ from the code.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import textwrap
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from tpbench.console.defaults import Default, defaults
+import yaml
+
+import tpbench
 from tpbench.job import Job
 from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.measure.settings import MeasureSettings
-from tpbench.workloads import workloads
+from tpbench.settings import spelled
+from tpbench.workloads import variants, workloads
 
+CONF = Path(tpbench.__file__).resolve().parent / "conf"
 WIDTH = 100
 """Most columns of a line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Default:
+    """The default of a field."""
+
+    value: str | None
+    """The value as a command line spells it, or None if the field has no default of its own."""
+    group: str = ""
+    """The group, such as `shape`, that sets the field: in all its choices if `value` is None, else in some of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +65,7 @@ def fields_of(workload: str) -> str:
 
 def field_lines(settings: type[Any], names: Collection[str], variant: str) -> list[str]:
     """Return the lines of some fields of a settings class, with the defaults of that variant's jobs."""
-    return _lines([each for each in settings_fields(settings, variant) if each.name in names])
+    return _lines([field for field in settings_fields(settings, variant) if field.name in names])
 
 
 def settings_fields(settings: type[Any], variant: str = "") -> list[Field]:
@@ -56,10 +76,77 @@ def settings_fields(settings: type[Any], variant: str = "") -> list[Field]:
     hints = typing.get_type_hints(settings)
     default_of = defaults(settings, variant)
     return [
-        Field(each.name, default_of[each.name], _choices(hints[each.name]), _limits(each), each.metadata["help"])
-        for each in dataclasses.fields(settings)
-        if not _holds_fields(hints[each.name])
+        Field(field.name, default_of[field.name], _choices(hint), _limits(field), field.metadata["help"])
+        for field in dataclasses.fields(settings)
+        if not _holds_fields(hint := hints[field.name])
     ]
+
+
+def defaults(settings: type[Any], variant: str = "") -> dict[str, Default]:
+    """Return the default of each field of a settings class, by the field's name: of one variant's jobs, or of all."""
+    listed = _read(CONF / "config.yaml")["defaults"]
+    chosen = {name: choice for item in listed if item != "_self_" for name, choice in item.items() if choice}
+    values = {field.name: field.default for field in dataclasses.fields(settings)} | chosen | _read(_file_of(settings))
+    groups = _groups(settings)
+    if variant in variants():
+        values |= choice("variant", variant)
+        del groups["variant"]
+    return {field.name: _default(field.name, values[field.name], groups) for field in dataclasses.fields(settings)}
+
+
+def choice(group: str, name: str) -> dict[str, Any]:
+    """Return the values that a file of conf/ sets, with the choices of other groups, such as `model`, that it makes."""
+    values = _read(CONF / group / f"{name}.yaml")
+    made = [item for item in values.pop("defaults", ()) if isinstance(item, dict)]
+    return {str(key).rpartition("/")[2]: name for item in made for key, name in item.items()} | values
+
+
+def _file_of(settings: type[Any]) -> Path:
+    """Return the file of conf/ that lists all fields of a settings class."""
+    if settings in (Job, SweepOptions):
+        return CONF / "config.yaml"
+    if settings is MeasureSettings:
+        return CONF / "measure" / "default.yaml"
+    if settings is SlurmSettings:
+        return CONF / "hydra" / "launcher" / "torchrun_slurm.yaml"
+    (workload,) = (name for name, workload in workloads().items() if workload.problem is settings)
+    return CONF / "workload" / f"{workload}.yaml"
+
+
+def _default(name: str, value: Any, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Default:
+    text = None if value is dataclasses.MISSING else spelled(value)
+    for group, choices in groups.items():
+        found = [values[name] for values in choices if name in values and name != group]
+        if group in ("shape", "model") and len(found) == len(choices):
+            return Default(None, group)
+        if any(other != value for other in found):
+            return Default(text, group)
+    return Default(text)
+
+
+def _groups(settings: type[Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the contents of the files that may set fields of these settings, by group."""
+    owners = {name for name, workload in workloads().items() if settings in (workload.problem, Job)}
+    names = {field.name for field in dataclasses.fields(settings)}
+    contents = {
+        "shape": [values for values in _contents("shape") if values["shape_workload"] in owners],
+        "model": _contents("model") if "model" in names else [],
+        "variant": [values for values in _contents("variant") if variants()[values["variant"]][0].name in owners],
+        "measure": _contents("measure") if settings is MeasureSettings else [],
+    }
+    return {group: choices for group, choices in contents.items() if choices}
+
+
+@functools.cache
+def _contents(group: str) -> list[dict[str, Any]]:
+    """Return what each choice of a group sets. Of the group `variant`: each variant, without presets of options."""
+    names = [file.stem for file in sorted((CONF / group).glob("*.yaml"))]
+    return [choice(group, name) for name in names if group != "variant" or name in variants()]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return content
 
 
 def _holds_fields(hint: Any) -> bool:
@@ -76,8 +163,8 @@ def _limits(field: dataclasses.Field[Any]) -> str:
     return ", ".join(f"{words} {limit}" for words, limit in limits if limit is not None)
 
 
-def _section(owner: str, found: Sequence[Field]) -> str:
-    return "\n".join([f"Fields {owner}, as NAME=DEFAULT", *_lines(found)]) + "\n"
+def _section(owner: str, fields: Sequence[Field]) -> str:
+    return "\n".join([f"Fields {owner}, as NAME=DEFAULT", *_lines(fields)]) + "\n"
 
 
 def _values(field: Field) -> str:
@@ -86,13 +173,13 @@ def _values(field: Field) -> str:
     return "; ".join(filter(None, (" ".join(field.choices) or field.limits, group)))
 
 
-def _lines(found: Sequence[Field]) -> list[str]:
+def _lines(fields: Sequence[Field]) -> list[str]:
     """Return wrapped lines: NAME=DEFAULT, then the help with the valid values."""
-    heads = [f"{each.name}={each.default.value or ''}" for each in found]
+    heads = [f"{field.name}={field.default.value or ''}" for field in fields]
     width = max(map(len, heads), default=0)
     lines = []
-    for head, each in zip(heads, found, strict=True):
-        text = f"{each.help} [{values}]" if (values := _values(each)) else each.help
+    for head, field in zip(heads, fields, strict=True):
+        text = f"{field.help} [{values}]" if (values := _values(field)) else field.help
         first, other = f"  {head:<{width}}  ", " " * (width + 4)
         lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=other)
     return lines

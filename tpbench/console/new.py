@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tpbench
-from tpbench.console import entries
-from tpbench.console.choice import smallest, supported_shapes
+from tpbench.console.catalogue import shapes
+from tpbench.console.listing import smallest, supported_shapes
 from tpbench.launcher.command_line.outside_variants import find, is_file_name
 from tpbench.outside import source
 from tpbench.settings import JobError
@@ -54,8 +54,8 @@ def _write(file: Path, workload: str) -> str:
     (function,) = (each.name for each in source.read(file).functions.values() if each.is_declared)
     variant = find(f"{file}:{function}")
     assert variant is not None
-    shapes = [each.name for each in entries.shapes(0, workload)]
-    shape = smallest(supported_shapes(str(variant.name), shapes, {variant.name: variant}))
+    candidates = [entry.name for entry in shapes(0, workload)]
+    shape = smallest(supported_shapes(variant.name, candidates, variant))
     quick = "" if variant.of_workload.scheduled is True else " measure=quick"
     return (
         f"{file}: the function {function}, a variant of {workload}. It is correct as it is; make it faster.\n\n"

@@ -1,6 +1,7 @@
-"""`python -m tpbench.console.pages`: write tables and pictures of the pages from the committed rows, and check figures.
+"""`python -m tpbench.console.pages`: write what pages show from the code and from the committed rows.
 
-A table in a page is a block: a comment with a command, its output, and a closing comment. Here is an example.
+It writes the reference of the command line, the list of columns, and the tables and pictures of all pages. A table in a
+page is a block: a comment with a command, its output, and a closing comment. Here is an example.
 
     <!-- scripts/report.py outputs/reference --loss cross_entropy --format markdown -->
 
@@ -8,25 +9,33 @@ A table in a page is a block: a comment with a command, its output, and a closin
 
     <!-- end -->
 
-This command replaces each output by what the command prints today. A new block needs only its first comment. A comment
-whose command ends with an .svg file draws a picture of the page, and has no output.
+Each output is replaced by what the command prints today. A new block needs only its first comment. A comment whose
+command ends with an .svg file draws a picture of the page, and has no output.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import tpbench
-from tpbench.console.page_figures import unprinted_figures
+from tpbench.console.catalogue import names, sections
+from tpbench.console.fields import Default, choice, settings_fields
+from tpbench.job import Job
+from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.measure.settings import MeasureSettings
 from tpbench.predict.command import main as predict
 from tpbench.report.command import main as report
-from tpbench.settings import JobError
+from tpbench.results import document
+from tpbench.settings import JobError, spelled
+from tpbench.workloads import workloads
 
 ROOT = Path(tpbench.__file__).resolve().parents[1]
 COMMANDS = {"report": report, "predict": predict}
@@ -42,11 +51,6 @@ def pages() -> list[Path]:
     """Return the pages whose tables and figures come from rows. They exist only in a checkout."""
     guides = sorted({*(ROOT / "tpbench/docs").glob("*.md")} - {ROOT / "tpbench/docs/reference.md"})
     return [ROOT / "README.md", *guides, ROOT / "tpbench/kernels/README.md", ROOT / "outputs/README.md"]
-
-
-def name(page: Path) -> str:
-    """Return the path of a page as messages show it."""
-    return os.path.relpath(page, ROOT)
 
 
 def with_tables(text: str) -> str:
@@ -66,23 +70,82 @@ def _output(script: str, arguments: str) -> str:
     return out.getvalue() if "--format markdown" in arguments else f"```text\n{out.getvalue()}```\n"
 
 
-def main() -> int:
-    """Rewrite the pages and draw their pictures.
+_HEAD = """\
+# Reference of the command line
 
-    Return 1 if the running text of a page has a figure that none of its tables prints.
-    """
-    wrong = []
+Made by `python -m tpbench.console.pages`. [The command line](command_line.md) explains how these are used.
+"""
+_DEFAULTS = """\
+A command line without the field gets the default. With "from `shape=`" the choice of that group sets the field; with
+"or from" only some choices do.
+"""
+
+
+def reference() -> str:
+    """Return the page of all choices and fields of the command line, as Markdown."""
+    parts = [_HEAD, "## Choices\n"]
+    for title, entries in sections(gpus=0):
+        rows = ((f"`{entry.name}`", entry.summary) for entry in entries)
+        parts += [f"### {' '.join(title.split())}\n", _table(("name", "meaning"), rows)]
+    parts += ["### block_cap=\n", " ".join(f"`{name}`" for name in names("block_cap")) + "\n"]
+    parts += ["### measure=\n", _table(("name", "fields"), _contents("measure"))]
+    parts.append("## Fields\n\n" + _DEFAULTS)
+    parts += _fields("of every job", Job)
+    parts += _fields("of a measurement", MeasureSettings)
+    parts += _fields("of a whole sweep", SweepOptions)
+    for workload in workloads().values():
+        parts += _fields(f"of {workload.name}", workload.problem)
+    parts += _fields("of Slurm jobs: hydra.launcher.NAME=VALUE", SlurmSettings)
+    return "\n".join(parts)
+
+
+def _contents(group: str) -> Iterable[tuple[str, str]]:
+    """Yield each choice of a group with the fields that it sets."""
+    for name in names(group):
+        fields = choice(group, name)
+        yield f"`{name}`", " ".join(f"`{field}={spelled(value)}`" for field, value in fields.items() if field != group)
+
+
+def _fields(owner: str, settings: type[Any]) -> list[str]:
+    rows = (
+        (
+            f"`{field.name}`",
+            _default_cell(field.default),
+            " ".join(f"`{choice}`" for choice in field.choices) or field.limits,
+            field.help,
+        )
+        for field in settings_fields(settings)
+    )
+    return [f"### Fields {owner}\n", _table(("name", "default", "values", "meaning"), rows)]
+
+
+def _default_cell(default: Default) -> str:
+    """Return the default as Markdown, with the group that sets the field."""
+    parts = [f"`{default.value}`" * (default.value is not None), f"from `{default.group}=`" * bool(default.group)]
+    return " or ".join(filter(None, parts))
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [_line(heads), _line(["---"] * len(heads)), *map(_line, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def main() -> int:
+    """Write the pages and draw their pictures. Return 0."""
     for page in pages():
-        text = page.read_text(encoding="utf-8")
-        for script, arguments, _ in PICTURE.findall(text):
+        for script, arguments, _ in PICTURE.findall(page.read_text(encoding="utf-8")):
             _output(script, arguments)
-        written = with_tables(text)
-        if written != text:
-            page.write_text(written, encoding="utf-8")
-            print(f"wrote {name(page)}")
-        wrong += [f"{name(page)}:{figure}" for figure in unprinted_figures(written)]
-    print("\n".join(wrong), end="\n" if wrong else "")
-    return 1 if wrong else 0
+    written = {page: with_tables(page.read_text(encoding="utf-8")) for page in pages()}
+    written |= {ROOT / "tpbench/docs/reference.md": reference(), ROOT / "outputs/SCHEMA.md": document.page()}
+    for page, text in written.items():
+        if page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+            print(f"wrote {page.relative_to(ROOT)}")
+    return 0
 
 
 if __name__ == "__main__":

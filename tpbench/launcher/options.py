@@ -41,7 +41,7 @@ class SweepOptions:
     )
 
 
-GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "contender", "experiment")
+GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "experiment")
 """The folders of conf/ of which the command line names a choice."""
 
 SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -21,10 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from tpbench import packages
 from tpbench.launcher.cells.outcome import FAILURES
 from tpbench.launcher.command_line import outside_variants
-from tpbench.launcher.command_line.rewrites import chosen_fields, present_names
+from tpbench.launcher.command_line.rewrites import chosen_fields, without_aliases
 from tpbench.launcher.host.runner import Host
+from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.planning.compose import SweepComposer, plain_values
 from tpbench.launcher.planning.plan import Cell, Request, plan, sweep_options
 from tpbench.launcher.planning.resume import ResumeDecision, decide
 from tpbench.launcher.sweep import Runner, run_sweep
@@ -51,17 +50,14 @@ class TorchrunLauncher(Launcher):
         """Accept the options of the launcher's file. `_runner` reads them later, when errors reach the user."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        loader = hydra_context.config_loader
-        assert isinstance(loader, ConfigLoaderImpl)
-        self.config, self.composer = config, SweepComposer(loader, config)
-        # Before `launch`, Hydra's sweeper composes every cell to validate it, and has no option to switch that off.
-        setattr(loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
+        self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
+        self.composer.disable_composition_by_sweepers()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         folders = _folders(self.config.hydra)
         requests = []
-        for index, overrides in enumerate(map(present_names, job_overrides), start=initial_job_idx):
+        for index, overrides in enumerate(map(without_aliases, job_overrides), start=initial_job_idx):
             values = self.composer.values(overrides, index)
             requests.append(Request(index, values, chosen_fields(overrides), folders))
         _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra.launcher)

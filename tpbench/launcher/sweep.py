@@ -21,8 +21,7 @@ from tpbench.launcher.command_line import original_arguments
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
-from tpbench.launcher.planning.plan import Cell, ignored_notes
-from tpbench.launcher.planning.target import PlanningTarget
+from tpbench.launcher.planning.plan import Cell, PlanningTarget, ignored_notes
 from tpbench.launcher.process import Terminated
 from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError

@@ -17,6 +17,4 @@ class MeasureSettings:
     max_iterations: int = setting(1000, help="a clock measures at most so many iterations", low=1)
     precision: float = setting(0.01, help="stop if the 95% interval of the median is within this share of it", low=0.0)
     graph: bool = setting(False, help="time the replay of a CUDA graph")
-    fresh: bool = setting(
-        False, help="change the inputs before every iteration: a stored answer is then wrong", added=True
-    )
+    fresh: bool = setting(False, help="change the inputs before every iteration: a stored answer is then wrong")

@@ -2,7 +2,7 @@
 
 The modules, in the order of a first reading:
 
-- Command: `command` is `scripts/report.py`. `compare`, `history` and `gallery` are commands of their own.
+- Command: `command` is `scripts/report.py`. `compare` and `history` are commands of their own.
 - `command_line`: `parser`, `selection` and `rows` read the options of a command and the rows that they select,
   `output_format` writes to a file.
 - `grids`: `comparable` spells equal options equally. `records` are rows as dictionaries. `arrange` puts them in a

@@ -36,11 +36,11 @@ TABLES: dict[str, Callable[[Document], str]] = {
 }
 PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES, "json")
-COMMANDS = ("compare", "history")
-"""Commands with options of their own. Each is a folder beside this module."""
+COMMANDS = {"compare": "tpbench.report.compare.command", "history": "tpbench.report.history"}
+"""Commands with options of their own, with their modules."""
 EPILOG = (
-    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows. `report.py history` says at which "
-    "commit or package a metric changed. Each has a --help."
+    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows. `report.py history` "
+    "shows a metric over time, by commit and package. Each has a --help."
 )
 
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments and arguments[0] in COMMANDS:
         command: Callable[[Sequence[str]], int]
-        command = importlib.import_module(f"tpbench.report.{arguments[0]}.command").main
+        command = importlib.import_module(COMMANDS[arguments[0]]).main
         return command(arguments[1:])
     if arguments and not Path(arguments[0]).exists() and (meant := nearest(arguments[0], COMMANDS)):
         print(f"report: no folder and no command is called {arguments[0]}{meant}", file=sys.stderr)

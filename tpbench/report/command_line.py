@@ -16,7 +16,6 @@ from tpbench.report.analysis.metrics import Metric, metrics_of_all
 from tpbench.report.analysis.records import value_text
 from tpbench.results.read import RowWarning, load
 from tpbench.results.schema import COLUMN_LIST, all_columns
-from tpbench.results.upgrade import present_name, present_value
 from tpbench.settings import JobError
 from tpbench.suggestions import SYNONYMS, nearest, unknown
 
@@ -50,7 +49,7 @@ class ReportParser(argparse.ArgumentParser):
         if not message.startswith(_UNKNOWN) or not option.startswith("-"):
             super().error(message)
         name = option.lstrip("-").partition("=")[0]
-        column = SYNONYMS.get(name, present_name(name.replace("-", "_")))
+        column = SYNONYMS.get(name, name.replace("-", "_"))
         if "--only" in self._option_string_actions and column in all_columns():
             meant = f": --only {column}=VALUE selects rows"
         else:
@@ -96,13 +95,12 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
         if wanted is not None:
             frame = _only(frame, name, wanted.split(","))
     for name, value in parse_conditions(options.only):
-        if present_name(name) not in frame:
-            if present_name(name) in all_columns():
+        if name not in frame:
+            if name in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")
             raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
-        texts = set(frame[present_name(name)].map(value_text))
-        values = values_of(str(present_value(name, value)), texts)
-        frame = _only(frame, present_name(name), [str(present_value(name, text)) for text in values])
+        texts = set(frame[name].map(value_text))
+        frame = _only(frame, name, values_of(value, texts))
     return frame
 
 
@@ -154,10 +152,13 @@ def format_of(output: Path | None) -> str:
     return SUFFIXES.get(suffix, "text")
 
 
-def print_or_write(content: str, output: Path | None) -> None:
-    """Print a text, or write it to a file."""
-    if output is None:
+def print_or_write(content: str | bytes, output: Path | None) -> None:
+    """Print a text or the bytes of a picture, or write them to a file."""
+    if output is not None:
+        output.write_bytes(content if isinstance(content, bytes) else content.encode())
+    elif isinstance(content, bytes):
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    else:
         sys.stdout.write(content)
         sys.stdout.flush()
-    else:
-        output.write_text(content, encoding="utf-8")

@@ -13,7 +13,6 @@ from tpbench.results.columns import TEXT
 from tpbench.results.files import FileRows, Unreadable, shown
 from tpbench.results.printable import printable
 from tpbench.results.schema import SCHEMA_VERSION, all_columns
-from tpbench.results.upgrade import upgrade
 
 _MISFITS = (Unreadable, pa.ArrowException, ValueError)
 """Errors of a table that does not fit the schema."""
@@ -54,7 +53,6 @@ def _conform(table: pa.Table, version: int) -> pa.Table:
     columns = all_columns()
     if len(set(table.column_names)) < len(table.column_names):
         raise Unreadable("it has two columns of one name")
-    table = upgrade(table, version)
     arrays = {}
     for name, array in zip(table.column_names, table.columns, strict=True):
         declared = columns.get(name)

@@ -90,13 +90,13 @@ def _parse(content: bytes, columns: frozenset[str] | None) -> FileRows | Unreada
         if marker is None:
             return Unreadable("it is not tpbench's")
         version = int(marker)
-        if version < 0:
-            return Unreadable(f"it is broken: there is no version {version} of the schema")
+        if version < SCHEMA_VERSION:
+            return Unreadable(f"it has version {version} of the schema, and this tpbench reads {SCHEMA_VERSION}")
         groups = (parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups))
         if parquet.metadata.num_rows > _MAX_ROWS or sum(group.total_byte_size for group in groups) > _MAX_BYTES:
             return Unreadable(f"it has more than {_MAX_ROWS} rows or {_MAX_BYTES} bytes")
         wanted = None
-        if columns is not None and version == SCHEMA_VERSION:  # an older schema may have other names
+        if columns is not None:
             wanted = [name for name in parquet.schema_arrow.names if name in columns]
         table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
         table.validate(full=True)  # text that is not UTF-8 would fail much later

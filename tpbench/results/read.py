@@ -19,14 +19,8 @@ from tpbench.results.find import Where
 from tpbench.results.label import LABEL, label_columns, with_labels
 from tpbench.results.plain import plain_rows
 from tpbench.results.schema import COLUMN_LIST, SCHEMA_VERSION, all_columns, common_columns, workload_columns
+from tpbench.results.stored_jobs import column_defaults, with_defaults, with_keys
 from tpbench.results.suspicious import suspicious_rows
-from tpbench.results.upgrade import (
-    added_fields,
-    present_name,
-    present_value,
-    with_added_fields,
-    with_former_names,
-)
 from tpbench.results.write import row_path, row_table
 from tpbench.suggestions import unknown
 
@@ -71,9 +65,10 @@ def load_table(where: Where = "outputs", *, columns: Sequence[str] | None = None
 def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
     needed = None
     if columns is not None:
-        needed = frozenset({*map(present_name, (*columns, *equal)), *_ORDER, "finished_at"})
+        needed = frozenset({*columns, *equal, *_ORDER, "finished_at"})
         needed |= label_columns() if LABEL in needed else frozenset()
-        needed |= {"workload"} if any(needed & fields.keys() for fields in added_fields().values()) else frozenset()
+        needed |= {"workload"} if any(needed & fields.keys() for fields in column_defaults().values()) else frozenset()
+        needed |= {"job"} if "key" in needed else frozenset()
     reads, complaints = read_files(where, needed)
     newer = [path for path, read in reads.items() if read.version > SCHEMA_VERSION]
     if newer:
@@ -83,18 +78,19 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
             f"(schema {versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
         )
     table, misfits, _ = combine_tables(reads)
-    table = with_added_fields(table)
+    table = with_defaults(table)
+    if needed is None or "key" in needed:
+        table = with_keys(table)
     misfits += suspicious_rows(table)
     for complaint in complaints + misfits:
         warnings.warn(complaint, RowWarning, stacklevel=3)
     if columns is None or LABEL in (*columns, *equal):
         table = with_labels(table)
-    table = with_former_names(table, columns or ())
-    for name in (*map(present_name, equal), *(columns or ())):
+    for name in (*equal, *(columns or ())):
         if name not in table.column_names:
             raise ValueError(unknown("column", name, table.column_names, COLUMN_LIST))
     for name, value in equal.items():
-        table = table.filter(_has(table.column(present_name(name)), name, value))
+        table = table.filter(_has(table.column(name), name, value))
     table = _in_order(table)
     return _without_other_workloads(table, equal) if columns is None else table.select(list(dict.fromkeys(columns)))
 
@@ -113,7 +109,6 @@ def _without_other_workloads(table: pa.Table, equal: Mapping[str, Any]) -> pa.Ta
 def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
     """Return a mask of the rows that have the value, or one of the values in a list."""
     values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
-    values = [present_value(name, each) for each in values]
     kind = TEXT if pa.types.is_null(column.type) else column.type
     try:
         wanted = pa.array(values, kind)

@@ -14,7 +14,7 @@ from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, Colum
 from tpbench.workloads import Workload, workloads
 
 SCHEMA_VERSION = 2
-"""Increased if a column is renamed, retyped or removed, with an entry in `upgrade.UPGRADES`. Not if one is added."""
+"""Increased if a column is renamed, retyped or removed. Not if one is added. Files of older versions are not read."""
 
 MARKER = b"tpbench.schema_version"
 """Key in a Parquet file's metadata: it marks the file as tpbench's and holds the version of its schema."""

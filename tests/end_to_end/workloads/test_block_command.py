@@ -9,7 +9,6 @@ import pytest
 
 import tpbench as package
 from tests.support.command import refused, tpbench
-from tests.support.documented_commands import documented
 from tpbench.report.analysis.agreement import frame_warnings
 from tpbench.report.studies import study_tables
 from tpbench.results.read import load
@@ -17,7 +16,7 @@ from tpbench.workloads.tp_block.limits import TOLERANCE
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
-    command = documented("shape=tiny_block_tp2")
+    command = ("-m", "variant=block_no_tp,block_tp,block_tp_overlap,block_symm_mem", "shape=tiny_block_tp2")
     options = ("measure=quick", "min_iterations=3", "max_iterations=3", "device=cpu", "dtype=float32", "reuse=true",
                "profile=true", "layers=0,2")  # fmt: skip
     done = tpbench(*command, *options, cwd=tmp_path)

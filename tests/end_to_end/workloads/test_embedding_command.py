@@ -12,15 +12,16 @@ import yaml
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
 from tests.support.composed_jobs import job
-from tests.support.documented_commands import documented
 from tpbench.job import unsupported_reason
-from tpbench.launcher.planning.target import ThisHost, skip_reason
+from tpbench.launcher.planning.plan import ThisHost, skip_reason
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     options = ("measure=quick", "min_iterations=3", "max_iterations=3", "device=cpu", "overlap_ms=2",
                "merge=index_add,triton", "reuse=true")  # fmt: skip
-    done = tpbench(*documented("shape=tiny_bigram_w2"), *options, cwd=tmp_path)
+    done = tpbench(
+        "-m", "variant=dense_reduce_scatter,sparse_all_to_all", "shape=tiny_bigram_w2", *options, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     rows = package.load(tmp_path / "outputs")
     assert list(rows["variant"]) == ["dense_reduce_scatter", "sparse_all_to_all", "sparse_all_to_all"]

@@ -14,11 +14,10 @@ import yaml
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
 from tests.support.composed_jobs import job
-from tests.support.documented_commands import documented
 from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.cells.row import new_task, store
-from tpbench.launcher.planning.target import ThisHost, skip_reason
+from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.report.analysis.metrics import number
 from tpbench.report.pivot import pivot
 from tpbench.report.studies import study_tables
@@ -32,7 +31,7 @@ STEPS = ("steps=6", "warmup_steps=2", "phase_steps=2", "log_interval=2")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Run the sweep of the page. Worker processes are reused, so that packages are imported once."""
     folder = tmp_path_factory.mktemp("train")
-    line = [*documented("shape=tiny_train_tp2"), "train.loss=torch,tpbench"]
+    line = ["-m", "variant=autotp,fsdp_dtensor", "shape=tiny_train_tp2", "train.loss=torch,tpbench"]
     return folder, tpbench(*line, *STEPS, "device=cpu", "profile=true", "reuse=true", cwd=folder)
 
 

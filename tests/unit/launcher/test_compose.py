@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from tests.support.command import ROOT
 from tests.support.composed_jobs import composed
-from tpbench.launcher.planning.compose import SweepComposer
+from tpbench.launcher.hydra_internals import SweepComposer
 from tpbench.settings import JobError
 
 
@@ -36,7 +36,7 @@ CELLS = (
     (),
     ("variant=pytorch_gather", "shape=v131k_tp8", "seed=3"),
     ("variant=pytorch_gather", "shape=v131k_tp8", "seed=4", "++table_rows=5"),
-    ("+contender=compiled_closed_form", "block_cap='4096'", "loss=reverse_kl", "measure=quick"),
+    ("variant=pytorch_tp_manual_compiled", "block_cap='4096'", "loss=reverse_kl", "measure=quick"),
     ("variant=fsdp_dtensor", "shape=tiny_train_dp2_tp2", "model=qwen3_8b", "min_iterations=7"),
     ("variant=sparse_auto", "shape=bigram_w2", "dp_size=3", "~seed"),
 )

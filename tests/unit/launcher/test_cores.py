@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tpbench.launcher.planning.plan import Cell, Request, plan
-from tpbench.launcher.planning.target import ThisHost
+from tpbench.launcher.planning.plan import Cell, Request, ThisHost, plan
 from tpbench.settings import JobError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpbench.launcher.command_line.folder_error import folder_error
+from tpbench.__main__ import _folder_error as folder_error
 
 
 def test_the_output_folder_is_named() -> None:

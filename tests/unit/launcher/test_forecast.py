@@ -15,7 +15,7 @@ from tpbench.results.read import load
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     cells = [{**row, "wall_s": 40.0} for row in synthetic.cells()]
-    cells[0] |= {"key": job("triton_tp", vocab=32768, tp_size=1).key, "wall_s": 12.0}
+    cells[0] |= {"key": job("triton_tp", vocab=32768, tp_size=1).key, "job": None, "wall_s": 12.0}
     return load(synthetic.write(cells, tmp_path_factory.mktemp("forecast")))
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tpbench.launcher.command_line import model_ids
+from tpbench.launcher.command_line import model_ids, rewrites
 from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.launcher.command_line.rewrites import (
     chosen_fields,
     flat_names,
     force_fields,
     options_first,
-    present_names,
     quote_numbers,
+    without_aliases,
 )
 from tpbench.settings import JobError
 
@@ -155,14 +155,11 @@ def test_chosen_fields_leave_out_groups_of_every_workload() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
-def test_former_names_of_fields(prefix: str) -> None:
-    assert present_names([f"{prefix}organisation=fused,auto"]) == [f"{prefix}algorithm=fused,auto"]
-    assert present_names(["organisations=x", "-m", "shape=organisation"]) == [
-        "organisations=x",
-        "-m",
-        "shape=organisation",
-    ]
-    assert force_fields(flat_names(["organisation=cached"])) == ["++algorithm=cached"]
+def test_aliases_of_fields(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrites, "field_aliases", lambda: {"impl": "variant", "method": "algorithm"})
+    assert without_aliases([f"{prefix}impl=a,b"]) == [f"{prefix}variant=a,b"]
+    assert without_aliases(["impls=x", "-m", "shape=impl"]) == ["impls=x", "-m", "shape=impl"]
+    assert force_fields(flat_names(["method=one_read"])) == ["++algorithm=one_read"]
 
 
 def test_a_registered_variant_without_its_file_is_told_apart_from_an_unknown_one(tmp_path: Path) -> None:
@@ -185,7 +182,7 @@ def test_a_registered_variant_without_its_file_is_told_apart_from_an_unknown_one
         (["seed=1", "--tokens=5", "tp_size=2"], "--tokens=5: fields have no dashes in front, write tokens=5"),
         (["--frobnicate", "seed=1"], "no such option: --frobnicate (python -m tpbench --help lists them)"),
         (["tp=4"], "no field is called tp, did you mean tp_size?"),
-        (["variant=triton_pt"], "no variant is called triton_pt, did you mean triton_tp? (all "),
+        (["variant=triton_pt"], "no variant is called triton_pt, did you mean triton_tp"),
         (
             ["-m", "variant=[triton_tp,pytorch_gather]"],
             "variant=[triton_tp,pytorch_gather]: write several values as -m variant=triton_tp,pytorch_gather",

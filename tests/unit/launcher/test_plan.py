@@ -10,8 +10,7 @@ import pytest
 from tests.support.planned_jobs import MODEL
 from tpbench.job import field_names
 from tpbench.launcher.options import SWEEP_OPTION_NAMES
-from tpbench.launcher.planning.plan import Cell, Request, ignored_notes, plan
-from tpbench.launcher.planning.target import ThisHost
+from tpbench.launcher.planning.plan import Cell, Request, ThisHost, ignored_notes, plan
 from tpbench.settings import JobError
 from tpbench.workloads import variants
 

@@ -222,7 +222,7 @@ def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
     assert end.value.code == 2 and printed.startswith(said) and printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["", "compare", "history", "gallery"])
+@pytest.mark.parametrize("command", ["", "compare", "history"])
 @pytest.mark.parametrize(
     ("program", "name"), [("/usr/bin/tpbench-report", "tpbench-report"), ("scripts/report.py", "report.py")]
 )

@@ -152,3 +152,15 @@ def test_little_and_nothing(add, frame):
     add("triton_tp", 45000.0, interpreted=True, device="cpu", gpu_name=None, cpu_model="EPYC", samples_ms=[45000.0])
     add("mystery", 1.0, workload="of_the_future", vocab=None, tp_size=None)
     assert "of_the_future" in page(frame(), all_rows=True)
+
+
+def test_machines_are_compared_and_a_row_below_its_floor_is_marked(tmp_path):
+    rows = [synthetic.cell(variant, 32768, tp_size) for variant in ("triton_tp", "quack") for tp_size in (1, 2)]
+    rows += [row | {"gpu_name": "NVIDIA B200", "device_ms": row["device_ms"] / 2} for row in rows[:3]]
+    rows += [synthetic.cell("liger", 32768, 2, floor_ms=9.0)]
+    made = Page(page(load(synthetic.write(rows, tmp_path))))
+    heads, *lines = next(table for name, table in made.tables if name == "machines side by side")
+    assert [head for head, _ in heads] == ["workload", "problem", "NVIDIA B200", "NVIDIA H200"]
+    assert [line[1][0] for line in lines] == ["tp=1", "tp=2"]
+    assert all(line[3][0].startswith("triton_tp 0.") and line[3][1] == pytest.approx(2 * line[2][1]) for line in lines)
+    assert "¶ more than 5% faster than its floor" in made.text and "below floor" in made.text

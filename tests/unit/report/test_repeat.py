@@ -27,9 +27,10 @@ def arguments(command):
 
 
 def committed_jobs():
-    """One row for each workload, variant and set of chosen options."""
+    """One row for each workload and variant, but for rows of an optimizer kernel that was removed."""
     rows = plain_rows(load(REFERENCE, columns=["workload", "variant", "job", "environment"]))
-    kinds = {(row["workload"], row["variant"]): row for row in rows if row["job"]}
+    present = [row for row in rows if json.loads(row["job"]).get("optimizer") != "tpbench"]
+    kinds = {(row["workload"], row["variant"]): row for row in present}
     return list(kinds.values())
 
 
@@ -44,7 +45,6 @@ def test_the_command_of_a_committed_row_has_its_key(row):
     [
         ({}, "variant=triton_tp shape=v32k_tp2"),
         ({"tokens": 5000, "loss": "reverse_kl"}, "shape=v32k_tp2 loss=reverse_kl tokens=5000"),
-        ({"organisation": "fused"}, "algorithm=two_reads"),
         ({"graph": True, "output_dir": "elsewhere", "timeout_s": 5.0}, "variant=triton_tp shape=v32k_tp2 graph=true"),
     ],
 )

@@ -73,7 +73,7 @@ def test_only_new_rows_of_the_same_job_are_compared(repeat, tmp_path):
     assert repeat({}) == 0
 
 
-@pytest.mark.parametrize("changes", [None, {"key": "another"}])
+@pytest.mark.parametrize("changes", [None, {"key": "another", "job": None}])
 def test_a_command_without_a_row_is_no_pass(repeat, changes):
     with pytest.raises(JobError, match=r"made no row \(exit code 3\), so nothing was compared"):
         repeat(changes, code=3)

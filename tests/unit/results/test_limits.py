@@ -20,7 +20,6 @@ from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
 from tpbench.results.schema import type_from_hint, type_of
 from tpbench.results.suspicious import suspicious_rows
-from tpbench.results.upgrade import present_name, present_value
 
 
 def test_a_long_text_keeps_its_start_and_more_of_its_end() -> None:
@@ -183,9 +182,3 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(files.os, "open", fails)
     assert str(files._content(file)) == "it cannot be opened: none left"
-
-
-def test_former_names_and_values() -> None:
-    assert present_name("organisation") == present_name("algorithm") == "algorithm"
-    assert present_value("organisation", "fused") == present_value("algorithm", "fused") == "two_reads"
-    assert present_value("algorithm", "auto") == "auto" and present_value("tokens", 4) == 4

@@ -2,6 +2,7 @@
 
 import collections
 import datetime
+import json
 import os
 import pickle
 import random
@@ -19,14 +20,15 @@ from hypothesis import strategies as st
 
 import tpbench
 from tests.support.command import ROOT
+from tpbench.job import parse_job
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.results import combine_tables, files, upgrade
+from tpbench.results import combine_tables, files
 from tpbench.results.checksum import is_damaged, with_checksum
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import RowWarning, load
 from tpbench.results.schema import SCHEMA_VERSION, STATUSES, all_columns
-from tpbench.results.upgrade import Upgrade
+from tpbench.results.stored_jobs import column_defaults
 from tpbench.results.write import write_row
 
 MOMENTS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2026, 1, 1), timezones=st.just(datetime.UTC))
@@ -76,7 +78,7 @@ def test_round_trip(tmp_path, made):
     frame = quietly(path)
     assert len(frame) == 1
     for name, value in made.items():
-        if name != "tpbench_version" or value is not None:
+        if value is not None or name not in ("tpbench_version", *column_defaults()["entropy_loss"]):
             text = value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
             assert same(text, frame[name][0]), (name, value, frame[name][0])
 
@@ -177,7 +179,7 @@ def test_order_and_copies(tmp_path, row):
     for name, seconds, cell in (("z", 5, 1), ("y", 5, 0), ("x", 1, 9)):
         write_row(row(seconds, cell=cell), tmp_path, name)
     merged = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "rows").iterdir()))
-    pq.write_table(merged.replace_schema_metadata({"tpbench.schema_version": "1"}), tmp_path / "merged.parquet")
+    pq.write_table(merged.replace_schema_metadata({"tpbench.schema_version": "2"}), tmp_path / "merged.parquet")
     assert quietly(tmp_path).row_id.tolist() == ["x", "y", "z"]
 
 
@@ -268,7 +270,7 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path, row, monkeypatch):
     assert set(reasons) == {"surrogate.parquet", "version.parquet", "pipe.parquet", "endless.parquet", "huge.parquet",
                             "[31m name.parquet"}  # fmt: skip
     assert reasons["pipe.parquet"] == reasons["endless.parquet"] == "it is no regular file"
-    assert reasons["version.parquet"].endswith("there is no version -99999999 of the schema")
+    assert reasons["version.parquet"] == "it has version -99999999 of the schema, and this tpbench reads 2"
     assert "UTF8" in reasons["surrogate.parquet"]
     assert all(sentence.isprintable() for sentence in said)
 
@@ -350,7 +352,7 @@ def test_foreign_files_are_named_and_not_evaluated(tmp_path, row):
     metadata = {"pandas": bomb, "ARROW:extension:name": "arrow.py_extension_type"}
     field = pa.field("reason", pa.binary(), metadata={**metadata, "ARROW:extension:metadata": bomb})
     table = pa.table(
-        [pa.array([b"x"])], schema=pa.schema([field], metadata={**metadata, "tpbench.schema_version": "1"})
+        [pa.array([b"x"])], schema=pa.schema([field], metadata={**metadata, "tpbench.schema_version": "2"})
     )
     pq.write_table(table, tmp_path / "hostile.parquet")
     frame, said = complaints(tmp_path)
@@ -370,7 +372,7 @@ def test_a_version_that_is_none(tmp_path, version):
 
 
 def test_a_column_of_the_wrong_type_or_twice(tmp_path):
-    marked = {"tpbench.schema_version": "1"}
+    marked = {"tpbench.schema_version": "2"}
     pq.write_table(pa.table({"vocab": ["many"]}).replace_schema_metadata(marked), tmp_path / "wrong.parquet")
     twice = pa.table([pa.array([1]), pa.array([2])], names=["vocab", "vocab"])
     pq.write_table(twice.replace_schema_metadata(marked), tmp_path / "twice.parquet")
@@ -379,16 +381,22 @@ def test_a_column_of_the_wrong_type_or_twice(tmp_path):
     assert "twice.parquet" in said[0] and "wrong.parquet" in said[1] and "column vocab is string" in said[1]
 
 
-def test_an_older_version(tmp_path, row, monkeypatch):
-    older = Upgrade(renamed={"time": "time_ms"}, removed=("colour",), defaults={"backend": "nccl"})
-    monkeypatch.setitem(upgrade.UPGRADES, 0, older)
-    table = pa.table({"row_id": ["old"], "time": [3], "colour": ["red"], "vocab": pa.array([512], pa.int32())})
-    pq.write_table(table.replace_schema_metadata({"tpbench.schema_version": "0"}), tmp_path / "old.parquet")
+def test_an_older_version(tmp_path, row):
+    table = pa.table({"row_id": ["old"], "time": [3]})
+    pq.write_table(table.replace_schema_metadata({"tpbench.schema_version": "1"}), tmp_path / "old.parquet")
     write_row(row(), tmp_path, "new")
-    frame = quietly(tmp_path).set_index("row_id")
-    assert frame.loc["old", ["time_ms", "backend", "vocab"]].tolist() == [3.0, "nccl", 512]
-    assert "colour" not in frame and "time" not in frame
-    assert frame.loc["new", "time_ms"] == 0.227
+    frame, said = complaints(tmp_path)
+    assert frame.row_id.tolist() == ["new"]
+    assert len(said) == 1 and "old.parquet: skipped, it has version 1 of the schema" in said[0]
+
+
+def test_the_key_is_of_the_stored_job(tmp_path, row):
+    job = parse_job({"variant": "triton_tp", "tp_size": 2, "tokens": 64, "vocab": 1000})
+    older = {name: value for name, value in job.flat().items() if name != "fresh"}
+    for index, stored in enumerate([json.dumps(older), None, "{", "[]", "{}", '{"workload": []}', "[" * 10**5]):
+        write_row(row(index, job=stored), tmp_path, f"r{index}")
+    assert load(tmp_path).key.tolist() == [job.key, *6 * ["k"]] == load(tmp_path, columns=["key"]).key.tolist()
+    assert load(tmp_path, key=job.key).row_id.tolist() == ["r0"] and load(tmp_path, columns=["job"]).shape == (7, 1)
 
 
 def test_a_newer_version(tmp_path):

@@ -1,16 +1,10 @@
 """Rows and columns chosen while reading, as pandas and as Arrow."""
 
-import json
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 
 import tpbench
-from tpbench.results.upgrade import present_name, present_value
 from tpbench.results.write import write_row
-from tpbench.settings import former_names
-from tpbench.workloads import workloads
 
 
 @pytest.fixture
@@ -57,33 +51,3 @@ def test_what_does_not_exist(rows):
         tpbench.load(rows, columns=["time"])
     with pytest.raises(ValueError, match="tp_size='two': the column is int64"):
         tpbench.load(rows, tp_size="two")
-
-
-KERNEL_ROWS = Path(__file__).parents[3] / "tpbench" / "kernels" / "rows"
-
-
-def test_rows_of_schema_1_have_the_present_names_and_values():
-    frame = tpbench.load(KERNEL_ROWS, status="ok")
-    assert set(frame.algorithm) == {"auto", "two_reads", "two_kernels", "one_read"} and "organisation" not in frame
-    ours = frame[frame.variant == "triton_tp"]
-    assert ours.algorithm_used.tolist() == ours.algorithm.tolist() and len(ours)
-    jobs = [json.loads(job) for job in frame.job]
-    assert [job["algorithm"] for job in jobs] == frame.algorithm.tolist()
-    assert not any("organisation" in job for job in jobs)
-
-
-def test_columns_by_former_names():
-    former = tpbench.load(KERNEL_ROWS, columns=["organisation", "organisation_used", "algorithm"], organisation="fused")
-    assert former.columns.tolist() == ["organisation", "organisation_used", "algorithm"]
-    assert set(former.organisation) == set(former.organisation_used) == {"fused"}
-    assert set(former.algorithm) == {"two_reads"}
-    present = tpbench.load_table(KERNEL_ROWS, algorithm=["two_reads"])
-    assert len(former) == len(present) == len(tpbench.load(KERNEL_ROWS, algorithm=["fused"])) > 0
-
-
-def test_the_history_has_the_former_name_of_each_renamed_field():
-    for workload in workloads().values():
-        for former, name in former_names(workload.problem).items():
-            values = workload.problem.__dataclass_fields__[name].metadata["former_values"]
-            assert present_name(former) == name
-            assert all(present_value(former, old) == new for old, new in values.items())

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 
 from tpbench.launcher.command_line.grammar import parse_options, parse_overrides
-from tpbench.launcher.command_line.limits import require_printable, require_safe
 from tpbench.launcher.command_line.outside_variants import command_line_variants
 from tpbench.launcher.options import GROUPS, command_line_names, example_values
+from tpbench.results.printable import printable
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.workloads import variants
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
+MAX_CELLS = 10_000
+"""Most cells of one sweep. Every cell is composed before the first one runs, in 2 to 20 ms each."""
+
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
+_CODE = "_target_"
+"""Key of Hydra's configuration that names a Python object to call."""
 MAX_LISTED = 25
 """Most choices of a group that a message lists."""
 _ESCAPED = re.compile(r"\\(.)")
@@ -31,13 +38,13 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
     """
     if quoted := [each for each in arguments if each.startswith(("-m ", "--multirun "))]:
         raise JobError(f"'{quoted[0]}' is one argument, because of the quotes: write {quoted[0]} without them")
-    require_printable(arguments)
+    _require_printable(arguments)
     parsed, unrecognised = parse_options(arguments)
     names = example_values()
     if unrecognised:
         raise JobError("\n".join(_no_option(each, names) for each in unrecognised))
     overrides = parse_overrides(parsed.overrides, names)
-    require_safe(overrides)
+    _require_safe(overrides)
     folders = [conf, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
     errors = [error for each in overrides for error in _errors(each, folders)]
     # An experiment is a sweep without -m.
@@ -93,8 +100,8 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
         "write that file as step 3 of 'Adding a variant' in CONTRIBUTING.md shows"
         for each in without_file
     ]
-    if key in ("experiment", "contender") and not override.is_add():
-        errors.append(f"{key}s are added, with a plus: +{str(override.input_line).lstrip('+')}")
+    if key == "experiment" and not override.is_add():
+        errors.append(f"experiments are added, with a plus: +{str(override.input_line).lstrip('+')}")
     return errors
 
 
@@ -126,3 +133,40 @@ def _launcher_options(conf: Path, launcher: str) -> list[str]:
     """Return the names of a launcher's options, from its file."""
     file = conf / "hydra" / "launcher" / f"{launcher}.yaml"
     return [name for name in yaml.safe_load(file.read_text()) if not name.startswith("_")] if file.exists() else []
+
+
+def _require_printable(arguments: Sequence[str]) -> None:
+    """Raise JobError for an argument with control characters. Options of Hydra may have line breaks."""
+    for argument in arguments:
+        rest = "".join(argument.split()) if argument.lstrip("+~").startswith("hydra") else argument
+        if not rest.isprintable():
+            raise JobError(f"an argument has characters that a terminal does not print: {printable(argument)}")
+
+
+def _require_safe(overrides: Sequence[Override]) -> None:
+    """Raise JobError for overrides that describe too many cells, read the environment or name code."""
+    errors = [error for each in overrides for error in _unsafe_parts(each)]
+    if errors:
+        raise JobError("\n".join(errors))
+    if (cells := math.prod(map(_count, overrides))) > MAX_CELLS:
+        raise JobError(f"this sweep has {cells} cells; one sweep has at most {MAX_CELLS}: divide it into several")
+
+
+def _unsafe_parts(override: Override) -> list[str]:
+    line, key = str(override.input_line), str(override.key_or_group)
+    errors = []
+    if _CODE in line:
+        errors.append(f"{printable(line)}: {_CODE} names Python code, which the command line may not")
+    if _ENVIRONMENT.search(line) and key != "output_dir" and not key.startswith("hydra"):
+        # The value would be in messages and in the rows.
+        errors.append(f'{printable(line)} reads a variable of the environment: let the shell do it, {key}="$NAME"')
+    return errors
+
+
+def _count(override: Override) -> int:
+    """Return the number of values of an override, without making them."""
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        start, stop, step = value.start or 0, value.stop or 0, value.step or 1
+        return max(1, math.ceil((stop - start) / step))
+    return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1

@@ -9,12 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn
 
-# Hydra has no public parser of its command line's options.
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
+from tpbench.launcher.hydra_internals import options_parser
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest
 
@@ -36,7 +35,7 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     for each in arguments:
         if _ONE_DASH.match(each):  # argparse would take the first letter for an option, such as -m
             raise JobError(f"{each}: a field has no dash in front ({each[1:]}), and a long option of Hydra has two")
-    parser = get_args_parser()
+    parser = options_parser()
 
     def raise_error(message: str) -> NoReturn:
         raise JobError(f"{message} (python -m tpbench --hydra-help lists Hydra's options)")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tpbench.job import former_field_names
+from tpbench.job import field_aliases
 from tpbench.launcher.command_line.grammar import parse_options
 from tpbench.launcher.command_line.model_ids import file_of
 from tpbench.launcher.options import GROUPS, command_line_names
@@ -42,9 +42,9 @@ def quote_numbers(arguments: Sequence[str]) -> list[str]:
 
 
 def flat_names(arguments: Sequence[str]) -> list[str]:
-    """Write `train.loss=tpbench` as `train_loss=tpbench`, former names as present ones, and folders as `model_dir`."""
+    """Write `train.loss=tpbench` as `train_loss=tpbench`, aliases as names, and folders as `model_dir`."""
     flat = []
-    for argument in present_names(arguments):
+    for argument in without_aliases(arguments):
         name, equals, value = argument.partition("=")
         if name == "model" and "/" in value:
             flat += _model_and_folders(value)
@@ -70,13 +70,13 @@ def _model_and_folders(value: str) -> list[str]:
     return [*overrides, f"model_dir={','.join(['null'] * bool(names) + folders)}"] if folders else overrides
 
 
-def present_names(arguments: Iterable[str]) -> list[str]:
-    """Replace the former names of fields by the present ones: `organisation=fused` becomes `algorithm=fused`."""
-    former = former_field_names()
+def without_aliases(arguments: Iterable[str]) -> list[str]:
+    """Replace the aliases of fields by the fields' names."""
+    aliases = field_aliases()
 
     def renamed(argument: str) -> str:
         match = _OVERRIDE.match(argument)
-        return f"{match[1]}{former[match[2]]}{argument[match.end() :]}" if match and match[2] in former else argument
+        return f"{match[1]}{aliases[match[2]]}{argument[match.end() :]}" if match and match[2] in aliases else argument
 
     return [renamed(argument) for argument in arguments]
 

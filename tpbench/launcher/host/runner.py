@@ -19,8 +19,7 @@ from tpbench.launcher.host.cold import ColdJob
 from tpbench.launcher.host.interleaved import InterleavedCells, problem_of
 from tpbench.launcher.host.warm import ReusedTorchrun, WarmJob
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.planning.plan import Cell
-from tpbench.launcher.planning.target import ThisHost
+from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.process import end_orphans
 from tpbench.measure import machine
 from tpbench.settings import JobError

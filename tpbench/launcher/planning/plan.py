@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import yaml
 
-from tpbench.job import Job, parse_job
+from tpbench import packages
+from tpbench.job import Job, parse_job, unsupported_reason
+from tpbench.launcher.devices.cores import available_cores, too_many_ranks
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
-from tpbench.launcher.planning.target import PlanningTarget, invalid_reason, skip_reason
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
 from tpbench.workloads import variants
@@ -128,15 +129,15 @@ def distinguish(cells: Sequence[Cell]) -> list[Cell]:
     Cells whose jobs have the same text also show the fields that vary, such as seed or distribution.
     """
     flats = [cell.job.flat() for cell in cells]
-    names: list[tuple[object, ...]] = [(str(cell.job),) for cell in cells]
+    texts: list[tuple[object, ...]] = [(str(cell.job),) for cell in cells]
     distinguishing = []
-    for field in dict.fromkeys(name for flat in flats for name in flat):
-        values = [repr(flat.get(field)) for flat in flats]
-        if len(set(zip(names, values, strict=True))) > len(set(names)):
-            distinguishing.append(field)
-            names = [(*name, value) for name, value in zip(names, values, strict=True)]
+    for name in dict.fromkeys(name for flat in flats for name in flat):
+        values = [repr(flat.get(name)) for flat in flats]
+        if len(set(zip(texts, values, strict=True))) > len(set(texts)):
+            distinguishing.append(name)
+            texts = [(*text, value) for text, value in zip(texts, values, strict=True)]
     return [
-        replace(cell, distinguishing=tuple(field for field in distinguishing if field in flat))
+        replace(cell, distinguishing=tuple(name for name in distinguishing if name in flat))
         for cell, flat in zip(cells, flats, strict=True)
     ]
 
@@ -170,3 +171,61 @@ def _shape_workloads(folders: tuple[Path, ...]) -> dict[str, str]:
     """Return the workload of every shape file, by the shape's name."""
     files = [each for folder in folders for each in (folder / "shape").glob("*.yaml")]
     return {each.stem: (yaml.safe_load(each.read_text()) or {}).get("shape_workload", "") for each in files}
+
+
+class PlanningTarget(Protocol):
+    """A host or a cluster that cells are planned for."""
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """The device that device=auto means on this target."""
+
+    def skip_reason(self, job: Job) -> str | None:
+        """Return why the target has too few GPUs or nodes for the job, or None if it has enough."""
+
+
+@dataclass(frozen=True)
+class ThisHost:
+    """The host that this process runs on."""
+
+    gpus: int
+    cores: int = field(default_factory=available_cores)
+    max_ranks_per_core: int = SweepOptions.max_ranks_per_core
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        return "cuda" if self.gpus else "cpu"
+
+    def skip_reason(self, job: Job) -> str | None:
+        if job.device == "cuda" and job.world_size > self.gpus:
+            return f"needs {job.world_size} GPUs, found {self.gpus}"
+        return too_many_ranks(job, self.cores, self.max_ranks_per_core)
+
+
+def invalid_reason(job: Job, target: PlanningTarget) -> str | None:
+    """Return why the command line must change before this job can run, or None if it need not.
+
+    The reasons are a combination that no machine can run, and too many ranks for the cores of this host.
+    """
+    limit = too_many_ranks(job, target.cores, target.max_ranks_per_core) if isinstance(target, ThisHost) else None
+    return unsupported_reason(job) or limit
+
+
+def skip_reason(job: Job, target: PlanningTarget) -> str | None:
+    """Return why the job cannot run on the target, or None if it can.
+
+    Reasons are an unsupported combination, a missing package, and too few GPUs or nodes.
+    """
+    if reason := unsupported_reason(job):
+        return reason
+    if missing := [name for name in job.implementation.requires if not packages.installed(name)]:
+        return packages.not_installed(missing)
+    if reason := target.skip_reason(job):
+        return reason
+    if job.device == "cuda" and job.implementation.cpu_only_reason:
+        return job.implementation.cpu_only_reason
+    if job.device == "cpu" and job.requires_cuda:
+        return "needs a CUDA GPU"
+    if job.device == "cpu" and job.measure.graph:
+        return "graph=true needs a CUDA GPU"
+    return job.workload.unsupported_reason(job)

@@ -33,15 +33,19 @@ CAVEATS = {
 HOST_BOUND = "†"
 THROTTLED = "‡"
 GRAPH_MEMORY = "§"
+BELOW_FLOOR = "¶"
+TOLERANCE = 0.05
+"""Share by which a time may be below its floor: the bandwidths of the floor are measurements, too."""
 REMARKS = {
     HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
     THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
     GRAPH_MEMORY: "peak_gib with graph_gib, the memory of CUDA graphs, which torch counts in part: an upper bound",
+    BELOW_FLOOR: f"more than {TOLERANCE:.0%} faster than its floor: the time, the floor or the result is wrong",
 }
 """Marks beside the value of a measurement that a reader must not take at face value, with their meaning."""
 MARK_WORDS = {
     INTERPRETED: "interpreted", SINGLE_PASS: "one pass", HOST_BOUND: "host-bound", THROTTLED: "throttled",
-    GRAPH_MEMORY: "with graph_gib",
+    GRAPH_MEMORY: "with graph_gib", BELOW_FLOOR: "faster than its floor",
 }  # fmt: skip
 """Marks in words, for CSV."""
 
@@ -49,7 +53,8 @@ _REQUIRED = (
     "row_id", "cell", "workload", "variant", "status", "reason", "tokens", "vocab", "tp_size", "dp_size", "loss",
     "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes", "loss_value", "job",
     "environment", "variant_version", "interleaved", "round_ms", "device_round_ms", "host", "git_commit",
-    "kernels_version", "finished_at", "bound", "throttle_reasons", "time_ms", "device_ms", "graph_gib",
+    "kernels_version", "finished_at", "bound", "throttle_reasons", "time_ms", "device_ms", "floor_ms",
+    "graph_gib",
 )  # fmt: skip
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
@@ -149,8 +154,19 @@ def remark_marks(record: Record) -> str:
     """Return the marks of `REMARKS` about the times of a correct row, or an empty string."""
     if record["status"] != "ok":
         return ""
-    throttled = record.get("throttle_reasons") not in (None, "none")
-    return (HOST_BOUND if record.get("bound") == "host" else "") + (THROTTLED if throttled else "")
+    marks = {
+        HOST_BOUND: record.get("bound") == "host",
+        THROTTLED: record.get("throttle_reasons") not in (None, "none"),
+        BELOW_FLOOR: is_below_floor(record),
+    }
+    return "".join(mark for mark, holds in marks.items() if holds)
+
+
+def is_below_floor(record: Record) -> bool:
+    """Return true if a measured time is below the floor by more than the tolerance of the floor."""
+    times = [record[name] for name in ("time_ms", "device_ms") if record.get(name) is not None]
+    floor = record.get("floor_ms") or 0.0
+    return is_measurement(record) and any(time < floor * (1 - TOLERANCE) for time in times)
 
 
 def marks(record: Record, columns: Collection[str]) -> str:

@@ -11,7 +11,15 @@ from tpbench.report.analysis.agreement import PROVENANCE, differing_provenance
 from tpbench.report.analysis.grid import GridRow, RecordGrid, heading
 from tpbench.report.analysis.metrics import number
 from tpbench.report.analysis.ratios import CLOCKS, WALL, ClockColumns, Ratio, ratio_of_records
-from tpbench.report.analysis.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks, value_text
+from tpbench.report.analysis.records import (
+    BELOW_FLOOR,
+    HOST_BOUND,
+    THROTTLED,
+    Record,
+    is_measurement,
+    remark_marks,
+    value_text,
+)
 
 DOUBTS = {
     "tie": "the interval of the ratio to the runner-up contains 1",
@@ -22,6 +30,7 @@ DOUBTS = {
     "mixed": "fastest and runner-up differ in host, commit or kernel version",
     "host-bound": "the device of the fastest or the runner-up is idle for more than a fifth of the wall time",
     "throttled": "a GPU of the fastest or the runner-up lowered its clocks while it measured",
+    "below floor": "the fastest or the runner-up is more than 5% faster than its floor, so something is wrong",
     "shared host": "another job ran on the host at the same time",
     "unmeasured": "no row is both correct and a measurement",
 }
@@ -137,6 +146,7 @@ def _doubts(
         "mixed": bool(differing_provenance(records)),
         "host-bound": any(HOST_BOUND in remark_marks(record) for record in records),
         "throttled": any(THROTTLED in remark_marks(record) for record in records),
+        "below floor": any(BELOW_FLOOR in remark_marks(record) for record in records),
         "shared host": any(record["beside"] for record in records),
     }
     return tuple(name for name in DOUBTS if holds.get(name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +15,7 @@ from tpbench.report.compare.uncertainty import (
     Observation,
     Scatter,
     difference,
+    geometric_mean,
     least_visible,
     observe,
     scatter,
@@ -31,7 +31,7 @@ FAILS, WORKS, GONE, ADDED = "fails now", "works now", "only before", "only after
 SLOWER, FASTER, WORSE, BETTER, HIGHER, LOWER = "slower", "faster", "worse", "better", "higher", "lower"
 DECIDED = (SLOWER, FASTER, WORSE, BETTER, HIGHER, LOWER, SAME, UNCLEAR, FAILS, WORKS)
 """Verdicts on cells that were compared."""
-_FAILED = {"oom", "wrong", "timeout", "error"}
+FAILED = {"oom", "wrong", "timeout", "error"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,9 @@ def _uncorrected(
     found = difference(*observed, scattered)
     rows = len(observed[0]), len(observed[1])
     notes = tuple(remarks(pair.before_rows, pair.after_rows, allowed))
-    old, new = (_centre(side) if len(side) > 1 else value for side, value in zip(observed, (old, new), strict=True))
+    old, new = (
+        geometric_mean(side) if len(side) > 1 else value for side, value in zip(observed, (old, new), strict=True)
+    )
     change = CellChange(pair.name, SAME, old, new, found, rows=rows, notes=notes)
     known = min(rows) >= FEWEST_ROWS or all(each.known for side in observed for each in side)
     if known:
@@ -163,17 +165,12 @@ def _uncorrected(
     return replace(change, verdict=INCOMPARABLE, notes=(*notes, "too few samples to tell"))
 
 
-def _centre(observed: Sequence[Observation]) -> float:
-    """Return the geometric mean."""
-    return math.exp(sum(each.log for each in observed) / len(observed))
-
-
 def _of_statuses(change: CellChange, before: Record, after: Record) -> CellChange:
     statuses = f"{value_text(before['status'])}, then {value_text(after['status'])}"
-    if before["status"] == "ok" and after["status"] in _FAILED:
+    if before["status"] == "ok" and after["status"] in FAILED:
         reason = f": {after['reason']}" if after["reason"] else ""
         return replace(change, verdict=FAILS, notes=(statuses + reason,))
-    if before["status"] in _FAILED and after["status"] == "ok":
+    if before["status"] in FAILED and after["status"] == "ok":
         return replace(change, verdict=WORKS, notes=(statuses,))
     return replace(change, verdict=SAME if before["status"] == after["status"] else INCOMPARABLE, notes=(statuses,))
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tpbench.report.analysis.records import HOST_BOUND, THROTTLED, Record, is_measurement, remark_marks, value_text
+from tpbench.report.analysis.records import (
+    BELOW_FLOOR,
+    HOST_BOUND,
+    THROTTLED,
+    Record,
+    is_measurement,
+    remark_marks,
+    value_text,
+)
 
 MUST_AGREE = (
     "gpu_name", "cpu_model", "driver_version", "cuda_version", "nccl_version", "torch_version", "triton_version",
@@ -58,7 +66,11 @@ def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable
     found = [_both(name, old, new) for name in names if _differ(name, old, new)]
     if BESIDE in allowed:
         found += _other_jobs(old, new)
-    for mark, words in ((HOST_BOUND, "bound by the host"), (THROTTLED, "throttled")):
+    for mark, words in (
+        (HOST_BOUND, "bound by the host"),
+        (THROTTLED, "throttled"),
+        (BELOW_FLOOR, "faster than its floor"),
+    ):
         sides = [side for side, row in (("before", old), ("after", new)) if mark in remark_marks(row)]
         found += [f"{words} {' and '.join(sides)}"] if sides else []
     processes = _processes(before), _processes(after)

@@ -80,6 +80,11 @@ def observe(record: Record, metric: Metric) -> Observation | None:
     return Observation(log, LEAST_SPREAD**2 + float((high - low) / _NORMAL_5_TO_95) ** 2, True, started)
 
 
+def geometric_mean(observed: Sequence[Observation]) -> float:
+    """Return the geometric mean of the values."""
+    return math.exp(float(np.mean([observation.log for observation in observed])))
+
+
 def is_counted(metric: Metric) -> bool:
     """Return true if the metric is a number of bytes or operations."""
     return metric.name == "flops" or metric.name.startswith("bytes_") or metric.name.endswith("_gib")

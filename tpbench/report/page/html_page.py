@@ -125,6 +125,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         verdicts=tables.verdict_groups(of_all),
         every_verdict=tables.every_verdict(of_all),
         problems=len(of_all),
+        side_by_side=tables.machines_side_by_side(of_all),
         parts=parts,
         good=GOOD,
         doubts=DOUBTS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -13,7 +13,7 @@ from tpbench.report.analysis.agreement import mixing_note
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import Metric, counted, metric, number, ratio_text
 from tpbench.report.analysis.ratios import CLOCKS, DEVICE, WALL, clean, measured_cells, outliers, speedups
-from tpbench.report.analysis.records import Record, column_label, mark_meanings, value_text
+from tpbench.report.analysis.records import Record, column_label, mark_meanings, problem_identity, value_text
 from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict, group_names, selected
 from tpbench.report.pivot import FAILED, failures, metric_table
 from tpbench.report.plots import timeline
@@ -23,7 +23,7 @@ from tpbench.results.printable import printable
 from tpbench.results.schema import workload_columns
 from tpbench.settings import JobError
 from tpbench.tables import MISSING, Cell, Table
-from tpbench.workloads import Study
+from tpbench.workloads import Study, workloads
 
 NO_MEMORY_GIB = 0.001
 """Memory below this is shown as such: no digit of it matters."""
@@ -147,6 +147,47 @@ def machines_line(records: Sequence[Record], facts: str) -> str:
     named = [f"{host} ({counted(count, 'GPU')})" if count else host for host, count in sorted(hosts.items())]
     where = [f"{'host' if len(named) == 1 else 'hosts'} {', '.join(named)}"] if named else []
     return "; ".join(["/".join(models) or "unknown hardware", *where, *filter(None, [facts])]) + "."
+
+
+def machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
+    """Return the fastest variant of each problem on each machine, or None if no problem was measured on two."""
+    problems: dict[tuple[tuple[str, str], ...], dict[str, ProblemVerdict]] = defaultdict(dict)
+    for verdict in verdicts:
+        if verdict.fastest:
+            problem = _problem(verdict.grid.workload, verdict.fastest.record)
+            problems[problem].setdefault(verdict.grid.facts["hardware"], verdict)
+    problems = {problem: machines for problem, machines in problems.items() if len(machines) > 1}
+    if not problems:
+        return None
+    hardware = list(dict.fromkeys(name for machines in problems.values() for name in machines))
+    values: dict[str, set[str]] = defaultdict(set)
+    for problem in problems:
+        for name, value in problem:
+            values[name].add(value)
+    rows: list[list[Cell | str]] = []
+    for problem, machines in problems.items():
+        varying = [f"{column_label(name)}={value}" for name, value in problem[1:] if len(values[name] - {MISSING}) > 1]
+        rows.append([problem[0][1], " ".join(varying), *(_fastest(machines.get(name)) for name in hardware)])
+    return Table("machines side by side", ["workload", "problem", *hardware], rows, keys=2)
+
+
+def _problem(workload: str, record: Record) -> tuple[tuple[str, str], ...]:
+    """Return the workload and the fields that identify the problem of a record, with their defaults."""
+    known = workloads().get(workload)
+    defaults = dict.fromkeys(("tokens", "tp_size", "dp_size", "nodes")) | (problem_identity(known) if known else {})
+    fields = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
+    return (("workload", workload), *((name, value_text(value)) for name, value in fields.items()))
+
+
+def _fastest(verdict: ProblemVerdict | None) -> Cell:
+    """Return the fastest variant with its time, and in a second line the runner-up with its ratio."""
+    if verdict is None or verdict.fastest is None:
+        return Cell(MISSING)
+    second = verdict.runner_up
+    behind = f"{ratio_text(verdict.ratio.value)} {second.column}" if second and verdict.ratio else ""
+    clock = "" if verdict.clock is DEVICE else f" {verdict.clock.name}"
+    text = f"{verdict.fastest.column} {number(verdict.time_ms)} ms{clock}"
+    return Cell(text, verdict.time_ms, "first", detail=behind)
 
 
 def failure_groups(arranged: RecordGrids) -> Table:

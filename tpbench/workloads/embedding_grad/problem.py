@@ -47,25 +47,22 @@ class EmbeddingGrad:
         help="hashed index of the stand-in forward (distribution=zipf_bigram): none (left out), early (hashed on the "
         "CPU into pinned memory and copied one step ahead), late (hashed on the CPU when the forward needs it, copied "
         "from pageable memory), device (hashed on the GPU in the forward)",
-        added=True,
     )
     other_mib: float = setting(
-        0.0, help="size of each other parameter whose transfers run in the same step, MiB; 0: none", low=0.0, added=True
+        0.0, help="size of each other parameter whose transfers run in the same step, MiB; 0: none", low=0.0
     )
-    other_count: int = setting(12, help="number of other parameters (with other_mib)", low=1, added=True)
+    other_count: int = setting(12, help="number of other parameters (with other_mib)", low=1)
     transfer_order: Literal["passes", "first", "between", "last"] = setting(
         "passes",
         help="transfers of other parameters: passes (all-gathers beside the forward, reduce-scatters beside the "
         "backward); or all after the backward, with the exchange first, between reduce-scatters and all-gathers, or "
         "last",
-        added=True,
     )
     merge: Literal["triton", "index_add"] = setting("triton", help="method of adding received rows to the owner's rows")
     search: Literal["auto", "host", "kernel"] = setting(
         "auto",
         help="search for the touched rows: host (by numpy, before the forward), kernel (by a Triton kernel on the GPU; "
         "then the host of sparse_symmetric waits for nothing), auto (kernel on GPUs, host on CPUs)",
-        added=True,
     )
     pinned: bool = setting(True, help="copy row numbers to the GPU from pinned memory, asynchronously (search=host)")
 

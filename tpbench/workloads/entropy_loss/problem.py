@@ -33,8 +33,6 @@ class EntropyLoss:
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = setting(
         "auto",
         help="triton_tp: two_reads or one_read of a row in one kernel, two_kernels with statistics between, auto",
-        former_name="organisation",
-        former_values={"fused": "two_reads", "cached": "two_kernels", "one_pass": "one_read"},
     )
     compile: bool = setting(False, help="use torch.compile (pytorch_tp_manual, pytorch_gather)")
     compute_dtype: Literal["float32", "logits"] = setting(

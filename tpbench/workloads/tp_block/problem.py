@@ -29,18 +29,14 @@ class TpBlock:
         "stream", help="block_copy_engine: how ranks signal their copies; graph=true sets kernel"
     )
     try_graphs: bool = setting(
-        False, help="block_auto: also try steps whose forward and backward passes are CUDA graphs", added=True
+        False, help="block_auto: also try steps whose forward and backward passes are CUDA graphs"
     )
     profile: bool = setting(False, help="keep each rank's profiler trace of one step")
-    rotary: bool = setting(
-        False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true", added=True
-    )
-    layers: int = setting(
-        0, help="blocks to train with AdamW; 0: one block, forward and backward only", low=0, added=True
-    )
-    steps: int = setting(10, help="measured training steps (layers=N)", low=1, added=True)
-    warmup_steps: int = setting(3, help="training steps before the measured ones (layers=N)", low=0, added=True)
-    learning_rate: float = setting(1e-4, help="AdamW's learning rate (layers=N)", low=0.0, added=True)
+    rotary: bool = setting(False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true")
+    layers: int = setting(0, help="blocks to train with AdamW; 0: one block, forward and backward only", low=0)
+    steps: int = setting(10, help="measured training steps (layers=N)", low=1)
+    warmup_steps: int = setting(3, help="training steps before the measured ones (layers=N)", low=0)
+    learning_rate: float = setting(1e-4, help="AdamW's learning rate (layers=N)", low=0.0)
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return complaints about fields that do not fit together."""

@@ -40,8 +40,8 @@ def _no_graph_of_copies(problem: TpBlock) -> str:
     "the whole block on every rank, each for itself: the reference", options={"profile"}, no_graph_reason=_no_graph
 )
 def block_no_tp(problem: TpBlock, context: Any) -> Any:
+    from tpbench.comm.parallel_linears import LocalSchedule
     from tpbench.workloads.tp_block.execution.prepared import prepare
-    from tpbench.workloads.tp_block.schedules.base import LocalSchedule
 
     return prepare(context, LocalSchedule())
 
@@ -53,8 +53,8 @@ def block_no_tp(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_by_one_rank,
 )
 def block_tp(problem: TpBlock, context: Any) -> Any:
+    from tpbench.comm.parallel_linears import SequentialSchedule
     from tpbench.workloads.tp_block.execution.prepared import prepare
-    from tpbench.workloads.tp_block.schedules.base import SequentialSchedule
 
     return prepare(context, SequentialSchedule(context.inputs.group))
 

@@ -16,21 +16,22 @@ from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
-from tpbench.workloads.train_step.correctness.reference import compare
-from tpbench.workloads.train_step.correctness.run_audit import CHANGED_STEPS, RunAudit
-from tpbench.workloads.train_step.estimates.communicated_bytes import bytes_communicated
-from tpbench.workloads.train_step.estimates.rank_sizes import rank_flops
+from tpbench.workloads.train_step.estimates import bytes_communicated, rank_flops
 from tpbench.workloads.train_step.model import sizes
+from tpbench.workloads.train_step.model.inputs import Batch, replica_batches, rolled
 from tpbench.workloads.train_step.oracle import compute_reference
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.results.phase_times import Mark, PhaseTimer, phase_columns
-from tpbench.workloads.train_step.results.profiling import profile_step
-from tpbench.workloads.train_step.results.progress import ProgressLines
-from tpbench.workloads.train_step.results.throughput import throughput
-from tpbench.workloads.train_step.training.batches import Batch, replica_batches, rolled
-from tpbench.workloads.train_step.training.phases import MarkPhase, ignore_phase
-from tpbench.workloads.train_step.training.step_graph import StepGraph, on_stream
-from tpbench.workloads.train_step.training.trainer import Trainer
+from tpbench.workloads.train_step.reference import CHANGED_STEPS, RunAudit, compare
+from tpbench.workloads.train_step.speed import ProgressLines, throughput
+from tpbench.workloads.train_step.training.measured_step import (
+    Mark,
+    PhaseTimer,
+    StepGraph,
+    on_stream,
+    phase_columns,
+    profile_step,
+)
+from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
 
 
 class TrainStepSession:

@@ -12,20 +12,26 @@ The reference's `source` says what it checks.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tpbench.measure import memory
 from tpbench.measure.session import Context
-from tpbench.workloads.train_step.correctness.later_reference import LaterReference
-from tpbench.workloads.train_step.correctness.reference import Reference
-from tpbench.workloads.train_step.correctness.single_process import first_loss, free_memory, train_first_steps
-from tpbench.workloads.train_step.estimates.memory import estimate_memory
-from tpbench.workloads.train_step.model import sizes
+from tpbench.workloads.train_step.estimates import estimate_memory
+from tpbench.workloads.train_step.model import models, sizes
+from tpbench.workloads.train_step.model.inputs import Batch, micro_batch, model_inputs, replica_batches, rolled
+from tpbench.workloads.train_step.model.models import modules_in_order
+from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.reference import LaterReference, Reference
+from tpbench.workloads.train_step.training.losses import torch_loss
+from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast
 
 STEPS = 3
 UNCHECKED = "; later steps are not checked"
@@ -42,7 +48,7 @@ def compute_reference(problem: TrainStep, context: Context, changes: Sequence[in
     is not audited.
     """
     total = problem.warmup_steps + problem.steps
-    plain = replace(problem, activation_checkpointing=True, compile=False, train_loss="torch", optimizer="torch")
+    plain = replace(problem, activation_checkpointing=True, compile=False, train_loss="torch")
     unchecked = UNCHECKED if changes else ""
     for steps, further in [(total, changes)] * bool(changes) + [(min(STEPS, total), ())]:
         trained = _trained(plain, steps, further, context)
@@ -91,3 +97,99 @@ def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
     needed = estimate_memory(problem, "ddp", 1, 1).total
     flops = sizes.step_flops(problem) * context.dp_size * steps
     return needed <= MEMORY_SHARE * memory.available_bytes(context.device) and flops <= MAX_FLOPS[context.device.type]
+
+
+def single_process_trainer(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Return a trainer of the whole model on this rank, with nothing distributed and with transformers' own norms."""
+    model = models.build(problem, fused_norms=False)
+    models.materialise(model, context.device, problem.seed)
+    return TorchTrainer(problem, model, context, torch_loss)
+
+
+def train_first_steps(problem: TrainStep, steps: int, context: Context, changes: Sequence[int] = ()) -> torch.Tensor:
+    """Train on the micro-batches of all replicas, then on the last ones rolled by each of `changes` positions.
+
+    Return (3, steps + changes) float64 on the CPU: losses, gradient norms, and the losses that the changed batches have
+    after the warm-up; the last row is 0 for other batches. All numbers are NaN if memory does not suffice.
+    """
+    count = steps + len(changes)
+    result = torch.zeros(3, count, dtype=torch.float64)
+    try:
+        trainer = single_process_trainer(problem, context)
+        last = _global_batches(problem, steps - 1, context)
+        changed = [rolled(last, positions) for positions in changes]
+        for step in range(count):
+            if step == problem.warmup_steps:
+                result[2, steps:] = torch.tensor([_loss(trainer, each) for each in changed])
+            batches = changed[step - steps] if step >= steps else _global_batches(problem, step, context)
+            result[0, step], result[1, step] = float(trainer.accumulate(batches)), float(trainer.update())
+    except (RuntimeError, MemoryError) as error:
+        if memory.shortage(error) is None:
+            raise
+        result.fill_(torch.nan)
+    return result
+
+
+def _global_batches(problem: TrainStep, step: int, context: Context) -> list[Batch]:
+    """Return the micro-batches of all replicas in one step."""
+    return [
+        micro_batch(problem, step, micro, replica, context.dp_size, context.device)
+        for micro in range(problem.accumulate)
+        for replica in range(context.dp_size)
+    ]
+
+
+@torch.no_grad()
+def _loss(trainer: TorchTrainer, batches: Sequence[Batch]) -> float:
+    """Return the mean loss of micro-batches by forward passes."""
+    total = 0.0
+    for batch in batches:
+        with autocast(trainer.problem, trainer.context.device):
+            logits = trainer.model(input_ids=batch.tokens, **trainer.inputs).logits
+        total += float(trainer.loss(logits, batch.labels)) / len(batches)
+    return total
+
+
+@torch.no_grad()
+def first_loss(problem: TrainStep, context: Context) -> float:
+    """Return the first step's loss, the mean over all replicas, by a forward pass. Collective.
+
+    Every rank computes its replica's loss alone. It holds the weights of one layer at a time.
+    """
+    model = models.build(replace(problem, activation_checkpointing=False)).eval()
+    place_buffers(model, context.device)
+    names = {module: f"{name}." for name, module in model.named_modules()}
+    if problem.tied:
+        names[model.lm_head] = names[model.get_input_embeddings()]
+    for part in modules_in_order(model):
+        _hold_weights_only_in_forward(part, names[part], problem.seed, context.device)
+    inputs = model_inputs(problem, context.device)
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in replica_batches(problem, 0, context.dp_rank, context.dp_size, context.device):
+        with autocast(problem, context.device):
+            logits = model(input_ids=batch.tokens, **inputs).logits
+        total += float(torch_loss(logits, batch.labels)) / problem.accumulate
+        del logits
+    dist.all_reduce(total, group=context.dp_group)
+    return float(total) / context.dp_size
+
+
+def _hold_weights_only_in_forward(part: nn.Module, name: str, seed: int, device: torch.device) -> None:
+    def make(module: nn.Module, inputs: Any) -> None:
+        allocate(module, device)
+        fill(module, name, seed)
+
+    def drop(module: nn.Module, inputs: Any, output: Any) -> None:
+        for owner in module.modules():
+            for each, parameter in list(owner.named_parameters(recurse=False)):
+                setattr(owner, each, nn.Parameter(parameter.detach().to("meta")))
+
+    part.register_forward_pre_hook(make)
+    part.register_forward_hook(drop)
+
+
+def free_memory(device: torch.device) -> None:
+    """Free the memory of models that are no longer used."""
+    gc.collect()  # the hooks and the parameters of a module refer to each other
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

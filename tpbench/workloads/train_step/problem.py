@@ -10,6 +10,8 @@ from tpbench.settings import setting
 Dtype = Literal["bfloat16", "float16", "float32"]
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one number, by dtype."""
+PHASES = ("forward", "backward", "optimizer")
+"""The phases of a step."""
 NORM_GROWTH = 2.0
 """Factor by which the tolerance of gradient norms grows with each step.
 
@@ -48,21 +50,19 @@ class TrainStep:
     model_dir: str | None = setting(None, help="folder with a config.json that describes the model instead")
     config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
     ffn_matrices: int = setting(
-        3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3, added=True
+        3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3
     )
     window: int | None = setting(
         None,
         help="tokens that a layer with a sliding window attends to, computed by tpbench; it cannot be set",
         low=1,
-        added=True,
     )
     window_layers: int = setting(
-        0, help="trained layers with a sliding window, computed by tpbench; it cannot be set", low=0, added=True
+        0, help="trained layers with a sliding window, computed by tpbench; it cannot be set", low=0
     )
     tp_mapping: str | None = setting(
         None,
         help="styles of modules instead of the model's plan, such as {layers.*.mlp.up_proj: colwise}; null: the plan",
-        added=True,
     )
     num_layers: int | None = setting(None, help="decoder layers to train; null: all layers of the model", low=1)
 
@@ -71,7 +71,7 @@ class TrainStep:
     accumulate: int = setting(1, help="micro-batches whose gradients add up to one update", low=1)
     batches: int | None = setting(
         None, help="number of different batches, which the steps repeat in order; null: each step has a new one",
-        low=1, added=True,
+        low=1,
     )  # fmt: skip
     steps: int = setting(20, help="measured steps, each with its update", low=1)
     warmup_steps: int = setting(5, help="steps before the measured steps", low=0)
@@ -82,9 +82,7 @@ class TrainStep:
     autocast: bool = setting(False, help="parameters and states in fp32, matrix products in dtype by torch.autocast")
     seed: int = setting(42, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
 
-    optimizer: Literal["torch", "tpbench"] = setting(
-        "torch", help="kernel of AdamW: torch's fused kernel for several tensors, or tpbench's", added=True
-    )
+    optimizer: Literal["torch"] = setting("torch", help="kernel of AdamW: torch's fused kernel for several tensors")
     attention: Literal["sdpa", "flash_attention_2", "eager"] = setting("sdpa", help="implementation of attention")
     activation_checkpointing: bool = setting(False, help="keep only the input of each layer and recompute the rest")
     compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)")

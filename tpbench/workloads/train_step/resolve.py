@@ -9,7 +9,6 @@ from tpbench import packages
 from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step.model import config_json
 from tpbench.workloads.train_step.model.config_json import KNOWN_ARCHITECTURES
-from tpbench.workloads.train_step.model.folder import model_folder
 from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep
 from tpbench.workloads.train_step.sharding.styles import parse_mapping
 
@@ -31,7 +30,7 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     if problem.model_dir:
         if changed:
             raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
-        folder = model_folder(problem.model_dir)
+        folder = config_json.model_folder(problem.model_dir)
         content = config_json.read(folder)
         fields = config_json.problem_fields(folder, content)
         if "tp_mapping" in chosen:

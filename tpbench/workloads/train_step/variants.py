@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tpbench import packages
+from tpbench.workloads.train_step.model.config_json import KNOWN_ARCHITECTURES
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.check import unsupported_plan
+from tpbench.workloads.train_step.sharding.styles import unsupported_sizes
 from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
 
 
 def _uses_triton(problem: TrainStep) -> bool:
-    return problem.train_loss != "torch" or problem.optimizer != "torch"
+    return problem.train_loss != "torch"
 
 
 def _unsupported_without_tensor_parallelism(problem: TrainStep, tp_size: int) -> str | None:
@@ -34,15 +36,28 @@ def _unsupported_by_the_linear_loss(problem: TrainStep) -> str | None:
     return "train_loss=tpbench_linear makes no whole logits, so there are none to gather: vocab_parallel must be true"
 
 
+def _unsupported_plan(problem: TrainStep, variant: str, tp_size: int) -> str | None:
+    """Return why the variant cannot shard the model by its plan and `tp_mapping`, or None if it can.
+
+    Models whose plans are known are not made for this check. Without the transformers package it is left out.
+    """
+    known = problem.architecture in KNOWN_ARCHITECTURES and problem.tp_mapping is None
+    if (reason := unsupported_sizes(problem, variant, tp_size)) or known or not packages.installed("transformers"):
+        return reason
+    from tpbench.workloads.train_step.sharding.plan import unsupported_model
+
+    return unsupported_model(problem, variant, tp_size)
+
+
 def _unsupported_by_dtensor_tp(problem: TrainStep, tp_size: int) -> str | None:
     if tp_size == 1:
         return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
-    return _unsupported_by_the_linear_loss(problem) or unsupported_plan(problem, "dtensor_tp", tp_size)
+    return _unsupported_by_the_linear_loss(problem) or _unsupported_plan(problem, "dtensor_tp", tp_size)
 
 
 def _unsupported_by_fsdp_dtensor(problem: TrainStep, tp_size: int) -> str | None:
     reason = _unsupported_by_one_rank(problem, tp_size)
-    return reason or (unsupported_plan(problem, "fsdp_dtensor", tp_size) if tp_size > 1 else None)
+    return reason or (_unsupported_plan(problem, "fsdp_dtensor", tp_size) if tp_size > 1 else None)
 
 
 def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
@@ -60,7 +75,7 @@ def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
 
 def _unsupported_by_autotp(problem: TrainStep, tp_size: int) -> str | None:
     reason = _unsupported_by_one_rank(problem, tp_size)
-    return reason or (unsupported_plan(problem, "autotp", tp_size) if tp_size > 1 else None)
+    return reason or (_unsupported_plan(problem, "autotp", tp_size) if tp_size > 1 else None)
 
 
 def _no_graph(problem: TrainStep) -> str:
@@ -104,7 +119,7 @@ def _no_graph_of_autotp(problem: TrainStep) -> str:
     unsupported_reason=_unsupported_by_autotp,
 )
 def autotp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.implementations.autotp import DeepSpeedTrainer
+    from tpbench.workloads.train_step.training.autotp import DeepSpeedTrainer
 
     return DeepSpeedTrainer(problem, context)
 
@@ -118,7 +133,7 @@ def autotp(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_by_fsdp_dtensor,
 )
 def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.implementations.fsdp import fsdp_dtensor as prepare
+    from tpbench.workloads.train_step.training.fsdp import fsdp_dtensor as prepare
 
     return prepare(problem, context)
 
@@ -132,7 +147,7 @@ def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_by_dtensor_tp,
 )
 def dtensor_tp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.implementations.fsdp import dtensor_tp as prepare
+    from tpbench.workloads.train_step.training.fsdp import dtensor_tp as prepare
 
     return prepare(problem, context)
 
@@ -147,7 +162,7 @@ def dtensor_tp(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_by_async_tp,
 )
 def fsdp_dtensor_async(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.implementations.fsdp import fsdp_dtensor_async as prepare
+    from tpbench.workloads.train_step.training.fsdp import fsdp_dtensor_async as prepare
 
     return prepare(problem, context)
 
@@ -161,7 +176,7 @@ def fsdp_dtensor_async(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_without_tensor_parallelism,
 )
 def fsdp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.implementations.fsdp import fsdp_dtensor as prepare
+    from tpbench.workloads.train_step.training.fsdp import fsdp_dtensor as prepare
 
     return prepare(problem, context)
 
@@ -175,6 +190,6 @@ def fsdp(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_without_tensor_parallelism,
 )
 def ddp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.implementations.ddp import ddp as prepare
+    from tpbench.workloads.train_step.training.fsdp import ddp as prepare
 
     return prepare(problem, context)

@@ -6,12 +6,12 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.train_step.estimates.memory import estimate_memory
+from tpbench.workloads.train_step.documents import json_document
+from tpbench.workloads.train_step.estimates import estimate_memory
 from tpbench.workloads.train_step.model import sizes
+from tpbench.workloads.train_step.model.config_json import PLAIN_LOGITS
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 from tpbench.workloads.train_step.resolve import resolve
-from tpbench.workloads.train_step.results.json_document import json_document
-from tpbench.workloads.train_step.sharding.check import unsupported_loss
 
 ALL = frozenset(
     {
@@ -59,7 +59,12 @@ def unsupported_reason(job: Any) -> str | None:
             return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
         if job.device == "cpu":
             return "attention=flash_attention_2 needs a CUDA GPU"
-    return unsupported_loss(problem)
+    if problem.train_loss == "tpbench_linear" and not problem.architecture.startswith(PLAIN_LOGITS):
+        return (
+            f"train_loss=tpbench_linear does not know what {problem.architecture} does to the head's logits "
+            f"(known: model types that begin with {', '.join(PLAIN_LOGITS)}); train_loss=tpbench can be trained"
+        )
+    return None
 
 
 WORKLOAD = Workload(
@@ -158,9 +163,7 @@ WORKLOAD = Workload(
                 "loss_value",
             ),
         ),
-        "agreement": Study(
-            "do implementations train alike?", module="tpbench.workloads.train_step.results.agreement_study"
-        ),
+        "agreement": Study("do implementations train alike?", module="tpbench.workloads.train_step.documents"),
     },
     metrics={
         "tokens_per_s": 1,

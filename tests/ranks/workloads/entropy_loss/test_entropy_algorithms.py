@@ -11,7 +11,7 @@ import torch
 from tests.support.entropy_loss import LOSSES, context, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.job import Job, unsupported_reason
-from tpbench.launcher.planning.target import ThisHost, skip_reason
+from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.measure.session import Verdict
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, problem, run_once
+from tpbench.comm.parallel_linears import SequentialSchedule
 from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.measurement import costs
 from tpbench.workloads.tp_block.measurement.exposed_communication import StepCollectives
-from tpbench.workloads.tp_block.schedules.base import SequentialSchedule
 from tpbench.workloads.tp_block.schedules.ring import RingSchedule
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")

@@ -22,7 +22,8 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 
-    from tpbench.workloads.tp_block.execution.compiled import FunctionalSchedule, fill_replacements
+    from tpbench.comm.parallel_linears import SequentialSchedule
+    from tpbench.workloads.tp_block.execution.compiled import fill_replacements
     from tpbench.workloads.tp_block.execution.prepared import prepare
 
     found: list[dict[str, int]] = []
@@ -41,7 +42,7 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     where = block_context(here, cell)
     prepared = prepare(
         where,
-        FunctionalSchedule(here.group),
+        SequentialSchedule(here.group),
         wrap=lambda module: torch.compile(module, backend=backend, fullgraph=True, dynamic=False),
     )
     error = largest_error(cell, where, prepared)

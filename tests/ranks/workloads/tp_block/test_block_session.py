@@ -11,9 +11,8 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block import WORKLOAD, bench
-from tpbench.workloads.tp_block.execution.prepared import prepare
+from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
 from tpbench.workloads.tp_block.limits import TOLERANCE
-from tpbench.workloads.tp_block.schedules.base import NoCommunicationSchedule
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

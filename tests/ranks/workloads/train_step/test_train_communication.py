@@ -17,8 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import SHARDED, batches_here, mesh_context, prepared, tiny_problem
-from tpbench.workloads.train_step.estimates.communicated_bytes import bytes_communicated
-from tpbench.workloads.train_step.estimates.rank_sizes import rank_flops
+from tpbench.workloads.train_step.estimates import bytes_communicated, rank_flops
 
 
 def losses_used(here: Rank, name: str, fields: dict[str, Any]) -> int:
@@ -99,7 +98,8 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     (2, "autotp", 2, {"architecture": "phi3", **AUTOCAST}),
     *((2, name, 2, {"architecture": "olmo2", **AGAIN}) for name in ("autotp", "dtensor_tp")),
     (2, "autotp", 2, {"architecture": "phi", "ffn_matrices": 2}),
-    *((2, name, 2, {"architecture": "bitnet", "heads": 16}) for name in SHARDED),
+    *((2, name, 2, {"architecture": "gemma2", "tied": True, "attention": "eager", **AGAIN})
+      for name in ("autotp", "fsdp_dtensor")),
     *((2, name, 2, {"architecture": "olmo2", "activation_checkpointing": True, "tp_mapping": REPLICATED})
       for name in SHARDED),
 ]  # fmt: skip
@@ -127,7 +127,7 @@ def computed_and_counted(here: Rank, name: str, fields: dict[str, Any]) -> tuple
 REPEATED: list[tuple[str, dict[str, Any]]] = [
     ("fsdp_dtensor", {"kv_heads": 1}), ("fsdp_dtensor", {"heads": 6, "kv_heads": 3}),
     ("fsdp_dtensor", {}), ("autotp", {"accumulate": 2}), ("autotp", {"vocab_parallel": False, "tied": True}),
-    *((name, {"architecture": each}) for name in ("autotp", "fsdp_dtensor") for each in ("olmo2", "bitnet")),
+    *((name, {"architecture": each}) for name in ("autotp", "fsdp_dtensor") for each in ("olmo2", "phi3")),
     *((name, {"tp_mapping": '{"layers.0.*": "replicated"}'}) for name in ("autotp", "fsdp_dtensor")),
     *((name, {"tp_mapping": '{"layers.*.mlp.*": "replicated"}'}) for name in ("autotp", "fsdp_dtensor")),
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from tpbench.measure.run import run as measure
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.bench import TrainStepSession
-from tpbench.workloads.train_step.training import step_graph
+from tpbench.workloads.train_step.training import measured_step
 from tpbench.workloads.train_step.variants import DDP_WARMUP_STEPS
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -48,7 +48,7 @@ def trained(here: Rank, name: str, tp_size: int, fields: dict[str, Any], graph: 
     cuda = here.device.type == "cuda"
     with contextlib.ExitStack() as patches:
         if not cuda:
-            patches.enter_context(mock.patch.object(step_graph, "capture", run_again))
+            patches.enter_context(mock.patch.object(measured_step, "capture", run_again))
         session = TrainStepSession(problem, WORKLOAD.variants[name], context)
         if name == "autotp":
             from deepspeed.accelerator import get_accelerator

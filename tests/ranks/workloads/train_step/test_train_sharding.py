@@ -9,13 +9,13 @@ import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import CPU, mesh_context, named, prepared, tiny_problem, whole
-from tpbench.workloads.train_step.estimates.rank_sizes import parameters_per_rank
-from tpbench.workloads.train_step.implementations.fsdp import device_mesh
+from tpbench.workloads.train_step.estimates import parameters_per_rank
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
+from tpbench.workloads.train_step.model.inputs import micro_batch
 from tpbench.workloads.train_step.model.models import build, materialise
 from tpbench.workloads.train_step.sharding.by_modules import shard_by_modules
-from tpbench.workloads.train_step.training.batches import micro_batch
-from tpbench.workloads.train_step.training.gradients import local_shard
+from tpbench.workloads.train_step.training.fsdp import device_mesh
+from tpbench.workloads.train_step.training.losses import local_shard
 
 
 def initial_weights(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import yaml
 from tests.support.command import ROOT
 from tests.support.composed_jobs import composed, job
 from tpbench.job import parse_job, unsupported_reason
-from tpbench.launcher.planning.target import ThisHost, skip_reason
+from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.workloads.tp_block import WORKLOAD
 
 EXPERIMENTS = ["tp_overlap", "tp_overlap_auto", "tp_overlap_memory", "tp_overlap_mlp", "tp_overlap_parts", "tp_stack"]

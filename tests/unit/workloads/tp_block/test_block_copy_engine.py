@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SimulatedBuffers, on_streams
-from tpbench.comm import symmetric_buffers
+from tpbench.comm import parallel_linears, symmetric_buffers
 from tpbench.comm.signals import StreamSignals
-from tpbench.workloads.tp_block.layers import linear_operations
 from tpbench.workloads.tp_block.schedules import copy_engine
 from tpbench.workloads.tp_block.schedules.copy_engine import CopyEngineSchedule, peer_runs
 from tpbench.workloads.tp_block.schedules.local_copy import copy_beside_compute
@@ -67,11 +66,11 @@ def test_operations_in_a_row_are_right_at_any_speed(
             rows, k, n = SIZES[turn % 3]
             shard, weight = numbers(engine.rank, turn, rows, k), numbers(engine.rank, turn + 50, n, k)
             grad, saved = numbers(engine.rank, turn + 20, rows * ranks, n), turn % 2 == 0
-            whole, product = linear_operations.column_forward(engine, shard, weight, saved)
+            whole, product = parallel_linears.column_forward(engine, shard, weight, saved)
             kept = whole if saved else shard
-            found.append((kept, product, *linear_operations.column_backward(engine, grad, weight, kept, saved)))
-            summed = linear_operations.row_forward(engine, grad, weight.t())
-            found.append((summed, *linear_operations.row_backward(engine, shard, grad, weight.t())))
+            found.append((kept, product, *parallel_linears.column_backward(engine, grad, weight, kept, saved)))
+            summed = parallel_linears.row_forward(engine, grad, weight.t())
+            found.append((summed, *parallel_linears.row_backward(engine, shard, grad, weight.t())))
         return found
 
     for seed in range(6):
@@ -145,14 +144,14 @@ def test_a_sum_goes_around_the_ring_to_its_owner(streams: Installs) -> None:
 ROWS, IN, OUT = 64, 16, 32
 """Tokens and local features of a row-parallel linear. A column-parallel linear swaps the features."""
 OPERATIONS: dict[str, Callable[[CopyEngineSchedule], Any]] = {
-    "row forward": lambda engine: linear_operations.row_forward(engine, torch.zeros(ROWS, IN), torch.zeros(OUT, IN)),
-    "row backward": lambda engine: linear_operations.row_backward(
+    "row forward": lambda engine: parallel_linears.row_forward(engine, torch.zeros(ROWS, IN), torch.zeros(OUT, IN)),
+    "row backward": lambda engine: parallel_linears.row_backward(
         engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(ROWS, IN), torch.zeros(OUT, IN)
     ),
-    "column forward": lambda engine: linear_operations.column_forward(
+    "column forward": lambda engine: parallel_linears.column_forward(
         engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(IN, OUT), True
     ),
-    "column backward": lambda engine: linear_operations.column_backward(
+    "column backward": lambda engine: parallel_linears.column_backward(
         engine, torch.zeros(ROWS, IN), torch.zeros(IN, OUT), torch.zeros(ROWS, OUT), True
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpbench.workloads.train_step.results.agreement_study import tables
+from tpbench.workloads.train_step.documents import tables
 
 
 def row(variant: str, losses: list[float], norms: list[float], **changes: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from tests.support.train_step import CPU, tiny_problem
-from tpbench.workloads.train_step.training.batches import micro_batch, rolled
+from tpbench.workloads.train_step.model.inputs import micro_batch, rolled
 
 
 def test_tokens_of_a_seed_never_change() -> None:

@@ -13,13 +13,12 @@ import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
 from tpbench.measure.timeline import intervals
-from tpbench.workloads.train_step.correctness.reference import Reference, compare
-from tpbench.workloads.train_step.estimates.rank_sizes import rank_flops
-from tpbench.workloads.train_step.results import phase_times
-from tpbench.workloads.train_step.results.json_document import json_document
-from tpbench.workloads.train_step.results.phase_times import PhaseTimer
-from tpbench.workloads.train_step.results.profiling import exposed_share
-from tpbench.workloads.train_step.results.throughput import peak_tflops, throughput
+from tpbench.workloads.train_step.documents import json_document
+from tpbench.workloads.train_step.estimates import rank_flops
+from tpbench.workloads.train_step.reference import Reference, compare
+from tpbench.workloads.train_step.speed import peak_tflops, throughput
+from tpbench.workloads.train_step.training import measured_step
+from tpbench.workloads.train_step.training.measured_step import PhaseTimer, exposed_share
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_a_phase_timer_adds_up_phases_that_come_again(monkeypatch: pytest.Monkey
 def test_a_replay_gives_its_graphs_marks_new_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph records the same events at each replay, so their times are read between replays."""
     recorded_ms = {}
-    monkeypatch.setattr(phase_times, "_between_ms", lambda begin, end: recorded_ms[end] - recorded_ms[begin])
+    monkeypatch.setattr(measured_step, "_between_ms", lambda begin, end: recorded_ms[end] - recorded_ms[begin])
     marks: Any = [("forward", "event 0"), ("backward", "event 1"), ("optimizer", "event 2"), ("end", "event 3")]
     timer = PhaseTimer(CPU)
     for lengths in ((1, 2, 3), (4, 5, 6)):

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
-from tpbench.workloads.train_step.training.batches import Batch
-from tpbench.workloads.train_step.training.gradients import clip_divisor, total_norm
-from tpbench.workloads.train_step.training.loss_scale import FIRST_FACTOR, LossScale
-from tpbench.workloads.train_step.training.trainer import TorchTrainer, adamw
+from tpbench.workloads.train_step.model.inputs import Batch
+from tpbench.workloads.train_step.training.trainer import (
+    FIRST_FACTOR,
+    LossScale,
+    TorchTrainer,
+    adamw,
+    clip_divisor,
+    total_norm,
+)
 
 
 def test_the_norm_of_plain_gradients_and_the_divisor_that_clips_them() -> None:

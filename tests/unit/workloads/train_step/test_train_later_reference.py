@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tpbench.workloads.train_step.correctness.later_reference import LaterReference
+from tpbench.workloads.train_step.reference import LaterReference
 
 SLOW = LaterReference(10.0, 9.97, timed=(9.96, 9.95, 9.94), changed=(9.93, 9.92), untrained=(9.96, 9.95))
 """Training changes so little that the least tolerance counts."""

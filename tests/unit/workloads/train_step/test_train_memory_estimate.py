@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.train_step import tiny_problem
 from tpbench.kernels.linear.chunks import AUTO_GIB
-from tpbench.workloads.train_step.estimates.memory import LINEAR_LOSS_GIB, MemoryEstimate, estimate_memory
+from tpbench.workloads.train_step.estimates import LINEAR_LOSS_GIB, MemoryEstimate, estimate_memory
 from tpbench.workloads.train_step.model import sizes
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from tests.support.command import ROOT
 from tests.support.composed_jobs import job
 from tests.support.train_step import config_json, single_context, tiny_problem
-from tpbench.job import stored_job
 from tpbench.settings import JobError
 from tpbench.workloads.train_step import WORKLOAD, TrainStep
-from tpbench.workloads.train_step.implementations.deepspeed_configuration import deepspeed_configuration
 from tpbench.workloads.train_step.resolve import resolve
-from tpbench.workloads.train_step.sharding.key_value_heads import head_share
+from tpbench.workloads.train_step.sharding.styles import head_share
+from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
 
 
 @pytest.mark.parametrize(
@@ -91,21 +87,6 @@ def test_the_defaults_train_stably() -> None:
     unset = asdict(tiny_problem(learning_rate=TrainStep.learning_rate))
     for fields in (composed, unset):
         assert {name: fields[name] for name in STABLE} == STABLE
-
-
-def test_committed_rows_keep_their_keys_and_their_own_values() -> None:
-    """Rows of before the change of defaults hold the values that they were measured with."""
-    rows = []
-    for folder in ("reference", "options"):
-        for file in sorted((ROOT / "outputs" / folder / "rows").glob("train_step-*.parquet")):
-            rows += pq.read_table(file, columns=["key", "job"]).to_pylist()
-    assert rows
-    for row in rows:
-        stored = json.loads(row["job"])
-        job_now = stored_job(stored)
-        assert {name: getattr(job_now.problem, name) for name in STABLE} == {name: stored[name] for name in STABLE}
-        if set(stored) == set(job_now.flat()):  # older rows lack a field
-            assert job_now.key == row["key"]
 
 
 def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:

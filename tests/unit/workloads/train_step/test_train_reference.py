@@ -13,9 +13,8 @@ import torch.distributed as dist
 
 from tests.support.train_step import single_context, tiny_problem
 from tpbench.workloads.train_step import TrainStep, oracle
-from tpbench.workloads.train_step.correctness.later_reference import LaterReference
-from tpbench.workloads.train_step.correctness.reference import Reference
 from tpbench.workloads.train_step.oracle import compute_reference
+from tpbench.workloads.train_step.reference import LaterReference, Reference
 
 Compute = Callable[..., Reference]
 GIB = 2**30

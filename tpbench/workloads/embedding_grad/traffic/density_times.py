@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
-from tpbench.settings import added_defaults
-from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
+from tpbench.workloads.embedding_grad.problem import WORKLOAD
 from tpbench.workloads.study_data import oldest_first
 
 DENSE = "dense_reduce_scatter"
@@ -100,14 +99,9 @@ def _order(key: tuple[GroupKey, str, float]) -> tuple[Any, ...]:
 def _group_of(row: Row) -> GroupKey:
     hardware = row["gpu_name"] or row["cpu_model"] or "unknown"
     software = " ".join(f"{label} {row[name]}" for name, label in SOFTWARE.items() if row[name] is not None)
-    older = added_defaults(EmbeddingGrad)  # values of rows from before these columns existed
-    values = (older.get(name) if row.get(name) is None else row[name] for name in GROUP[2:])
-    return (hardware, software, *values)
+    return (hardware, software, *(row.get(name) for name in GROUP[2:]))
 
 
 def _variant_of(row: Row) -> str:
-    # Old rows have no graph and no search.
-    options = {name: default if row.get(name) is None else row[name] for name, default in OPTIONS.items()}
-    return " ".join(
-        [row["variant"], *(f"{name}={options[name]}".lower() for name in OPTIONS if options[name] != OPTIONS[name])]
-    )
+    options = ((name, row.get(name)) for name, default in OPTIONS.items() if row.get(name) not in (None, default))
+    return " ".join([row["variant"], *(f"{name}={value}".lower() for name, value in options)])

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tpbench.comm.parallel_linears import LinearPlan, Schedule, SequentialSchedule
 from tpbench.measure.clock import Timed
 from tpbench.measure.stopwatch import do_nothing
 from tpbench.workloads.tp_block.execution import isolated_operations
@@ -28,7 +29,6 @@ from tpbench.workloads.tp_block.execution.graphed import free_graphs, graphed
 from tpbench.workloads.tp_block.execution.isolated_operations import Operation
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, prepare
 from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
-from tpbench.workloads.tp_block.schedules.base import LinearPlan, Schedule, SequentialSchedule
 from tpbench.workloads.tp_block.schedules.ring import RingSchedule
 
 OPERATION_ITERATIONS = 8

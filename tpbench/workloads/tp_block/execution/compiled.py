@@ -9,24 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
+from tpbench.comm.parallel_linears import SequentialSchedule
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.execution.prepared import prepare as prepare_eager
-from tpbench.workloads.tp_block.schedules.base import Pending, SequentialSchedule
-
-
-class FunctionalSchedule(SequentialSchedule):
-    """The sequential schedule in functional collectives, which the compiler sees beside their products."""
-
-    def gather(self, shard: Tensor) -> Pending:
-        whole = functional.all_gather_tensor(shard, 0, self.group)
-        return lambda: whole
-
-    def scatter(self, partial: Tensor) -> Tensor:
-        return functional.reduce_scatter_tensor(partial, "sum", 0, self.group)
 
 
 def prepare(context: BlockContext) -> PreparedBlock:
@@ -39,7 +27,7 @@ def prepare(context: BlockContext) -> PreparedBlock:
     enable_symmetric_memory(group)
     config: Any = importlib.import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
-    prepared = dataclasses.replace(prepare_eager(context, FunctionalSchedule(group), wrap=compiled), plan=None)
+    prepared = dataclasses.replace(prepare_eager(context, SequentialSchedule(group), wrap=compiled), plan=None)
     fill_replacements(prepared)
     return prepared
 

@@ -8,10 +8,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from tpbench.comm import parallel_linears
+from tpbench.comm.parallel_linears import Schedule
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.layers import linear_operations
 from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
-from tpbench.workloads.tp_block.schedules.base import Schedule
 
 Operation: TypeAlias = Callable[[Schedule], None]
 """Runs one operation of a linear under a schedule."""
@@ -23,9 +23,9 @@ def forward(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
 
     def run(schedule: Schedule) -> None:
         if linear.kind == "row":
-            linear_operations.row_forward(schedule, x, weight)
+            parallel_linears.row_forward(schedule, x, weight)
         else:
-            linear_operations.column_forward(schedule, x, weight, keep)
+            parallel_linears.column_forward(schedule, x, weight, keep)
 
     return run
 
@@ -40,9 +40,9 @@ def backward(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
 
     def run(schedule: Schedule) -> None:
         if by_row:
-            linear_operations.row_backward(schedule, grad, x, weight)
+            parallel_linears.row_backward(schedule, grad, x, weight)
         else:
-            linear_operations.column_backward(schedule, grad, weight, kept, saved)
+            parallel_linears.column_backward(schedule, grad, weight, kept, saved)
 
     return run
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from tpbench.comm.parallel_linears import LinearPlan, Pending, PlainSchedule, Schedule
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.layers.block import Planner, build
 from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
-from tpbench.workloads.tp_block.schedules.base import LinearPlan, NoCommunicationSchedule, Schedule
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,28 @@ class PreparedBlock:
     """Calls the module without communication, possibly compiled."""
     columns: Callable[[], dict[str, Any]] = field(default=dict)
     """Returns further columns of the variant, after a step."""
+
+
+class NoCommunicationSchedule(PlainSchedule):
+    """The sequential schedule with its communication removed, to time a step's products alone. Results are wrong.
+
+    A gathered tensor is replaced by copies of the first shard of that shape, so that products use real numbers.
+    """
+
+    group = None
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.divisor = rank, size, size
+        self.replacements: dict[torch.Size, Tensor] = {}
+
+    def gather(self, shard: Tensor) -> Pending:
+        if shard.shape not in self.replacements:
+            self.replacements[shard.shape] = shard.detach().repeat(self.size, 1)
+        whole = self.replacements[shard.shape]
+        return lambda: whole
+
+    def scatter(self, partial: Tensor) -> Tensor:
+        return partial.view(self.size, -1, partial.shape[1])[self.rank]
 
 
 def prepare(

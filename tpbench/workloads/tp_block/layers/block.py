@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tpbench.comm.parallel_linears import LinearPlan
 from tpbench.workloads.tp_block.layers import rotary
 from tpbench.workloads.tp_block.layers.parallel import ColumnParallelLinear, RMSNorm, RowParallelLinear
 from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
 from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.schedules.base import LinearPlan
 
 Planner = Callable[[ShardedLinear], LinearPlan]
 """Returns the schedules of a linear."""

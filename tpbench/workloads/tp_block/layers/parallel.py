@@ -16,9 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tpbench.workloads.tp_block.layers import autograd
+from tpbench.comm.parallel_linears import (
+    LinearPlan,
+    SequentialSchedule,
+    column_parallel,
+    row_parallel,
+    with_summed_gradient,
+)
 from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
-from tpbench.workloads.tp_block.schedules.base import LinearPlan, SequentialSchedule
 from tpbench.workloads.tp_block.schedules.ring import RingSchedule
 
 
@@ -78,7 +83,7 @@ class ColumnParallelLinear(nn.Module):
             raise ValueError(
                 f"{rows} gathered rows must be divisible by {schedule.divisor} to overlap in the backward pass"
             )
-        product = autograd.ColumnParallel.apply(shard, self.weight, self.plan, self.save_gathered)
+        product = column_parallel(shard, self.weight, self.plan, save_gathered=self.save_gathered)
         y = product.view(-1, *x.shape[1:-1], product.shape[-1])
         return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
 
@@ -109,7 +114,7 @@ class RowParallelLinear(nn.Module):
         """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if p does not divide the rows."""
         if x.shape[0] % self.plan.forward.size:
             raise ValueError(f"{x.shape[0]} rows cannot be shared equally by {self.plan.forward.size} ranks")
-        shard = autograd.RowParallel.apply(x.reshape(-1, x.shape[-1]), self.weight, self.plan)
+        shard = row_parallel(x.reshape(-1, x.shape[-1]), self.weight, self.plan)
         return shard.view(-1, *x.shape[1:-1], shard.shape[-1])
 
 
@@ -130,7 +135,7 @@ class RMSNorm(nn.Module):
         self.weight, self.group, self.eps = nn.Parameter(weight), group_of(group) if summed else None, eps
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight if self.group is None else autograd.SumGradient.apply(self.weight, self.group)
+        weight = self.weight if self.group is None else with_summed_gradient(self.weight, self.group)
         return nn.functional.rms_norm(x, weight.shape, weight, self.eps)
 
 

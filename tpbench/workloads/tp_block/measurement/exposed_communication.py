@@ -22,9 +22,8 @@ import torch.distributed as dist
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
 from tpbench.workloads.tp_block.execution import isolated_operations
-from tpbench.workloads.tp_block.execution.prepared import PreparedBlock
+from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.schedules.base import NoCommunicationSchedule
 
 
 def measure(

@@ -1,5 +1,4 @@
-"""Schedules of a product and its collective: one after the other, or overlapped.
+"""Schedules that overlap a product and its collective: `ring`, `copy_engine` (with `local_copy`) and `symm_mem`.
 
-The modules, in the order of a first reading: `base` has the interface and the plain schedules, and the overlapped ones
-are `ring`, `copy_engine` (with `local_copy`) and `symm_mem`.
+Their interface and the plain schedules are in `tpbench.comm.parallel_linears`.
 """

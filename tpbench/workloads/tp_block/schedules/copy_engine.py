@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpbench.comm.parallel_linears import Pending
 from tpbench.comm.signals import KernelSignals, StreamSignals
 from tpbench.comm.symmetric_buffers import SymmetricBuffers
-from tpbench.workloads.tp_block.schedules.base import Pending
 from tpbench.workloads.tp_block.schedules.local_copy import copy_beside_compute
 
 STAGED, PARTIAL_SUM = range(2)

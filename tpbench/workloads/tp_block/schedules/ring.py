@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.workloads.tp_block.schedules.base import Pending, SequentialSchedule
+from tpbench.comm.parallel_linears import Pending, SequentialSchedule
 
 
 class RingSchedule(SequentialSchedule):

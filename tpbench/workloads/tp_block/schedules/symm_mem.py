@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.comm.parallel_linears import Pending, SequentialSchedule
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
-from tpbench.workloads.tp_block.schedules.base import Pending, SequentialSchedule
 
 
 @dataclass(frozen=True)

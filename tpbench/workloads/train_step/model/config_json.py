@@ -1,17 +1,22 @@
-"""Read the config.json of a local model folder without the transformers package."""
+"""Find the folder of a model and read its config.json, without the transformers package. Nothing is downloaded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from tpbench import packages
 from tpbench.settings import JobError
 
 KNOWN_ARCHITECTURES = ("llama", "qwen3")
 """Architectures that need no check by the transformers package, whose import takes seconds. Their embeddings are not
 tied if a config.json does not say."""
+PLAIN_LOGITS = ("llama", "qwen", "mistral", "ministral", "olmo", "phi", "gemma")
+"""Beginnings of the model types whose logits are those of the head, or capped as the configuration says."""
+_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _KEYS = {
     "architecture": "model_type",
     "hidden_size": "hidden_size",
@@ -25,6 +30,29 @@ _DEFAULTS = {"qwen3": {"head_dim": 128, "num_key_value_heads": 32}}
 """Values that transformers uses for keys that config.json lacks, by model type, if other sizes do not imply them."""
 _SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Keys that describe how the file was saved. They are not part of the model: the problem sets the trained dtype."""
+
+
+def model_folder(model_dir: str) -> Path:
+    """Return the folder that `model_dir` names, by its path or by an id of Hugging Face such as Qwen/Qwen3-32B.
+
+    Raises JobError for an id that the local cache does not hold.
+    """
+    folder = Path(model_dir)
+    if folder.exists() or not _ID.fullmatch(model_dir):
+        return folder
+    if packages.installed("huggingface_hub"):
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        file = try_to_load_from_cache(model_dir, "config.json")
+        if isinstance(file, str):
+            return Path(file).parent
+        searched = f"nor in the cache of Hugging Face ({constants.HF_HUB_CACHE})"
+    else:
+        searched = "and huggingface_hub, which knows the cache of Hugging Face, is not installed"
+    raise JobError(
+        f"model={model_dir} is neither a folder nor in conf/model {searched}. tpbench downloads nothing: "
+        f"`hf download {model_dir} config.json` puts the model's configuration into the cache"
+    )
 
 
 def read(folder: Path) -> dict[str, Any]:

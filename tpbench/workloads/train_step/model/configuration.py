@@ -10,15 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import AttentionInterface, AutoConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tpbench.suggestions import nearest
-from tpbench.workloads.train_step.model import attention, config_json, sliding_window
+from tpbench.workloads.train_step.model import config_json
 from tpbench.workloads.train_step.problem import TrainStep
 
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Rotary scaling of Llama 3.1 to 3.3; only the factor differs (https://github.com/meta-llama/llama-models)."""
+MASKLESS_SDPA = "sdpa_without_masks"
+"""Scaled dot-product attention for which transformers makes no mask.
+
+For its own "sdpa", transformers searches the positions of each step for packed sequences. It reads the result on the
+host, which waits for the device, and which a CUDA graph cannot hold. Batches of this workload have no packed sequences.
+"""
+
+AttentionInterface.register(MASKLESS_SDPA, sdpa_attention_forward)
 
 
 class UnknownArchitecture(TypeError):
@@ -32,12 +41,12 @@ def model_configuration(problem: TrainStep) -> Any:
     Raises UnknownArchitecture.
     """
     configuration = _configuration(problem)
-    width = sliding_window.window(configuration)
-    if width is None or width >= problem.seq_length:
-        sliding_window.disable(configuration, problem.tokens)
-    elif width != problem.window:
+    window = _window(configuration)
+    if window is None or window >= problem.seq_length:
+        _disable_window(configuration, problem.tokens)
+    elif window != problem.window:
         raise UnknownArchitecture(
-            f"{problem.model} has a sliding window of {width} tokens, and the job {problem.window}"
+            f"{problem.model} has a sliding window of {window} tokens, and the job {problem.window}"
         )
     return configuration
 
@@ -45,34 +54,12 @@ def model_configuration(problem: TrainStep) -> Any:
 def with_window(problem: TrainStep) -> TrainStep:
     """Return the problem with the window of its model, if that hides tokens. Raises UnknownArchitecture."""
     configuration = _configuration(problem)
-    width = sliding_window.window(configuration)
-    if width is None or width >= problem.seq_length:
+    window = _window(configuration)
+    if window is None or window >= problem.seq_length:
         return replace(problem, window=None, window_layers=0)
-    return replace(problem, window=width, window_layers=sliding_window.windowed_layers(configuration))
-
-
-def _configuration(problem: TrainStep) -> Any:
-    _check_exists(problem.architecture)
-    common = {"use_cache": False, "attn_implementation": attention.implementation(problem.attention)}
-    if problem.model_dir:
-        configuration = _from_folder(problem, common)
-    else:
-        configuration = _from_sizes(problem, common)
-        sliding_window.disable(configuration, problem.tokens)  # the problem names no window
-    if experts := [name for name, value in configuration.to_dict().items() if "expert" in name and value]:
-        raise UnknownArchitecture(
-            f"{problem.model} ({problem.architecture}) is a mixture of experts ({experts[0]}), whose operations "
-            "tpbench does not count"
-        )
-    _disable_dropout(configuration)
-    return configuration
-
-
-def _disable_dropout(configuration: Any) -> None:
-    """Set the probabilities of dropout to 0: the variants could not draw the same random numbers."""
-    for name, value in configuration.to_dict().items():
-        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
-            setattr(configuration, name, 0.0)
+    kinds = getattr(configuration, "layer_types", None)
+    layers = kinds.count("sliding_attention") if kinds else configuration.num_hidden_layers
+    return replace(problem, window=window, window_layers=layers)
 
 
 def tied_by_default(architecture: str) -> bool:
@@ -96,10 +83,33 @@ def refused_by_transformers(complaint: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the errors of transformers' validators and model types have no other base class
-        said = " ".join(str(error).split())
-        raise UnknownArchitecture(f"{complaint}: {type(error).__name__}: {said}") from error
+        message = " ".join(str(error).split())
+        raise UnknownArchitecture(f"{complaint}: {type(error).__name__}: {message}") from error
     finally:
         logger.setLevel(level)
+
+
+def _configuration(problem: TrainStep) -> Any:
+    _check_exists(problem.architecture)
+    attention = MASKLESS_SDPA if problem.attention == "sdpa" else problem.attention
+    common = {"use_cache": False, "attn_implementation": attention}
+    if problem.model_dir:
+        configuration = _from_folder(problem, common)
+    else:
+        configuration = _from_sizes(problem, common)
+        _disable_window(configuration, problem.tokens)  # the problem names no window
+    values = configuration.to_dict()
+    if experts := [name for name, value in values.items() if "expert" in name and value]:
+        raise UnknownArchitecture(
+            f"{problem.model} ({problem.architecture}) is a mixture of experts ({experts[0]}), whose operations "
+            "tpbench does not count"
+        )
+    configuration.pad_token_id = None  # every token of a batch counts
+    for name, value in values.items():
+        # The variants could not draw the same random numbers for dropout.
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(configuration, name, 0.0)
+    return configuration
 
 
 def _check_exists(architecture: str) -> None:
@@ -127,12 +137,6 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
     return configuration
 
 
-def _ffn_names(architecture: str) -> list[str]:
-    """Return the names by which a model type calls the width of its feed-forward layer."""
-    kind = CONFIG_MAPPING[architecture]
-    return ["intermediate_size", *(name for name in ("ffn_dim", "n_inner") if hasattr(kind, name))]
-
-
 def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": problem.rope_theta}
     if problem.rope_factor != 1.0:
@@ -141,7 +145,7 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
         return AutoConfig.for_model(
             problem.architecture,
             hidden_size=problem.hidden_size,
-            **dict.fromkeys(_ffn_names(problem.architecture), problem.ffn_size),
+            intermediate_size=problem.ffn_size,
             num_hidden_layers=problem.depth,
             num_attention_heads=problem.heads,
             num_key_value_heads=problem.kv_heads,
@@ -157,3 +161,31 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
             eos_token_id=0,
             **common,
         )
+
+
+def _window(configuration: Any) -> int | None:
+    """Return the number of latest tokens, including the current one, that some trained layer attends to; None if all
+    layers attend to all tokens.
+
+    A model type ignores settings that its configuration class does not declare, even if config.json has them.
+    """
+
+    def declared(name: str, default: Any = None) -> Any:
+        return getattr(configuration, name, default) if hasattr(type(configuration), name) else default
+
+    layer_types = declared("layer_types")
+    if not declared("use_sliding_window", True) or (layer_types and "sliding_attention" not in layer_types):
+        return None
+    width: int | None = declared("sliding_window")
+    return width
+
+
+def _disable_window(configuration: Any, tokens: int) -> None:
+    """Widen the window, if there is one, so that it hides none of a micro-batch's `tokens`.
+
+    Transformers takes a rank's tokens, up to a whole micro-batch, for one sequence. For a window of at most that
+    length it makes a mask, and a mask disables attention's fast kernels. The window cannot be removed: model types
+    with different kinds of layers need one.
+    """
+    if (width := getattr(configuration, "sliding_window", None)) is not None:
+        configuration.sliding_window = max(width, tokens + 1)

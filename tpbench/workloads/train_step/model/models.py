@@ -1,13 +1,15 @@
-"""Build a problem's model from the transformers package, without weights at first, and give it weights."""
+"""Build a problem's model from the transformers package without weights, and name the parts of its decoder."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers.modeling_utils  # noqa: F401  every model needs it: import it before jobs are forked, not in each
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from tpbench.workloads.train_step.model import sizes
@@ -16,10 +18,8 @@ from tpbench.workloads.train_step.model.configuration import (
     model_configuration,
     refused_by_transformers,
 )
-from tpbench.workloads.train_step.model.decoder_parts import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.model.inputs import model_inputs
-from tpbench.workloads.train_step.model.norms import mark_and_fuse_norms
-from tpbench.workloads.train_step.model.weights import fill
+from tpbench.workloads.train_step.model.weights import materialise as materialise
 from tpbench.workloads.train_step.problem import TrainStep
 
 
@@ -27,7 +27,7 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     """Return the model in training mode, with parameters on the meta device.
 
     Layers are checkpointed if the problem says so. Buffers of rotary embeddings are on the meta device too, and no
-    weight file has them: `place_buffers` makes them on the real device. Raises UnknownArchitecture.
+    weight file has them: `weights.place_buffers` makes them on the real device. Raises UnknownArchitecture.
     """
     configuration = model_configuration(problem)
     kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
@@ -39,9 +39,9 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its sizes"
     with refused_by_transformers(complaint), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
-    _check_counts(problem, model)
     decoder_parts(model)
-    mark_and_fuse_norms(model, fused_norms)
+    _check_counts(problem, model)
+    _fuse_norms(model, fused_norms)
     model.train()
     if problem.activation_checkpointing:
         # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
@@ -52,13 +52,7 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
 def _check_counts(problem: TrainStep, model: Any) -> None:
     """Raise UnknownArchitecture if the operations and the memory of the model would be counted wrong."""
     counted = sizes.matrix_parameters(problem)
-    positions = {
-        id(each.weight)
-        for each in model.modules()
-        if isinstance(each, nn.Embedding) and each is not model.get_input_embeddings()
-    }
-    matrices = (each for each in model.parameters() if each.dim() > 1 and id(each) not in positions)
-    actual = sum(each.numel() for each in matrices)
+    actual = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
     if actual != counted:
         raise UnknownArchitecture(
             f"{problem.model} ({problem.architecture}) has {actual} weights in matrices where a dense decoder of its "
@@ -89,47 +83,50 @@ def counted(problem: TrainStep) -> TrainStep:
     return problem
 
 
-def place_buffers(model: Any, device: torch.device) -> None:
-    """Replace rotary embeddings on the meta device by new ones on `device`, and give other modules their buffers.
+@dataclass(frozen=True)
+class DecoderParts:
+    """Names of the parts in the model. The head is always `lm_head`."""
 
-    Raises UnknownArchitecture for a buffer that transformers does not initialise.
-    """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            buffers = dict(child.named_buffers(recurse=False))
-            if not any(buffer.is_meta for buffer in buffers.values()):
-                continue
-            if next(child.parameters(recurse=False), None) is None:
-                with torch.device(device):
-                    setattr(parent, name, type(child)(model.config))
-                continue
-            for each, buffer in buffers.items():
-                setattr(child, each, torch.full_like(buffer, torch.nan, device=device))
-            model._init_weights(child)
-            if type(child).__module__ == "transformers.activations":
-                # The numbers of an activation with learned weights, which are those of its constructor's defaults.
-                dtype = next(child.parameters()).dtype
-                child.load_state_dict(dict(type(child)(dtype=dtype).named_buffers()), strict=False)  # type: ignore[call-arg]
-            if any(buffer.isnan().any() for buffer in child.buffers(recurse=False)):
-                raise UnknownArchitecture(
-                    f"{type(child).__name__} holds buffers, for which there are no initial values"
-                )
+    embedding: str
+    layers: str
+    norm: str
+    """The norm behind the layers."""
 
 
-def allocate(module: nn.Module, device: torch.device) -> None:
-    """Give the module's parameters uninitialised memory on `device`, and keep its buffers."""
-    buffers = dict(module.named_buffers())
-    module.to_empty(device=device)
-    for name, buffer in module.named_buffers():
-        buffer.copy_(buffers[name])
+def decoder_parts(model: Any) -> DecoderParts:
+    """Return the parts of a model, sharded or not. Raises UnknownArchitecture for weights in other parts."""
+    children = dict(getattr(model, model.base_model_prefix).named_children())
+    embedding = next((name for name, child in children.items() if child is model.get_input_embeddings()), "")
+    norm = next((name for name in reversed(children) if "norm" in name), "")
+    others = [
+        name
+        for name, child in children.items()
+        if name not in (embedding, "layers", norm) and next(child.parameters(), None) is not None
+    ]
+    has_head = hasattr(getattr(model, "lm_head", None), "weight")
+    if others or not (has_head and embedding and norm and isinstance(children.get("layers"), nn.ModuleList)):
+        beside = f": it has weights in {', '.join(others)}" if others else ""
+        raise UnknownArchitecture(
+            f"{model.config.model_type} is no decoder of an embedding, layers, a norm and a linear lm_head{beside}"
+        )
+    prefix = model.base_model_prefix
+    return DecoderParts(f"{prefix}.{embedding}", f"{prefix}.layers", f"{prefix}.{norm}")
 
 
-def materialise(model: Any, device: torch.device, seed: int) -> None:
-    """Move the whole model to `device` and fill it with its initial weights."""
-    place_buffers(model, device)
-    allocate(model, device)
-    model.tie_weights()  # `allocate` gave tied modules separate memory
-    fill(model, "", seed)
+def decoder_layers(model: Any) -> Any:
+    """Return the list of decoder layers."""
+    return model.get_submodule(decoder_parts(model).layers)
+
+
+def modules_in_order(model: Any) -> list[nn.Module]:
+    """Return the modules that hold all parameters, in the order of the forward pass: embedding, layers, norm, head."""
+    parts = decoder_parts(model)
+    return [
+        model.get_submodule(parts.embedding),
+        *model.get_submodule(parts.layers),
+        model.get_submodule(parts.norm),
+        model.lm_head,
+    ]
 
 
 def compile_layers(model: Any) -> None:
@@ -139,3 +136,55 @@ def compile_layers(model: Any) -> None:
     """
     for layer in decoder_layers(model):
         layer.forward = torch.compile(layer.forward)
+
+
+class FusedNorm(nn.Module):
+    """RMS norm of the last dimension as one operation, in place of the several operations of transformers.
+
+    Every variant uses it, so that variants differ only in how they distribute the work.
+    """
+
+    def __init__(self, weight: nn.Parameter, epsilon: float, weight_offset: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon, self.weight_offset = weight, epsilon, weight_offset
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, self.weight, self.epsilon, self.weight_offset)
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, weight_offset: float) -> Tensor:
+    """Normalise the last dimension in the dtype of `hidden`. Gemma adds 1 to the weight (`weight_offset`)."""
+    scale = (weight + weight_offset if weight_offset else weight).to(hidden.dtype)
+    return F.rms_norm(hidden, weight.shape, scale, epsilon)
+
+
+def _fuse_norms(model: Any, fuse: bool) -> None:
+    """Give each RMS norm the attribute `weight_offset`, the number that is added to its weight. With `fuse`, replace
+    it. Layer norms of torch are one operation already."""
+    offsets: dict[Any, float | None] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", None))
+            weight = getattr(child, "weight", None)
+            if epsilon is None or weight is None or isinstance(child, nn.LayerNorm):
+                continue
+            key = (type(child), epsilon, len(weight))
+            if key not in offsets:
+                offsets[key] = _weight_offset(child, epsilon)
+            if (offset := offsets[key]) is not None:
+                child.weight_offset = offset
+                if fuse:
+                    setattr(parent, name, FusedNorm(weight, epsilon, offset))
+
+
+@torch.no_grad()
+def _weight_offset(norm: nn.Module, epsilon: float) -> float | None:
+    """Return what an RMS norm adds to its weight, or None for a norm of another kind, from outputs for given
+    numbers."""
+    probe: Any = copy.deepcopy(norm).to_empty(device="cpu").float()
+    probe.weight.copy_(torch.linspace(-1.0, 2.0, len(probe.weight)))
+    hidden = torch.linspace(-2.0, 3.0, len(probe.weight))[None]
+    for offset in (0.0, 1.0):
+        if torch.allclose(probe(hidden), rms_norm(hidden, probe.weight, epsilon, offset), rtol=1e-4):
+            return offset
+    return None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tpbench.workloads.train_step.problem import TrainStep
 
-_FOUR_NORMS = ("gemma2", "gemma3_text", "glm4")
+_FOUR_NORMS = ("gemma2", "gemma3_text")
 """Architectures with a norm before and a norm after each block. Others have one norm for each block."""
-_NORMS_OF_HEADS = ("qwen3", "gemma3_text", "exaone4", "apertus", "hunyuan_v1_dense")
+_NORMS_OF_HEADS = ("qwen3", "gemma3_text")
 """Architectures that normalise each head of queries and keys."""
 _NORMS_OF_ALL_HEADS = ("olmo2", "olmo3")
 """Architectures that normalise queries and keys over all heads together."""

@@ -26,11 +26,9 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.decoder_parts import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.key_value_heads import head_share
-from tpbench.workloads.train_step.sharding.plan import Block, share_heads
-from tpbench.workloads.train_step.sharding.plan_requirements import require_plan
+from tpbench.workloads.train_step.sharding.plan import Block, blocks
 from tpbench.workloads.train_step.sharding.styles import Style
 from tpbench.workloads.uneven_shards import sharded_along
 
@@ -45,7 +43,6 @@ def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """
     # The linear loss lets the head return its input, all tokens, instead of logits.
     sharded_logits = problem.vocab_parallel and problem.train_loss != "tpbench_linear"
-    blocks = require_plan(problem, model, tp.size())
     parts = decoder_parts(model)
     plan: dict[str, ParallelStyle] = {
         parts.embedding: RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
@@ -55,13 +52,10 @@ def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
             use_local_output=not sharded_logits,
         ),
     }
-    if parts.norm is not None and hasattr(model.get_submodule(parts.norm), "weight"):
+    if hasattr(model.get_submodule(parts.norm), "weight"):
         plan[parts.norm] = SequenceParallel(use_local_output=True)
-    share = head_share(problem, tp.size(), tp.get_local_rank())
-    for block in blocks:
+    for block in blocks(problem, model):
         plan[block.name] = ExchangedTokens(problem.seq_length, replicated=block.replicated)
-        if block.sharded_inside:
-            share_heads(problem, model.get_submodule(block.name), share)
         plan |= {name: _style(style, block) for name, style in block.styles.items()}
     for number, layer in enumerate(decoder_layers(model)):
         names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
@@ -69,7 +63,6 @@ def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     # The hook of the head's own style takes the gathered tokens, so this one must come first.
     ExchangedTokens(problem.seq_length, replicated=False)._apply(model.lm_head, tp)
     parallelize_module(model, tp, plan, src_data_rank=None)
-    _detach_padding(model.get_input_embeddings(), tp)
     if problem.tied:
         model.lm_head.weight = model.get_input_embeddings().weight
     for name, parameter in model.named_parameters():
@@ -145,24 +138,6 @@ class ExchangedTokens(ParallelStyle):
         if self.replicated:
             module.register_forward_hook(after)
         return module
-
-
-def _detach_padding(embedding: nn.Embedding, tp: DeviceMesh) -> None:
-    """Give the padding token, if there is one, no gradient.
-
-    The backward pass of DTensor's sharded embedding takes the token's number for a row of each rank's shard.
-    """
-    if (padding := embedding.padding_idx) is None:
-        return
-    embedding.padding_idx = None
-
-    def detach(module: nn.Module, inputs: tuple[DTensor], output: Tensor) -> Tensor:
-        ids = inputs[0].to_local()
-        length = -(-ids.shape[1] // tp.size())
-        share = ids[:, tp.get_local_rank() * length :][:, :length]
-        return torch.where((share == padding)[..., None], output.detach(), output)
-
-    embedding.register_forward_hook(detach)
 
 
 def compile_dtensor_layers(model: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -15,10 +15,27 @@ from torch import Tensor, nn
 
 from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.decoder_parts import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.model.models import FusedNorm, build, decoder_layers, decoder_parts
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.key_value_heads import HeadShare
-from tpbench.workloads.train_step.sharding.styles import PLANS, STYLES, SYNONYMS, Style, parse_mapping
+from tpbench.workloads.train_step.sharding.styles import (
+    REPEATING,
+    STYLES,
+    HeadShare,
+    Style,
+    needs_repeated_heads,
+    parse_mapping,
+)
+
+KEY_VALUE_LAYERS = ("k_proj", "v_proj")
+"""Names of the layers that compute keys and values. Models of transformers with fewer key-value heads than query heads
+call them so."""
+SYNONYMS = {
+    "colwise_rep": "colwise_gather_output",
+    "rowwise_rep": "rowwise_split_input",
+    "replicated_with_grad_allreduce": "replicated",
+}
+"""Other names of a style in plans of transformers. The sum over ranks of a replicated module's gradient follows from
+the module's place."""
 
 
 @dataclass(frozen=True)
@@ -47,54 +64,102 @@ class Block:
         return set(self.styles.values()) == {"replicated"}
 
 
+def unsupported_model(problem: TrainStep, variant: str, tp_size: int) -> str | None:
+    """Return why the variant cannot shard the model by its plan and `tp_mapping`, or None if it can.
+
+    The model is made without weights.
+    """
+    # A pattern of a mapping may name any layer. Without a mapping all layers have one plan.
+    depth = problem.depth if problem.tp_mapping else 1
+    try:
+        model = build(replace(problem, num_layers=depth))
+        blocks(problem, model)
+        if variant in REPEATING:
+            require_known_modules(problem, model, tp_size)
+    except UnknownArchitecture as error:
+        return str(error)
+    return None
+
+
 def blocks(problem: TrainStep, model: Any) -> list[Block]:
     """Return each block of the decoder layers with the styles of its modules.
 
     The first pattern that matches a module's name decides: patterns of `problem.tp_mapping` come first, then those of
-    the model's plan, from `PLANS` or from transformers, or of the usual plan if it has none. Modules without a match
-    are replicated. Raises UnknownArchitecture for a plan that has no correct computation, and for a pattern of
-    `tp_mapping` that matches nothing.
+    the plan of transformers. Modules without a match are replicated. Raises UnknownArchitecture for a model without a
+    plan, for a plan that has no correct computation, and for a pattern of `tp_mapping` that matches nothing.
     """
     mapping = parse_mapping(problem.tp_mapping)
-    base = PLANS.get(problem.architecture) or plan_of_transformers(model) or _usual_plan(problem, model, mapping)
-    plan = mapping | {pattern: style for pattern, style in base.items() if pattern not in mapping}
     prefix = f"{model.base_model_prefix}."
-    result = [_block(*each, plan, prefix, model.config.hidden_size) for each in _modules(model)]
+    modules = list(_modules(model))
+    plan = {**mapping}
+    for pattern, style in (model.config.base_model_tp_plan or {}).items():
+        plan.setdefault(pattern, style)
+    for name, module in modules:
+        if not any(
+            _planned(f"{name}.{layer}".removesuffix(".").removeprefix(prefix), plan) for layer in _linear(module)
+        ):
+            raise UnknownArchitecture(
+                f"transformers has no tensor-parallel plan of {name} of {problem.model} ({problem.architecture}): a "
+                "tp_mapping can be its plan"
+            )
+    result = [_block(name, module, plan, prefix, model.config.hidden_size) for name, module in modules]
     names = {name.removeprefix(prefix) for block in result for name in block.styles}
     for pattern in mapping:
         if not any(fnmatchcase(name, pattern) for name in names):
-            known = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name, count=1) for name in sorted(names))
+            valid = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name, count=1) for name in sorted(names))
             raise UnknownArchitecture(
-                f"tp_mapping: {pattern} matches no module in the blocks of {problem.model}{nearest(pattern, known)} "
-                f"(valid: {', '.join(known)})"
+                f"tp_mapping: {pattern} matches no module in the blocks of {problem.model}{nearest(pattern, valid)} "
+                f"(valid: {', '.join(valid)})"
             )
+    _check_embedding(problem, model)
     for block in result:
         if block.sharded_inside:
             _check_norms(problem, model, block)
     return result
 
 
-def plan_of_transformers(model: Any) -> Mapping[str, str]:
-    """Return the plan of transformers for a model, or an empty one if it names no linear layer of a block.
+def require_known_modules(problem: TrainStep, model: Any, tp_size: int) -> None:
+    """Raise UnknownArchitecture for a model that tpbench's own layers cannot shard."""
+    for name, module in model.named_modules():
+        known = isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | FusedNorm)
+        if not known and next(module.parameters(recurse=False), None) is not None:
+            raise UnknownArchitecture(
+                f"fsdp_dtensor and fsdp_dtensor_async shard linear layers, embeddings and norms; {name} of "
+                f"{problem.model} ({problem.architecture}) is a {type(module).__name__}"
+            )
+    if not needs_repeated_heads(problem, tp_size):
+        return
+    for block in blocks(problem, model):
+        module = model.get_submodule(block.name)
+        if not block.sharded_inside or not hasattr(module, "head_dim"):
+            continue
+        layers = {name.rpartition(".")[2] for name in block.styles}
+        if not (layers.issuperset(KEY_VALUE_LAYERS) and hasattr(module, "num_key_value_groups")):
+            raise UnknownArchitecture(
+                f"{block.name} of {problem.model} ({problem.architecture}) has no {' and '.join(KEY_VALUE_LAYERS)} "
+                f"whose heads several ranks could repeat: tp_size must divide kv_heads={problem.kv_heads}"
+            )
 
-    Transformers 5.24 gives some model types a plan of the embedding alone. With it every rank would compute all blocks.
-    """
-    plan: Mapping[str, str] = model.config.base_model_tp_plan or {}
-    prefix = f"{model.base_model_prefix}."
-    names = [
-        f"{block}.{name}".removesuffix(".").removeprefix(prefix)
-        for block, module in _modules(model)
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear)
-    ]
-    return plan if any(fnmatchcase(name, pattern) for name in names for pattern in plan) else {}
+
+def share_heads(module: Any, share: HeadShare) -> None:
+    """Let a sharded attention compute with the groups of a rank's heads."""
+    if hasattr(module, "num_key_value_groups"):
+        module.num_key_value_groups = share.group
+
+
+def _check_embedding(problem: TrainStep, model: Any) -> None:
+    embedding = model.get_input_embeddings()
+    if type(embedding) is not nn.Embedding and not hasattr(embedding, "scalar_embed_scale"):
+        raise UnknownArchitecture(
+            f"{problem.model} ({problem.architecture}) has an embedding of an unknown kind: {type(embedding).__name__}"
+        )
 
 
 def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
     """Raise UnknownArchitecture if a rank would need only a share of the weights of a block's norms."""
     for name in block.styles:
         module = model.get_submodule(name)
-        if isinstance(module, nn.Linear) or is_activation(module):
+        if isinstance(module, nn.Linear):
             continue
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or re.search(r"\.\d+", name.removeprefix(block.name)):
@@ -109,86 +174,55 @@ def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
             )
 
 
-def is_activation(module: nn.Module) -> bool:
-    """Return whether a module has numbers for its parameters, so that each rank can apply it to its columns."""
-    parameters = list(module.parameters(recurse=False))
-    return bool(parameters) and all(each.numel() == 1 for each in parameters)
-
-
-def share_heads(problem: TrainStep, module: Any, share: HeadShare) -> None:
-    """Let a sharded block compute with a rank's heads, if it keeps their numbers in attributes as StableLM does."""
-    numbers = {
-        "num_heads": (problem.heads, share.queries),
-        "num_key_value_heads": (problem.kv_heads, len(share.key_values)),
-        "num_key_value_groups": (problem.heads // problem.kv_heads, share.group),
-    }
-    for name, (of_model, of_rank) in numbers.items():
-        if getattr(module, name, None) == of_model:
-            setattr(module, name, of_rank)
-
-
-def _usual_plan(problem: TrainStep, model: Any, mapping: Mapping[str, str]) -> dict[str, str]:
-    """Return Megatron's plan for a model without one: in each block the last linear layer is rowwise, and the others
-    are colwise. Blocks that the mapping names are left out.
-
-    Raises UnknownArchitecture for a block whose first layers are not one for each of queries, keys, values, gate, up.
-    """
-    widths = {problem.heads * problem.head_dim, problem.kv_heads * problem.head_dim, problem.ffn_size}
-    plan: dict[str, str] = {}
-    for block, module in _modules(model):
-        inner = block.removeprefix(f"{model.base_model_prefix}.")
-        linear = {f"{inner}.{name}": each for name, each in module.named_modules() if isinstance(each, nn.Linear)}
-        if any(fnmatchcase(name, pattern) for name in linear for pattern in mapping):
-            continue
-        *first, last = linear
-        if not (first and all(linear[name].out_features in widths for name in first)):
-            raise UnknownArchitecture(
-                f"transformers has no tensor-parallel plan for {problem.model} ({problem.architecture}), and {inner} "
-                "has no layer for each of queries, keys and values, or up; a tp_mapping can be its plan"
-            )
-        plan |= dict.fromkeys(first, "colwise") | {last: "rowwise"}
-    return plan
-
-
 def _modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
     """Yield the blocks by name: the children of decoder layers that contain linear layers."""
     layers = decoder_parts(model).layers
     for number, layer in enumerate(decoder_layers(model)):
         for name, child in layer.named_children():
-            if any(isinstance(each, nn.Linear) for each in child.modules()):
+            if _linear(child):
                 yield f"{layers}.{number}.{name}", child
+
+
+def _linear(module: nn.Module) -> list[str]:
+    """Return the names of the linear layers in a module."""
+    return [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+
+
+def _planned(name: str, plan: Mapping[str, str]) -> str | None:
+    """Return the style of the first pattern that matches the name, or None."""
+    return next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), None)
 
 
 def _block(name: str, module: nn.Module, plan: Mapping[str, str], prefix: str, width: int) -> Block:
     """Return the block of that name, which takes and returns hidden states of this width. Names in the plan lack the
     prefix."""
     owners = {
-        f"{name}.{each}".removesuffix("."): owner
-        for each, owner in module.named_modules()
+        f"{name}.{inner}".removesuffix("."): owner
+        for inner, owner in module.named_modules()
         if next(owner.parameters(recurse=False), None) is not None
     }
-    block = Block(name, {each: _style(each.removeprefix(prefix), plan) for each in owners})
-    linear = {each: owner for each, owner in owners.items() if isinstance(owner, nn.Linear)}
-    last = [each for each in linear if block.styles[each].startswith("rowwise")]
-    kinds = {block.styles[each] for each in linear}
+    block = Block(name, {owner: _style(owner.removeprefix(prefix), plan) for owner in owners})
+    linear = {name: owner for name, owner in owners.items() if isinstance(owner, nn.Linear)}
+    last = [name for name in linear if block.styles[name].startswith("rowwise")]
+    kinds = {block.styles[name] for name in linear}
     paired = kinds in ({"colwise", "rowwise"}, {"colwise_gather_output", "rowwise_split_input"}) and len(last) == 1
     # Hidden states enter the column-wise layers and leave the row-wise one.
-    fits = all((owner.out_features if each in last else owner.in_features) == width for each, owner in linear.items())
+    fits = all((owner.out_features if name in last else owner.in_features) == width for name, owner in linear.items())
     if kinds != {"replicated"} and not (paired and fits):
-        found = ", ".join(f"{each.removeprefix(name + '.')}: {style}" for each, style in block.styles.items())
+        styles = ", ".join(f"{inner.removeprefix(name + '.')}: {style}" for inner, style in block.styles.items())
         raise UnknownArchitecture(
-            f"the linear layers of {name} cannot be sharded as {found} (valid: the last one rowwise and the others "
+            f"the linear layers of {name} cannot be sharded as {styles} (valid: the last one rowwise and the others "
             "colwise, or rowwise_split_input and colwise_gather_output, or all replicated)"
         )
     return block
 
 
 def _style(name: str, plan: Mapping[str, str]) -> Style:
-    found = next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), "replicated")
-    style = SYNONYMS.get(found, found)
+    planned = _planned(name, plan) or "replicated"
+    style = SYNONYMS.get(planned, planned)
     if style not in STYLES:
         raise UnknownArchitecture(
-            f"the model's plan shards {name} as {found}, which is not known (known: {', '.join(STYLES)}); "
+            f"the model's plan shards {name} as {planned}, which is not known (known: {', '.join(STYLES)}); "
             "tp_mapping can give another style"
         )
     return cast("Style", style)

@@ -1,5 +1,5 @@
-"""The training loop, which all variants share: batches, loss, gradients and update.
+"""The training loop, which all variants share, and a trainer for each variant.
 
-The modules, in the order of a first reading: `batches`, `trainer` with `losses`, `gradients` and `loss_scale`, `phases`
-of a step, and `step_graph`.
+The modules, in the order of a first reading: `trainer` with `losses`, `fsdp` with `reshape_pass`, `autotp`, and
+`measured_step`.
 """

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from tpbench.workloads.train_step.model.logits_change import logits_change
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.training.gradients import local_shard
 from tpbench.workloads.vocabulary import IGNORED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -22,7 +21,7 @@ logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss
 def loss_of_whole_logits(problem: TrainStep, model: Any) -> Loss:
     """Return the problem's loss for a model whose head is not sharded."""
     if problem.train_loss == "tpbench_linear":
-        return tpbench_linear_loss(problem, model.lm_head, None, 0)
+        return tpbench_linear_loss(problem, model, model.lm_head, None, 0)
     return tpbench_loss(None, 0, problem.vocab) if problem.train_loss == "tpbench" else torch_loss
 
 
@@ -50,30 +49,28 @@ def tpbench_loss(group: Any, vocab_start: int, vocab: int) -> Loss:
 
 
 def tpbench_linear_loss(
-    problem: TrainStep, head: Any, group: Any, vocab_start: int, *, hidden_sharded: bool = False
+    problem: TrainStep, model: Any, head: Any, group: Any, vocab_start: int, *, hidden_sharded: bool = False
 ) -> Loss:
     """Return tpbench's loss of hidden states and the head's weight, which works in chunks of tokens.
 
     The head then returns its input and computes nothing. Its parameters are those of its latest forward pass, in which
-    FSDP gathers them. If the model scales or caps its logits, so does the loss. `group` shards the vocabulary, or is
-    None; `vocab_start` is the first column on this rank. With `hidden_sharded` each rank has an equal part of the
-    tokens, in rank order; rows behind the last token do not count. Raises UnknownArchitecture for a model that changes
-    its logits in another way.
+    FSDP gathers them. If the model caps its logits, so does the loss. `group` shards the vocabulary, or is None;
+    `vocab_start` is the first column on this rank. With `hidden_sharded` each rank has an equal part of the tokens, in
+    rank order; rows behind the last token do not count.
     """
     from tpbench.kernels import LinearEntropyLoss
 
     # exchange="nccl" because FSDP's collectives run at the same time.
-    change = logits_change(problem)
     module = LinearEntropyLoss(
         group=group, vocab_start=vocab_start, vocab_size=problem.vocab, hidden_sharded=hidden_sharded, exchange="nccl",
-        logits_scale=change.scale, softcap=change.cap,
+        softcap=getattr(model.config, "final_logit_softcapping", None),
     )  # fmt: skip
     dtype = getattr(torch, problem.dtype)
     latest: list[Any] = []
 
     def forward(hidden: Tensor) -> Tensor:
-        own = getattr(head, "local_parameters", (head.weight, getattr(head, "bias", None)))
-        latest[:] = (each if each is None else local_shard(each) for each in (hidden, *own))
+        parameters = getattr(head, "local_parameters", (head.weight, getattr(head, "bias", None)))
+        latest[:] = (tensor if tensor is None else local_shard(tensor) for tensor in (hidden, *parameters))
         return hidden
 
     head.forward = forward
@@ -82,7 +79,7 @@ def tpbench_linear_loss(
         hidden, weight, *bias = latest
         latest.clear()
         # Under autocast, parameters are in fp32 and the product is in `dtype`.
-        factors = [each if each is None else each.to(dtype) for each in (hidden.flatten(0, 1), weight, *bias)]
+        factors = [tensor if tensor is None else tensor.to(dtype) for tensor in (hidden.flatten(0, 1), weight, *bias)]
         rows = hidden.shape[:-1].numel() * (group.size() if hidden_sharded else 1)
         if padding := rows - labels.numel():
             labels = F.pad(labels.flatten(), (0, padding), value=IGNORED)
@@ -90,3 +87,8 @@ def tpbench_linear_loss(
         return result
 
     return loss
+
+
+def local_shard(value: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor; any other tensor is returned as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value

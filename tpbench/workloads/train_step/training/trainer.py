@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from tpbench.measure.session import Context
-from tpbench.workloads.train_step.model.inputs import model_inputs
+from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.training.batches import Batch
-from tpbench.workloads.train_step.training.gradients import clip_divisor, local_shard, total_norm
-from tpbench.workloads.train_step.training.loss_scale import LossScale
-from tpbench.workloads.train_step.training.losses import Loss
-from tpbench.workloads.train_step.training.phases import MarkPhase, ignore_phase
+from tpbench.workloads.train_step.training.losses import Loss, local_shard
+
+FIRST_FACTOR = 2.0**16
+PATIENCE = 2000
+"""Steps without an overflow after which the loss scale is doubled."""
+MarkPhase = Callable[[str], None]
+"""Callback at the beginning of a phase, with its name."""
+
+
+def ignore_phase(phase: str) -> None:
+    """Do nothing at the beginning of a phase."""
 
 
 @runtime_checkable
@@ -106,12 +114,8 @@ def capturable(context: Context) -> bool:
 def adamw(parameters: Sequence[Tensor], problem: TrainStep, *, capturable: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer of every variant. It divides the gradients by its attribute `grad_scale`, if that is set.
 
-    A CUDA graph can hold the update if the optimizer is `capturable`. That of tpbench always is.
+    A CUDA graph can hold the update if the optimizer is `capturable`.
     """
-    if problem.optimizer == "tpbench":
-        from tpbench.kernels.adamw import AdamW
-
-        return AdamW(parameters, lr=problem.learning_rate, weight_decay=problem.weight_decay)
     return torch.optim.AdamW(
         parameters, lr=problem.learning_rate, weight_decay=problem.weight_decay, fused=True, capturable=capturable
     )
@@ -120,3 +124,83 @@ def adamw(parameters: Sequence[Tensor], problem: TrainStep, *, capturable: bool 
 def autocast(problem: TrainStep, device: torch.device) -> AbstractContextManager[Any]:
     """Return torch's autocast context: matrix products in the problem's dtype, if `problem.autocast` is set."""
     return torch.autocast(device.type, getattr(torch, problem.dtype), enabled=problem.autocast)
+
+
+@torch.no_grad()  # without gradients, a DTensor returns its shard at once
+def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the 2-norm of all gradients together, an fp32 scalar that is equal on every rank.
+
+    Each rank sums the squares of its shards in fp32. A gradient that is sharded over a mesh dimension is summed over
+    that dimension; a replicated gradient counts once. Parameters may be on several meshes or on none. Raises TypeError
+    for a gradient that has not been reduced.
+    """
+    shards_by_groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+    groups_by_layout: dict[Any, tuple[Any, ...]] = {}  # hundreds of gradients have only a few layouts
+    for grad in (parameter.grad for parameter in parameters):
+        if grad is None:
+            continue
+        layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
+        if layout not in groups_by_layout:
+            groups_by_layout[layout] = _groups_that_shard(grad)
+        shards_by_groups[groups_by_layout[layout]].append(local_shard(grad))
+    total = torch.zeros((), dtype=torch.float32, device=device)
+    for groups, shards in shards_by_groups.items():
+        squares = torch.stack(torch._foreach_norm(shards, 2, dtype=torch.float32)).square().sum()
+        for group in groups:
+            dist.all_reduce(squares, group=group)
+        total += squares
+    return total.sqrt()
+
+
+def _groups_that_shard(grad: Tensor) -> tuple[Any, ...]:
+    """Return the process groups over which a gradient is sharded."""
+    if not isinstance(grad, DTensor):
+        return ()
+    mesh = grad.device_mesh
+    groups = []
+    for dimension, placement in enumerate(grad.placements):
+        if placement.is_partial():
+            raise TypeError(f"a gradient that is {placement} has not been reduced")
+        if not isinstance(placement, Replicate) and mesh.size(dimension) > 1:
+            groups.append(mesh.get_group(dimension))
+    return tuple(groups)
+
+
+def clip_divisor(norm: Tensor, max_norm: float | None) -> Tensor | None:
+    """Return the number, an fp32 scalar, that scales gradients of this norm down to `max_norm` if they are divided by
+    it. None: there is no largest norm.
+
+    An optimizer divides while it updates (`grad_scale`). A pass of its own over the gradients would cost as much as a
+    third of the update.
+    """
+    return None if max_norm is None else ((norm + 1e-6) / max_norm).clamp(min=1.0)
+
+
+class LossScale:
+    """A dynamic factor on the loss that keeps fp16 gradients out of the subnormal range. It stays on the device.
+
+    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2. If a gradient overflows, the factor is halved and
+    the step is skipped. After `patience` steps without an overflow the factor is doubled.
+    """
+
+    def __init__(
+        self, factor: float = FIRST_FACTOR, patience: int = PATIENCE, device: torch.device | None = None
+    ) -> None:
+        self.factor = torch.full((), factor, device=device)
+        """The factor of the next step, an fp32 scalar."""
+        self.used = self.factor.clone()
+        """The factor of the step that `finite` was last asked about."""
+        self.patience = patience
+        self._steps_without_overflow = torch.zeros((), dtype=torch.int32, device=device)
+
+    def finite(self, norm: Tensor) -> Tensor:
+        """Return whether the gradient norm is finite, so that the step counts, and adjust the factor for the next step.
+
+        The result is a boolean scalar on the device. The norm is that of all ranks' gradients, so all ranks decide
+        alike.
+        """
+        self.used = self.factor.clone()
+        finite = torch.isfinite(norm)
+        overflow = torch.logical_not(finite).float()
+        torch._amp_update_scale_(self.factor, self._steps_without_overflow, overflow, 2.0, 0.5, self.patience)
+        return finite

@@ -1,0 +1,218 @@
+"""Column- and row-parallel linears, forward and backward, under a schedule of their products and collectives.
+
+Activations and their gradients are (rows, features) matrices, sharded along the rows between two linears, in the order
+of the group's ranks. A weight is this rank's (out, in) part of W. p is the number of ranks.
+
+A new schedule is a class with the methods of `Schedule`: all linears, of any workload, can run under it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.comm.collectives import gather_rows, scatter_rows
+
+Pending: TypeAlias = Callable[[], Tensor]
+"""A result that may not be complete yet. Call it once: it returns the result, ready for the current stream."""
+
+
+class Schedule(Protocol):
+    """The all-gather and reduce-scatter of tensor parallelism with their products, over `size` ranks.
+
+    All methods are collective. Shards are equal runs of rows, in the order of the group's ranks. All tensors are
+    contiguous matrices of one dtype, except `matrix`, which may be a transposed view.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The rank in the group, not in the world."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in the group."""
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group, or None if the schedule does not communicate."""
+
+    @property
+    def divisor(self) -> int:
+        """The number that must divide the rows of a product that is scattered."""
+
+    def gather(self, shard: Tensor) -> Pending:
+        """All-gather (rows, columns) shards to (size * rows, columns). Valid until the next gather of any kind."""
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+        """All-gather shards and multiply them by this rank's matrix (columns, n). Return both results.
+
+        `keep`: the gathered tensor stays valid. Otherwise it is valid until the next gather of any kind.
+        """
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
+        """Multiply whole (rows, k) by matrix (k, n), and reduce-scatter the sum over ranks to (rows / size, n).
+
+        `awaited`: the caller waits for the result at once and has no other work to overlap.
+        """
+
+
+class PlainSchedule(ABC):
+    """Products in one piece before or after their collective. Children define the two collectives."""
+
+    @abstractmethod
+    def gather(self, shard: Tensor) -> Pending:
+        """All-gather (rows, columns) shards to (size * rows, columns)."""
+
+    @abstractmethod
+    def scatter(self, partial: Tensor) -> Tensor:
+        """Reduce-scatter a (rows, n) matrix: return this rank's (rows / size, n) of the sum over ranks."""
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+        whole = self.gather(shard)()
+        return whole, whole @ matrix
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
+        summed = self.scatter(whole @ matrix)
+        return lambda: summed
+
+
+class LocalSchedule(PlainSchedule):
+    """One process with the whole of every tensor: no communication."""
+
+    rank, size, group, divisor = 0, 1, None, 1
+
+    def gather(self, shard: Tensor) -> Pending:
+        return lambda: shard
+
+    def scatter(self, partial: Tensor) -> Tensor:
+        return partial
+
+
+class SequentialSchedule(PlainSchedule):
+    """All-gather, product, reduce-scatter, one after the other. It can be compiled."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.divisor = self.size
+
+    def gather(self, shard: Tensor) -> Pending:
+        whole = gather_rows(shard, self.group)
+        return lambda: whole
+
+    def scatter(self, partial: Tensor) -> Tensor:
+        return scatter_rows(partial, self.group)
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """The schedules of one linear."""
+
+    forward: Schedule
+    backward: Schedule
+
+    @classmethod
+    def always(cls, schedule: Schedule) -> LinearPlan:
+        """Return the plan with one schedule for both passes."""
+        return cls(schedule, schedule)
+
+
+def column_parallel(shard: Tensor, weight: Tensor, plan: LinearPlan, *, save_gathered: bool = True) -> Tensor:
+    """Return y = all_gather(x) W^T, (rows, out / p), of this rank's shard of x, (rows / p, in). Differentiable.
+
+    `save_gathered`: keep the gathered x for the backward pass. Otherwise gather x again.
+    """
+    product: Tensor = _ColumnParallel.apply(shard, weight, plan, save_gathered)
+    return product
+
+
+def row_parallel(x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
+    """Return a shard of y = reduce_scatter(x W^T), (rows / p, out), of x (rows, in / p). Differentiable."""
+    shard: Tensor = _RowParallel.apply(x, weight, plan)
+    return shard
+
+
+def with_summed_gradient(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return a weight that is whole on every rank, for use on this rank's rows: its gradient is summed over ranks."""
+    summed: Tensor = _SumGradient.apply(weight, group)
+    return summed
+
+
+def column_forward(schedule: Schedule, shard: Tensor, weight: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """Gather x and multiply it by a column-parallel weight.
+
+    `shard`: this rank's (rows / p, in) of x. Returns the gathered x (rows, in) and y = x W^T (rows, out / p). The
+    gathered x stays valid only if `keep` is set.
+    """
+    return schedule.gather_matmul(shard, weight.t(), keep=keep)
+
+
+def column_backward(
+    schedule: Schedule, grad: Tensor, weight: Tensor, kept: Tensor, gathered: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x's shard (rows / p, in) and of the weight, given y's gradient (rows, out / p).
+
+    `kept`: the x of the forward pass, gathered or only this rank's shard. The weight's product runs between the start
+    and the end of the reduce-scatter, and so hides the rest of its communication.
+    """
+    whole = (lambda: kept) if gathered else schedule.gather(kept)
+    finish = schedule.matmul_scatter(grad, weight)
+    grad_weight = grad.t() @ whole()
+    return finish(), grad_weight
+
+
+def row_forward(schedule: Schedule, x: Tensor, weight: Tensor) -> Tensor:
+    """Return this rank's (rows / p, out) of y, the sum over ranks of x W^T, given x (rows, in / p)."""
+    return schedule.matmul_scatter(x, weight.t(), awaited=True)()
+
+
+def row_backward(schedule: Schedule, grad_shard: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x (rows, in / p) and of the weight, given that of y's shard (rows / p, out)."""
+    grad, grad_x = schedule.gather_matmul(grad_shard, weight, keep=False)
+    return grad_x, grad.t() @ x
+
+
+class _ColumnParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, weight: Tensor, plan: LinearPlan, save_gathered: bool) -> Tensor:
+        gathered, product = column_forward(plan.forward, shard.contiguous(), weight, save_gathered)
+        ctx.save_for_backward(gathered if save_gathered else shard, weight)
+        ctx.plan, ctx.gathered = plan, save_gathered
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kept, weight = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        return *column_backward(ctx.plan.backward, grad, weight, kept.contiguous(), ctx.gathered), None, None
+
+
+class _RowParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.plan = plan
+        return row_forward(plan.forward, x.contiguous(), weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return *row_backward(ctx.plan.backward, grads[0].contiguous(), x, weight), None
+
+
+class _SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        total = grads[0].clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None

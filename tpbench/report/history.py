@@ -1,0 +1,245 @@
+"""`scripts/report.py history FOLDER...`: a metric by time and cell, and an exit code for continuous integration.
+
+A level is the geometric mean of rows that follow each other with the same code, packages and machine. The newest level
+of a cell is compared with the one before it by the test of `report.py compare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from tpbench.report.analysis.metrics import METRICS, Metric, counted, metric
+from tpbench.report.analysis.records import Record, is_measurement, value_text
+from tpbench.report.command_line import (
+    ReportParser,
+    add_filters,
+    format_of,
+    print_or_write,
+    require_values,
+    selected_rows,
+)
+from tpbench.report.compare.changes import FAILED, CellChange, Comparison, compare_cells
+from tpbench.report.compare.command import share
+from tpbench.report.compare.conditions import ACROSS, BESIDE, remarks
+from tpbench.report.compare.method import method
+from tpbench.report.compare.pairs import CellPair, cell_names, rows_by_cell
+from tpbench.report.compare.uncertainty import geometric_mean, observe
+from tpbench.report.plots import style
+from tpbench.results.printable import printable
+from tpbench.settings import JobError
+from tpbench.tables import MISSING, Document, Table, as_markdown, as_text, csv_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STACK = (
+    "git_commit", "git_dirty", "kernels_version", "variant_version", "tpbench_version", "torch_version",
+    "triton_version", "driver_version", "cuda_version", "nccl_version", "python_version", "package_versions", "host",
+)  # fmt: skip
+"""Columns that name the code, the packages and the machine of a row."""
+COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
+FORMATS = ("text", "markdown", "csv", "svg", "png")
+MANY = 40
+"""Most lines of a table without `--all`. A longer table has only the cells whose newest level changed, or that fail."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """The measured rows of one cell on one kind of hardware, in time order."""
+
+    name: str
+    levels: Sequence[tuple[Record, ...]]
+    """The rows of each level."""
+    failure: Record | None
+    """The newest row, if it failed after a measurement."""
+
+    @property
+    def pair(self) -> CellPair:
+        """The newest level as a pair with the level before it."""
+        return CellPair(self.name, (), *self.levels[-2:])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command.
+
+    The exit code is 1 if the newest level of a cell is worse than the level before it or its newest row failed, and 2
+    if nothing was compared, because a check of nothing must not pass.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        shown = metric(options.metric)
+        form = options.format or format_of(options.output)
+        if form not in FORMATS:
+            raise JobError(f"a history has no format {form}: use {', '.join(FORMATS)}")
+        frame = selected_rows(options)
+        require_values(frame, shown)
+        history = all_series(frame, shown)
+        pairs = [series.pair for series in history if len(series.levels) > 1]
+        comparison = compare_cells(pairs, options.metric, options.threshold, ACROSS)
+        if form in ("svg", "png"):
+            print_or_write(_picture(history, comparison, form), options.output)
+        elif form == "csv":
+            print_or_write(_comma_separated(history, comparison), options.output)
+        else:
+            document = _document(history, comparison, all_cells=options.all)
+            text = as_markdown(document) if form == "markdown" else f"{as_text(document).plain}\n"
+            print_or_write(text, options.output)
+    except (JobError, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    if not comparison.decided:
+        print("report: no cell was measured twice, so nothing was compared", file=sys.stderr)
+        return 2
+    failed = any(series.failure for series in history)
+    return int(failed or any(change.fails() for change in comparison.changes))
+
+
+def all_series(frame: pd.DataFrame, shown: Metric) -> list[Series]:
+    """Return the series of every cell and kind of hardware that has a measurement.
+
+    Rows beside which other jobs ran are left out.
+    """
+    cells = rows_by_cell(frame)
+    names = cell_names(cells)
+    several = len({machine for machines in cells.values() for machine in machines}) > 1
+    history = []
+    for cell, machines in cells.items():
+        for machine, rows in machines.items():
+            measured = [row for row in rows if is_measurement(row) and not row.get(BESIDE) and observe(row, shown)]
+            if measured:
+                name = f"{names[cell]} on {value_text(machine)}" if several else names[cell]
+                failure = rows[-1] if rows[-1]["status"] in FAILED else None
+                history.append(Series(name, _levels(measured), failure))
+    return history
+
+
+def _levels(rows: Sequence[Record]) -> list[tuple[Record, ...]]:
+    """Divide rows in time order into levels. If all have the same code, packages and machine, the newest is a level."""
+    stacks = itertools.groupby(rows, key=lambda row: [row.get(name) for name in STACK])
+    levels = [tuple(group) for _, group in stacks]
+    return levels if len(levels) > 1 or len(rows) == 1 else [tuple(rows[:-1]), tuple(rows[-1:])]
+
+
+def _lines(series: Series, change: CellChange | None, shown: Metric) -> list[list[str]]:
+    """Return a line for each level of a cell. The last one has the verdict on the newest level."""
+    lines = []
+    before: tuple[Record, ...] = ()
+    for level in series.levels:
+        ratio = _mean(level, shown) / _mean(before, shown) if before else None
+        newest = change if level is series.levels[-1] else None
+        notes = newest.notes if newest else remarks(before, level, ACROSS) if before else ()
+        commit = value_text(level[-1].get("git_commit"))[:8] + (" and changes" if level[-1].get("git_dirty") else "")
+        started = level[0].get("started_at")
+        lines.append([
+            printable(series.name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING, printable(commit),
+            str(len(level)), shown.write(_mean(level, shown)), MISSING if ratio is None else f"{ratio:.3f}",
+            MISSING if newest is None or newest.p is None else f"{newest.p:.2g}", newest.verdict if newest else MISSING,
+            printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
+        ])  # fmt: skip
+        before = level
+    return lines
+
+
+def _mean(level: Sequence[Record], shown: Metric) -> float:
+    return geometric_mean([observation for row in level if (observation := observe(row, shown))])
+
+
+def _document(history: Sequence[Series], comparison: Comparison, *, all_cells: bool) -> Document:
+    changes = {change.name: change for change in comparison.changes}
+    shown, failed = comparison.metric, [series for series in history if series.failure]
+    moved = [change.name for change in comparison.changes if change.verdict not in ("same", "unclear")]
+    rows = sum(len(level) for series in history for level in series.levels)
+    caption = (
+        f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level of {len(moved)} "
+        f"changed, {len(failed)} fail{'s' if len(failed) == 1 else ''} now"
+    )
+    listed, sentences = list(history), [f"{sentence}." for sentence in method(comparison)[:2]]
+    if not all_cells and sum(len(series.levels) for series in history) > MANY:
+        listed = [series for series in history if series.name in moved or series.failure]
+        others = counted(len(history) - len(listed), "cell")
+        sentences.insert(0, f"{others} did not change: --all lists their levels, too.")
+    lines = [line for series in listed for line in _lines(series, changes.get(series.name), shown)]
+    failures = [[printable(series.name), *_failure(series.failure)] for series in failed if series.failure]
+    tables = [
+        Table("Cells that fail now", ("cell", "status", "first failure"), failures),
+        Table("Levels", COLUMNS, lines),
+    ]
+    return Document([table for table in tables if table.rows], caption, sentences)
+
+
+def _failure(row: Record) -> list[str]:
+    started = f"{row['started_at']:%Y-%m-%d %H:%M}" if row.get("started_at") else MISSING
+    return [value_text(row["status"]), printable(f"{started}: {value_text(row['reason'])}")]
+
+
+def _comma_separated(history: Sequence[Series], comparison: Comparison) -> str:
+    """Return a line for each level of each cell, with all digits."""
+    shown = comparison.metric
+    changes = {change.name: change for change in comparison.changes}
+    lines: list[list[str | float | None]] = []
+    for series in history:
+        for level in series.levels:
+            change = changes.get(series.name) if level is series.levels[-1] else None
+            facts = [printable(value_text(level[0].get(name))) for name in ("started_at", *STACK)]
+            ratio = change.ratio.value if change and change.ratio else None
+            verdict = (change.verdict, change.p, ratio) if change else (None, None, None)
+            lines.append([printable(series.name), *facts, len(level), _mean(level, shown), *verdict])
+    columns = ["cell", "started_at", *STACK, "rows", f"level {shown.name}", "verdict", "p", "ratio"]
+    return csv_text(columns, lines)
+
+
+def _picture(history: Sequence[Series], comparison: Comparison, form: str) -> bytes:
+    """Return the picture as a file: each row by its time, relative to the first level of its cell."""
+    style.require()
+    with style.drawing("history"):
+        return style.file_content(_draw(history, comparison), form)
+
+
+def _draw(history: Sequence[Series], comparison: Comparison) -> Figure:
+    """Draw a line for each cell. Cells whose newest level changed have a colour and a name."""
+    changed = [change.name for change in comparison.changes if change.verdict not in ("same", "unclear")]
+    figure = style.new_figure(7.5, 3.6 + 0.18 * min(len(changed), len(style.LIGHT)))
+    axes = figure.subplots()
+    for series in history:
+        first = _mean(series.levels[0], comparison.metric)
+        rows = [row for level in series.levels for row in level if row.get("started_at")]
+        values = [float(row[comparison.metric.name]) / first for row in rows]
+        index = changed.index(series.name) if series.name in changed else len(style.LIGHT)
+        named = index < len(style.LIGHT)
+        axes.plot(
+            [row["started_at"] for row in rows], values, color=style.colour(index) if named else style.FAINT,
+            marker=style.marker(index) if named else ".", label=style.short(series.name, 90) if named else None,
+            zorder=2 if named else 1,
+        )  # fmt: skip
+    axes.set_ylabel(f"{comparison.metric.name}, relative to the first level")
+    axes.tick_params(axis="x", rotation=30)
+    axes.set_title(f"{counted(len(history), 'cell')}; named: the newest level changed")
+    style.common_legend(figure, [axes], 1)
+    return figure
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = ReportParser(
+        "history",
+        description="A metric of every cell over time, by commit and by software stack. Exit code 1 if the newest "
+        "level of a cell is worse than the one before or its newest row failed, 2 if no cell was measured twice.",
+        epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine; "
+        "if all rows of a cell have the same, the newest row is a level. The test is that of `report.py compare`.",
+    )
+    add_filters(parser)
+    parser.add_argument("--metric", default="time_ms", metavar="NAME", help=f"one of: {', '.join(METRICS)} (time_ms)")
+    parser.add_argument(
+        "--threshold", type=share, default=0.02, metavar="SHARE", help="smallest change that counts (0.02)"
+    )
+    parser.add_argument("--format", choices=FORMATS, help="(that of the suffix of -o, else text)")
+    parser.add_argument("--all", action="store_true", help="the levels of every cell, not only of cells that changed")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen")
+    return parser

@@ -1,0 +1,181 @@
+"""pytorch_tp_manual and pytorch_gather: the entropy loss in torch operations.
+
+pytorch_tp_manual is the kernels' algorithm with a closed form of the gradient: statistics of the local shard, one
+packed all-gather, then loss and gradient; fp32 throughout. pytorch_gather has the whole vocabulary on every rank, and
+uses torch's own losses and autograd.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpbench.comm.collectives import gather_rows
+from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
+from tpbench.workloads.entropy_loss.problem import EntropyLoss
+from tpbench.workloads.losses.in_torch import row_losses, rows_that_count, whole
+from tpbench.workloads.losses.two_logit_losses import TWO_LOGIT_LOSSES
+from tpbench.workloads.vocabulary import IGNORED
+
+
+def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
+    """Prepare an iteration of pytorch_tp_manual.
+
+    With compile=true the parts before and after the collective go through torch.compile, each as one graph.
+    """
+    algorithm = _Labels(problem, shard) if problem.from_labels else _TwoLogits(problem, shard)
+    statistics: Any = algorithm.statistics
+    finish: Any = algorithm.finish
+    if problem.compile:
+        statistics = torch.compile(statistics, fullgraph=True, dynamic=False)
+        finish = torch.compile(finish, fullgraph=True, dynamic=False)
+
+    def run() -> Output:
+        local = statistics(shard.logits, shard.target)
+        return Output(*finish(shard.logits, shard.target, _all_gather(local, shard)))
+
+    return Step(run, bytes_communicated=(shard.tp_size - 1) * shard.tokens * algorithm.width * 4)
+
+
+def _all_gather(local: Tensor, shard: Shard) -> Tensor:
+    """Return (tp_size, width, tokens), in rank order."""
+    if shard.group is None:
+        return local[None]
+    return gather_rows(local, shard.group).view(shard.tp_size, *local.shape)
+
+
+def _product(values: Tensor, factor: float) -> Tensor:
+    """Return values * factor, without a pass over memory if the factor is 1."""
+    return values if factor == 1.0 else values * factor
+
+
+def _minus_one_hot(p: Tensor, column: Tensor, held: Tensor) -> Tensor:
+    """Return p - onehot(column) in the rows that hold the column.
+
+    Compiled code uses a comparison, which can be fused. Eager code uses a scatter.
+    """
+    if torch.compiler.is_compiling():
+        one_hot = held[:, None] & (torch.arange(p.shape[1], device=p.device) == column[:, None])
+        return p - one_hot.float()
+    return p.scatter_add_(1, column[:, None], -held.float()[:, None])
+
+
+def _max_and_sum(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's maximum and sum of exp(x - maximum)."""
+    maximum = x.amax(-1)
+    return maximum, (x - maximum[:, None]).exp_().sum(-1)
+
+
+def _merge(maxima: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Return maximum and sum of the whole vocabulary from those of the ranks, (tp_size, tokens) each."""
+    maximum = maxima.amax(0)
+    return maximum, (sums * (maxima - maximum).exp()).sum(0)
+
+
+class _Labels:
+    """Cross-entropy from labels. The statistics of a row are (m, s, x[label])."""
+
+    width = 3
+
+    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
+        self.scale, self.start = problem.logits_scale, shard.vocab_start
+
+    def _local(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the labels' local columns, and a mask of those that this rank holds."""
+        local = label - self.start
+        held = (local >= 0) & (local < logits.shape[1])
+        return local.clamp(0, logits.shape[1] - 1), held
+
+    def statistics(self, logits: Tensor, label: Tensor) -> Tensor:
+        x = _product(logits.float(), self.scale)
+        local, held = self._local(logits, label)
+        x_label = torch.where(held, x.gather(1, local[:, None])[:, 0], 0.0)
+        return torch.stack((*_max_and_sum(x), x_label))
+
+    def finish(self, logits: Tensor, label: Tensor, gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        m, s = _merge(gathered[:, 0], gathered[:, 1])
+        counts = label != IGNORED
+        row_loss = torch.where(counts, s.log() + (m - gathered[:, 2].sum(0)), 0.0)
+        inverse = 1.0 / counts.sum().clamp(min=1)
+        factor = torch.where(counts, inverse * self.scale, 0.0)
+        local, held = self._local(logits, label)
+        p = (_product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
+        grad = _minus_one_hot(p, local, held).mul_(factor[:, None])
+        return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
+
+
+class _TwoLogits:
+    """Losses against target logits. The statistics of a row are (m, s, m_t, s_t, weighted sum of the difference)."""
+
+    width = 5
+
+    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
+        self.loss, self.scale = TWO_LOGIT_LOSSES[problem.loss], problem.logits_scale
+        self.target_scale = problem.logits_scale / problem.temperature
+
+    def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return _product(logits.float(), self.scale), _product(target.float(), self.target_scale)
+
+    def statistics(self, logits: Tensor, target: Tensor) -> Tensor:
+        x, t = self._scaled(logits, target)
+        m, s = _max_and_sum(x)
+        m_t, s_t = _max_and_sum(t)
+        weight = (x - m[:, None]).exp() if self.loss.weight == "p" else (t - m_t[:, None]).exp()
+        return torch.stack((m, s, m_t, s_t, (weight * self.loss.difference(x, t)).sum(-1)))
+
+    def finish(self, logits: Tensor, target: Tensor, gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        maxima, sums, target_maxima, target_sums, parts = gathered.unbind(1)
+        m, s = _merge(maxima, sums)
+        m_t, s_t = _merge(target_maxima, target_sums)
+        log_z, log_z_t = m + s.log(), m_t + s_t.log()
+        x, t = self._scaled(logits, target)
+        p = (x - m[:, None]).exp_().div_(s[:, None])
+        factor = self.scale / logits.shape[0]
+        if self.loss.weight == "p":
+            mean = (parts * (maxima - m).exp()).sum(0) / s
+            grad = self.loss.difference(x, t).sub_(mean[:, None]).mul_(p).mul_(factor)
+        else:
+            mean = (parts * (target_maxima - m_t).exp()).sum(0) / s_t
+            grad = p.sub_((t - m_t[:, None]).exp_().div_(s_t[:, None])).mul_(factor)
+        row_loss = self.loss.from_mean(mean, log_z, log_z_t)
+        return row_loss.mean(), row_loss, grad.to(logits.dtype)
+
+
+def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
+    """Prepare an iteration of pytorch_gather: gather, loss, backward, and this rank's slice of the gradient.
+
+    With compile=true the loss goes through torch.compile as one graph, and autograd's backward with it.
+    """
+    losses: Any = functools.partial(_gathered_losses, problem)
+    if problem.compile:
+        losses = torch.compile(losses, fullgraph=True, dynamic=False)
+
+    def gathered(local: Tensor) -> Tensor:
+        return whole(local, shard.vocab_size, shard.tp_size, shard.group)
+
+    def run() -> Output:
+        logits = gathered(shard.logits).requires_grad_()
+        target = shard.target if problem.from_labels else gathered(shard.target)
+        loss, row_loss = losses(logits, target)
+        (grad,) = torch.autograd.grad(loss, logits)
+        grad = grad[:, shard.vocab_start : shard.vocab_stop].contiguous()
+        return Output(loss.detach(), row_loss.detach().float(), grad)
+
+    matrices = 1 if problem.from_labels else 2
+    widest = -(-shard.vocab_size // shard.tp_size)
+    sent = (shard.tp_size - 1) * shard.tokens * widest * shard.logits.element_size() * matrices
+    return Step(run, bytes_communicated=sent)
+
+
+def _gathered_losses(problem: EntropyLoss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean loss over the rows that count, and each row's loss."""
+    dtype = torch.float32 if problem.compute_dtype == "float32" else logits.dtype
+    x = _product(logits.to(dtype), problem.logits_scale)
+    t = target if problem.from_labels else _product(target.to(dtype), problem.logits_scale / problem.temperature)
+    row_loss = row_losses(problem.loss, x, t)
+    count = rows_that_count(target) if problem.from_labels else len(logits)
+    # reduction="mean" would be 0 / 0 if every row is ignored.
+    return row_loss.sum(dtype=torch.float32) / count, row_loss

@@ -1,0 +1,157 @@
+"""What a report makes of rows of the train step: JSON documents, and the study `agreement`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tpbench.tables import Table
+from tpbench.workloads.train_step.problem import PHASES
+
+GB_PER_GIB = 2**30 / 1e9
+PROBLEM = (
+    "model", "config_hash", "num_layers", "batch_size", "seq_length", "accumulate", "dp_size", "warmup_steps",
+    "batches", "learning_rate", "weight_decay", "max_grad_norm", "seed", "dtype", "autocast",
+)  # fmt: skip
+"""Columns that identify a problem. Rows that agree in them train on the same tokens with the same updates."""
+STEPS = (1, 2, 3, 4, 8, 16)
+"""Steps that are shown, besides the last one that rows of a problem share. One process checks the first three."""
+_TRAJECTORIES = ("losses", "grad_norms")
+"""Columns with one number per step."""
+
+Row: TypeAlias = Mapping[str, Any]
+
+
+def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return the file name (without ending) and the content for a measured row, or None for any other row.
+
+    The content is the job as `config`, every measured step, and a summary. Times are device times if the row has them.
+    GB are 10^9 bytes. Values that an older row lacks, such as phases of each step, are null.
+    """
+    samples_ms = row.get("device_samples_ms")
+    samples_ms = row.get("samples_ms") if samples_ms is None else samples_ms
+    if row.get("status") != "ok" or samples_ms is None:
+        return None
+    job = json.loads(row["job"])
+    count = len(samples_ms)
+    seconds = [ms / 1e3 for ms in samples_ms]
+    samples = job["batch_size"] * job["accumulate"] * row["dp_size"]
+    tokens = samples * job["seq_length"]
+    losses = list(row["losses"])[-count:]
+    phases_s = {phase: _each(row, f"step_{phase}_ms", 1e-3, count) for phase in PHASES}
+    held_gb, peak_gb = (_each(row, f"iteration_{name}_gib", GB_PER_GIB, count) for name in ("held", "peak"))
+    steps = [
+        {
+            "step": step + 1,
+            "loss": losses[step],
+            "step_time_s": seconds[step],
+            **{f"{phase}_time_s": phases_s[phase][step] for phase in PHASES},
+            "tokens_per_sec": tokens / seconds[step],
+            "samples_per_sec": samples / seconds[step],
+            "memory_allocated_gb": held_gb[step],
+            "memory_peak_gb": peak_gb[step],
+        }
+        for step in range(count)
+    ]
+    average_s = statistics.fmean(seconds)
+    summary = {
+        "num_steps": count,
+        "avg_step_time_ms": 1e3 * average_s,
+        "std_step_time_ms": 1e3 * statistics.stdev(seconds) if count > 1 else 0.0,
+        "avg_tokens_per_sec": tokens / average_s,
+        "avg_samples_per_sec": samples / average_s,
+        "avg_loss": statistics.fmean(losses),
+        "final_loss": losses[-1],
+        "peak_memory_gb": row["peak_gib"] * GB_PER_GIB,
+        "timing_breakdown": _breakdown(row, phases_s, average_s),
+    }
+    name = f"results_{row['variant']}_tp{row['tp_size']}_dp{row['dp_size']}"
+    return name, {"config": _config(row, job), "steps": steps, "summary": summary}
+
+
+def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job's fields. The first ones have the names and the order of older benchmarks."""
+    names = {"model_name": job["model"], "impl": row["variant"], "tp_size": row["tp_size"], "dp_size": row["dp_size"]}
+    first = names | {name: job[name] for name in ("batch_size", "seq_length", "autocast")}
+    return first | {name: value for name, value in job.items() if name not in (*first, "model", "variant")}
+
+
+def _each(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[float | None]:
+    """Return the numbers of a column times a factor, or as many None if the row has none."""
+    values = row.get(column)
+    return [None] * count if values is None else [factor * each for each in values]
+
+
+def _breakdown(
+    row: Mapping[str, Any], phases_s: Mapping[str, Sequence[float | None]], average_s: float
+) -> dict[str, float | None]:
+    """Return each phase's share of the average step in percent. An older row has only the medians of its phases.
+
+    Each phase is of its slowest rank, so that the sum may be above 100 and `other_pct` below 0.
+    """
+    shares: dict[str, float | None] = {}
+    for phase, each_s in phases_s.items():
+        known = [second for second in each_s if second is not None]
+        median_ms = row.get(f"{phase}_ms")
+        phase_s = statistics.fmean(known) if known else None if median_ms is None else median_ms / 1e3
+        shares[f"{phase}_pct"] = None if phase_s is None else 100 * phase_s / average_s
+    parts = [share for share in shares.values() if share is not None]
+    return shares | {"other_pct": 100 - sum(parts) if len(parts) == len(PHASES) else None}
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Return the largest errors of each variant, and the largest differences between equal problems by step."""
+    correct = [row for row in rows if row["status"] == "ok"]
+    problems: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in correct:
+        problems[tuple(row.get(name) for name in PROBLEM)].append(row)
+    several = [group for group in problems.values() if len(group) > 1]
+    made = [_errors(correct)] if correct else []
+    return [*made, _differences(several)] if several else made
+
+
+def picture(rows: Sequence[Row]) -> None:
+    """Return None: the study has no picture."""
+
+
+def _errors(rows: Iterable[Row]) -> Table:
+    checks: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        checks[row["oracle"] or "-", row["variant"]].append(row)
+    lines = tuple(
+        (oracle, variant, str(len(found)), _largest(found, "loss_error"), _largest(found, "grad_error"))
+        for (oracle, variant), found in sorted(checks.items())
+    )
+    columns = ("oracle", "variant", "rows", "largest loss_error", "largest grad_error")
+    return Table("largest relative errors of losses and gradient norms", columns, lines)
+
+
+def _differences(problems: Sequence[Sequence[Row]]) -> Table:
+    """Return the table of problems that have two rows or more each."""
+    shared = {sorted(len(row["losses"]) for row in group)[-2] for group in problems}
+    lines = []
+    for step in sorted({*(step for step in STEPS if step < max(shared)), *shared}):
+        reached = [[row for row in group if len(row["losses"]) >= step] for group in problems]
+        compared = [group for group in reached if len(group) > 1]
+        spreads = [_percent(max(_spread(group, name, step) for group in compared)) for name in _TRAJECTORIES]
+        lines.append((str(step), str(len(compared)), str(sum(map(len, compared))), *spreads))
+    heading = "largest difference between rows of equal problems, relative to the larger value"
+    return Table(heading, ("step", "problems", "rows", *_TRAJECTORIES), tuple(lines))
+
+
+def _spread(group: Iterable[Row], name: str, step: int) -> float:
+    """Return the difference of the largest and the smallest value at a step, divided by the largest."""
+    values = [float(row[name][step - 1]) for row in group]
+    return (max(values) - min(values)) / max(max(values), 1e-12)
+
+
+def _largest(rows: Iterable[Row], name: str) -> str:
+    errors = [float(row[name]) for row in rows if row[name] is not None]
+    return _percent(max(errors)) if errors else "-"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g}%"

@@ -1,0 +1,294 @@
+"""Estimate the memory, the operations and the communicated bytes of a rank from a problem's fields alone.
+
+Nothing runs for an estimate, and no model is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpbench.workloads.train_step.model.sizes import (
+    attention_flops_per_token,
+    attention_parameters,
+    feed_forward_parameters,
+    flops_per_token,
+    parameters,
+    vocab_parameters,
+)
+from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
+from tpbench.workloads.train_step.sharding.styles import (
+    LayerStyles,
+    head_share,
+    key_value_parameters,
+    layer_styles,
+    layers_with_repeated_heads,
+)
+
+ZERO_BUFFER_ELEMENTS = 500_000_000
+"""Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
+LINEAR_LOSS_GIB = 0.5
+"""Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of tpbench/kernels/linear/chunks.py, which needs
+torch."""
+NORMED_OUTPUT = ("olmo2", "olmo3", "gemma2", "gemma3_text")
+"""Architectures with a norm behind a layer's last block. A repeated layer then needs the block's output."""
+JOINT_PRODUCTS = ("phi3",)
+"""Architectures with one product for queries, keys and values, and one for gate and up."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes that a rank is expected to need."""
+
+    model: int
+    gradients: int
+    optimizer: int
+    activations: int
+    gradients_persist: bool
+    """True if gradients exist while all activations are held. False if gradients appear only as activations go."""
+
+    @property
+    def total(self) -> int:
+        """Peak of all parts together, in bytes."""
+        both = (self.gradients, self.activations)
+        return self.model + self.optimizer + (sum(both) if self.gradients_persist else max(both))
+
+
+def estimate_memory(
+    problem: TrainStep, variant: str, tp_size: int, dp_size: int, *, on_gpus: bool = True
+) -> MemoryEstimate:
+    """Estimate the peak memory of a rank as the backward pass begins.
+
+    For AutoTP, the peak may come later: with the first gradient, or in the update. The estimate leaves out
+    fragmentation and other buffers of collectives. It follows how the variant shards parameters, and which tensors a
+    layer keeps for its backward pass. For Qwen3 of 0.6B to 32B on H200s, measured peaks were 0.89 to 1.12 times the
+    estimate. On a CPU (`on_gpus=False`), AutoTP's buffers are not counted: memory that nothing writes to is not taken.
+    """
+    stored = ITEM_BYTES[problem.stored_dtype]
+    held = parameters_per_rank(problem, variant, tp_size)
+    states = 2 * held * stored
+    model, gradients = held * stored, held * stored
+    buffers = 0
+    if variant == "autotp":
+        if problem.zero_stage:
+            buffers = 2 * ZERO_BUFFER_ELEMENTS * ITEM_BYTES[problem.dtype] if on_gpus else 0
+            states = -(-3 * held * stored // dp_size)  # two moments and a flat copy of the parameters
+            updated = -(-held * stored // dp_size)
+            # Gradients exist twice: flat, for the update, and as the backward pass made them.
+            gradients = updated + (updated if problem.zero_stage == 2 else gradients)
+    elif variant != "ddp":
+        model, gradients, states = (-(-size // dp_size) for size in (model, gradients, states))
+    # ZeRO allocates the buffers with the first gradient, after the logits are freed, and keeps them until the update.
+    logits = _logits_bytes(problem, variant, tp_size)
+    logits_and_buffers = logits + buffers if problem.accumulate > 1 else max(logits, buffers)
+    autocast_copies = held * ITEM_BYTES[problem.dtype] if problem.autocast else 0
+    activations = _layers_bytes(problem, variant, tp_size) + logits_and_buffers + autocast_copies
+    persist = variant == "ddp" or problem.accumulate > 1  # DDP's gradients are views of its buckets
+    return MemoryEstimate(model, gradients, states, activations, persist)
+
+
+def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Return the bytes that the decoder layers keep for their backward passes."""
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    # Sequence parallelism also shards the tensors between the matrix products. AutoTP has no sequence parallelism.
+    hidden = problem.hidden_size / (1 if variant == "autotp" else tp_size)
+    # Kept: the inputs of two norms, and their outputs as inputs of products; queries, keys and values, with the rotated
+    # copies of queries and keys; attention's output; gate, up, the activated gate and their product, or without a gate
+    # only up and the activated up.
+    norms = 2 * (stored * hidden + compute * problem.hidden_size)
+    rotated = 2 if problem.architecture.startswith("qwen3") else 1  # Qwen3 also keeps them before their norms
+    key_values = problem.kv_heads
+    if layers_with_repeated_heads(problem, variant, tp_size):
+        key_values = tp_size * len(head_share(problem, tp_size, 0).key_values)
+    heads = (3 + rotated) * problem.heads + (2 + rotated) * key_values
+    attention = compute * heads * problem.head_dim
+    if problem.attention == "eager":
+        attention += 2 * problem.heads * problem.seq_length * compute
+    feed_forward = compute * (4 if problem.ffn_matrices == 3 else 2) * problem.ffn_size
+    # A rank has its share of the columns in column-wise layers, and all columns in gathered and replicated ones.
+    layers = [
+        norms
+        + attention / (tp_size if styles.attention == "colwise" else 1)
+        + feed_forward / (tp_size if styles.feed_forward == "colwise" else 1)
+        for styles in layer_styles(problem)
+    ]
+    per_token = sum(layers)
+    if problem.activation_checkpointing:
+        per_token = problem.depth * hidden * stored + max(layers)
+    return round(problem.tokens * per_token)
+
+
+def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Return the bytes of the head's logits, their gradient, and the tensors that the loss derives from them.
+
+    The linear loss has the logits of a chunk of tokens, and keeps the gradients of its inputs from the forward pass on.
+    """
+    columns = problem.vocab / (tp_size if problem.vocab_parallel else 1)
+    if problem.train_loss == "tpbench_linear":
+        item = ITEM_BYTES[problem.dtype]
+        chunk = min(problem.tokens * columns * item, LINEAR_LOSS_GIB * 2**30)
+        tokens = problem.tokens / (1 if variant in ("autotp", "dtensor_tp") else tp_size)
+        return round(chunk + (columns + tokens) * problem.hidden_size * item)
+    per_token = columns * 2 * ITEM_BYTES[problem.dtype]  # logits and their gradient
+    if problem.train_loss == "torch":  # in fp32: log-probabilities and their gradient; with DTensor, one copy more
+        per_token += columns * (12 if problem.vocab_parallel and "dtensor" in variant else 8)
+    return round(problem.tokens * per_token)
+
+
+def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Return the number of weights on one rank before replicas shard them.
+
+    Blocks that `tp_mapping` replicates are whole, so are the layers of repeated key-value heads and, with
+    vocab_parallel=false, AutoTP's embedding.
+    """
+    whole = layers_with_repeated_heads(problem, variant, tp_size) * key_value_parameters(problem)
+    whole += vocab_parameters(problem) if variant == "autotp" and not problem.vocab_parallel else 0
+    whole += sum(_replicated_parameters(problem, styles) for styles in layer_styles(problem))
+    return whole + -(-(parameters(problem) - whole) // tp_size)
+
+
+def rank_flops(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Return the operations of one rank in one step.
+
+    The ranks of a replica share the operations, except those that each of them repeats:
+
+    - blocks that `tp_mapping` replicates,
+    - attention, if the columns of queries, keys and values are gathered,
+    - keys and values of repeated heads,
+    - AutoTP's head, if it has the weight of a whole embedding.
+    """
+    whole_head = variant == "autotp" and problem.tied and not problem.vocab_parallel
+    repeated = 6 * vocab_parameters(problem) * whole_head
+    for styles in layer_styles(problem):
+        repeated += attention_flops_per_token(problem) // problem.depth * (styles.attention != "colwise")
+        repeated += 6 * _replicated_parameters(problem, styles)
+    shared = flops_per_token(problem) - repeated
+    if layers := layers_with_repeated_heads(problem, variant, tp_size):
+        # Instead of a share of the keys and values, a rank computes all heads that its queries use.
+        computed = max(len(head_share(problem, tp_size, rank).computed) for rank in range(tp_size))
+        more = tp_size * computed - problem.kv_heads
+        shared += 6 * layers * key_value_parameters(problem) // problem.kv_heads * more
+    return (shared + tp_size * repeated) * problem.tokens * problem.accumulate // tp_size
+
+
+def _replicated_parameters(problem: TrainStep, styles: LayerStyles) -> int:
+    """Return the number of weights in the replicated blocks of a layer with these styles."""
+    attention = attention_parameters(problem) * (styles.attention == "replicated")
+    return attention + feed_forward_parameters(problem) * (styles.feed_forward == "replicated")
+
+
+def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> int:
+    """Return the bytes that a rank sends in a step: all collectives on activations, logits and parameters, as rings.
+
+    Under autocast the residual stream has the parameters' dtype, and outputs of products have the computation's dtype.
+    """
+    per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem, variant)
+    sent = problem.accumulate * _exchanged_tokens(problem, variant, tp_size) * per_token * (tp_size - 1) // tp_size
+    # Ranks sum the gradients of repeated heads in fp32, after replicas have sharded them.
+    repeated = layers_with_repeated_heads(problem, variant, tp_size) * key_value_parameters(problem)
+    sent += 2 * ITEM_BYTES["float32"] * repeated // dp_size * (tp_size - 1) // tp_size
+    return sent + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
+
+
+def _exchanged_tokens(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Return the tokens of a micro-batch, with the padding that makes the shares of the ranks equal."""
+    if variant == "autotp":
+        return problem.tokens
+    if variant == "dtensor_tp":
+        return problem.batch_size * -(-problem.seq_length // tp_size) * tp_size
+    return -(-problem.tokens // tp_size) * tp_size
+
+
+def _autotp_bytes(problem: TrainStep) -> int:
+    """Return the bytes of all collectives on one token's activations. An all-reduce counts twice: it is a
+    reduce-scatter and an all-gather."""
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    checkpointed = problem.activation_checkpointing
+    normed = checkpointed and problem.architecture in NORMED_OUTPUT
+    joint = problem.architecture in JOINT_PRODUCTS
+    # Forward, in the computation's dtype: one all-reduce after o and one after down. Checkpointing repeats the first;
+    # the second only if a norm follows. Backward, in the parameters' dtype: one for each product behind the input, of
+    # queries, keys and values, and of gate and up.
+    blocks = (
+        (1 + checkpointed, 1 if joint else 3, _attention_columns(problem)),
+        (1 + normed, 1 if joint or problem.ffn_matrices == 2 else 2, _feed_forward_columns(problem)),
+    )
+    layers = 0
+    for layer in layer_styles(problem):
+        for (forward, backward, (first, last)), style in zip(
+            blocks, (layer.attention, layer.feed_forward), strict=True
+        ):
+            if style == "replicated":
+                continue
+            layers += 2 * problem.hidden_size * (forward * compute + backward * stored)
+            if style == "colwise_gather_output":
+                # Gathered columns, and the all-reduced gradients of the last product's input.
+                layers += compute * (first * (1 + checkpointed) + 2 * last)
+    # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
+    head = problem.vocab_parallel or not problem.tied
+    of_head = head * (compute if problem.train_loss == "tpbench_linear" else stored)
+    gathered_logits = not problem.vocab_parallel and not problem.tied
+    outside = 2 * problem.hidden_size * (problem.vocab_parallel * stored + of_head)
+    return layers + outside + (problem.vocab * compute if gathered_logits else 0)
+
+
+def _sequence_parallel_bytes(problem: TrainStep, variant: str) -> int:
+    """Return the bytes of all collectives on one token's activations. There is an all-gather before attention and
+    before feed-forward, and a reduce-scatter after each; embedding and head have one collective each."""
+    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
+    checkpointed = problem.activation_checkpointing
+    normed = checkpointed and problem.architecture in NORMED_OUTPUT
+    columns = (_attention_columns(problem), _feed_forward_columns(problem))
+    layers = 0
+    for layer in layer_styles(problem):
+        for is_last, style in enumerate((layer.attention, layer.feed_forward)):
+            # In the parameters' dtype: the all-gather of normed tensors, which checkpointing repeats, and the
+            # reduce-scatter of their gradients. A replicated block gathers, and scatters nothing.
+            # In the computation's dtype: the reduce-scatter of the last product, and the all-gather of its gradient.
+            # Checkpointing repeats the reduce-scatter of the first block, and the other one only if a norm follows.
+            gathers = 1 + checkpointed
+            if style == "replicated":
+                layers += problem.hidden_size * (gathers * stored + compute)
+                continue
+            scatters = 1 + (normed if is_last else checkpointed)
+            layers += problem.hidden_size * ((gathers + 1) * stored + (scatters + 1) * compute)
+            if style == "colwise_gather_output":
+                first, last = columns[is_last]
+                layers += compute * (first * (1 + checkpointed) + last)
+    # In the parameters' dtype: the collectives of embedding and head, forward and backward.
+    in_stored, in_compute = 4, 0
+    if problem.train_loss == "tpbench_linear":
+        # The loss gathers the tokens, and scatters their gradient, after the cast. In dtensor_tp the head gathers the
+        # tokens before the cast, and the loss all-reduces their gradient.
+        in_stored, in_compute = in_stored - (1 if variant == "dtensor_tp" else 2), 2
+    if variant == "dtensor_tp" and problem.architecture.startswith("gemma"):
+        in_stored += 1  # DTensor all-reduces the embedding for its factor, where a reduce-scatter would suffice
+    outside = problem.hidden_size * (in_stored * stored + in_compute * compute)
+    return layers + outside + (0 if problem.vocab_parallel else problem.vocab * compute)
+
+
+def _attention_columns(problem: TrainStep) -> tuple[int, int]:
+    """Return the columns of queries, keys and values, and those of attention's last product's input."""
+    return (problem.heads + 2 * problem.kv_heads) * problem.head_dim, problem.heads * problem.head_dim
+
+
+def _feed_forward_columns(problem: TrainStep) -> tuple[int, int]:
+    """Return the columns of gate and up, and those of the last product's input."""
+    return (problem.ffn_matrices - 1) * problem.ffn_size, problem.ffn_size
+
+
+def _data_parallel_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
+    """Return the bytes that replicas all-gather or reduce-scatter in a step. An all-reduce counts twice."""
+    stored = ITEM_BYTES[problem.stored_dtype]
+    held = parameters_per_rank(problem, variant, tp_size)
+    if variant == "ddp" or (variant == "autotp" and not problem.zero_stage):
+        return 2 * held * stored
+    if variant == "autotp":
+        # ZeRO all-reduces gradients, stage 2 after every micro-batch, and all-gathers parameters. A product's gradient
+        # has the computation's dtype.
+        looked_up = 0 if problem.tied else vocab_parameters(problem) // (tp_size if problem.vocab_parallel else 1)
+        gradients = looked_up * stored + (held - looked_up) * ITEM_BYTES[problem.dtype]
+        return 2 * gradients * (problem.accumulate if problem.zero_stage == 2 else 1) + held * stored
+    # FSDP gathers parameters for each forward and each backward pass. It keeps those that the forward pass uses last,
+    # because the backward pass uses them first.
+    kept = problem.hidden_size + vocab_parameters(problem) // tp_size
+    return ((2 * problem.accumulate + 1) * held - problem.accumulate * kept) * stored

@@ -1,0 +1,339 @@
+"""Variant autotp: DeepSpeed's automatic tensor parallelism by the model's own plan, with ZeRO over replicas."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tpbench.measure.session import Context
+from tpbench.workloads.train_step.model import models
+from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharding.plan import Block, blocks
+from tpbench.workloads.train_step.training import losses
+from tpbench.workloads.train_step.training.trainer import (
+    FIRST_FACTOR,
+    PATIENCE,
+    MarkPhase,
+    adamw,
+    capturable,
+    clip_divisor,
+    ignore_phase,
+)
+
+_PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
+
+
+class DeepSpeedTrainer:
+    """A Trainer around DeepSpeed's engine, whose step averages, clips and clears the gradients."""
+
+    def __init__(self, problem: TrainStep, context: Context) -> None:
+        deepspeed = import_deepspeed(context.device)
+        self.problem, self.context = problem, context
+        model = models.build(problem)
+        plan = blocks(problem, model) if context.tp_size > 1 else []
+        # AutoTP shards a complete model, so at first each rank holds all of it.
+        models.materialise(model, context.device, problem.seed)
+        scale = take_embedding_scale(model) if context.tp_size > 1 and problem.vocab_parallel else None
+        if context.tp_size > 1:
+            replace_layers(problem, model, plan, context.tp_group)
+        if problem.compile:
+            models.compile_layers(model)
+        # DeepSpeed computes the batch size before it has process groups of its own. For that, `mpu` tells it how many
+        # ranks have different batches.
+        mpu = SimpleNamespace(get_data_parallel_world_size=lambda: context.dp_size)
+        self.engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=lambda parameters: adamw(_flat(parameters), problem, capturable=capturable(context)),
+            model_parameters=list(model.parameters()),
+            mpu=mpu if context.tp_size > 1 else None,
+            dist_init_required=False,
+            config=deepspeed_configuration(problem, context, plan),
+        )
+        if scale is not None:
+            scale_embedding(model, scale)
+        self.model = self.engine.module
+        self.parameters = list(self.model.parameters())
+        self.loss = _loss(problem, self.model)
+        # Without ZeRO, the engine divides float16 gradients by the loss scale but does not scale the loss (0.19.8).
+        unscaled = problem.dtype == "float16" and not problem.zero_stage
+        if unscaled:
+            _forget_first_step(self.engine.optimizer)
+        self.missing_scale = (lambda: self.engine.optimizer.loss_scale_config.cur_scale) if unscaled else None
+        # Arguments of the engine may not contain a dictionary of masks: DeepSpeed compares them between the ranks.
+        inputs = model_inputs(problem, context.device)
+        self.model.register_forward_pre_hook(lambda _, args, named: (args, {**named, **inputs}), with_kwargs=True)
+
+    def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
+        """The engine divides gradients by the number of micro-batches, and counts micro-batches to know the last."""
+        total = torch.zeros((), dtype=torch.float32, device=self.context.device)
+        for index, batch in enumerate(batches):
+            if index:
+                self.engine.step()  # not an update: the engine advances to the next micro-batch
+            mark("forward")
+            logits = self.engine(input_ids=batch.tokens).logits
+            loss = self.loss(logits, batch.labels)
+            mark("backward")
+            self.engine.backward(loss if self.missing_scale is None else loss * self.missing_scale())
+            total += loss.detach() / len(batches)
+        return total
+
+    def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
+        mark("optimizer")
+        if self.context.graph:
+            return self._update_on_device()
+        norm = None if self.problem.zero_stage else self._norm_without_zero()
+        if norm is not None and self.missing_scale is not None:
+            norm /= self.missing_scale()
+        self.engine.step()
+        if getattr(self.engine.optimizer, "overflow", False):
+            norm = torch.full((), torch.inf, device=self.context.device)  # the step was skipped
+        elif norm is None:
+            norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.context.device)
+        return norm
+
+    @torch.no_grad()
+    def _update_on_device(self) -> Tensor:
+        """Clip and update as the engine does with ZeRO stage 0. The engine itself reads the norm on the host."""
+        norm = self._norm_without_zero()
+        self.engine.optimizer.grad_scale = clip_divisor(norm, self.problem.max_grad_norm)
+        self.engine.optimizer.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.engine.micro_steps += 1  # the engine's count of micro-batches tells it which one is the last of a step
+        return norm
+
+    def _norm_without_zero(self) -> Tensor:
+        """Return the norm of gradients with ZeRO stage 0, for which DeepSpeed keeps no norm.
+
+        Shards are summed over the tensor-parallel ranks. A replicated gradient counts once.
+        """
+        from deepspeed.runtime.utils import is_model_parallel_parameter
+
+        grads = [
+            parameter.grad
+            for parameter in self.parameters
+            if parameter.grad is not None and (is_model_parallel_parameter(parameter) or self.context.tp_rank == 0)
+        ]
+        squares = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()
+        dist.all_reduce(squares, group=self.context.tp_group)
+        return squares.sqrt()
+
+
+def _forget_first_step(optimizer: Any) -> None:
+    """Undo the step by which DeepSpeed's fp16 optimizer without ZeRO makes its states.
+
+    That step has zero gradients, but Adam counts it for its bias correction, and it decays the weights.
+    """
+    optimizer.optimizer.state.clear()
+    for masters, copies in zip(optimizer.fp32_groups, optimizer.fp16_groups, strict=True):
+        for master, copy in zip(masters, copies, strict=True):
+            master.data.copy_(copy.data)
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """Import DeepSpeed for this rank's kind of device.
+
+    Its operator for shared memory between CPU ranks is disabled: DeepSpeed would build it, and a build that is killed
+    leaves a lock on which every later build waits forever.
+    """
+    os.environ["DS_ACCELERATOR"] = device.type
+    import deepspeed
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if device.type == "cuda":
+        # DeepSpeed's own function passes entries of CUDA_VISIBLE_DEVICES to NVML as numbers, but they may be names.
+        deepspeed.get_accelerator().available_memory = lambda index=None: torch.cuda.mem_get_info(index)[0]
+    else:
+        # DeepSpeed refuses float16 on CPUs without instructions for it. PyTorch computes it on every CPU.
+        deepspeed.get_accelerator().is_fp16_supported = lambda: True
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    return deepspeed
+
+
+def _loss(problem: TrainStep, model: Any) -> losses.Loss:
+    """Return the loss of whole logits or, if the head is sharded, DeepSpeed's or tpbench's vocabulary-parallel loss."""
+    from deepspeed.module_inject.layers import VocabParallelLinear
+
+    head = next((module for module in model.modules() if isinstance(module, VocabParallelLinear)), None)
+    if head is None:
+        return losses.loss_of_whole_logits(problem, model)
+    if problem.train_loss == "tpbench_linear":
+        return losses.tpbench_linear_loss(problem, model, head, head.mp_group, head.vocab_start_index)
+    if problem.train_loss == "tpbench":
+        return losses.tpbench_loss(head.mp_group, head.vocab_start_index, problem.vocab)
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        result: Tensor = model.loss_function(logits, shift_labels=labels)
+        return result
+
+    return loss
+
+
+def _flat(parameters: Any) -> list[Tensor]:
+    return [each for group in parameters for each in (group["params"] if isinstance(group, dict) else [group])]
+
+
+def deepspeed_configuration(problem: TrainStep, context: Context, plan: Sequence[Block] = ()) -> dict[str, Any]:
+    """Return DeepSpeed's configuration.
+
+    plan: how to shard the decoder layers. DeepSpeed could read the plan of transformers itself, but would not sum the
+    gradients of all norms over the ranks, and knows no `tp_mapping`.
+    """
+    zero: dict[str, Any] = {"stage": problem.zero_stage}
+    if problem.zero_stage:
+        zero |= {"overlap_comm": context.device.type == "cuda", "contiguous_gradients": True}
+    configuration: dict[str, Any] = {
+        "train_batch_size": problem.batch_size * problem.accumulate * context.dp_size,
+        "train_micro_batch_size_per_gpu": problem.batch_size,
+        "gradient_accumulation_steps": problem.accumulate,
+        "gradient_clipping": problem.max_grad_norm or 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31 - 1,
+        # DeepSpeed's own measurement of throughput waits for the device twice in each step.
+        "timers": {"throughput": {"enabled": False}},
+    }
+    if context.tp_size > 1:
+        configuration["tensor_parallel"] = {
+            "autotp_size": context.tp_size,
+            "vocab_parallel_lm_head": problem.vocab_parallel,
+            "tp_overlap_comm": problem.overlap,
+            "partition_config": _partition(plan),
+        }
+    return configuration | _dtype_settings(problem)
+
+
+def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
+    """Return the settings by which parameters, gradients and states have the problem's dtype, as in every variant.
+
+    For float16, DeepSpeed keeps the fp32 parameters in the optimizer and computes with a copy in float16.
+    """
+    if problem.dtype == "float16":
+        # As in `LossScale`: the factor is halved at each overflow, and doubled after `PATIENCE` steps
+        # without one.
+        scale = {
+            "enabled": True,
+            "loss_scale": 0,
+            "initial_scale_power": int(math.log2(FIRST_FACTOR)),
+            "loss_scale_window": PATIENCE,
+            "hysteresis": 1,
+            "min_loss_scale": 1,
+        }
+        return {"fp16": scale}
+    if problem.autocast:
+        return {"torch_autocast": {"enabled": True, "dtype": problem.dtype}}
+    if problem.dtype == "float32":
+        return {}
+    settings: dict[str, Any] = {"communication_data_type": "bf16"}
+    if problem.zero_stage:  # by default, ZeRO keeps its own copy of the parameters and the moments in fp32
+        settings["bf16"] = {
+            "enabled": True,
+            "bf16_master_weights_and_grads": True,
+            "bf16_optimizer_states": True,
+            "check_grad_overflow": False,  # DeepSpeed would check each gradient by seven small operations
+        }
+        settings["data_types"] = {"grad_accum_dtype": "bf16"}
+    return settings
+
+
+def _partition(plan: Sequence[Block]) -> dict[str, Any]:
+    """Return the plan in DeepSpeed's words: a rule for each module, and one for a head whose logits are gathered.
+
+    Blocks that gather columns are left out: their layers are in the model already.
+    """
+    rules = [
+        {
+            # DeepSpeed sums the gradients of each parameter of a replicated module.
+            "patterns": [f".*{re.escape(name)}\\.{'[^.]+' if style == 'replicated' else 'weight'}$"],
+            "partition_type": _PARTITION_TYPES[style],
+            "grad_allreduce": style == "replicated" and block.sharded_inside,
+        }
+        for block in plan
+        if not block.gathers_columns
+        for name, style in block.styles.items()
+    ]
+    head = {"patterns": [".*lm_head\\.weight$"], "partition_type": "column", "gather_output": True}
+    return {"use_default_specs": False, "layer_specs": [*rules, head]}
+
+
+def replace_layers(problem: TrainStep, model: Any, plan: Sequence[Block], group: Any) -> None:
+    """Replace layers that AutoTP itself does not put into a model.
+
+    These are the layers of blocks that gather columns, and an embedding that the head does not share.
+
+    They must be in the model, on its device, before the engine is made, so that the optimizer gets their shards.
+    `group` shards them.
+    """
+    import deepspeed
+    from deepspeed.module_inject.layers import set_autotp_mode
+
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(dist_init_required=False)  # DeepSpeed's wrapper of the existing process groups
+    set_autotp_mode(training=True)  # otherwise the layers would freeze their weights
+    for block in plan:
+        if block.gathers_columns:
+            _gather_columns(model, block, group)
+    if problem.vocab_parallel and not problem.tied:
+        _shard_untied_embedding(model, group)
+
+
+def _gather_columns(model: Any, block: Block, group: Any) -> None:
+    """Shard the linear layers of a block in which every rank has all columns between the layers.
+
+    AutoTP uses the row-wise layer, which takes its columns of a whole input, only for heads.
+    """
+    from deepspeed.module_inject.layers import LinearAllreduceWithReplicatedInput, LinearLayer
+
+    for name, style in block.styles.items():
+        linear = model.get_submodule(name)
+        if style == "colwise_gather_output":
+            sharded = LinearLayer(linear, group, gather_output=True, name=name)
+        elif style == "rowwise_split_input":
+            sharded = LinearAllreduceWithReplicatedInput(linear, group, name=name)
+        else:
+            continue
+        sharded.replaced = True  # AutoTP leaves such a module alone
+        model.set_submodule(name, sharded)
+    model.get_submodule(block.name).replaced = True  # AutoTP would divide its number of heads by the number of ranks
+
+
+def _shard_untied_embedding(model: Any, group: Any) -> None:
+    """Replace the input embedding by a shard of its vocabulary's rows on each rank.
+
+    AutoTP shards an embedding over the vocabulary only if the head shares its weight.
+    """
+    from deepspeed.module_inject.layers import VocabParallelEmbedding
+
+    embedding = VocabParallelEmbedding(model.get_input_embeddings(), group, name="embed_tokens")
+    embedding.replaced = True
+    model.set_input_embeddings(embedding)
+
+
+def take_embedding_scale(model: Any) -> Tensor | None:
+    """Replace an embedding that scales its vectors, such as Gemma's, by a plain one with the same weight, which AutoTP
+    can shard. Return the scale, or None for a plain embedding."""
+    scaled = model.get_input_embeddings()
+    if type(scaled) is nn.Embedding:
+        return None
+    plain = nn.Embedding(scaled.num_embeddings, scaled.embedding_dim, scaled.padding_idx, device="meta")
+    plain.weight = scaled.weight
+    model.set_input_embeddings(plain)
+    return torch.tensor(scaled.scalar_embed_scale, device=scaled.weight.device)
+
+
+def scale_embedding(model: Any, scale: Tensor) -> None:
+    """Multiply the vectors of the sharded embedding by the scale, rounded to their dtype as the model does."""
+    model.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, vectors: vectors * scale.to(vectors.dtype)
+    )

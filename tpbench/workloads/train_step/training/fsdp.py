@@ -1,0 +1,182 @@
+"""Variants without DeepSpeed: FSDP2 over replicas, with DTensors and sequence parallelism within them, and DDP."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
+
+from tpbench.comm.symmetric_buffers import enable_symmetric_memory
+from tpbench.measure.session import Context
+from tpbench.workloads.train_step.model import models
+from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharding.by_dtensor import (
+    compile_dtensor_layers,
+    reduce_partial_gradients,
+    shard_by_dtensor,
+)
+from tpbench.workloads.train_step.sharding.by_modules import (
+    replicated_parameters,
+    shard_by_modules,
+    sum_replicated_gradients,
+)
+from tpbench.workloads.train_step.training import losses
+from tpbench.workloads.train_step.training.trainer import TorchTrainer
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A way to shard a model over tensor-parallel ranks."""
+
+    shard: Callable[[TrainStep, Any, DeviceMesh], None]
+    """Shard the problem's model over the mesh."""
+    compile_layers: Callable[[Any], None]
+    """Compile the sharded model's decoder layers."""
+    gradient_reduction: Callable[[Any], Callable[[], None]]
+    """Return the function that completes the gradients of a replica's model after its last backward pass."""
+    head_gathers: bool
+    """True if the head's input has all tokens also with the linear loss."""
+
+
+def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train on the (dp, tp) mesh with tpbench's sharded modules. With one tensor-parallel rank this is plain FSDP2."""
+
+    def sum_gradients(model: Any) -> Callable[[], None]:
+        replicated = replicated_parameters(model)
+        return lambda: sum_replicated_gradients(replicated, context.tp_group)
+
+    sharding = Sharding(shard_by_modules, models.compile_layers, sum_gradients, head_gathers=False)
+    return mesh_trainer(problem, context, sharding)
+
+
+def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train on the (dp, tp) mesh with torch's `parallelize_module`: modules compute on DTensors."""
+
+    def reduce_gradients(model: Any) -> Callable[[], None]:
+        parameters = list(model.parameters())
+        return lambda: reduce_partial_gradients(parameters)
+
+    sharding = Sharding(shard_by_dtensor, compile_dtensor_layers, reduce_gradients, head_gathers=True)
+    return mesh_trainer(problem, context, sharding)
+
+
+def mesh_trainer(problem: TrainStep, context: Context, sharding: Sharding) -> TorchTrainer:
+    """Return a trainer of the model that is sharded over tensor-parallel ranks, and by FSDP2 over replicas."""
+    model = models.build(problem)
+    place_buffers(model, context.device)
+    mesh = device_mesh(context)
+    if context.tp_size > 1:
+        sharding.shard(problem, model, mesh["tp"])
+    if problem.compile:
+        (sharding.compile_layers if context.tp_size > 1 else models.compile_layers)(model)
+    shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
+    sharded_logits = context.tp_size > 1 and problem.vocab_parallel
+    vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
+    if sharded_logits and problem.train_loss == "tpbench_linear":
+        head, group = model.lm_head, context.tp_group
+        sharded = not sharding.head_gathers
+        loss = losses.tpbench_linear_loss(problem, model, head, group, vocab_start, hidden_sharded=sharded)
+    elif sharded_logits and problem.train_loss == "tpbench":
+        loss = losses.tpbench_loss(context.tp_group, vocab_start, problem.vocab)
+    else:
+        loss = losses.loss_of_whole_logits(problem, model)
+    reduce_gradients = sharding.gradient_reduction(model) if context.tp_size > 1 else None
+
+    @contextlib.contextmanager
+    def during_micro_batch(last: bool) -> Iterator[None]:
+        if context.dp_size > 1:
+            model.set_requires_gradient_sync(last)
+        # torch's loss of sharded logits exchanges some numbers per row instead of logits.
+        with loss_parallel() if sharded_logits and problem.train_loss == "torch" else contextlib.nullcontext():
+            yield
+        if last and reduce_gradients:
+            reduce_gradients()
+
+    return TorchTrainer(problem, model, context, loss, during_micro_batch)
+
+
+def fsdp_dtensor_async(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train as `fsdp_dtensor` with inductor's micro-pipelined matrix products.
+
+    All-gathers and reduce-scatters run in pieces, beside the products that need them, as copies between peers through
+    symmetric memory (no multicast).
+    """
+    import torch._inductor.config
+
+    from tpbench.workloads.train_step.training.reshape_pass import RemoveInverseReshapes
+
+    torch._inductor.config.post_grad_custom_pre_pass = RemoveInverseReshapes()
+    torch._inductor.config._micro_pipeline_tp = True
+    enable_symmetric_memory(context.tp_group)
+    return fsdp_dtensor(problem, context)
+
+
+def device_mesh(context: Context) -> DeviceMesh:
+    """Return the (dp, tp) mesh. It is row-major: tensor-parallel ranks are neighbours."""
+    ranks = torch.arange(context.world_size).view(context.dp_size, context.tp_size)
+    return DeviceMesh.from_group(
+        [context.dp_group, context.tp_group], context.device.type, ranks, mesh_dim_names=("dp", "tp")
+    )
+
+
+def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: int) -> None:
+    """Make the weights of one part of the model at a time and shard them over the replicas.
+
+    A rank never holds more than its shards and one whole part. With one replica FSDP is not applied: there is nothing
+    to shard, and FSDP would cost host time.
+    """
+    parts = decoder_parts(model)
+    embedding, head = model.get_input_embeddings(), model.lm_head
+    tied = head.weight is embedding.weight
+    names = {module: f"{name}." for name, module in model.named_modules()}
+
+    def make(module: nn.Module) -> None:
+        allocate(module, device)
+        fill(module, names[module], seed)
+
+    def shard(modules: Any, **options: Any) -> None:
+        if dp.size() > 1:
+            fully_shard(modules, mesh=dp, **options)
+
+    for layer in decoder_layers(model):
+        make(layer)
+        shard(layer)
+    for name in (parts.embedding, parts.norm):
+        make(model.get_submodule(name))
+    if tied:
+        head.weight = embedding.weight
+    else:
+        make(head)
+        shard(embedding)
+        # The forward pass needs these last and the backward pass first, so they are not freed in between.
+        shard([model.get_submodule(parts.norm), head], reshard_after_forward=False)
+    shard(model)
+
+
+def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train with torch's DistributedDataParallel. Gradients are averaged only in the last micro-batch of a step."""
+    model = models.build(problem)
+    models.materialise(model, context.device, problem.seed)
+    if problem.compile:
+        models.compile_layers(model)
+    loss = losses.loss_of_whole_logits(problem, model)
+    devices = [context.device.index] if context.device.type == "cuda" else None
+    wrapped = DistributedDataParallel(
+        model, device_ids=devices, process_group=context.dp_group, gradient_as_bucket_view=True
+    )
+
+    def during_micro_batch(last: bool) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if last else wrapped.no_sync()
+
+    return TorchTrainer(problem, wrapped, context, loss, during_micro_batch)
