@@ -171,7 +171,7 @@ def test_spread_shows_percentiles_and_outliers(grid):
         (axes,) = samples_plot.draw(grid, WALL).axes
     reach, quartiles = ([segment[:, 0] for segment in lines.get_segments()] for lines in axes.collections[:2])
     dots = np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "."])
-    for height, cell in enumerate(cells):
+    for height, (_, cell) in enumerate(cells):
         away = 100 * (cell.record["samples_ms"] / np.median(cell.record["samples_ms"]) - 1)
         assert reach[height] == pytest.approx(np.percentile(away, [5, 95]))
         assert quartiles[height] == pytest.approx(np.percentile(away, [25, 75]))
