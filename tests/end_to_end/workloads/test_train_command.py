@@ -14,7 +14,6 @@ import yaml
 import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
 from tests.support.composed_jobs import job
-from tpbench.handover.task import WorkerTask
 from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.cells.row import new_task, store
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
@@ -22,6 +21,7 @@ from tpbench.report.analysis.metrics import number
 from tpbench.report.pivot import pivot
 from tpbench.report.studies import study_tables
 from tpbench.results.plain import plain_rows
+from tpbench.worker.task import Task
 from tpbench.workloads.train_step import WORKLOAD
 
 STEPS = ("steps=6", "warmup_steps=2", "phase_steps=2", "log_interval=2")
@@ -179,9 +179,9 @@ def test_a_folders_config_json_is_part_of_the_key(tmp_path: Path) -> None:
     task = new_task(first, tmp_path)
     assert task.columns["config_hash"] == first.problem.config_hash
     task.save(task_file)
-    assert WorkerTask.load(task_file).job.key == first.key  # although the folder has changed
+    assert Task.load(task_file).job.key == first.key  # although the folder has changed
     config.unlink()
-    assert WorkerTask.load(task_file).job.key == first.key
+    assert Task.load(task_file).job.key == first.key
     assert new_task(job("variant=fsdp", "shape=tiny_train_dp2"), tmp_path).columns["config_hash"] is None
 
 
