@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,8 +104,9 @@ def test_rows_carry_what_was_measured(sweep: tuple[Path, subprocess.CompletedPro
         assert set(json.loads(row["environment"])) <= {
             "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "TRITON_INTERPRET",
         }  # fmt: skip
-        for fact in ("host", "torch_version", "python_version", "cpu_model", "kernels_version", "tpbench_version"):
+        for fact in ("host", "torch_version", "python_version", "cpu_model", "tpbench_version"):
             assert row[fact]
+        assert pd.notna(row["kernels_version"]) == (row["variant"] == "triton_tp")
 
 
 def test_a_sweep_ends_with_its_table_and_where_the_rows_are(
@@ -129,19 +129,6 @@ def test_the_report_reads_the_sweep(sweep: tuple[Path, subprocess.CompletedProce
     assert done.returncode == 0, done.stderr
     assert "pytorch_tp_manual" in done.stdout
     assert "interpreted" in done.stdout
-
-
-def test_a_row_is_measured_again_and_compared(
-    sweep: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(sweep[0] / "outputs", tmp_path / "outputs")
-    monkeypatch.chdir(tmp_path)
-    row = package.load("outputs", variant="pytorch_gather").iloc[0]
-    again = tpbench("outputs", "--repeat", row.row_id, "--run", cwd=tmp_path, program=[str(ROOT / "scripts/report.py")])
-    assert again.returncode in (0, 1), again.stderr  # 1: this machine was busier this time
-    command, summary = again.stdout.splitlines()[:2]
-    assert command.startswith("python -m tpbench variant=pytorch_gather") and summary.startswith("1 cell compared")
-    assert (package.load("outputs").key == row.key).sum() == 2
 
 
 def test_one_job_without_a_sweep_and_more_ranks_than_columns_divide(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
-from tpbench.handover.rendezvous import SECRET, load_secret
 from tpbench.launcher import torchrun
 from tpbench.launcher.cells import failure
 from tpbench.launcher.cells.attempt import Attempt
@@ -20,6 +19,7 @@ from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.interface import gloo_interface, reachable_address
 from tpbench.launcher.slurm.submitted import record
 from tpbench.measure import machine
+from tpbench.worker.start import SECRET, load_secret
 
 KILL_S = 600.0
 """Time that a job which Slurm has told to end waits to be killed."""
@@ -29,7 +29,7 @@ PEER_ROW_S = 15.0
 
 
 @dataclass(frozen=True)
-class Task:
+class NodeTask:
     """The function that submitit pickles and calls on each node. So its class must be importable there."""
 
     folder: str
@@ -50,7 +50,8 @@ class Task:
         own = folder / (f"node{here.node}" if restarts == "0" else f"node{here.node}.{restarts}")
         own.mkdir(exist_ok=True)
         hosts = list(here.hostnames)
-        task = attempt.task.restarted(**{**machine.facts(), "host": hosts[0], "nodes": len(hosts)})
+        facts = {**machine.facts(), "kernels_version": attempt.cell.job.kernels_version}
+        task = attempt.task.restarted(**{**facts, "host": hosts[0], "nodes": len(hosts)})
         try:
             _run(Attempt(attempt.cell, task, own), _rendezvous(here.raw_job_id, here.node, hosts))
         except UncompletedJobError as error:  # submitit's, when there are no more requeues
