@@ -95,8 +95,10 @@ def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_by_one_rank,
 )
 def block_compile_async(problem: TpBlock, context: Any) -> Any:
+    from tpbench.comm.symmetric_buffers import enable_symmetric_memory
     from tpbench.workloads.tp_block.execution.prepared import prepare_compiled
 
+    enable_symmetric_memory(context.inputs.group)
     return prepare_compiled(context)
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from tpbench.comm.parallel_linears import LinearPlan, Pending, PlainSchedule, Schedule, SequentialSchedule
-from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block.execution.layers import Planner, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
@@ -133,14 +132,12 @@ def workspace_columns(schedules: Iterable[Schedule]) -> dict[str, Any]:
 def prepare_compiled(context: BlockContext) -> PreparedBlock:
     """Prepare the block through torch.compile, whose pass for micro-pipelined tensor parallelism overlaps collectives.
 
-    It is compiled at its first call. The compiler also fuses elementwise operations, in the module without
-    communication too. No schedule of a single operation can be timed alone.
+    The group must allow symmetric memory. The block is compiled at its first call. The compiler also fuses elementwise
+    operations, in the module without communication too. No schedule of a single operation can be timed alone.
     """
-    group = context.inputs.group
-    enable_symmetric_memory(group)
     config: Any = importlib.import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
-    prepared = prepare(context, SequentialSchedule(group), wrap=_compiled)
+    prepared = prepare(context, SequentialSchedule(context.inputs.group), wrap=_compiled)
     fill_replacements(prepared)
     return dataclasses.replace(prepared, plan=None)
 
