@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from tpbench.workloads.study_data import Panel, Picture, Series, StudyTable, oldest_first
+from tpbench.tables import Table
+from tpbench.workloads.study_data import Panel, Picture, Series, oldest_first
 
 PLAIN, WHOLE = "block_tp", "block_no_tp"
 PARTS = ("column", "row", "mlp", "block")
@@ -58,7 +59,7 @@ class Speedup(NamedTuple):
     """By the name of the time's column."""
 
 
-def tables(rows: Sequence[Row]) -> list[StudyTable]:
+def tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table of speed-ups for each group, and one of the lengths from which overlap pays."""
     groups = _by_group(speedups(rows))
     made = [_speedup_table(group, members) for group, members in groups.items()]
@@ -69,7 +70,7 @@ def tables(rows: Sequence[Row]) -> list[StudyTable]:
     if lines:
         columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))
         heading = f"tokens from which some overlapped variant beats {PLAIN}, at every longer measured length too"
-        made.append(StudyTable(heading, columns, tuple(lines)))
+        made.append(Table(heading, columns, tuple(lines)))
     return made
 
 
@@ -142,7 +143,7 @@ def _pays_from(members: Sequence[Speedup]) -> list[str]:
     return texts
 
 
-def _speedup_table(group: Group, members: Sequence[Speedup]) -> StudyTable:
+def _speedup_table(group: Group, members: Sequence[Speedup]) -> Table:
     variants = list(dict.fromkeys(speedup.variant for speedup in members))
     cells = {(speedup.tokens, speedup.variant): speedup.by_clock for speedup in members}
     lines = [
@@ -151,7 +152,7 @@ def _speedup_table(group: Group, members: Sequence[Speedup]) -> StudyTable:
     ]
     facts = {name: str(value) for name, value in group._asdict().items()}
     heading = f"speed-up over {PLAIN} by wall time (by device time), {group.title}, {group.hardware}"
-    return StudyTable(heading, ("tokens", *variants), tuple(lines), facts)
+    return Table(heading, ("tokens", *variants), tuple(lines), facts)
 
 
 def _ratios(by_clock: Mapping[str, float]) -> str:
