@@ -30,8 +30,8 @@ from tpbench.report.grids.records import MISSING, Record, is_measurement, value_
 from tpbench.report.numbers.metric import METRICS, Metric, counted, metric
 from tpbench.report.plots import style
 from tpbench.report.tables import writer
-from tpbench.results.printable import printable
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

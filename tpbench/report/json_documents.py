@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from tpbench.results.current_rows import newest
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 

@@ -21,11 +21,9 @@ from tpbench.report.compare.changes import compare_cells
 from tpbench.report.compare.pairs import pair_cells
 from tpbench.report.grids.records import Record
 from tpbench.report.repeat_command import is_from_outside, row_command, row_job
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
-from tpbench.results.read import RowWarning, load
+from tpbench.results.read import RowWarning, load, plain_rows
 from tpbench.settings import JobError
-from tpbench.suggestions import nearest
+from tpbench.suggestions import nearest, printable
 
 THRESHOLD = 0.03
 """Smallest change of a repeated cell that counts, as in `report.py compare`."""

@@ -20,7 +20,7 @@ from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.report.numbers.metric import number
 from tpbench.report.tables.pivot import pivot
 from tpbench.report.tables.study import study_tables
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.worker.task import Task
 from tpbench.workloads.train_step import WORKLOAD
 

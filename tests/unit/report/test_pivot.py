@@ -8,8 +8,8 @@ from tpbench.report.command import main
 from tpbench.report.numbers.metric import METRICS, metric, number, ratio_text
 from tpbench.report.tables.pivot import pivot
 from tpbench.report.tables.render import comma_separated
-from tpbench.results.printable import printable
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
 
 CPU = {"device": "cpu", "gpu_name": None, "cpu_model": "EPYC 9654"}
 

@@ -12,8 +12,7 @@ from tests.support.synthetic import cell
 from tpbench.job import stored_job
 from tpbench.report.command import main
 from tpbench.report.repeat_command import repeat_command, row_command
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 from tpbench.results.write import write_row
 from tpbench.settings import JobError
 

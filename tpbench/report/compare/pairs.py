@@ -14,7 +14,7 @@ from tpbench.report.compare.conditions import repeats
 from tpbench.report.grids.comparable import comparable
 from tpbench.report.grids.records import Record, column_label, problem_fields, problem_identity, value_text
 from tpbench.results.current_rows import hardware, replaced_rows
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.workloads import workloads
 
 CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]

@@ -10,7 +10,7 @@ from tpbench.report.compare.method import method
 from tpbench.report.grids.records import MISSING
 from tpbench.report.numbers.metric import counted
 from tpbench.report.tables import writer
-from tpbench.results.printable import printable
+from tpbench.suggestions import printable
 
 COLUMNS = ("cell", "verdict", "ratio", "95% interval", "before", "after", "rows", "p", "note")
 

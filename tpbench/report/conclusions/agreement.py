@@ -12,7 +12,7 @@ import pandas as pd
 from tpbench.report.grids.records import Record, column_label, problem_identity, record_label, row_records, value_text
 from tpbench.report.numbers.metric import number
 from tpbench.results.current_rows import newest
-from tpbench.results.printable import printable
+from tpbench.suggestions import printable
 from tpbench.workloads import Workload, workloads
 
 REPEAT = "Measure both again, and use neither until they agree"

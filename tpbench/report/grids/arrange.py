@@ -21,8 +21,8 @@ from tpbench.report.grids.records import (
     sort_key,
     value_text,
 )
+from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import newest
-from tpbench.results.label import chosen_options
 from tpbench.workloads import Pivot, Workload, workloads
 
 

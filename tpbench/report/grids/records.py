@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import hardware
-from tpbench.results.label import chosen_options
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
+from tpbench.results.read import plain_rows
 from tpbench.settings import spelled
+from tpbench.suggestions import printable
 from tpbench.workloads import Workload, workloads
 
 Record: TypeAlias = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from tpbench.report.numbers.metric import number
 from tpbench.report.tables.writer import columns_of_numbers
-from tpbench.results.printable import printable
+from tpbench.suggestions import printable
 
 Digits: TypeAlias = Literal["all", "hidden", "none"]
 

@@ -12,7 +12,7 @@ from tpbench.report.grids.records import MISSING, Record, column_label, problem_
 from tpbench.report.numbers.clocks import DEVICE
 from tpbench.report.numbers.metric import counted, ratio_text
 from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable, quantity, words
-from tpbench.results.printable import printable
+from tpbench.suggestions import printable
 from tpbench.workloads import workloads
 
 FACTS = {

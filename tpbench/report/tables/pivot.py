@@ -24,8 +24,8 @@ from tpbench.report.grids.records import (
 from tpbench.report.numbers.interleaved import interleaved_ratio
 from tpbench.report.numbers.metric import Metric, metric
 from tpbench.report.tables.pivot_report import FailureGroup, PivotCell, PivotLine, PivotReport, PivotTable
-from tpbench.results.printable import printable
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
 from tpbench.workloads import workloads
 
 FLOOR = "floor"

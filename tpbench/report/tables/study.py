@@ -15,10 +15,9 @@ from tpbench.report.grids.records import Record
 from tpbench.report.tables import writer
 from tpbench.report.tables.cell_table import cell_table
 from tpbench.report.tables.points import points_picture
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
-from tpbench.suggestions import unknown
+from tpbench.suggestions import printable, unknown
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Picture, StudyTable
 

@@ -18,7 +18,7 @@ from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
 from tpbench.report.tables import writer
 from tpbench.report.tables.study import study_document, study_tables
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.results.write import write_row
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import expected_density
