@@ -74,7 +74,7 @@ def same(written, found):
 @given(ROWS)
 def test_round_trip(tmp_path, made):
     path = write_row(made, tmp_path / os.urandom(8).hex(), "r1")
-    frame = quietly(path)
+    frame, _ = complaints(path)  # such times may be suspicious
     assert len(frame) == 1
     for name, value in made.items():
         if value is not None or name not in ("tpbench_version", *column_defaults()["entropy_loss"]):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tpbench.measure import memory
-from tpbench.measure.audit import on_any_rank
+from tpbench.measure.audit import on_any_rank, subclass_reason
 from tpbench.measure.gemm import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
@@ -18,10 +18,10 @@ from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
 from tpbench.workloads.train_step.estimates import bytes_communicated, rank_flops
 from tpbench.workloads.train_step.model import sizes
-from tpbench.workloads.train_step.model.inputs import Batch, replica_batches, rolled
+from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
 from tpbench.workloads.train_step.oracle import compute_reference
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.reference import CHANGED_STEPS, RunAudit, compare
+from tpbench.workloads.train_step.reference import compare
 from tpbench.workloads.train_step.speed import ProgressLines, throughput
 from tpbench.workloads.train_step.training.measured_step import (
     Mark,
@@ -40,16 +40,16 @@ class TrainStepSession:
     Each step's batches are made before the step, outside the timed region. They are new ones, unless `problem.batches`
     says how many the steps repeat. Losses stay on the device until the end.
 
-    A variant from outside this package is audited.
+    All losses of a variant from outside this package are compared, if one process can train so many steps.
     """
 
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
         self.problem, self.context = problem, context
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
-        self.audit = None if variant.place is None else RunAudit(problem, variant)
-        self.audited, self.fresh = self.audit is not None, False
-        self.reference = compute_reference(problem, context, self.audit.changes if self.audit else ())
-        self.changed_iterations = CHANGED_STEPS if self.reference.later else 0
+        self.variant, self.trusted = variant, variant.place is None
+        self.subclass: str | None = None
+        """Why a loss or a norm of a variant from outside is no plain tensor."""
+        self.reference = compute_reference(problem, context, whole_run=not self.trusted)
         self.schedule = IterationSchedule(
             problem.warmup_steps, problem.steps, held_before=memory.held_bytes(context.device)
         )
@@ -76,7 +76,7 @@ class TrainStepSession:
 
     def step(self) -> None:
         """Train one step, and time its phases if the problem asks for that."""
-        if not self.times_phases or self.fresh:
+        if not self.times_phases:
             self.train()
         elif self.graph is not None:
             self.train()
@@ -92,8 +92,8 @@ class TrainStepSession:
         else:
             with on_stream(self.stream):
                 loss, norm = self.trainer.accumulate(self.batches, mark), self.trainer.update(mark)
-        if self.audit:
-            loss, norm = self.audit.read(loss), self.audit.read(norm)
+        if not self.trusted:
+            loss, norm = self._copied(loss), self._copied(norm)
         self.losses.append(loss)
         self.norms.append(norm)
 
@@ -112,25 +112,17 @@ class TrainStepSession:
         step, context, problem = len(self.losses), self.context, self.problem
         self.phases.read()
         self.progress.report(step, self.losses)
-        if self.audit:
-            self.audit.compare(self._read_batches())
-        end = problem.warmup_steps + problem.steps
-        made = end - 1 if self.fresh else step
-        self.batches = replica_batches(problem, made, context.dp_rank, context.dp_size, context.device)
-        if self.audit:
-            if self.fresh:
-                self.batches = rolled(self.batches, self.audit.changes[step - end])
-            self.audit.keep(self.batches)
+        self.batches = replica_batches(problem, step, context.dp_rank, context.dp_size, context.device)
 
     def release(self) -> None:
         """Do nothing: a step leaves nothing to free."""
 
     def check(self) -> Verdict:
-        """Compare the first steps with the oracle's reference. Collective."""
+        """Compare the first steps with the oracle's reference, and the timed ones if it has them. Collective."""
         self.progress.report(len(self.losses), self.losses)
         losses, norms = self._trajectories()
         errors = compare(self.reference, losses, norms)
-        wrong = errors.complaint(self.problem.dtype) or self._audited(losses)
+        wrong = errors.complaint(self.problem.dtype) or self._later_complaint(losses)
         columns = {
             "loss_value": losses[-1],
             "loss_error": errors.loss_error,
@@ -147,11 +139,6 @@ class TrainStepSession:
         }
         return Verdict(columns, self._agreed(wrong))
 
-    def check_changed(self) -> str | None:
-        """Return why a step on changed batches is wrong, or None. Collective."""
-        losses, _ = self._trajectories()
-        return self._agreed(self._audited(losses))
-
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return throughput, times of phases and, from an additional step on request, exposed communication.
         Collective."""
@@ -164,16 +151,20 @@ class TrainStepSession:
             result |= profile_step(self.train, self.restore, self.context)
         return result
 
-    def _read_batches(self) -> Sequence[Batch]:
-        """Return the batches that the last step read."""
-        return self.batches if self.graph is None else self.graph.batches
+    def _copied(self, value: Any) -> torch.Tensor:
+        """Return a copy of a loss or a norm, made on the current stream at once: nothing can write it later.
 
-    def _audited(self, losses: Sequence[float]) -> str | None:
-        """Return why the steps so far are wrong on this rank, or None. None for a variant of this package."""
-        if self.audit is None:
-            return None
-        self.audit.compare(self._read_batches())
-        return self.audit.complaint(self.reference, losses)
+        Raises WrongReturn if the value is no tensor.
+        """
+        result: torch.Tensor = require(value, torch.Tensor, self.variant, "accumulate or update")
+        self.subclass = self.subclass or subclass_reason(result)
+        return result.detach().clone()
+
+    def _later_complaint(self, losses: Sequence[float]) -> str | None:
+        """Return why the timed steps are wrong on this rank, or None."""
+        if self.subclass or self.reference.later is None:
+            return self.subclass
+        return self.reference.later.complaint(losses[self.problem.warmup_steps :], self.problem.dtype)
 
     def _agreed(self, wrong: str | None) -> str | None:
         """Return the reason of this rank, that of another rank if only that has one, or None. Collective."""

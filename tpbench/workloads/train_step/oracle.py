@@ -6,14 +6,13 @@ whole model's parameters, gradients, states and activations must fit into `MEMOR
 the steps must take at most `MAX_FLOPS` operations. Otherwise every rank computes only the first step's loss, by a
 forward pass that holds the weights of one layer at a time. This is possible for any model but checks no gradients.
 
-For an audited run, rank 0 trains all steps and further ones on changed batches, if they take at most `MAX_FLOPS`, too.
-The reference's `source` says what it checks.
+For a variant from outside this package, rank 0 trains all steps, if they take at most `MAX_FLOPS`, too. The reference's
+`source` says what it checks.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from tpbench.measure import memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import estimate_memory
 from tpbench.workloads.train_step.model import models, sizes
-from tpbench.workloads.train_step.model.inputs import Batch, micro_batch, model_inputs, replica_batches, rolled
+from tpbench.workloads.train_step.model.inputs import Batch, micro_batch, model_inputs, replica_batches
 from tpbench.workloads.train_step.model.models import modules_in_order
 from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
@@ -35,62 +34,54 @@ from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast
 
 STEPS = 3
 UNCHECKED = "; later steps are not checked"
-"""End of the `source` of a reference that is cheaper than an audited run needs."""
+"""End of the `source` of a reference that is too short for the whole run."""
 MEMORY_SHARE = 0.7
 MAX_FLOPS = {"cpu": 2e12, "cuda": 3e16}
 """By kind of device: about half a minute."""
 
 
-def compute_reference(problem: TrainStep, context: Context, changes: Sequence[int] = ()) -> Reference:
+def compute_reference(problem: TrainStep, context: Context, whole_run: bool = False) -> Reference:
     """Return the problem's reference. Collective. Call it before the model is made; it keeps no memory.
 
-    `changes`: for each further step of an audited run, by how many positions it rolls the last batches. Empty: the run
-    is not audited.
+    `whole_run`: train all steps if that is affordable, not only the first ones.
     """
     total = problem.warmup_steps + problem.steps
     plain = replace(problem, activation_checkpointing=True, compile=False, train_loss="torch")
-    unchecked = UNCHECKED if changes else ""
-    for steps, further in [(total, changes)] * bool(changes) + [(min(STEPS, total), ())]:
-        trained = _trained(plain, steps, further, context)
-        if trained is not None:
-            return _of_whole_run(plain, trained, total) if further else _of_first_steps(trained, unchecked)
+    unchecked = UNCHECKED if whole_run else ""
+    if whole_run and (trained := _trained(plain, total, context)) is not None:
+        return _of_whole_run(plain, trained)
+    if (trained := _trained(plain, min(STEPS, total), context)) is not None:
+        losses, norms = trained.tolist()
+        return Reference(f"{len(losses)} steps by one process{unchecked}", tuple(losses), tuple(norms))
     context.say("oracle: the first step's loss by a forward pass")
     loss = first_loss(plain, context)
     free_memory(context.device)
     return Reference(f"loss of the first step by a forward pass{unchecked}", (loss,), ())
 
 
-def _trained(problem: TrainStep, steps: int, changes: Sequence[int], context: Context) -> torch.Tensor | None:
+def _trained(problem: TrainStep, steps: int, context: Context) -> torch.Tensor | None:
     """Return what `train_first_steps` returns, on every rank, or None if it costs too much. Collective."""
-    count = steps + len(changes)
-    affordable = torch.tensor(_affordable(problem, count, context))
+    affordable = torch.tensor(_affordable(problem, steps, context))
     dist.broadcast(affordable, src=0)
     if not affordable:
         return None
-    context.say(f"oracle: {count} steps by one process")
-    trained = torch.empty(3, count, dtype=torch.float64)
+    context.say(f"oracle: {steps} steps by one process")
+    trained = torch.empty(2, steps, dtype=torch.float64)
     if context.rank == 0:
-        trained = train_first_steps(problem, steps, context, changes)
+        trained = train_first_steps(problem, steps, context)
     free_memory(context.device)
     dist.broadcast(trained, src=0)
     return trained if trained.isfinite().all() else None
 
 
-def _of_first_steps(trained: torch.Tensor, unchecked: str) -> Reference:
-    losses, norms, _ = trained.tolist()
-    return Reference(f"{len(losses)} steps by one process{unchecked}", tuple(losses), tuple(norms))
-
-
-def _of_whole_run(problem: TrainStep, trained: torch.Tensor, steps: int) -> Reference:
-    losses, norms, untrained = (tuple(each) for each in trained.tolist())
+def _of_whole_run(problem: TrainStep, trained: torch.Tensor) -> Reference:
+    losses, norms = (tuple(numbers) for numbers in trained.tolist())
     warmup = problem.warmup_steps
-    last_of_warmup = losses[max(warmup - 1, 0)]
-    later = LaterReference(losses[0], last_of_warmup, losses[warmup:steps], losses[steps:], untrained[steps:])
-    source = f"{steps} steps and {len(losses) - steps} on changed batches by one process"
+    later = LaterReference(losses[0], losses[max(warmup - 1, 0)], losses[warmup:])
+    source = f"all {len(losses)} steps by one process"
     if not later.shows_updates(problem.dtype):
         source += "; skipped updates would not show"
-    first = min(STEPS, steps)
-    return Reference(source, losses[:first], norms[:first], later)
+    return Reference(source, losses[:STEPS], norms[:STEPS], later)
 
 
 def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
@@ -106,22 +97,16 @@ def single_process_trainer(problem: TrainStep, context: Context) -> TorchTrainer
     return TorchTrainer(problem, model, context, torch_loss)
 
 
-def train_first_steps(problem: TrainStep, steps: int, context: Context, changes: Sequence[int] = ()) -> torch.Tensor:
-    """Train on the micro-batches of all replicas, then on the last ones rolled by each of `changes` positions.
+def train_first_steps(problem: TrainStep, steps: int, context: Context) -> torch.Tensor:
+    """Train on the micro-batches of all replicas. Return losses and gradient norms, (2, steps) float64 on the CPU.
 
-    Return (3, steps + changes) float64 on the CPU: losses, gradient norms, and the losses that the changed batches have
-    after the warm-up; the last row is 0 for other batches. All numbers are NaN if memory does not suffice.
+    All numbers are NaN if memory does not suffice.
     """
-    count = steps + len(changes)
-    result = torch.zeros(3, count, dtype=torch.float64)
+    result = torch.zeros(2, steps, dtype=torch.float64)
     try:
         trainer = single_process_trainer(problem, context)
-        last = _global_batches(problem, steps - 1, context)
-        changed = [rolled(last, positions) for positions in changes]
-        for step in range(count):
-            if step == problem.warmup_steps:
-                result[2, steps:] = torch.tensor([_loss(trainer, each) for each in changed])
-            batches = changed[step - steps] if step >= steps else _global_batches(problem, step, context)
+        for step in range(steps):
+            batches = _global_batches(problem, step, context)
             result[0, step], result[1, step] = float(trainer.accumulate(batches)), float(trainer.update())
     except (RuntimeError, MemoryError) as error:
         if memory.shortage(error) is None:
@@ -137,17 +122,6 @@ def _global_batches(problem: TrainStep, step: int, context: Context) -> list[Bat
         for micro in range(problem.accumulate)
         for replica in range(context.dp_size)
     ]
-
-
-@torch.no_grad()
-def _loss(trainer: TorchTrainer, batches: Sequence[Batch]) -> float:
-    """Return the mean loss of micro-batches by forward passes."""
-    total = 0.0
-    for batch in batches:
-        with autocast(trainer.problem, trainer.context.device):
-            logits = trainer.model(input_ids=batch.tokens, **trainer.inputs).logits
-        total += float(trainer.loss(logits, batch.labels)) / len(batches)
-    return total
 
 
 @torch.no_grad()

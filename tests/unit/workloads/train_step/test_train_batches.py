@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from tests.support.train_step import CPU, tiny_problem
-from tpbench.workloads.train_step.model.inputs import micro_batch, rolled
+from tpbench.workloads.train_step.model.inputs import micro_batch
 
 
 def test_tokens_of_a_seed_never_change() -> None:
@@ -36,17 +36,3 @@ def test_steps_repeat_a_number_of_batches() -> None:
     tokens = [micro_batch(problem, step, 1, 0, 2, CPU).tokens for step in range(5)]
     assert torch.equal(tokens[0], tokens[2]) and torch.equal(tokens[1], tokens[3]) and torch.equal(tokens[0], tokens[4])
     assert not torch.equal(tokens[0], tokens[1])
-
-
-def test_a_rolled_batch_has_the_same_labels_at_other_positions() -> None:
-    batch = micro_batch(tiny_problem(), 0, 0, 0, 1, CPU)
-    (moved,) = rolled([batch], 3)
-    assert torch.equal(moved.tokens[:, 3:], batch.tokens[:, :-3]) and torch.equal(
-        moved.tokens[:, :3], batch.tokens[:, -3:]
-    )
-    assert torch.equal(moved.labels[:, 3:], batch.labels[:, :-3]) and torch.equal(
-        moved.labels[:, :3], batch.labels[:, -3:]
-    )
-    (same,) = rolled([batch], 0)
-    same.tokens.zero_()
-    assert batch.tokens.any()

@@ -22,16 +22,16 @@ the wrong order.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpbench.comm import cuda_driver
 from tpbench.comm.parallel_linears import Pending
 from tpbench.comm.signals import KernelSignals, StreamSignals
 from tpbench.comm.symmetric_buffers import SymmetricBuffers
-from tpbench.workloads.tp_block.schedules.local_copy import copy_beside_compute
 
 STAGED, PARTIAL_SUM = range(2)
 """Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
@@ -44,6 +44,10 @@ MIN_COPY_BYTES = 2**24
 """Smallest shard in bytes that is copied beside a product. At half this size one more event on the products' stream
 costs about as much time as the saved kernel."""
 
+IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+BATCH_COPY = "cuMemcpyBatchAsync_v2"
+
 
 class CopyEngineSchedule:
     """Products of chunks by cuBLAS beside copies by the copy engines.
@@ -52,7 +56,7 @@ class CopyEngineSchedule:
     """
 
     def __init__(self, buffers: SymmetricBuffers, *, merged: bool = False) -> None:
-        self.buffers = buffers
+        self.buffers = self.memory = buffers
         self.rank, self.size, self.group = buffers.rank, buffers.size, buffers.group
         self.divisor = self.size
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
@@ -61,19 +65,10 @@ class CopyEngineSchedule:
         self.peers = [peer for run in peer_runs(self.rank, self.size, merged=False) for peer in run]
 
     @property
-    def memory(self) -> SymmetricBuffers:
-        """The memory that it shares with peers. Other schedules may use the same."""
-        return self.buffers
-
-    @property
     def signals(self) -> StreamSignals | KernelSignals:
         """The signals of the buffers, while capturing those that a graph can hold."""
         capturing = torch.cuda.is_current_stream_capturing()
         return self.buffers.captured_signals if capturing else self.buffers.signals
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns about its memory."""
-        return {"workspace_gib": self.memory.gib}
 
     def gather(self, shard: Tensor) -> Pending:
         whole, arrived = self._pull(shard, keep=False)
@@ -112,7 +107,7 @@ class CopyEngineSchedule:
         arrived: list[torch.cuda.Event] = []
         for step in range(last):
             source, theirs = sources[(self.rank - 1 - step) % self.size], parts[self.before][step]
-            cut = (each.chunk(pieces) for each in (source, sums[step], theirs, sums[step + 1]))
+            cut = (tensor.chunk(pieces) for tensor in (source, sums[step], theirs, sums[step + 1]))
             addends, arrived = arrived, []
             for piece, (rows, into, pulled, following) in enumerate(zip(*cut, strict=True)):
                 self._add_product(rows, matrix, into, addends[piece : piece + 1], fused=pieces > 1)
@@ -219,3 +214,44 @@ def _rows(chunks: tuple[Tensor, ...], run: range) -> Tensor:
     """Neighbouring chunks of a matrix as one view of it."""
     first = chunks[run.start]
     return first.as_strided((len(first) * len(run), first.shape[1]), first.stride())
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _Attributes(ctypes.Structure):
+    """CUmemcpyAttributes."""
+
+    _fields_ = [
+        ("order", ctypes.c_int),
+        ("source", _Location),
+        ("destination", _Location),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
+    """Copy on the current stream in the way that the driver prefers beside computation; return false if it cannot.
+
+    An ordinary copy within a GPU is a kernel and waits for free SMs. In traces of H200s (driver 580) this copy waits
+    too, but only until the last wave of the product beside it.
+
+    Both tensors are contiguous and of one size. The current stream must not be one of CUDA's default streams. Returns
+    false without copying during graph capture and with drivers before CUDA 13, which lack such copies. Raises
+    RuntimeError if the driver returns an error.
+    """
+    if not cuda_driver.has(BATCH_COPY) or torch.cuda.is_current_stream_capturing():
+        return False
+    cuda_driver.call(
+        BATCH_COPY,
+        ctypes.byref(ctypes.c_uint64(into.data_ptr())),
+        ctypes.byref(ctypes.c_uint64(source.data_ptr())),
+        ctypes.byref(ctypes.c_size_t(into.nbytes)),
+        ctypes.c_size_t(1),  # number of copies
+        ctypes.byref(_Attributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)),
+        ctypes.byref(ctypes.c_size_t(0)),  # first copy that the attributes apply to
+        ctypes.c_size_t(1),  # number of attributes
+        cuda_driver.current_stream(),
+    )
+    return True

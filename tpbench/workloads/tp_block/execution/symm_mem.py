@@ -40,10 +40,6 @@ class SymmMemSchedule(SequentialSchedule):
         self.memory = TorchWorkspace(self.name)
         self.operations: Any = torch.ops.symm_mem
 
-    def columns(self) -> dict[str, Any]:
-        """Return the columns about its memory."""
-        return {"workspace_gib": self.memory.gib} if self.memory.gib else {}
-
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole, products = self.operations.fused_all_gather_matmul(shard, [matrix], 0, self.name)
         return whole, products[0]

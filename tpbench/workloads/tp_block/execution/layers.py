@@ -1,4 +1,4 @@
-"""Tensor- and sequence-parallel layers for any training code: column- and row-parallel linears, and RMSNorm.
+"""Tensor- and sequence-parallel layers for any training code, and the transformer block that is built from them.
 
 Activations between the layers are sharded along their first dimension, the sequence, in the order of the group's ranks.
 
@@ -9,12 +9,13 @@ Activations between the layers are sharded along their first dimension, the sequ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tpbench.comm.parallel_linears import (
     LinearPlan,
@@ -23,8 +24,14 @@ from tpbench.comm.parallel_linears import (
     row_parallel,
     with_summed_gradient,
 )
-from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
-from tpbench.workloads.tp_block.schedules.ring import RingSchedule
+from tpbench.workloads.tp_block.execution.ring import RingSchedule
+from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
+
+Planner = Callable[[ShardedLinear], LinearPlan]
+"""Returns the schedules of a linear."""
+
+THETA = 500_000.0
+"""Base of the rotary embedding's angles in Llama 3."""
 
 
 class ColumnParallelLinear(nn.Module):
@@ -67,9 +74,9 @@ class ColumnParallelLinear(nn.Module):
         """
         super().__init__()
         parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
-        self.plan, self.save_gathered = _plan(plan, group, use_overlap), save_gathered
+        self.plan, self.save_gathered = plan_for(group, use_overlap, plan), save_gathered
         self.linear = ShardedLinear("column", "column", in_features, parts)
-        self.local_parts = [each // self.plan.forward.size for each in parts]
+        self.local_parts = [features // self.plan.forward.size for features in parts]
         self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
 
     def forward(self, x: Tensor) -> Any:
@@ -106,7 +113,7 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         """Create the layer. The arguments are those of ColumnParallelLinear; a given `weight` is (out, in / p)."""
         super().__init__()
-        self.plan = _plan(plan, group, use_overlap)
+        self.plan = plan_for(group, use_overlap, plan)
         self.linear = ShardedLinear("row", "row", in_features, (out_features,))
         self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
 
@@ -132,22 +139,23 @@ class RMSNorm(nn.Module):
         super().__init__()
         if group is not None and not summed:
             raise ValueError("group and summed=False: what is not summed needs no group")
-        self.weight, self.group, self.eps = nn.Parameter(weight), group_of(group) if summed else None, eps
+        self.weight, self.group, self.eps = nn.Parameter(weight), _group_or_world(group) if summed else None, eps
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.group is None else with_summed_gradient(self.weight, self.group)
-        return nn.functional.rms_norm(x, weight.shape, weight, self.eps)
+        return functional.rms_norm(x, weight.shape, weight, self.eps)
 
 
-def plan_for(group: dist.ProcessGroup | None, use_overlap: bool) -> LinearPlan:
-    """Return a group's plan (default: the world's): sequential, or with overlap by hand."""
-    group = group_of(group)
-    return LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
+def plan_for(
+    group: dist.ProcessGroup | None = None, use_overlap: bool = False, plan: LinearPlan | None = None
+) -> LinearPlan:
+    """Return the given plan, or a group's (default: the world's): sequential, or with overlap by hand.
 
-
-def _plan(plan: LinearPlan | None, group: dist.ProcessGroup | None, use_overlap: bool) -> LinearPlan:
+    Raise ValueError if an option is given beside a plan that replaces it.
+    """
     if plan is None:
-        return plan_for(group, use_overlap)
+        group = _group_or_world(group)
+        return LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
     if use_overlap:
         raise ValueError("use_overlap and plan: a plan says itself what overlaps")
     if group is not None:
@@ -155,8 +163,7 @@ def _plan(plan: LinearPlan | None, group: dist.ProcessGroup | None, use_overlap:
     return plan
 
 
-def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Return the group, or the world's group for None. Raise ValueError if there is none."""
+def _group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     group = group or dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group first")
@@ -178,6 +185,7 @@ def _parameter(
     device: torch.device | None,
     dtype: torch.dtype | None,
 ) -> nn.Parameter:
+    """Return this rank's part of a linear's W: the given one, or that of a drawn W."""
     rank, size = plan.forward.rank, plan.forward.size
     shape = linear.local_shape(size)
     if weight is None:
@@ -187,3 +195,103 @@ def _parameter(
     if weight.shape != shape:
         raise ValueError(f"a rank's weight must be {shape}, it is {tuple(weight.shape)}")
     return nn.Parameter(weight.to(device=device, dtype=dtype))
+
+
+def rotary_angles(tokens: int, head_dim: int, device: torch.device) -> Tensor:
+    """Return the angles of Llama 3's rotary embedding by position and pair: (tokens, head_dim / 2), float64.
+
+    Number i of the first half of a head and number i of its second half are a point in a plane. The position of the row
+    times THETA^(-2 i / head_dim) is the angle by which the point is rotated.
+    """
+    frequencies = THETA ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
+    return torch.arange(tokens, dtype=torch.float64, device=device)[:, None] * frequencies
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x (..., tokens, head_dim) rotated by angles with these cosines and sines (tokens, head_dim / 2)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped keys and values on this rank's heads. x and y: (rows / p, hidden)."""
+
+    def __init__(
+        self, qkv: nn.Module, out: nn.Module, head_dim: int, rotation: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Create the layer. `rotation`: cosines and sines of the rotary embedding, or None without one."""
+        super().__init__()
+        self.qkv, self.out, self.head_dim, self.rotation = qkv, out, head_dim, rotation
+
+    def forward(self, x: Tensor) -> Tensor:
+        # (rows, heads * head_dim) as (1, heads, rows, head_dim).
+        q, k, v = (columns.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)[None] for columns in self.qkv(x))
+        if self.rotation is not None:
+            q, k = rotate(q, *self.rotation), rotate(k, *self.rotation)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(y[0].transpose(0, 1).flatten(1))
+
+
+class Mlp(nn.Module):
+    """down(silu(gate(x)) * up(x)) on this rank's columns. x and y: (rows / p, hidden)."""
+
+    def __init__(self, up: nn.Module, down: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down = up, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x)
+        return self.down(functional.silu(gate) * up)
+
+
+class TransformerBlock(nn.Module):
+    """h = x + attention(norm(x)); y = h + mlp(norm(h)). x and y: (rows / p, hidden)."""
+
+    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: Mlp) -> None:
+        super().__init__()
+        self.attention_norm, self.attention, self.mlp_norm, self.mlp = attention_norm, attention, mlp_norm, mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.Module:
+    """Build the problem's part of a block from this rank's weights, given by the names of the linears and norms.
+
+    The norms' gradients are summed over the group of the first linear's schedule, if that schedule communicates.
+    """
+
+    def layer(linear: ShardedLinear) -> nn.Module:
+        weight, schedules = weights[linear.name], plan(linear)
+        if linear.kind == "row":
+            return RowParallelLinear(linear.in_features, linear.out_features[0], weight=weight, plan=schedules)
+        keep = problem.save_gathered
+        return ColumnParallelLinear(
+            linear.in_features, linear.out_features, save_gathered=keep, weight=weight, plan=schedules
+        )
+
+    layers = {linear.name: layer(linear) for linear in problem.linears}
+    if problem.part in ("column", "row"):
+        return layers.popitem()[1]
+    mlp = Mlp(layers["up"], layers["down"])
+    if problem.part == "mlp":
+        return mlp
+    group = plan(problem.linears[0]).forward.group
+    norms = [RMSNorm(weights[name], group, summed=group is not None) for name in problem.norms]
+    rotation = None
+    if problem.rotary:
+        qkv = weights["qkv"]
+        angles = rotary_angles(problem.tokens, problem.head_dim, qkv.device)
+        rotation = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+    attention = Attention(layers["qkv"], layers["out"], problem.head_dim, rotation)
+    return TransformerBlock(norms[0], attention, norms[1], mlp)
+
+
+def gradients(problem: TpBlock, module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the gradients of a built module's weights, by the names of its linears and norms."""
+    grads = {}
+    for path, parameter in module.named_parameters():
+        *owners, _ = path.split(".")
+        grads[owners[-1] if owners else problem.linears[0].name] = parameter.grad
+    return grads
