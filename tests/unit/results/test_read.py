@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tpbench
 from tests.support.command import ROOT
 from tpbench.job import parse_job
-from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results import read
 from tpbench.results import row_files as files
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME

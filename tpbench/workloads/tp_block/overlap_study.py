@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tpbench.workloads.study_data import Panel, Picture, Series, StudyTable, oldest_first
+from tpbench.tables import Table
+from tpbench.workloads.study_data import Panel, Picture, Series, oldest_first
 
 PLAIN, WHOLE = "block_tp", "block_no_tp"
 PARTS = ("column", "row", "mlp", "block")
@@ -38,7 +39,7 @@ class Speedup:
     """By the name of the time's column."""
 
 
-def tables(rows: Sequence[Row]) -> list[StudyTable]:
+def tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table of speed-ups for each group, and one of the lengths from which overlap pays."""
     found = speedups(rows)
     made = [_speedup_table(group, each) for group, each in _by_group(found).items()]
@@ -46,7 +47,7 @@ def tables(rows: Sequence[Row]) -> list[StudyTable]:
     if lines:
         columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))
         heading = f"tokens from which some overlapped variant beats {PLAIN}, at every longer measured length too"
-        made.append(StudyTable(heading, columns, tuple(lines)))
+        made.append(Table(heading, columns, tuple(lines)))
     return made
 
 
@@ -103,7 +104,7 @@ def _pays_from(members: Sequence[Speedup]) -> list[str]:
     return texts
 
 
-def _speedup_table(group: GroupKey, members: Sequence[Speedup]) -> StudyTable:
+def _speedup_table(group: GroupKey, members: Sequence[Speedup]) -> Table:
     variants = list(dict.fromkeys(each.variant for each in members))
     cells = {(each.tokens, each.variant): each.by_clock for each in members}
     lines = [
@@ -112,7 +113,7 @@ def _speedup_table(group: GroupKey, members: Sequence[Speedup]) -> StudyTable:
     ]
     facts = dict(zip(GROUP, map(str, group), strict=True))
     heading = f"speed-up over {PLAIN} by wall time (by device time), {_title(group)}, {facts['hardware']}"
-    return StudyTable(heading, ("tokens", *variants), tuple(lines), facts)
+    return Table(heading, ("tokens", *variants), tuple(lines), facts)
 
 
 def _panel(group: GroupKey, members: Iterable[Speedup]) -> Panel:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpbench.measure import memory
-from tpbench.measure.audit import on_any_rank, subclass_reason
-from tpbench.measure.gemm import compute_ms, gemm_tflops
+from tpbench.measure import rank_memory
+from tpbench.measure.ranks import on_any_rank
+from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
@@ -47,11 +47,9 @@ class TrainStepSession:
         self.problem, self.context = problem, context
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
         self.variant, self.trusted = variant, variant.place is None
-        self.subclass: str | None = None
-        """Why a loss or a norm of a variant from outside is no plain tensor."""
         self.reference = compute_reference(problem, context, whole_run=not self.trusted)
         self.schedule = IterationSchedule(
-            problem.warmup_steps, problem.steps, held_before=memory.held_bytes(context.device)
+            problem.warmup_steps, problem.steps, held_before=rank_memory.held_bytes(context.device)
         )
         context.say(f"making the model for {variant.name}")
         began = time.perf_counter()
@@ -101,7 +99,7 @@ class TrainStepSession:
         """Make all later steps replays of a CUDA graph, and return the GiB that the graph keeps. Collective."""
         self.restore()
         mark = self.phases.mark if self.problem.phase_steps else ignore_phase
-        with memory.extra_peak(self.context.device) as peak:
+        with rank_memory.extra_peak(self.context.device) as peak:
             self.graph = StepGraph(self.trainer, self.batches, mark, self.stream)
         self.graph_marks = self.phases.taken_marks()
         self.graph_gib = peak.gib
@@ -134,7 +132,7 @@ class TrainStepSession:
             "gemm_tflops": self.gemm_tflops,
             "init_s": _max_over_ranks(self.init_s),
             "steady_gib": _max_over_ranks(
-                (memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30 + self.graph_gib
+                (rank_memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30 + self.graph_gib
             ),
         }
         return Verdict(columns, self._agreed(wrong))
@@ -157,14 +155,12 @@ class TrainStepSession:
         Raises WrongReturn if the value is no tensor.
         """
         result: torch.Tensor = require(value, torch.Tensor, self.variant, "accumulate or update")
-        self.subclass = self.subclass or subclass_reason(result)
         return result.detach().clone()
 
     def _later_complaint(self, losses: Sequence[float]) -> str | None:
         """Return why the timed steps are wrong on this rank, or None."""
-        if self.subclass or self.reference.later is None:
-            return self.subclass
-        return self.reference.later.complaint(losses[self.problem.warmup_steps :], self.problem.dtype)
+        later = self.reference.later
+        return later.complaint(losses[self.problem.warmup_steps :], self.problem.dtype) if later else None
 
     def _agreed(self, wrong: str | None) -> str | None:
         """Return the reason of this rank, that of another rank if only that has one, or None. Collective."""

@@ -16,10 +16,10 @@ from tests.support.embedding_grad import context, problem
 from tpbench.report.command import main as report
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
-from tpbench.report.tables import writer
-from tpbench.report.tables.study import study_document, study_tables
+from tpbench.report.studies import study_tables
 from tpbench.results.read import plain_rows
 from tpbench.results.write import write_row
+from tpbench.tables import Document, as_markdown
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import expected_density
 from tpbench.workloads.embedding_grad.traffic import crossover, crossover_study, formulas
@@ -114,7 +114,7 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    return writer.as_markdown(study_document(study_tables(frame, "crossover")))
+    return as_markdown(Document(study_tables(frame, "crossover")))
 
 
 def draw(frame: pd.DataFrame) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
-from tpbench.measure.timeline import intervals
+from tpbench.measure.gpu_profiler import intervals
 from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import rank_flops
 from tpbench.workloads.train_step.reference import Reference, compare

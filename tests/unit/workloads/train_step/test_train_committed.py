@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.support.command import ROOT
-from tpbench.report.conclusions.agreement import frame_warnings
+from tpbench.report.analysis.agreement import frame_warnings
 from tpbench.results.read import load
 
 

@@ -37,7 +37,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(oracle, "first_loss", forward)
     monkeypatch.setattr(oracle, "free_memory", lambda device: calls.append("freed"))
     monkeypatch.setattr(oracle, "estimate_memory", lambda *_: SimpleNamespace(total=70 * GIB))
-    monkeypatch.setattr(oracle.memory, "available_bytes", lambda device: 100 * GIB)
+    monkeypatch.setattr(oracle.rank_memory, "available_bytes", lambda device: 100 * GIB)
     monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / 6)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: calls.append(("broadcast", tensor.shape, src)))
     return calls
@@ -73,7 +73,7 @@ def test_a_short_run_has_a_short_reference(warmup: int, steps: int, trained: int
 @pytest.mark.parametrize("much", ["memory", "operations"])
 def test_what_costs_too_much_is_a_forward_pass(much: str, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if much == "memory":
-        monkeypatch.setattr(oracle.memory, "available_bytes", lambda device: 100 * GIB - 2)
+        monkeypatch.setattr(oracle.rank_memory, "available_bytes", lambda device: 100 * GIB - 2)
     else:
         monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / 6 + 1)
     found = compute_reference(cell(), CONTEXT)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
+from tpbench.tables import Table
 from tpbench.workloads.embedding_grad.problem import WORKLOAD
 from tpbench.workloads.embedding_grad.traffic import crossover
-from tpbench.workloads.study_data import Panel, Picture, Series, StudyTable, VerticalLine, oldest_first
+from tpbench.workloads.study_data import Panel, Picture, Series, VerticalLine, oldest_first
 
 PREDICTED = "sparse_all_to_all"
 """Variant that the formula of the crossover describes: a gather, all-to-alls and a merge."""
@@ -39,7 +40,7 @@ class Crossover:
         return None if self.measured is None or self.predicted is None else self.predicted / self.measured - 1
 
 
-def tables(rows: Sequence[Row]) -> list[StudyTable]:
+def tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table of speed-ups for each group, and one of the crossovers."""
     times = density_times(rows)
     made = [_speedup_table(group, found) for group, found in _by_group(times).items()]
@@ -56,7 +57,7 @@ def tables(rows: Sequence[Row]) -> list[StudyTable]:
             for end in ends
         )
         columns = ("variant", "measured", "predicted", "prediction error", "by wall clock")
-        made.append(StudyTable(f"density at which {DENSE} becomes faster", columns, lines))
+        made.append(Table(f"density at which {DENSE} becomes faster", columns, lines))
     return made
 
 
@@ -139,7 +140,7 @@ def _several_softwares(times: Iterable[DensityTime]) -> bool:
     return len({facts_of(each.group)["software"] for each in times}) > 1
 
 
-def _speedup_table(group: GroupKey, times: Sequence[DensityTime]) -> StudyTable:
+def _speedup_table(group: GroupKey, times: Sequence[DensityTime]) -> Table:
     facts = {
         name: str(value)
         for name, value in facts_of(group).items()
@@ -149,13 +150,13 @@ def _speedup_table(group: GroupKey, times: Sequence[DensityTime]) -> StudyTable:
     variants = sorted({each.variant for each in times})
     if all(each.dense_ms is None for each in times):
         lone = f"No row of {DENSE} was measured there: there is nothing to compare {', '.join(variants)} with."
-        return StudyTable(heading, notes=(lone,))
+        return Table(heading, notes=(lone,))
     cells = {(each.density, each.variant): each.speedup for each in times}
     lines = tuple(
         (_percent(density), *(_times(cells.get((density, variant))) for variant in variants))
         for density in sorted({density for density, _ in cells})
     )
-    return StudyTable(heading, ("density", *variants), lines, facts)
+    return Table(heading, ("density", *variants), lines, facts)
 
 
 def _crossover_name(end: Crossover, several: bool) -> str:
