@@ -127,6 +127,11 @@ def as_text(document: Document) -> Text:
     return Text("\n").join(lines)
 
 
+def aligned_lines(columns: Sequence[str], rows: Sequence[Sequence[Cell | str]]) -> list[str]:
+    """Return the lines of a table without styles, of which the first has the names of the columns."""
+    return [line.plain for line in _aligned(Table("", columns, rows))]
+
+
 def _notes(document: Document) -> list[Cell]:
     """Return the notes of a document, its warnings last."""
     notes = [note if isinstance(note, Cell) else Cell(note) for note in document.notes]
