@@ -74,6 +74,8 @@ def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
 
 
 def _unsupported_by_autotp(problem: TrainStep, tp_size: int) -> str | None:
+    if problem.dtype == "float16" and not problem.zero_stage:
+        return "without ZeRO, DeepSpeed does not scale the loss of dtype=float16: zero_stage must be 1 or 2"
     reason = _unsupported_by_one_rank(problem, tp_size)
     return reason or (_unsupported_plan(problem, "autotp", tp_size) if tp_size > 1 else None)
 
@@ -103,8 +105,6 @@ def _no_graph_of_ddp(problem: TrainStep) -> str:
 def _no_graph_of_autotp(problem: TrainStep) -> str:
     if problem.zero_stage:
         return f"ZeRO's update reads the gradient norm on the host: zero_stage must be 0, got {problem.zero_stage}"
-    if problem.dtype == "float16":
-        return "DeepSpeed keeps the loss scale of dtype=float16 on the host"
     if problem.train_loss == "torch" and problem.vocab_parallel:
         return "DeepSpeed's loss of a sharded vocabulary checks the labels on the host: train_loss must be tpbench"
     return _no_graph(problem)

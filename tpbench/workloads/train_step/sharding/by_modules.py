@@ -7,6 +7,7 @@ host long before the GPU is busy.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from tpbench.comm.row_exchange import TokenExchange, gather_columns, keep_columns
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
 from tpbench.workloads.train_step.problem import TrainStep
@@ -26,12 +28,6 @@ from tpbench.workloads.train_step.sharding.plan import (
     blocks,
     require_known_modules,
     share_heads,
-)
-from tpbench.workloads.train_step.sharding.sequence_parallel import (
-    GatherColumns,
-    KeepColumns,
-    TokenExchange,
-    exchange_tokens,
 )
 from tpbench.workloads.train_step.sharding.styles import HeadShare, Style, head_share, needs_repeated_heads
 from tpbench.workloads.uneven_shards import sharded_along
@@ -50,7 +46,7 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     for block in blocks(problem, model):
         if block.sharded_inside:
             share_heads(model.get_submodule(block.name), share)
-        exchange_tokens(model.get_submodule(block.name), tokens, replicated=block.replicated)
+        _exchange_tokens(model.get_submodule(block.name), tokens, replicated=block.replicated)
         for name, style in block.styles.items():
             module = model.get_submodule(name)
             if style == "colwise" and repeated and name.rpartition(".")[2] in KEY_VALUE_LAYERS:
@@ -73,6 +69,30 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             raise UnknownArchitecture(f"{name} of {problem.model} ({problem.architecture}) is in no block and no norm")
+
+
+def _exchange_tokens(block: nn.Module, tokens: TokenExchange, *, replicated: bool) -> None:
+    """Let a block that is called with a rank's share of the tokens compute with all tokens. The share is its first
+    argument, by position or by keyword.
+
+    A replicated block computes the same on every rank, and returns the rank's share of it.
+    """
+    first = next(iter(inspect.signature(block.forward).parameters))
+    gather = tokens.gather_copies if replicated else tokens.gather
+
+    def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if inputs:
+            return (gather(inputs[0]), *inputs[1:]), named
+        return inputs, {**named, first: gather(named[first])}
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):  # attention returns its weights too
+            return (tokens.keep_share(output[0]), *output[1:])
+        return tokens.keep_share(output)
+
+    block.register_forward_pre_hook(before, with_kwargs=True)
+    if replicated:
+        block.register_forward_hook(after)
 
 
 def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> ShardedModule:
@@ -111,10 +131,7 @@ class ColumnLinear(ShardedModule):
 
     def forward(self, hidden: Tensor) -> Tensor:
         columns = F.linear(hidden, *self.local_parameters)
-        if self.gathering_group is None:
-            return columns
-        gathered: Tensor = GatherColumns.apply(columns, self.gathering_group)
-        return gathered
+        return columns if self.gathering_group is None else gather_columns(columns, self.gathering_group)
 
 
 class RepeatedHeadsLinear(ShardedModule):
@@ -158,7 +175,7 @@ class RowLinear(ShardedModule):
     def forward(self, hidden: Tensor) -> Tensor:
         weight, *bias = self.local_parameters
         if self.split_input:
-            hidden = KeepColumns.apply(hidden, self.tokens.group)
+            hidden = keep_columns(hidden, self.tokens.group)
         summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
 
