@@ -10,9 +10,11 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.settings import MeasureSettings
 from tpbench.outside.installed import installed_names
 from tpbench.outside.variant import OutsideVariant
@@ -52,6 +54,16 @@ class Job:
     def uses_triton(self) -> bool:
         """True if this job runs Triton kernels."""
         return _holds(self.implementation.uses_triton, self.problem)
+
+    @property
+    def kernels_version(self) -> str | None:
+        """Version of the kernels of tpbench that this job runs, or None if it runs none."""
+        if not self.uses_triton:
+            return None
+        if self.outside:
+            return kernels_version(self.outside.files)
+        code = self.implementation.prepare.__code__
+        return kernels_version((Path(code.co_filename),), code.co_name)
 
     @property
     def interpreted(self) -> bool:

@@ -105,8 +105,9 @@ def test_rows_carry_what_was_measured(sweep: tuple[Path, subprocess.CompletedPro
         assert set(json.loads(row["environment"])) <= {
             "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "TRITON_INTERPRET",
         }  # fmt: skip
-        for fact in ("host", "torch_version", "python_version", "cpu_model", "kernels_version", "tpbench_version"):
+        for fact in ("host", "torch_version", "python_version", "cpu_model", "tpbench_version"):
             assert row[fact]
+        assert pd.notna(row["kernels_version"]) == (row["variant"] == "triton_tp")
 
 
 def test_a_sweep_ends_with_its_table_and_where_the_rows_are(

@@ -10,9 +10,9 @@ from tests.support.ranks import Rank
 from tpbench.kernels.losses import LOSSES as LOSSES
 from tpbench.measure.session import Context
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.inputs import Shard, make_shard
+from tpbench.workloads.entropy_loss.inputs import make_shard
+from tpbench.workloads.entropy_loss.interface import Output, Shard
 from tpbench.workloads.entropy_loss.oracle import Oracle
-from tpbench.workloads.entropy_loss.output import Output
 
 DTYPES = ("float32", "float16", "bfloat16")
 

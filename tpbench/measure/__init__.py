@@ -6,8 +6,7 @@ The modules, in the order of a first reading:
   iterations. `interleaving` and `rounds` let other cells run in between.
 - Times: `clock` has wall and device time, `stopwatch` times parts of an iteration, and `statistics` decides when the
   median is precise. `ranks` gathers the numbers of all ranks.
-- Trust: `audit` and `schedule_audit` check iterations after the timing, with `inputs` that change. `clock_comparison`
-  compares both clocks, and `guard` finds replaced functions.
+- Trust: `audit` has three guards against stale results, with `inputs` that change.
 - Memory and floors: `memory`, `bandwidth` of copies, `gemm` for the rate of products.
 - GPU: `gpu` reads clocks and throttling, `energy` the energy counter. `bottleneck` reads a trace of `gpu_profiler`
   through `timeline`. `host_bound` is the rule by which a cell is marked.

@@ -79,14 +79,12 @@ class WallClock(Clock):
         """For each iteration so far: milliseconds from the call of the step until it returned. On a GPU an honest step
         has then launched all its work. A step that synchronises with the device returns later, and a step of very many
         launches waits for room in their queue: both waits count. Warm-up iterations are left out."""
-        self.waits_ms: list[float] = []
-        """For the same iterations: milliseconds from the return of the step until the device was idle."""
 
     def warm_up(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> None:
         kept = len(self.launches_ms)
         super().warm_up(step, restore, iterations)
-        # The last entries of both lists then belong to the iterations that count, also if rounds warm up in between.
-        del self.launches_ms[kept:], self.waits_ms[kept:]
+        # The last entries then belong to the iterations that count, also if rounds warm up in between.
+        del self.launches_ms[kept:]
 
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
         samples: list[list[float]] = [[] for _ in timed]
@@ -104,7 +102,6 @@ class WallClock(Clock):
             ended = time.perf_counter()
             samples[index].append((ended - began) * 1e3)
             self.launches_ms.append((returned - began) * 1e3)
-            self.waits_ms.append((ended - returned) * 1e3)
         return samples
 
 

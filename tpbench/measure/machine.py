@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import platform
@@ -57,7 +56,6 @@ def facts() -> dict[str, Any]:
         "torch_version": version("torch"),
         "triton_version": version("triton"),
         "tpbench_version": tpbench.__version__,
-        "kernels_version": kernels_version(),
         **_git(),
         **_gpus(),
     }
@@ -92,24 +90,6 @@ def version(package: str) -> str | None:
         if match and match[1].startswith(f"{distribution.version}+"):
             return match[1]
     return distribution.version
-
-
-@functools.cache
-def kernels_version() -> str:
-    """Return a hash of the kernels' source and launch choices: rows with different hashes measured different code."""
-    import hashlib
-
-    root = Path(tpbench.__file__).parent
-    digest = hashlib.sha256()
-    for file in kernel_sources(root):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def kernel_sources(root: Path) -> list[Path]:
-    """Return the files of the package's kernels with their launch choices, and of the workloads' Triton kernels."""
-    package = [each for each in (root / "kernels").rglob("*") if each.suffix in (".py", ".json")]
-    return sorted([*package, *(root / "workloads").rglob("*_kernel.py")])
 
 
 def available_memory_gib() -> float:

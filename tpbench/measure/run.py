@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,21 @@ import torch
 import torch.distributed as dist
 
 from tpbench.measure import memory
-from tpbench.measure.audit import AuditedSession, audit, is_audited, lazy_output_reason, refused, timed_result_reason
+from tpbench.measure.audit import (
+    changed_inputs_reason,
+    is_audited,
+    lazy_output_reason,
+    prepare_audit,
+    refused,
+    timed_result_reason,
+)
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
-from tpbench.measure.clock_comparison import long_wait_reason
 from tpbench.measure.columns import Samples, cost_columns, memory_columns, time_columns
 from tpbench.measure.device_columns import clock_columns, iteration_columns, launch_samples
 from tpbench.measure.energy import SAMPLE_S
 from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.interleaving import InterleavedRank
-from tpbench.measure.ranks import gather_number, gather_numbers
+from tpbench.measure.ranks import gather_number
 from tpbench.measure.rounds import ClockRounds, run_rounds, timed_iterations
 from tpbench.measure.scheduled import run_scheduled
 from tpbench.measure.session import Context, ScheduledSession, Session, Verdict
@@ -62,7 +68,7 @@ def run(
     wall = WallClock(context.device, cache)
     if isinstance(session, ScheduledSession):
         return run_scheduled(session, session.schedule, context, wall, copy_gb_per_s, say)
-    settings = _prepare_audit(session, context, settings)
+    settings = prepare_audit(session, settings)
     device_clock = DeviceClock(context.device, cache) if context.device.type == "cuda" else None
     cell = _Cell(session, context, settings, wall, device_clock)
     passes = cell.first_passes(interpreted, say)
@@ -89,24 +95,11 @@ def run(
         timed = cell.time_each_clock(passes, watch)
     launches = launch_samples(wall, len(timed.wall), context)
     columns |= timed.columns | clock_columns(watch, context)
-    complaints = [*timed.complaints, *cell.audit(timed, passes, say)]
-    if complaints:
-        return refused(verdict, complaints[0]), columns
+    if reason := timed.complaint or cell.audit(passes, say):
+        return refused(verdict, reason), columns
     columns = time_columns(session, context, timed.wall, timed.device, launches, columns, say)
     energy_s = min(SAMPLE_S, settings.time_budget_s)
     return verdict, columns | iteration_columns(passes.step, session, wall, gpu, context, columns, say, energy_s)
-
-
-def _prepare_audit(session: Session, context: Context, settings: MeasureSettings) -> MeasureSettings:
-    """Let the session be audited if its iterations get fresh inputs, and return the settings that then apply.
-
-    On a CPU the iterations of a variant from outside this package always get fresh inputs.
-    """
-    if isinstance(session, AuditedSession):
-        if context.device.type == "cpu" and not session.trusted:
-            settings = replace(settings, fresh=True)  # times on a CPU do not show that an answer was stored
-        session.audited |= settings.fresh  # the oracle must see a result of the last inputs
-    return settings
 
 
 @dataclass(frozen=True)
@@ -135,8 +128,8 @@ class _Timed:
     """The samples of each clock. The wall clock comes first, then, on a GPU, the device clock."""
     columns: dict[str, Any]
     """The medians of the rounds, if the clocks ran in rounds."""
-    complaints: Sequence[str]
-    """The reasons why results of timed iterations are wrong."""
+    complaint: str | None
+    """Why the result of a clock's last iteration is wrong, or None."""
 
     @property
     def wall(self) -> Samples:
@@ -197,7 +190,7 @@ class _Cell:
         with watch:
             run_rounds(interleaved, rounds, self.session, self.context)
         medians = dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in rounds), strict=False))
-        return _Timed([each.samples for each in rounds], medians, [])
+        return _Timed([each.samples for each in rounds], medians, None)
 
     def time_each_clock(self, passes: _Passes, watch: ClockWatch) -> _Timed:
         """Time with one clock after the other, and check the result of the last iteration of each.
@@ -205,16 +198,16 @@ class _Cell:
         If one pass takes longer than the time budget, the wall clock does not run: its sample is that of the last pass.
         """
         samples: list[Samples] = []
-        complaints: list[str] = []
+        complaint: str | None = None
         for clock, name in zip(self._clocks, ("wall", "device"), strict=False):
             if name == "wall" and passes.exceed(self.settings):
                 samples.append([passes.last_ms])
                 continue
             with watch:
                 samples.append(self._until_precise(clock, passes.step))
-            if is_audited(self.session) and (reason := timed_result_reason(self.session, name)):
-                complaints.append(reason)
-        return _Timed(samples, {}, complaints)
+            if is_audited(self.session):
+                complaint = timed_result_reason(self.session, name) or complaint
+        return _Timed(samples, {}, complaint)
 
     def _until_precise(self, clock: Clock, step: Callable[[], None]) -> list[np.ndarray[Any, Any]]:
         """Time blocks of iterations until the median is precise enough or the time budget is spent.
@@ -229,19 +222,21 @@ class _Cell:
             samples += timed_iterations(clock, step, self.session, block, self.context)
         return samples
 
-    def audit(self, timed: _Timed, passes: _Passes, say: Callable[[str], None]) -> list[str]:
-        """Return why the timed iterations do not count. Empty if the session is not audited."""
-        if not is_audited(self.session):
-            return []
-        say("checking the timed iterations")
-        slow = passes.exceed(self.settings) and self.context.device.type == "cpu"
-        clock, device_ms = self.device_clock, timed.device
-        on_device = None if clock is None or device_ms is None else (clock, device_ms)
-        reasons = [audit(self.session, passes.step, self.context, not slow, on_device)]
-        if device_ms is not None:
-            waits = gather_numbers(self.wall.waits_ms[-len(timed.wall) :], self.context)
-            reasons.append(long_wait_reason(waits, device_ms))
-        return [reason for reason in reasons if reason]
+    def audit(self, passes: _Passes, say: Callable[[str], None]) -> str | None:
+        """Return why an iteration on changed inputs is wrong, or None. Only audited sessions are checked.
+
+        On a CPU, a pass that takes longer than the time budget is not repeated.
+        """
+        session = self.session
+        if not is_audited(session):
+            return None
+        wrong = None
+        session.fresh = False
+        if not passes.exceed(self.settings) or self.context.device.type == "cuda":
+            say("checking an iteration on changed inputs")
+            wrong = changed_inputs_reason(session, passes.step, self.context)
+        session.keeps_output = False
+        return wrong
 
 
 def _next_block(samples: Sequence[np.ndarray[Any, Any]], spent_s: float, settings: MeasureSettings) -> int:

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 
 from tpbench.measure import memory
-from tpbench.measure.audit import refused
 from tpbench.measure.clock import WallClock
 from tpbench.measure.columns import cost_columns, iteration_memory_columns, memory_columns, time_columns
 from tpbench.measure.device_columns import clock_columns, iteration_columns, launch_samples
 from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.ranks import gather_numbers
-from tpbench.measure.schedule_audit import AuditedSchedule, audit_schedule
 from tpbench.measure.session import CapturableSession, Context, IterationSchedule, Session, Verdict
 
 
@@ -65,9 +63,6 @@ def run_scheduled(
     timed = gather_numbers(samples, context)
     launches = launch_samples(wall, len(samples), context)
     verdict = session.check()
-    if not verdict.wrong and isinstance(session, AuditedSchedule) and session.audited:
-        say("checking the timed iterations")
-        verdict = refused(verdict, audit_schedule(session, wall, timed, on_device, context))
     columns: dict[str, Any] = {
         **memory_columns(max(usage.peak_gib), context),
         **iteration_memory_columns(usage, context),

@@ -63,15 +63,13 @@ def read(path: Path) -> SourceFile:
     """Parse a file. Raises JobError in one line if there is no such file, or if it is no Python."""
     tree = _parsed(path)
     functions = {each.name: each for each in _functions(tree, path)}
-    files = [path, *_local_modules(path, tree)]
+    files = local_files(path)
     imports, uses_triton = dict(_imports_on_load(tree)), any(map(_imports_triton, files))
     return SourceFile(path, functions, dict(_others(tree)), imports, uses_triton)
 
 
-def version(path: Path, files: Sequence[Path] | None = None) -> str:
-    """Return a hash of a file and of the files beside it that it imports, or of the given files. Raises JobError."""
-    if files is None:
-        files = [path, *_local_modules(path, _parsed(path))]
+def version(path: Path, files: Sequence[Path]) -> str:
+    """Return a hash of these files, which are loaded with `path`."""
     digest = hashlib.sha256()
     for file in files:
         name = file.relative_to(path.parent).as_posix() if file.is_relative_to(path.parent) else file.name
@@ -199,13 +197,13 @@ def _beside(path: Path, name: str) -> list[Path]:
     return sorted(package.rglob("*.py")) if package.is_dir() else []
 
 
-def _local_modules(path: Path, tree: ast.Module) -> list[Path]:
-    """Return the files beside `path` that it imports, directly or through another of them, in a fixed order."""
+def local_files(path: Path) -> list[Path]:
+    """Return the file, then the files beside it that it imports, directly or through others. Raises JobError."""
     found: set[Path] = set()
-    waiting = [tree]
+    waiting = [_parsed(path)]
     while waiting:
         names = {name.partition(".")[0] for node in ast.walk(waiting.pop()) for name in _imported(node)}
         new = {each for name in names for each in _beside(path, name)} - found - {path}
         waiting += map(_parsed, new)
         found |= new
-    return sorted(found)
+    return [path, *sorted(found)]

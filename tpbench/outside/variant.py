@@ -76,6 +76,11 @@ class OutsideVariant:
             place=(self.path, self.line),
         )
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file with the function and the files beside it that it imports, or the installed package's files."""
+        return tuple(_files(Path(self.path), self.module))
+
     def plain(self) -> dict[str, Any]:
         """Return the fields as JSON can store them."""
         return asdict(self)
@@ -132,7 +137,11 @@ def from_entry_point(name: str) -> OutsideVariant:
 
 
 def _version(path: Path, module: str) -> str:
-    return source.version(path, package_files(module, path) if module else None)
+    return source.version(path, _files(path, module))
+
+
+def _files(path: Path, module: str) -> list[Path]:
+    return package_files(module, path) if module else source.local_files(path)
 
 
 def _variant(name: str, path: Path, module: str, function: str) -> OutsideVariant:

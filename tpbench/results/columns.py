@@ -138,7 +138,7 @@ COLUMNS = (
     Column("wall_s", REAL, "duration of the whole job, including the start of processes", "s"),
     Column("schema_version", INT, "version of these columns"),
     Column("tpbench_version", TEXT, "version of tpbench"),
-    Column("kernels_version", TEXT, "version of tpbench's kernels: a hash of their source"),
+    Column("kernels_version", TEXT, "version of the kernels of tpbench that ran: a hash of their code; null: none ran"),
     Column("variant_version", TEXT, "hash of the file of a variant from outside tpbench; null: a variant of tpbench"),
     Column("package_versions", TEXT, "packages that the variant requires, with their versions; null: none"),
     Column("git_commit", TEXT, "commit of the checkout"),

@@ -29,8 +29,6 @@ from tpbench.worker.reuse import ReusableProcess
 if TYPE_CHECKING:
     import torch
 
-    from tpbench.measure.guard import Guard
-
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|gloo/transport"
 )
@@ -107,31 +105,13 @@ def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> b
 
 
 def _measure_in_group(task: WorkerTask, device: torch.device, process: ReusableProcess) -> None:
-    """Measure the cell within the process group. When this returns, nothing refers to the cell's tensors."""
-    from tpbench.measure.guard import FunctionsReplaced, Guard
+    """Measure the cell within the process group and save the result.
 
-    if task.job.outside is None:
-        _measure_variant(task, device, process, None)
-        return
-    # The guard knows the functions of imported modules. `_measure` has imported the clocks and the oracle, which the
-    # module of the workload imports. The variant's code is loaded after the guard is made.
-    guard = Guard()
-    try:
-        with guard.naming_replaced():
-            _measure_variant(task, device, process, guard)
-    except FunctionsReplaced as error:
-        _save(task, "wrong", str(error), **torch_columns(device))  # the first result that is saved counts
-        raise
-
-
-def _measure_variant(task: WorkerTask, device: torch.device, process: ReusableProcess, guard: Guard | None) -> None:
-    """Measure the cell and save the result. `guard`: that of a variant from outside this package."""
+    When this returns, nothing refers to the cell's tensors.
+    """
     from tpbench.measure import memory
-    from tpbench.measure.audit import on_any_rank
     from tpbench.measure.bandwidth import copy_gb_per_s
-    from tpbench.measure.guard import replaced_by
     from tpbench.measure.run import run as measure
-    from tpbench.measure.session import Verdict
 
     job = task.job
     bench = job.workload.bench
@@ -147,10 +127,6 @@ def _measure_variant(task: WorkerTask, device: torch.device, process: ReusablePr
     session = bench.setup(job.problem, job.implementation, context)
     interleaved = InterleavedRank(task.folder / FOLDER) if task.interleaving else None
     verdict, measured = measure(session, context, job.measure, copy, say, job.interpreted, interleaved)
-    replaced = guard.restored() if guard else []
-    if on_any_rank(bool(replaced), context):
-        verdict = Verdict({}, replaced_by(replaced))
-        measured = {}
     if RANK == 0:
         _save(task, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns, **measured, **verdict.columns)
 

@@ -3,16 +3,6 @@
 No module that this package imports uses torch: the launcher reads workloads to plan a sweep. A workload is a folder
 with two entry points. Its `__init__` declares the problem's fields, the variants and the columns of a row. Its `bench`
 module runs the workload on a rank, and only a worker imports it.
-
-The modules, in the order of a first reading:
-
-- Workloads: `entropy_loss`, `linear_loss`, `embedding_grad`, `tp_block` and `train_step`.
-- Variants of several workloads: `step` is a variant that is ready to run, and `returned` checks what it returns.
-  `lone_module` imports another project's kernel without the project's compiled parts. `uneven_shards` makes a DTensor.
-- Losses: `vocabulary` has the columns of a rank and the ignored label, `two_logit_losses` the formulas. Oracles share
-  `oracle_arithmetic`.
-- Numbers: `hashing` makes inputs, `ring_bytes` counts the bytes of collectives, and `item_bytes` has those of a dtype.
-- From rows: `cost_model` and `study_data` are interfaces to predictions and reports.
 """
 
 from __future__ import annotations

@@ -66,10 +66,8 @@ class StepSession(Generic[OutputT]):
 
     @staticmethod
     def inputs_of(shard: Any) -> Inputs:
-        """Return the remembered inputs in a shard. Call it before the variant's function. Collective."""
-        inputs = Inputs(tensors_of(shard))
-        inputs.remember()
-        return inputs
+        """Return the inputs in a shard. Collective."""
+        return Inputs(tensors_of(shard))
 
     def outputs(self) -> list[Tensor]:
         """Return the tensors of the last step's output, without those that a step does not need to compute."""

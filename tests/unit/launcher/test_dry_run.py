@@ -77,7 +77,8 @@ def test_ignored_options_stand_before_the_totals():
 def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
     cells = [Cell(index, job(seed=index, output_dir=str(tmp_path)), None) for index in range(3)]
     assert {each.reason for each in decide(cells, {}).values()} == {"missing: has no row yet"}
-    fields = {"key": cells[0].job.key, "job": None, "status": "ok", "finished_at": datetime.now(UTC)}
+    of_cell = {"key": cells[0].job.key, "job": None, "kernels_version": cells[0].job.kernels_version}
+    fields = {**of_cell, "status": "ok", "finished_at": datetime.now(UTC)}
     synthetic.write([{**row, **fields} for row in list(synthetic.cells())[:1]], tmp_path)
     lines = plan_text(cells[:2], Forecast(None), decide(cells, {})).splitlines()
     assert lines[1].endswith("  -         measured before")

@@ -81,6 +81,19 @@ def test_a_cell_runs_again_if_a_package_of_its_variant_has_changed(
     assert decide([one], FACTS)[0].reason == reason
 
 
+def test_a_row_of_other_kernels_than_the_variants_is_stale(tmp_path: Path) -> None:
+    ours, torchs = cell(0, tmp_path), cell(1, tmp_path, variant="pytorch_gather")
+    version = ours.job.kernels_version
+    facts = {name: value for name, value in FACTS.items() if name != "kernels_version"}
+    measured(ours)
+    measured(torchs)
+    assert [each.reason for each in decide([ours, torchs], facts).values()] == [
+        f"stale: tpbench's kernels was abc, is {version}", "measured before",
+    ]  # fmt: skip
+    measured(ours, kernels_version=version)
+    assert decide([ours], facts)[0].reason == "measured before"
+
+
 def test_an_unknown_fact_counts_as_unchanged(tmp_path: Path) -> None:
     one = cell(0, tmp_path)
     measured(one)

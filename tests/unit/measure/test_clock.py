@@ -88,7 +88,6 @@ def test_the_wall_clock_keeps_the_parts_of_each_iteration_that_counts(monkeypatc
         wall.samples(lambda: None, lambda: None, 1)
         wall.warm_up(lambda: time.sleep(7.0), lambda: None, 0)
     assert wall.launches_ms == pytest.approx([1.0, 1.0, 0.0])  # until the step returned
-    assert wall.waits_ms == pytest.approx([3.0] * 3)  # then until the device was idle
 
 
 def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,21 +51,6 @@ def test_torch_is_called_what_it_calls_itself() -> None:
     import torch
 
     assert machine.version("torch") == torch.__version__
-
-
-def test_every_triton_kernel_changes_the_kernels_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = tmp_path / "tpbench"
-    shutil.copytree(Path(tpbench.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "rows"))
-    monkeypatch.setattr(tpbench, "__file__", str(copy / "__init__.py"))
-    kernels = [each for each in copy.rglob("*.py") if "@triton.jit" in each.read_text()]
-    assert {"kernels", "row_operations"} <= {each.parent.name for each in kernels}
-    seen = {machine.kernels_version.__wrapped__()}
-    for file in kernels:
-        file.write_text(file.read_text() + "# changed\n")
-        seen.add(machine.kernels_version.__wrapped__())
-    assert len(seen) == 1 + len(kernels)
-    (copy / "workloads/embedding_grad/traffic/crossover_study.py").write_text("")
-    assert machine.kernels_version.__wrapped__() in seen
 
 
 def test_only_listed_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,4 +159,3 @@ def test_the_memory_and_the_system_of_this_machine() -> None:
     found = machine.facts()
     assert found["memory_gib"] == psutil.virtual_memory().total / 2**30
     assert found["os"] == f"{platform.system()} {platform.release()}" and found["cpu_count"] == os.cpu_count()
-    assert len(machine.kernels_version()) == 12

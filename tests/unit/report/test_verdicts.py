@@ -101,16 +101,18 @@ def test_each_doubt_is_named(add, judge):
     assert tie.doubts == ("tie", "losses differ", "mixed", "shared host")
     assert lone.doubts == ("alone",) and unmeasured.doubts == ("unmeasured",) and unmeasured.fastest is None
     assert few.runner_up.column == "triton_tp graph=true" and few.doubts == ()
-    of_devices = {"host-bound", "throttled"}
+    of_devices = {"host-bound", "throttled", "below floor"}
     assert {*tie.doubts, *lone.doubts, *unmeasured.doubts, "wall differs", "few samples"} | of_devices == set(DOUBTS)
 
 
-def test_a_host_bound_and_a_throttled_cell_are_doubts(add, judge):
+def test_a_cell_that_is_host_bound_throttled_or_below_its_floor_is_a_doubt(add, judge):
     add("triton_tp", **measured(1.0), bound="memory", throttle_reasons="none")
     add("pytorch_gather", **measured(2.0), bound="host", throttle_reasons="none")
     add("triton_tp", **measured(1.0), vocab=1000, bound="memory", throttle_reasons="power")
     add("pytorch_gather", **measured(2.0), vocab=1000, bound="wire")
-    assert sorted(each.doubts for each in judge()) == [("host-bound",), ("throttled",)]
+    add("triton_tp", **measured(1.0), vocab=2000, floor_ms=1.06)
+    add("pytorch_gather", **measured(2.0), vocab=2000, floor_ms=1.04)
+    assert sorted(each.doubts for each in judge()) == [("below floor",), ("host-bound",), ("throttled",)]
 
 
 def test_the_runner_up_is_another_variant(add, judge):

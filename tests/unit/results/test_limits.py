@@ -53,6 +53,7 @@ def test_types_of_hints(hint: Any, kind: Any) -> None:
 
 def table(*rows: dict[str, Any]) -> pa.Table:
     kinds = {"row_id": pa.string(), "value": pa.float64()}
+    kinds |= dict.fromkeys(("time_ms", "launch_ms", "device_ms"), pa.float64())
     kinds |= dict.fromkeys(("started_at", "finished_at"), pa.timestamp("us", tz="UTC"))
     return pa.Table.from_pylist(list(rows), schema=pa.schema(list(kinds.items())))
 
@@ -76,6 +77,16 @@ def test_copies_of_a_row_are_no_different_rows() -> None:
     assert suspicious_rows(table(*copies, {"row_id": "b"}, {"row_id": None}, {"row_id": None}), NOW) == []
     (sentence,) = suspicious_rows(table(*copies, {"row_id": "a", "value": 1.0}, {"row_id": "b", "value": 2.0}), NOW)
     assert sentence == "row a: different rows with one row_id; reports may show any of them"
+
+
+def test_rows_whose_device_works_for_long_after_a_step_has_returned_are_named() -> None:
+    honest = {"row_id": "a", "time_ms": 3.05, "launch_ms": 1.0, "device_ms": 1.0}
+    assert (
+        suspicious_rows(table(honest, {"row_id": "b", "time_ms": 9.0}, {**honest, "row_id": "c", "launch_ms": None}))
+        == []
+    )
+    (sentence,) = suspicious_rows(table(honest, {**honest, "row_id": "d", "time_ms": 3.15}))
+    assert sentence.startswith("row d: the device works for more than twice device_ms after a step has returned")
 
 
 def place(*rows: tuple[str | None, str | None, str | None]) -> list[tuple[Any, Any]]:

@@ -7,8 +7,8 @@ import torch
 
 from tpbench.worker.error_location import location
 from tpbench.workloads import Variant
-from tpbench.workloads.entropy_loss.output import Output
-from tpbench.workloads.linear_loss.output import Output as LinearOutput
+from tpbench.workloads.entropy_loss.interface import Output
+from tpbench.workloads.linear_loss.interface import Output as LinearOutput
 from tpbench.workloads.returned import WrongReturn, require
 from tpbench.workloads.step import Step, StepSession
 

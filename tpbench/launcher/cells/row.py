@@ -31,6 +31,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> WorkerTask:
         "key": job.key,
         "world_size": job.world_size,
         "interpreted": job.interpreted,
+        "kernels_version": job.kernels_version,
         "variant_version": job.outside.version if job.outside else None,
         "package_versions": versions(job.implementation.requires),
         "job": json.dumps(flat, sort_keys=True),

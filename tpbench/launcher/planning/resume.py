@@ -82,8 +82,10 @@ def _decide_in(output_dir: str, cells: Sequence[Cell], facts: Mapping[str, Any])
 
 
 def _facts_of(cell: Cell, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the facts with the version of an outside variant and of the packages that the variant requires."""
+    """Return the facts with the versions of the variant's kernels, file and required packages."""
     own: dict[str, Any] = {}
+    if "kernels_version" not in facts and (kernels := cell.job.kernels_version):
+        own["kernels_version"] = kernels
     if cell.job.outside:
         own["variant_version"] = cell.job.outside.version
     packages = versions(cell.job.implementation.requires)

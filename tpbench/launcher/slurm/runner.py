@@ -46,7 +46,7 @@ class Slurm:
         self.settings, self.wait = settings, options.wait
         self.target = Partition.find(settings)
         # The software is the cluster's too; its GPUs are unknown here, and each row names them.
-        software = ("torch_version", "triton_version", "kernels_version", "tpbench_version", "git_commit", "git_dirty")
+        software = ("torch_version", "triton_version", "tpbench_version", "git_commit", "git_dirty")
         self.facts = {name: value for name, value in machine.facts().items() if name in software}
         self.adopted: dict[int, Submitted] = {}
         self.tried: dict[int, str] = {}

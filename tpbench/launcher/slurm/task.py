@@ -50,7 +50,8 @@ class Task:
         own = folder / (f"node{here.node}" if restarts == "0" else f"node{here.node}.{restarts}")
         own.mkdir(exist_ok=True)
         hosts = list(here.hostnames)
-        task = attempt.task.restarted(**{**machine.facts(), "host": hosts[0], "nodes": len(hosts)})
+        facts = {**machine.facts(), "kernels_version": attempt.cell.job.kernels_version}
+        task = attempt.task.restarted(**{**facts, "host": hosts[0], "nodes": len(hosts)})
         try:
             _run(Attempt(attempt.cell, task, own), _rendezvous(here.raw_job_id, here.node, hosts))
         except UncompletedJobError as error:  # submitit's, when there are no more requeues

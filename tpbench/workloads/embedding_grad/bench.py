@@ -56,10 +56,6 @@ class ChangedGradient(GeneratedInputs):
         super().change(drawn)
         self.session.save()
 
-    def undo(self) -> None:
-        self.session.restore()
-        super().undo()
-
 
 class EmbeddingGradSession:
     """A variant on this rank's gradient. Variants from outside this package are audited."""

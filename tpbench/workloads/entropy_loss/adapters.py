@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,15 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.entropy_loss.differentiated import (
-    bytes_of_three_all_reduces,
-    differentiated,
-    rows_that_count,
-)
-from tpbench.workloads.entropy_loss.inputs import Shard
-from tpbench.workloads.entropy_loss.output import Output, Step
+from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
+from tpbench.workloads.losses.in_torch import bytes_of_statistics, rows_that_count
 from tpbench.workloads.ring_bytes import bytes_of_all_reduce
 from tpbench.workloads.uneven_shards import sharded_along
 from tpbench.workloads.vocabulary import IGNORED
@@ -44,11 +40,11 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
 
     def run() -> Output:
         with loss_parallel():
-            output = differentiated(shard.logits, loss_of)
+            output = _differentiated(shard.logits, loss_of)
         loss: Any = output.loss
         return replace(output, loss=loss.to_local().float())
 
-    return Step(run, bytes_communicated=bytes_of_three_all_reduces(shard))
+    return Step(run, bytes_communicated=_three_all_reduces(shard))
 
 
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
@@ -67,7 +63,7 @@ def _liger_whole(problem: EntropyLoss, shard: Shard) -> Step:
     work = shard.logits.clone()  # the gradient overwrites it; a training step would make new logits
 
     def run() -> Output:
-        output = differentiated(work, lambda logits: (function(logits.to(dtype), shard.target), None))
+        output = _differentiated(work, lambda logits: (function(logits.to(dtype), shard.target), None))
         return replace(output, loss=output.loss.float())
 
     return Step(run, restore=lambda: _copy(work, shard.logits))
@@ -77,13 +73,13 @@ def _liger_sharded(shard: Shard) -> Step:
     from liger_kernel.transformers import LigerVocabParallelCrossEntropy
 
     function = LigerVocabParallelCrossEntropy(ignore_index=IGNORED)
-    count = rows_that_count(shard)
+    count = rows_that_count(shard.target)
 
     def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
         row_loss = function(logits[:, None], shard.target[:, None], shard.group)[:, 0]
         return row_loss.sum() / count, row_loss
 
-    return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=bytes_of_three_all_reduces(shard))
+    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=_three_all_reduces(shard))
 
 
 def megatron(problem: EntropyLoss, shard: Shard) -> Step:
@@ -94,7 +90,7 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
     counts = shard.target != IGNORED
-    count = rows_that_count(shard)
+    count = rows_that_count(shard.target)
     # Megatron subtracts the maximum in place from logits.float(), which is a copy unless the logits are fp32.
     overwritten = shard.logits.dtype == torch.float32
     work = shard.logits.clone() if overwritten else shard.logits
@@ -105,8 +101,8 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
         return row_loss.sum() / count, row_loss
 
     return Step(
-        lambda: differentiated(work, loss_of),
-        bytes_communicated=bytes_of_three_all_reduces(shard),
+        lambda: _differentiated(work, loss_of),
+        bytes_communicated=_three_all_reduces(shard),
         restore=(lambda: _copy(work, shard.logits)) if overwritten else None,
     )
 
@@ -118,7 +114,7 @@ def quack(problem: EntropyLoss, shard: Shard) -> Step:
     """
     from quack.cross_entropy import cross_entropy_fwd
 
-    factor = 1.0 / rows_that_count(shard)
+    factor = 1.0 / rows_that_count(shard.target)
 
     def run() -> Output:
         row_loss, grad = cross_entropy_fwd(shard.logits, shard.target, ignore_index=IGNORED, return_dx=True)
@@ -135,7 +131,7 @@ def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
     needs a compiled extension, which the kernel does not use.
     """
     function = import_alone("flash_attn.ops.triton.cross_entropy", ("flash_attn",)).cross_entropy_loss
-    count = rows_that_count(shard)
+    count = rows_that_count(shard.target)
 
     def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
         row_loss, _ = function(
@@ -149,7 +145,7 @@ def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
 
     gathered = 4 * shard.tokens * (shard.tp_size - 1)
     summed = bytes_of_all_reduce(4 * shard.tokens, shard.tp_size)
-    return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=gathered + summed)
+    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=gathered + summed)
 
 
 def transformer_engine(problem: EntropyLoss, shard: Shard) -> Step:
@@ -169,14 +165,14 @@ def transformer_engine(problem: EntropyLoss, shard: Shard) -> Step:
         # The decorator is for the form that overwrites its input, which this variant does not call.
         stand_ins={"transformer_engine.pytorch.jit": {"no_torch_dynamo": lambda: lambda function: function}},
     ).parallel_cross_entropy
-    count = rows_that_count(shard)
+    count = rows_that_count(shard.target)
 
     def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
         row_loss = function(logits[None], shard.target[None], dist_process_group=shard.group, ignore_idx=IGNORED)[0]
         return row_loss.sum() / count, row_loss
 
     sent = 4 * 4 * shard.tokens * (shard.tp_size - 1)
-    return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=sent)
+    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=sent)
 
 
 def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
@@ -191,14 +187,30 @@ def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
     assert shard.group is not None  # the variant does not support tp_size=1
     mesh = DeviceMesh.from_group(shard.group, shard.device.type, mesh_dim_names=("tp",))
     labels = DTensor.from_local(shard.target[None], mesh, [Replicate()], run_check=False)
-    count = rows_that_count(shard)
+    count = rows_that_count(shard.target)
 
     def loss_of(logits: Tensor) -> tuple[Tensor, None]:
         total: Any = cross_entropy_loss(sharded_along(2, problem.vocab, logits[None], mesh), labels)
         return total.to_local() / count, None
 
-    return Step(lambda: differentiated(shard.logits, loss_of), bytes_communicated=bytes_of_three_all_reduces(shard))
+    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=_three_all_reduces(shard))
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
     target.copy_(source)
+
+
+def _differentiated(logits: Tensor, loss_of: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Output:
+    """Return the mean loss, the losses of rows and the gradient of the logits by autograd.
+
+    loss_of: returns the mean loss and, if the project computes them, the losses of rows, (tokens,).
+    """
+    leaf = logits.detach().requires_grad_()
+    loss, row_loss = loss_of(leaf)
+    (grad,) = torch.autograd.grad(loss, leaf)
+    return Output(loss.detach(), None if row_loss is None else row_loss.detach(), grad)
+
+
+def _three_all_reduces(shard: Shard) -> int:
+    """Return the bytes that a rank sends in all-reduces of each row's maximum, sum and label's logit, in fp32."""
+    return bytes_of_statistics(3, shard.tokens, shard.tp_size)

@@ -6,8 +6,7 @@ from typing import Any
 
 from tpbench.kernels import How, entropy_loss
 from tpbench.kernels.kernel_resources import worst_resources
-from tpbench.workloads.entropy_loss.inputs import Shard
-from tpbench.workloads.entropy_loss.output import Output, Step
+from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.vocabulary import IGNORED
 

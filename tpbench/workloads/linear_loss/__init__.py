@@ -8,23 +8,8 @@ the same sizes. An iteration computes the mean loss and, with mode=train, its gr
 loss=logprob computes log p[label] instead, with p = softmax(logits / temperature), for policy optimisation. With
 mode=train the gradients are those of a sum over the rows: an upstream gradient times log p[label] and, with
 entropy=true, another one times the entropy.
-
-The modules, in the order of a first reading:
-
-- Job: `problem` has the fields and the columns. `variants` and `peers` have a function for each variant, of this
-  project and of others.
-- Rank: `bench` is the session. `inputs` makes a rank's shard, and `output` is what an iteration returns. `products` are
-  the matrix products alone, which are timed beside the variant.
-- Implementations: `linear_tp` calls the kernels of this project, `in_torch` torch's own functions, and `adapters` other
-  projects, with chunks from `quack_chunks`.
-- Correctness: `oracle` computes in float64 and compares. `limits` are its tolerances.
 """
 
-from tpbench.workloads.linear_loss import (
-    variants as variants,
-)  # first: tables list variants in the order of registration
-
-# isort: split
-from tpbench.workloads.linear_loss import peers as peers
+from tpbench.workloads.linear_loss import variants as variants
 from tpbench.workloads.linear_loss.problem import WORKLOAD as WORKLOAD
 from tpbench.workloads.linear_loss.problem import LinearLoss as LinearLoss

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from tpbench.workloads.linear_loss.in_torch import (
     bytes_of_gradient,
-    bytes_of_statistics,
     differentiated,
     differentiated_rows,
 )
-from tpbench.workloads.linear_loss.inputs import Shard
-from tpbench.workloads.linear_loss.output import Output, Step
+from tpbench.workloads.linear_loss.interface import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.linear_loss.quack_chunks import quack_chunk_rows
+from tpbench.workloads.linear_loss.variants import quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
+from tpbench.workloads.losses.in_torch import bytes_of_statistics, rows_that_count
 from tpbench.workloads.vocabulary import IGNORED
 
 
@@ -73,7 +72,8 @@ def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
 
     sum_in_fp32 = bytes_of_gradient(problem, shard) * 4 // shard.hidden.itemsize
     return Step(
-        lambda: differentiated(problem, shard, loss_of, summed=True), bytes_of_statistics(3, shard) + sum_in_fp32
+        lambda: differentiated(problem, shard, loss_of, summed=True),
+        bytes_of_statistics(3, shard.tokens, shard.tp_size) + sum_in_fp32,
     )
 
 
@@ -85,7 +85,7 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
     function = _verl_kernel().linear_cross_entropy
     assert shard.labels is not None
     labels, counts = shard.labels, shard.labels != IGNORED
-    number = counts.sum().clamp(min=1)
+    number = rows_that_count(labels)
     entropy: Tensor | None = None
 
     def rows_of(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
         output = differentiated(problem, shard, loss_of)
         return replace(output, entropy=entropy)
 
-    return Step(run, bytes_of_statistics(4, shard) + bytes_of_gradient(problem, shard))
+    return Step(run, bytes_of_statistics(4, shard.tokens, shard.tp_size) + bytes_of_gradient(problem, shard))
 
 
 def _verl_kernel() -> Any:
@@ -151,7 +151,7 @@ def liger_native(problem: LinearLoss, shard: Shard) -> Step:
 
     assert shard.labels is not None
     labels, counts = shard.labels, shard.labels != IGNORED
-    number = counts.sum().clamp(min=1)
+    number = rows_that_count(labels)
     before = _bytes_of_others(shard.device)
     sizes = FusedLinearCrossEntropyConfig(problem.tokens, problem.hidden, shard.columns, group="tp")
     if not configure(process_groups={"tp": shard.group}, bootstrap_group=shard.group, device=shard.device, flsce=sizes):
@@ -171,7 +171,7 @@ def liger_native(problem: LinearLoss, shard: Shard) -> Step:
 
     return Step(
         lambda: differentiated(problem, shard, loss_of, summed=True),
-        bytes_of_statistics(2, shard) + bytes_of_gradient(problem, shard),
+        bytes_of_statistics(2, shard.tokens, shard.tp_size) + bytes_of_gradient(problem, shard),
         columns,
     )
 

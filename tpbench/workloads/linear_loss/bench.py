@@ -6,18 +6,22 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+import torch
+
 from tpbench.measure.gemm import compute_ms, gemm_tflops
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch, do_nothing
 from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss.inputs import make_shard
-from tpbench.workloads.linear_loss.limits import bytes_moved, gradient_factor
+from tpbench.workloads.linear_loss.interface import Output, Shard
+from tpbench.workloads.linear_loss.limits import bytes_moved
 from tpbench.workloads.linear_loss.oracle import Oracle
-from tpbench.workloads.linear_loss.output import Output
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.linear_loss.products import Products
 from tpbench.workloads.step import StepSession
+
+MOST_ROWS = 8192
+"""Rows of a product. More rows are worked on in chunks, so that the logits of any number of tokens fit."""
 
 
 class LinearLossSession(StepSession[Output]):
@@ -52,7 +56,7 @@ class LinearLossSession(StepSession[Output]):
             columns["grad_error"] = errors.grad_error
             columns["hidden_grad_error"] = errors.hidden_grad_error
             columns["weight_grad_error"] = errors.weight_grad_error
-        return Verdict(columns, errors.complaint(self.problem.dtype, gradient_factor(self.problem)))
+        return Verdict(columns, errors.complaint(self.problem))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns about the products alone, timed alternately with the step. Collective."""
@@ -74,6 +78,49 @@ class LinearLossSession(StepSession[Output]):
             "tflops": self.costs.flops / step_ms / 1e9,
             "above_outputs_gib": max(gather_number(columns["peak_gib"] - outputs, self.context)),
         }
+
+
+class Products:
+    """The matrix products of a problem alone, the time that every implementation is compared with.
+
+    They are those of logits, hidden states' gradient and weight's gradient, with their operands in
+    place.
+    """
+
+    def __init__(self, problem: LinearLoss, shard: Shard) -> None:
+        self.problem, self.shard = problem, shard
+        self.rows = min(problem.tokens, MOST_ROWS)
+        hidden = shard.hidden
+        self.hidden = hidden.repeat(-(-self.rows // len(hidden)), 1)[: self.rows].contiguous()
+        self.logits = torch.empty(self.rows, shard.columns, dtype=hidden.dtype, device=hidden.device)
+        self.grad = self.logits
+        if problem.trains:
+            # Probabilities of this shard, like those in a step: the power of a product depends on its numbers.
+            torch.mm(self.hidden, shard.weight.t(), out=self.logits)
+            self.grad = torch.softmax(self.logits, dim=1)
+        trained = (self.hidden, shard.weight) if problem.trains else ()
+        self.outputs = tuple(torch.empty_like(factor) for factor in trained)
+
+    @property
+    def bytes_of_outputs(self) -> tuple[int, ...]:
+        """Bytes of the gradients that a step of a variant allocates: hidden states, and weight without main_grad."""
+        if not self.problem.trains:
+            return ()
+        weight = 0 if self.problem.main_grad else self.shard.weight.nbytes
+        return (self.shard.hidden.nbytes, weight)
+
+    def run(self) -> None:
+        """Queue the products of all rows."""
+        weight = self.shard.weight
+        for first in range(0, self.problem.tokens, self.rows):
+            rows = slice(0, min(self.rows, self.problem.tokens - first))
+            torch.mm(self.hidden[rows], weight.t(), out=self.logits[rows])
+            if self.shard.teacher is not None:
+                torch.mm(self.hidden[rows], self.shard.teacher[1].t(), out=self.logits[rows])
+            if self.problem.trains:
+                hidden_grad, weight_grad = self.outputs
+                torch.mm(self.grad[rows], weight, out=hidden_grad[rows])
+                torch.mm(self.grad[rows].t(), self.hidden[rows], out=weight_grad)
 
 
 def _iterations(step_ms: float, device: str) -> int:

@@ -10,37 +10,29 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_rows
-from tpbench.workloads.linear_loss.inputs import Shard
-from tpbench.workloads.linear_loss.output import Output, Step
+from tpbench.workloads.linear_loss.interface import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.losses.in_torch import bytes_of_statistics, row_losses, rows_that_count, whole
 from tpbench.workloads.ring_bytes import bytes_of_all_reduce
-from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
-from tpbench.workloads.vocabulary import IGNORED, shard_bounds
+from tpbench.workloads.vocabulary import IGNORED
 
 
 def gather(problem: LinearLoss, shard: Shard) -> Step:
     """Prepare an iteration: logits, all-gather, loss and its gradient, then the products of this rank's slice."""
-    widest = -(-problem.vocab // shard.tp_size)
     counts = None if shard.labels is None else shard.labels != IGNORED
-    number = problem.tokens if counts is None else counts.sum().clamp(min=1)
+    number = problem.tokens if shard.labels is None else rows_that_count(shard.labels)
 
-    def whole(logits: Tensor) -> Tensor:
-        if shard.group is None:
-            return logits.detach()
-        padded = F.pad(logits, (0, widest - logits.shape[1]))
-        parts = gather_rows(padded, shard.group).view(shard.tp_size, problem.tokens, widest)
-        sizes = [shard_bounds(problem.vocab, shard.tp_size, rank) for rank in range(shard.tp_size)]
-        return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, sizes, strict=True)], dim=1)
+    def gathered(logits: Tensor) -> Tensor:
+        return whole(logits, problem.vocab, shard.tp_size, shard.group)
 
     def run() -> Output:
-        logits = whole(shard.hidden @ shard.weight.t()).requires_grad_(problem.trains)
+        logits = gathered(shard.hidden @ shard.weight.t()).requires_grad_(problem.trains)
         target = shard.labels
         if shard.teacher is not None:
-            target = whole(shard.teacher[0] @ shard.teacher[1].t()).float() / problem.temperature
+            target = gathered(shard.teacher[0] @ shard.teacher[1].t()).float() / problem.temperature
         assert target is not None
         x = logits.float() / (problem.temperature if problem.loss == "logprob" else 1.0)
-        row_loss = _row_loss(problem, x, target)
+        row_loss = row_losses(problem.loss, x, target)
         entropy = _entropy(x, counts) if problem.entropy else None
         loss = row_loss.sum() / number
         if not problem.trains:
@@ -56,8 +48,9 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
             grad.t() @ shard.hidden,
         )
 
-    gathered = (1 if shard.teacher is None else 2) * (shard.tp_size - 1) * problem.tokens * widest
-    return Step(run, gathered * shard.hidden.itemsize + bytes_of_gradient(problem, shard))
+    matrices, widest = (1 if shard.teacher is None else 2), -(-problem.vocab // shard.tp_size)
+    sent = matrices * (shard.tp_size - 1) * problem.tokens * widest * shard.hidden.itemsize
+    return Step(run, sent + bytes_of_gradient(problem, shard))
 
 
 def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
@@ -82,7 +75,7 @@ def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
         loss: Any = output.loss
         return Output(loss.to_local().float(), None, None, output.grad_hidden, output.grad_weight)
 
-    return Step(run, bytes_of_statistics(3, shard) + bytes_of_gradient(problem, shard))
+    return Step(run, bytes_of_statistics(3, shard.tokens, shard.tp_size) + bytes_of_gradient(problem, shard))
 
 
 def compiled(problem: LinearLoss, shard: Shard) -> Step:
@@ -105,7 +98,7 @@ def differentiated(
     if not problem.trains:
         with torch.no_grad():
             return Output(loss_of(shard.hidden, shard.weight).detach())
-    hidden, weight = (each.detach().requires_grad_() for each in (shard.hidden, shard.weight))
+    hidden, weight = (factor.detach().requires_grad_() for factor in (shard.hidden, shard.weight))
     loss = loss_of(hidden, weight)
     grad_hidden, grad_weight = torch.autograd.grad(loss, (hidden, weight))
     return Output(loss.detach(), None, None, grad_hidden if summed else _summed(grad_hidden, shard), grad_weight)
@@ -130,7 +123,7 @@ def differentiated_rows(
         with torch.no_grad():
             logprob, entropy = rows_that_count(shard.hidden, shard.weight)
         return Output(logprob.sum() / number, logprob, entropy)
-    hidden, weight = (each.detach().requires_grad_() for each in (shard.hidden, shard.weight))
+    hidden, weight = (factor.detach().requires_grad_() for factor in (shard.hidden, shard.weight))
     logprob, entropy = rows_that_count(hidden, weight)
     grad_hidden, grad_weight = torch.autograd.grad(objective(shard, logprob, entropy), (hidden, weight))
     logprob, entropy = logprob.detach(), None if entropy is None else entropy.detach()
@@ -145,13 +138,6 @@ def objective(shard: Shard, logprob: Tensor, entropy: Tensor | None) -> Tensor:
     return total if entropy is None else total + (entropy * of_entropy).sum()
 
 
-def _row_loss(problem: LinearLoss, x: Tensor, target: Tensor) -> Tensor:
-    if problem.from_labels:
-        row_loss = F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
-        return -row_loss if problem.loss == "logprob" else row_loss
-    return TWO_LOGIT_LOSSES[problem.loss].whole(x, target)
-
-
 def _entropy(x: Tensor, counts: Tensor | None) -> Tensor:
     """Return the entropy of each row's softmax, (tokens,): 0 for a row that does not count."""
     log_p = x.log_softmax(-1)
@@ -164,11 +150,6 @@ def _summed(grad: Tensor, shard: Shard) -> Tensor:
         grad = grad.contiguous()
         dist.all_reduce(grad, group=shard.group)
     return grad
-
-
-def bytes_of_statistics(numbers: int, shard: Shard) -> int:
-    """Return the bytes that a rank sends in all-reduces of `numbers` fp32 numbers for each row."""
-    return bytes_of_all_reduce(numbers * 4 * shard.tokens, shard.tp_size)
 
 
 def bytes_of_gradient(problem: LinearLoss, shard: Shard) -> int:

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tpbench.kernels import LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
-from tpbench.workloads.linear_loss.inputs import Shard
-from tpbench.workloads.linear_loss.output import Output, Step
+from tpbench.workloads.linear_loss.interface import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.ring_bytes import bytes_of_all_reduce
 from tpbench.workloads.vocabulary import IGNORED

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, context, problem
-from tpbench.workloads.entropy_loss import inputs
 from tpbench.workloads.entropy_loss.inputs import make_shard
+from tpbench.workloads.losses import inputs
 from tpbench.workloads.vocabulary import IGNORED, shard_bounds
 
 
@@ -54,8 +54,7 @@ def test_replicas_are_rows_of_one_larger_problem() -> None:
 
 def test_inputs_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = alone(problem(tokens=50)).logits
-    monkeypatch.setattr(inputs, "_CPU_CHUNK", 700)
-    monkeypatch.setattr(inputs, "_GPU_CHUNK", 700)
+    monkeypatch.setattr(inputs, "CHUNK", dict.fromkeys(inputs.CHUNK, 700))
     assert torch.equal(alone(problem(tokens=50)).logits, whole)
 
 

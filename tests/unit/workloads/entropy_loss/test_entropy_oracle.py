@@ -15,10 +15,9 @@ from torch import Tensor
 
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.inputs import Shard
+from tpbench.workloads.entropy_loss.interface import Output, Shard
 from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
-from tpbench.workloads.entropy_loss.output import Output
-from tpbench.workloads.oracle_arithmetic import relative_error
+from tpbench.workloads.losses.oracle import relative_error
 from tpbench.workloads.vocabulary import IGNORED
 
 INF = float("inf")
@@ -79,7 +78,7 @@ def test_results_do_not_depend_on_chunks(loss: str, monkeypatch: pytest.MonkeyPa
     cell = problem(loss=loss)
     whole = Oracle(cell, alone(cell))
     output = right(whole)
-    monkeypatch.setattr("tpbench.workloads.entropy_loss.oracle._CHUNK", {"cpu": 300, "cuda": 300})
+    monkeypatch.setattr("tpbench.workloads.entropy_loss.oracle.BLOCK", {"cpu": 300, "cuda": 300})
     assert Oracle(cell, alone(cell)).compare(output) == whole.compare(output)
 
 
@@ -248,13 +247,3 @@ def test_the_count_is_that_of_rows_with_a_label_of_the_vocabulary() -> None:
     assert oracle.loss == pytest.approx(float(oracle.row_loss[3:].mean()))
     shard.target[:] = IGNORED
     assert Oracle(cell, shard).inverse_count == 1.0 and Oracle(cell, shard).loss == 0.0
-
-
-def test_chunks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = problem(tokens=13, vocab=100)
-    oracle = Oracle(cell, alone(cell))
-    for elements, lengths in ((300, [3, 3, 3, 3, 1]), (99, [1] * 13), (1300, [13]), (1299, [12, 1])):
-        monkeypatch.setattr("tpbench.workloads.entropy_loss.oracle._CHUNK", {"cpu": elements, "cuda": elements})
-        found = list(oracle._chunks())
-        assert [each.stop - each.start for each in found] == lengths
-        assert [each.start for each in found[1:]] == [each.stop for each in found[:-1]] and found[-1].stop == 13

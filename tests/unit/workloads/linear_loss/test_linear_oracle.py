@@ -14,10 +14,10 @@ from torch import Tensor
 from tests.support.linear_loss import context, problem
 from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.workloads.linear_loss import LinearLoss, oracle
-from tpbench.workloads.linear_loss.inputs import Shard, make_shard
+from tpbench.workloads.linear_loss.inputs import make_shard
+from tpbench.workloads.linear_loss.interface import Output, Shard
 from tpbench.workloads.linear_loss.oracle import Errors, Oracle
-from tpbench.workloads.linear_loss.output import Output
-from tpbench.workloads.oracle_arithmetic import weighted
+from tpbench.workloads.losses.oracle import weighted
 from tpbench.workloads.vocabulary import IGNORED
 
 INF = math.inf
@@ -68,7 +68,7 @@ def made(**fields: Any) -> tuple[LinearLoss, Oracle, Output]:
 @pytest.mark.parametrize("loss", KERNEL_LOSSES)
 @pytest.mark.parametrize("elements", [1, 101 * 5, 2**20])
 def test_the_oracle_agrees_with_torch(loss: str, elements: int, entropy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle, "_CHUNK", dict.fromkeys(oracle._CHUNK, elements))
+    monkeypatch.setattr(oracle, "BLOCK", dict.fromkeys(oracle.BLOCK, elements))
     more: dict[str, Any] = {"ignored": 0.3} if loss in LABEL_LOSSES else {}
     if loss != "cross_entropy":
         more["temperature"] = 1.7
@@ -76,7 +76,7 @@ def test_the_oracle_agrees_with_torch(loss: str, elements: int, entropy: bool, m
     errors = found.compare(output)
     assert errors.loss_value == pytest.approx(float(exact(found.problem, found.shard).loss), rel=1e-12)
     assert errors.loss_error < 2**-22 and errors.entropy_error < 2**-22 and errors.grad_error < 2**-20
-    assert errors.complaint("float32") is None and errors.loss_identical
+    assert errors.complaint(found.problem) is None and errors.loss_identical
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -88,14 +88,15 @@ def test_an_error_of_exactly_the_tolerance_is_right(name: str, dtype: str) -> No
         "hidden_grad_error": {"bfloat16": 4, "float16": 7, "float32": 12},
         "weight_grad_error": {"bfloat16": 4, "float16": 7, "float32": 12},
     }
-    limit = 2.0 ** -powers[name][dtype]
+    cell, limit = problem(dtype=dtype, entropy=True), 2.0 ** -powers[name][dtype]
     none = Errors(1.0, 0.0, 0.0, 0.0, 0.0, True)
-    assert replace(none, **{name: limit}).complaint(dtype) is None
+    assert replace(none, **{name: limit}).complaint(cell) is None
     above = limit * (1 + 2**-20)
-    assert replace(none, **{name: above}).complaint(dtype) == f"{name} {above:.3g} is above {limit:.3g} ({dtype})"
-    assert replace(none, **{name: math.nan}).complaint(dtype) is not None
+    assert replace(none, **{name: above}).complaint(cell) == f"{name} {above:.3g} is above {limit:.3g} ({dtype})"
+    assert replace(none, **{name: math.nan}).complaint(cell) is not None
+    teacher = problem(dtype=dtype, entropy=True, loss="reverse_kl")
     twice = replace(none, **{name: 2 * limit})
-    assert (twice.complaint(dtype, 2) is None) == name.endswith("grad_error")
+    assert (twice.complaint(teacher) is None) == name.endswith("grad_error")
 
 
 def test_the_gradients_error_is_the_larger_one() -> None:
@@ -147,19 +148,19 @@ def test_planted_errors_are_infinite(name: str, how: str) -> None:
     errors = found.compare(replace(output, **{name: value}))
     kinds = {"loss": "loss_error", "row_loss": "loss_error", "entropy": "entropy_error"}
     assert getattr(errors, kinds.get(name, f"{name.removeprefix('grad_')}_grad_error")) == INF
-    assert errors.complaint(cell.dtype) is not None
+    assert errors.complaint(cell) is not None
 
 
 @pytest.mark.parametrize("name", ["entropy", "grad_hidden", "grad_weight"])
 def test_a_missing_result_is_an_error(name: str) -> None:
     cell, found, output = made()
-    assert "inf is above" in str(found.compare(replace(output, **{name: None})).complaint(cell.dtype))
+    assert "inf is above" in str(found.compare(replace(output, **{name: None})).complaint(cell))
 
 
 def test_what_a_problem_does_not_ask_for_is_not_compared() -> None:
     _, found, output = made(entropy=False)
     errors = found.compare(replace(output, entropy=None, row_loss=None))
-    assert errors.entropy_error == 0.0 and errors.complaint("float32") is None
+    assert errors.entropy_error == 0.0 and errors.complaint(found.problem) is None
     assert found.compare(replace(output, row_loss=None, loss=output.loss * 1.5)).loss_error > 0.3
 
 
@@ -172,7 +173,7 @@ def test_a_row_that_does_not_count_has_no_loss_and_no_gradient() -> None:
     found, output = Oracle(cell, shard), rounded(exact(cell, shard))
     assert found.counts.tolist() == [False, False] + [True] * (cell.tokens - 2)
     assert found.inverse_count == 1 / (cell.tokens - 2)
-    assert found.compare(output).complaint("float32") is None
+    assert found.compare(output).complaint(found.problem) is None
     assert output.grad_hidden is not None
     spoiled = output.grad_hidden.clone()
     spoiled[0, 0] = 1e-7
@@ -182,7 +183,7 @@ def test_a_row_that_does_not_count_has_no_loss_and_no_gradient() -> None:
     shard.labels[:] = IGNORED
     assert Oracle(cell, shard).inverse_count == 1.0
     zeros = Output(*(torch.zeros_like(each) for each in vars(output).values()))
-    assert Oracle(cell, shard).compare(zeros).complaint("float32") is None
+    assert Oracle(cell, shard).compare(zeros).complaint(found.problem) is None
     touched = replace(zeros, grad_weight=torch.full_like(zeros.grad_weight, 1e-9))
     assert Oracle(cell, shard).compare(touched).weight_grad_error == INF
 
@@ -200,8 +201,8 @@ def test_an_error_below_the_smallest_normal_number_does_not_count() -> None:
 def test_blocks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, found, _ = made(tokens=12)
     for elements, lengths in ((101 * 5, [5, 5, 2]), (101 * 5 - 1, [4, 4, 4]), (1, [1] * 12), (2**20, [12])):
-        monkeypatch.setattr(oracle, "_CHUNK", dict.fromkeys(oracle._CHUNK, elements))
-        assert [each.stop - each.start for each in found._blocks()] == lengths
+        monkeypatch.setattr(oracle, "BLOCK", dict.fromkeys(oracle.BLOCK, elements))
+        assert [each.stop - each.start for each in found.blocks(oracle.BLOCK)] == lengths
 
 
 def test_zero_times_the_logarithm_of_zero_is_zero() -> None:
@@ -212,4 +213,4 @@ def test_zero_times_the_logarithm_of_zero_is_zero() -> None:
 def test_on_one_rank_all_rows_are_its_own() -> None:
     cell, found, output = made(sequence_parallel=True)
     assert found.shard.group is None and found.hidden is found.shard.hidden
-    assert found.compare(output).complaint(cell.dtype) is None
+    assert found.compare(output).complaint(cell) is None

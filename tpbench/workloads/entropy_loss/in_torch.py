@@ -1,26 +1,31 @@
-"""pytorch_tp_manual: the kernels' algorithm in torch operations, with a closed form of the gradient.
+"""pytorch_tp_manual and pytorch_gather: the entropy loss in torch operations.
 
-Statistics of the local shard, one packed all-gather, then loss and gradient; fp32 throughout. With compile=true the
-parts before and after the collective go through torch.compile, each as one graph.
+pytorch_tp_manual is the kernels' algorithm with a closed form of the gradient: statistics of the local shard, one
+packed all-gather, then loss and gradient; fp32 throughout. pytorch_gather has the whole vocabulary on every rank, and
+uses torch's own losses and autograd.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
-from tpbench.workloads.entropy_loss.inputs import Shard
-from tpbench.workloads.entropy_loss.output import Output, Step
+from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.two_logit_losses import TWO_LOGIT_LOSSES
+from tpbench.workloads.losses.in_torch import row_losses, rows_that_count, whole
+from tpbench.workloads.losses.two_logit_losses import TWO_LOGIT_LOSSES
 from tpbench.workloads.vocabulary import IGNORED
 
 
-def prepare(problem: EntropyLoss, shard: Shard) -> Step:
-    """Prepare an iteration: statistics, one all-gather, then loss and gradient."""
+def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
+    """Prepare an iteration of pytorch_tp_manual.
+
+    With compile=true the parts before and after the collective go through torch.compile, each as one graph.
+    """
     algorithm = _Labels(problem, shard) if problem.from_labels else _TwoLogits(problem, shard)
     statistics: Any = algorithm.statistics
     finish: Any = algorithm.finish
@@ -42,9 +47,9 @@ def _all_gather(local: Tensor, shard: Shard) -> Tensor:
     return gather_rows(local, shard.group).view(shard.tp_size, *local.shape)
 
 
-def _scaled(logits: Tensor, scale: float) -> Tensor:
-    """Return scale * logits in fp32. Eager torch would need a pass over memory for a product with 1."""
-    return logits.float() if scale == 1.0 else logits.float() * scale
+def _product(values: Tensor, factor: float) -> Tensor:
+    """Return values * factor, without a pass over memory if the factor is 1."""
+    return values if factor == 1.0 else values * factor
 
 
 def _minus_one_hot(p: Tensor, column: Tensor, held: Tensor) -> Tensor:
@@ -85,7 +90,7 @@ class _Labels:
         return local.clamp(0, logits.shape[1] - 1), held
 
     def statistics(self, logits: Tensor, label: Tensor) -> Tensor:
-        x = _scaled(logits, self.scale)
+        x = _product(logits.float(), self.scale)
         local, held = self._local(logits, label)
         x_label = torch.where(held, x.gather(1, local[:, None])[:, 0], 0.0)
         return torch.stack((*_max_and_sum(x), x_label))
@@ -97,7 +102,7 @@ class _Labels:
         inverse = 1.0 / counts.sum().clamp(min=1)
         factor = torch.where(counts, inverse * self.scale, 0.0)
         local, held = self._local(logits, label)
-        p = (_scaled(logits, self.scale) - m[:, None]).exp_().div_(s[:, None])
+        p = (_product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
         grad = _minus_one_hot(p, local, held).mul_(factor[:, None])
         return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
 
@@ -112,7 +117,7 @@ class _TwoLogits:
         self.target_scale = problem.logits_scale / problem.temperature
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return _scaled(logits, self.scale), _scaled(target, self.target_scale)
+        return _product(logits.float(), self.scale), _product(target.float(), self.target_scale)
 
     def statistics(self, logits: Tensor, target: Tensor) -> Tensor:
         x, t = self._scaled(logits, target)
@@ -137,3 +142,40 @@ class _TwoLogits:
             grad = p.sub_((t - m_t[:, None]).exp_().div_(s_t[:, None])).mul_(factor)
         row_loss = self.loss.from_mean(mean, log_z, log_z_t)
         return row_loss.mean(), row_loss, grad.to(logits.dtype)
+
+
+def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
+    """Prepare an iteration of pytorch_gather: gather, loss, backward, and this rank's slice of the gradient.
+
+    With compile=true the loss goes through torch.compile as one graph, and autograd's backward with it.
+    """
+    losses: Any = functools.partial(_gathered_losses, problem)
+    if problem.compile:
+        losses = torch.compile(losses, fullgraph=True, dynamic=False)
+
+    def gathered(local: Tensor) -> Tensor:
+        return whole(local, shard.vocab_size, shard.tp_size, shard.group)
+
+    def run() -> Output:
+        logits = gathered(shard.logits).requires_grad_()
+        target = shard.target if problem.from_labels else gathered(shard.target)
+        loss, row_loss = losses(logits, target)
+        (grad,) = torch.autograd.grad(loss, logits)
+        grad = grad[:, shard.vocab_start : shard.vocab_stop].contiguous()
+        return Output(loss.detach(), row_loss.detach().float(), grad)
+
+    matrices = 1 if problem.from_labels else 2
+    widest = -(-shard.vocab_size // shard.tp_size)
+    sent = (shard.tp_size - 1) * shard.tokens * widest * shard.logits.element_size() * matrices
+    return Step(run, bytes_communicated=sent)
+
+
+def _gathered_losses(problem: EntropyLoss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean loss over the rows that count, and each row's loss."""
+    dtype = torch.float32 if problem.compute_dtype == "float32" else logits.dtype
+    x = _product(logits.to(dtype), problem.logits_scale)
+    t = target if problem.from_labels else _product(target.to(dtype), problem.logits_scale / problem.temperature)
+    row_loss = row_losses(problem.loss, x, t)
+    count = rows_that_count(target) if problem.from_labels else len(logits)
+    # reduction="mean" would be 0 / 0 if every row is ignored.
+    return row_loss.sum(dtype=torch.float32) / count, row_loss
