@@ -10,6 +10,7 @@ becomes of these rows: gathered tokens are without them, so their gradients are 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpbench.comm.collectives import gather_rows, scatter_rows
 
@@ -82,6 +83,33 @@ def keep_columns(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's columns of a tensor that every rank has, (..., columns). Backward, all-gather the
     gradients."""
     return _exchanged(whole, group, _keep_columns, _gather_columns)
+
+
+def exchange_around(
+    block: nn.Module, gather: Callable[[Tensor], Any], keep_share: Callable[[Tensor], Tensor] | None
+) -> None:
+    """Let a block that is called with a rank's share of the tokens compute with all tokens. The share is its first
+    argument, by position or by keyword.
+
+    `keep_share` returns the rank's share of an output that is equal on every rank. None: the block scatters its output
+    itself.
+    """
+    first = next(iter(inspect.signature(block.forward).parameters))
+
+    def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if inputs:
+            return (gather(inputs[0]), *inputs[1:]), named
+        return inputs, {**named, first: gather(named[first])}
+
+    block.register_forward_pre_hook(before, with_kwargs=True)
+    if keep_share is not None:
+
+        def after(module: nn.Module, inputs: Any, output: Any) -> Any:
+            if isinstance(output, tuple):  # attention returns its weights too
+                return (keep_share(output[0]), *output[1:])
+            return keep_share(output)
+
+        block.register_forward_hook(after)
 
 
 Exchange = Callable[[Tensor, dist.ProcessGroup], Tensor]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tpbench.measure import memory
 from tpbench.measure.audit import on_any_rank
@@ -18,10 +19,9 @@ from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
 from tpbench.workloads.train_step.estimates import bytes_communicated, rank_flops
 from tpbench.workloads.train_step.model import sizes
-from tpbench.workloads.train_step.model.inputs import Batch, replica_batches, rolled
-from tpbench.workloads.train_step.oracle import compute_reference
+from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
+from tpbench.workloads.train_step.oracle import compare, compute_reference
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.reference import CHANGED_STEPS, RunAudit, compare
 from tpbench.workloads.train_step.speed import ProgressLines, throughput
 from tpbench.workloads.train_step.training.measured_step import (
     Mark,
@@ -40,16 +40,15 @@ class TrainStepSession:
     Each step's batches are made before the step, outside the timed region. They are new ones, unless `problem.batches`
     says how many the steps repeat. Losses stay on the device until the end.
 
-    A variant from outside this package is audited.
+    The losses of all steps of a variant from outside this package are compared with the reference. Each is copied as
+    its step ends, so that nothing can write it later.
     """
 
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
-        self.problem, self.context = problem, context
+        self.problem, self.variant, self.context = problem, variant, context
+        self.from_outside = variant.place is not None
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
-        self.audit = None if variant.place is None else RunAudit(problem, variant)
-        self.audited, self.fresh = self.audit is not None, False
-        self.reference = compute_reference(problem, context, self.audit.changes if self.audit else ())
-        self.changed_iterations = CHANGED_STEPS if self.reference.later else 0
+        self.reference = compute_reference(problem, context, whole_run=self.from_outside)
         self.schedule = IterationSchedule(
             problem.warmup_steps, problem.steps, held_before=memory.held_bytes(context.device)
         )
@@ -64,8 +63,8 @@ class TrainStepSession:
             torch.cuda.synchronize(context.device)
         self.init_s = time.perf_counter() - began
         self.batches: list[Batch] = []
-        self.losses: list[torch.Tensor] = []
-        self.norms: list[torch.Tensor] = []
+        self.losses: list[Tensor] = []
+        self.norms: list[Tensor] = []
         self.phases = PhaseTimer(context.device)
         self.times_phases = problem.phase_steps > 0
         self.graph: StepGraph | None = None
@@ -76,7 +75,7 @@ class TrainStepSession:
 
     def step(self) -> None:
         """Train one step, and time its phases if the problem asks for that."""
-        if not self.times_phases or self.fresh:
+        if not self.times_phases:
             self.train()
         elif self.graph is not None:
             self.train()
@@ -92,8 +91,11 @@ class TrainStepSession:
         else:
             with on_stream(self.stream):
                 loss, norm = self.trainer.accumulate(self.batches, mark), self.trainer.update(mark)
-        if self.audit:
-            loss, norm = self.audit.read(loss), self.audit.read(norm)
+        if self.from_outside:
+            loss, norm = (
+                require(number, Tensor, self.variant, "accumulate or update").detach().clone()
+                for number in (loss, norm)
+            )
         self.losses.append(loss)
         self.norms.append(norm)
 
@@ -109,28 +111,24 @@ class TrainStepSession:
 
     def restore(self) -> None:
         """Make the next step's batches, and write a progress line if one is due."""
-        step, context, problem = len(self.losses), self.context, self.problem
+        step, context = len(self.losses), self.context
         self.phases.read()
         self.progress.report(step, self.losses)
-        if self.audit:
-            self.audit.compare(self._read_batches())
-        end = problem.warmup_steps + problem.steps
-        made = end - 1 if self.fresh else step
-        self.batches = replica_batches(problem, made, context.dp_rank, context.dp_size, context.device)
-        if self.audit:
-            if self.fresh:
-                self.batches = rolled(self.batches, self.audit.changes[step - end])
-            self.audit.keep(self.batches)
+        self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
 
     def release(self) -> None:
         """Do nothing: a step leaves nothing to free."""
 
     def check(self) -> Verdict:
-        """Compare the first steps with the oracle's reference. Collective."""
+        """Compare the first steps, and the timed ones of a variant from outside, with the reference. Collective."""
+        problem, reference = self.problem, self.reference
         self.progress.report(len(self.losses), self.losses)
         losses, norms = self._trajectories()
-        errors = compare(self.reference, losses, norms)
-        wrong = errors.complaint(self.problem.dtype) or self._audited(losses)
+        errors = compare(reference, losses, norms)
+        wrong = errors.complaint(problem.dtype)
+        if reference.timed is not None and wrong is None:
+            wrong = reference.timed.complaint(losses[problem.warmup_steps :], problem.dtype)
+        held_gib = (memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30
         columns = {
             "loss_value": losses[-1],
             "loss_error": errors.loss_error,
@@ -138,19 +136,13 @@ class TrainStepSession:
             "grad_norm": norms[-1],
             "losses": losses,
             "grad_norms": norms,
-            "oracle": self.reference.source,
+            "oracle": reference.source,
             "gemm_tflops": self.gemm_tflops,
             "init_s": _max_over_ranks(self.init_s),
-            "steady_gib": _max_over_ranks(
-                (memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30 + self.graph_gib
-            ),
+            "steady_gib": _max_over_ranks(held_gib + self.graph_gib),
         }
-        return Verdict(columns, self._agreed(wrong))
-
-    def check_changed(self) -> str | None:
-        """Return why a step on changed batches is wrong, or None. Collective."""
-        losses, _ = self._trajectories()
-        return self._agreed(self._audited(losses))
+        anywhere = on_any_rank(bool(wrong), self.context)
+        return Verdict(columns, wrong or ("the result is wrong on another rank" if anywhere else None))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return throughput, times of phases and, from an additional step on request, exposed communication.
@@ -163,22 +155,6 @@ class TrainStepSession:
             self.context.say("profiling")
             result |= profile_step(self.train, self.restore, self.context)
         return result
-
-    def _read_batches(self) -> Sequence[Batch]:
-        """Return the batches that the last step read."""
-        return self.batches if self.graph is None else self.graph.batches
-
-    def _audited(self, losses: Sequence[float]) -> str | None:
-        """Return why the steps so far are wrong on this rank, or None. None for a variant of this package."""
-        if self.audit is None:
-            return None
-        self.audit.compare(self._read_batches())
-        return self.audit.complaint(self.reference, losses)
-
-    def _agreed(self, wrong: str | None) -> str | None:
-        """Return the reason of this rank, that of another rank if only that has one, or None. Collective."""
-        anywhere = on_any_rank(bool(wrong), self.context)
-        return wrong or ("the result is wrong on another rank" if anywhere else None)
 
     def _trajectories(self) -> tuple[list[float], list[float]]:
         """Return the loss of every step, the mean over replicas, and the gradient norm of every step."""

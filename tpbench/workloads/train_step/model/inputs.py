@@ -6,7 +6,6 @@ Masks are of whole sequences: a model with a share of the tokens would make mask
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +52,6 @@ def micro_batch(problem: TrainStep, step: int, micro: int, dp_rank: int, dp_size
         product = (product * (hash_index(problem.seed, stream, positions) >> (32 - _BITS))) >> _BITS
     tokens = ((product * problem.vocab) >> _BITS).to(device)
     return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
-
-
-def rolled(batches: Sequence[Batch], positions: int) -> list[Batch]:
-    """Return the batches with each sequence rolled by `positions`. Each token keeps its label.
-
-    The losses of rolled batches depend on what a model has learned from the batches, but are other numbers.
-    """
-    return [Batch(batch.tokens.roll(positions, 1), batch.labels.roll(positions, 1)) for batch in batches]
 
 
 def model_inputs(problem: TrainStep, device: torch.device) -> dict[str, Any]:
