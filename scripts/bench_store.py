@@ -18,7 +18,7 @@ import pyarrow as pa
 import tpbench
 from tpbench.job import parse_job
 from tpbench.launcher.cells.row import new_task
-from tpbench.report.tables.render import pivot_text
+from tpbench.report.pivot import pivot
 from tpbench.results.compact import compact, publish
 from tpbench.results.write import parquet_bytes, row_table
 
@@ -62,7 +62,7 @@ def main() -> None:
             table = row(index)
             (rows / f"{table['row_id'][0]}.parquet").write_bytes(parquet_bytes(table))
         frame = timed(f"load {options.files} files", lambda: tpbench.load(scratch))
-        timed("pivot", lambda: pivot_text(frame))
+        timed("pivot", lambda: pivot(frame))
         timed("compact", lambda: compact(scratch))
         timed(f"load {options.files} rows merged", lambda: tpbench.load(scratch))
         parts = [row(index) for index in range(options.files, options.files + 1000)]
@@ -74,7 +74,7 @@ def main() -> None:
         timed("compact again", lambda: compact(scratch))
         frame = timed(f"load {options.rows} rows merged", lambda: tpbench.load(scratch))
         assert len(frame) == options.rows
-        timed("pivot", lambda: pivot_text(frame))
+        timed("pivot", lambda: pivot(frame))
 
 
 if __name__ == "__main__":

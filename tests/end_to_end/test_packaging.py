@@ -69,7 +69,7 @@ def test_it_runs_a_new_variant_as_the_readme_shows_and_reads_its_rows(installed:
     line += [each.replace("pytorch_gather", "pytorch_gather,my_loss.py:stores_its_answer") for each in sweep.split()]
     done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 1 and "1 of 3 cells failed (wrong: 1)" in done.stderr, done.stderr
-    columns = "['variant', 'status', 'variant_version', 'reason', 'time_ms']"
+    columns = "['variant', 'status', 'variant_version', 'reason', 'time_ms', 'fresh']"
     probe = f"import tpbench; print(tpbench.__file__); print(tpbench.load('outputs')[{columns}].to_json())"
     seen = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, env=env, capture_output=True, text=True)
     file, text = seen.stdout.splitlines()
@@ -77,6 +77,7 @@ def test_it_runs_a_new_variant_as_the_readme_shows_and_reads_its_rows(installed:
     rows = json.loads(text)
     assert list(rows["variant"].values()) == ["my_loss.py:fast_tp", "pytorch_gather", "my_loss.py:stores_its_answer"]
     assert list(rows["status"].values()) == ["ok", "ok", "wrong"]
+    assert list(rows["fresh"].values()) == [True] * 3  # alike for all variants of the sweep
     assert rows["reason"]["2"].startswith("the last iteration of the wall clock, after a correct first one: ")
     assert rows["time_ms"]["2"] is None
     assert rows["variant_version"]["0"] == from_file(tmp_path / "my_loss.py", "fast_tp").version

@@ -76,8 +76,8 @@ def test_a_rank_imports_neither_pandas_nor_arrow_nor_scipy(tmp_path: Path) -> No
     code = (
         "import os, pathlib, sys; os.environ['RANK'] = '0'\n"
         "import tpbench.worker.rank, tpbench.worker.server, tpbench.measure.run\n"
-        "from tpbench.handover.task import WorkerTask\n"
-        "task = WorkerTask.load(pathlib.Path(sys.argv[1]))\n"
+        "from tpbench.worker.task import Task\n"
+        "task = Task.load(pathlib.Path(sys.argv[1]))\n"
         "task.job.workload.bench\n"
         "task.result('ok', samples_ms=[1.0, 2.0], graph=False).save(task.folder)\n"
         "print({'pandas', 'pyarrow', 'scipy', 'hydra', 'tpbench.launcher'} & set(sys.modules))\n"

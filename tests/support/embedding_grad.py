@@ -16,7 +16,7 @@ from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession, ExchangeContext
 from tpbench.workloads.embedding_grad.exchanges.base import Exchange, sequence
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
 
 DISTRIBUTIONS = ("uniform", "zipf", "bigram", "fixed", "one_owner", "one_rank", "none")
 DTYPES = ("float32", "float16", "bfloat16")

@@ -15,12 +15,11 @@ from torch.nn import functional
 from tests.support.ranks import Rank
 from tpbench.measure.session import Context
 from tpbench.workloads.tp_block import TpBlock
-from tpbench.workloads.tp_block.errors import row_error
+from tpbench.workloads.tp_block.execution.layers import gradients
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.layers.block import gradients
-from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
-from tpbench.workloads.tp_block.oracle import BlockResult, own_part
+from tpbench.workloads.tp_block.oracle import BlockResult, own_part, row_error
+from tpbench.workloads.tp_block.problem import ShardedLinear
 
 PARTS = ("block", "mlp", "column", "row")
 

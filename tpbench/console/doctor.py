@@ -13,9 +13,9 @@ from typing import Any
 from tpbench import packages
 from tpbench.console import machine_checks
 from tpbench.console.machine_checks import Finding
-from tpbench.handover.rendezvous import STORE_FILE
 from tpbench.launcher.devices.cores import available_cores
 from tpbench.measure import machine
+from tpbench.worker.start import STORE_FILE
 
 TIMEOUT_S = 180
 _PROBE = "tpbench.console.torch_probe"

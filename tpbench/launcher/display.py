@@ -155,8 +155,9 @@ class Display:
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Print the sweep's table and the folder of its rows."""
-        from tpbench.report.tables.render import pivot_text, show
+        from tpbench.report.pivot import pivot
         from tpbench.results.read import frame_of
+        from tpbench.tables import show
 
         if self.live:
             self.live.stop()
@@ -164,7 +165,7 @@ class Display:
                 self.console.print(self._table(self.total))
         rows = {str(outcome.row["row_id"]): outcome.row for outcome in outcomes if outcome.row is not None}
         if rows:
-            show(pivot_text(frame_of(rows.values())), self.console)
+            show(pivot(frame_of(rows.values())), self.console)
         self._print_logs(outcomes)
         folders = sorted({f"{outcome.cell.job.output_dir}/rows" for outcome in outcomes})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)

@@ -15,9 +15,8 @@ from types import FrameType
 
 import psutil
 
-from tpbench.handover.lifetime import MARKER, die_with_parent
-from tpbench.handover.rendezvous import STORE_FILE
 from tpbench.launcher.torchrun import LAUNCHER, OUTPUT_DIR
+from tpbench.worker.start import MARKER, STORE_FILE, die_with_parent
 
 
 class Terminated(BaseException):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpbench.handover.durable import NO_SPACE
+from tpbench.files import NO_SPACE
 from tpbench.launcher.cells.attempt import Attempt, StartAttempt
 from tpbench.launcher.cells.leftovers import discard_rows
 from tpbench.launcher.cells.locks import CellLocks

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpbench.handover.lifetime import MARKER
 from tpbench.job import Job
 from tpbench.launcher.devices.cores import available_cores
+from tpbench.worker.start import MARKER
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 

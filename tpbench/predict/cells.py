@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.grids.records import caveat_mark
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.records import caveat_mark
 from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import CostModel, ProblemSize

@@ -19,7 +19,7 @@ from tpbench.predict.model import VariantModel, models
 from tpbench.predict.target import find_target
 from tpbench.predict.validation import validation
 from tpbench.predict.whole_numbers import whole_numbers
-from tpbench.report.command_line.rows import read_rows
+from tpbench.report.command_line import read_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.workloads import Workload, workloads

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tpbench.predict.estimate import Estimate
 from tpbench.predict.model import Prediction
-from tpbench.report.numbers.metric import number
+from tpbench.report.analysis.metrics import number
 from tpbench.workloads.cost_model import Question
 
 _FEW_TIMES = 10

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tpbench.predict.estimate import Estimate
-from tpbench.report.numbers.metric import number
+from tpbench.report.analysis.metrics import number
 from tpbench.workloads.cost_model import ProblemSize
 
 RESERVE_GIB = 2.0

@@ -12,9 +12,8 @@ from tpbench.predict.first_sentence import first_sentence
 from tpbench.predict.memory import RESERVE_GIB
 from tpbench.predict.model import ERROR_BAR_SHARE, Prediction, VariantModel, extrapolation_factors
 from tpbench.predict.target import Target
-from tpbench.report.grids.records import MISSING
-from tpbench.report.numbers.metric import number
-from tpbench.report.tables.writer import aligned
+from tpbench.report.analysis.metrics import number
+from tpbench.tables import MISSING, Document, Table, as_text
 from tpbench.workloads.cost_model import ProblemSize, Question
 
 UNKNOWN = "unknown"
@@ -157,4 +156,4 @@ def _with_error(estimate: Estimate | None, unit: str) -> str:
 
 def aligned_lines(grid: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table, of which the first has the names of the columns."""
-    return [line.plain for line in aligned(grid[0], grid[1:])]
+    return as_text(Document([Table("", grid[0], grid[1:])])).plain.splitlines()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tpbench.measure.machine import nvml_session, nvml_text
 from tpbench.predict.cells import MeasuredCells
 from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, TrainedModel, free_gib
-from tpbench.report.numbers.metric import number
+from tpbench.report.analysis.metrics import number
 from tpbench.workloads.cost_model import ProblemSize
 
 DEFAULT_GIB = 80.0

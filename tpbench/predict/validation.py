@@ -11,7 +11,7 @@ from tpbench.predict.cells import MeasuredCell, MeasuredCells
 from tpbench.predict.memory import free_gib
 from tpbench.predict.model import QUANTITIES, VariantModel
 from tpbench.predict.render import aligned_lines
-from tpbench.report.numbers.metric import number
+from tpbench.report.analysis.metrics import number
 
 AIMS = {"time_ms": 0.10, "device_ms": 0.10, "peak_gib": 0.03}
 _NAMES = {"time_ms": "wall time", "device_ms": "device time", "peak_gib": "peak memory"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,34 +14,25 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+from tpbench import tables
 from tpbench.report import plots
-from tpbench.report.command_line.output_format import format_of
-from tpbench.report.command_line.parser import ReportParser
-from tpbench.report.command_line.rows import require_values
-from tpbench.report.command_line.selection import add_filters, selected_rows
-from tpbench.report.conclusions.agreement import frame_warnings
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.json_documents import write_documents
-from tpbench.report.numbers.metric import METRICS, metric
-from tpbench.report.repeat import repeat
-from tpbench.report.tables import render, writer
-from tpbench.report.tables.columns import column_tables, parse_columns
-from tpbench.report.tables.pivot import pivot
-from tpbench.report.tables.pivot_report import PivotReport
-from tpbench.report.tables.study import check_study, studies, study_csv, study_document, study_picture, study_tables
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.metrics import METRICS, metric
+from tpbench.report.command_line import ReportParser, add_filters, format_of, require_values, selected_rows
+from tpbench.report.pivot import pivot
+from tpbench.report.repeat import print_command
+from tpbench.report.studies import check_columns, check_study, studies, study_document, study_picture
+from tpbench.results.current_rows import newest
+from tpbench.results.plain import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, unknown
-from tpbench.workloads.study_data import StudyTable
+from tpbench.tables import Document
+from tpbench.workloads import workloads
 
-STUDIES: dict[str, Callable[[Sequence[StudyTable], Sequence[str]], str]] = {
-    "text": lambda tables, warnings: f"{writer.as_text(study_document(tables, warnings)).plain}\n",
-    "markdown": lambda tables, warnings: writer.as_markdown(study_document(tables, warnings)),
-    "csv": study_csv,
-}
-TABLES: dict[str, Callable[[PivotReport], str]] = {
-    "text": lambda report: f"{render.text(report).plain}\n",
-    "markdown": render.markdown,
-    "csv": render.comma_separated,
+TABLES: dict[str, Callable[[Document], str]] = {
+    "text": lambda document: f"{tables.as_text(document).plain}\n",
+    "markdown": tables.as_markdown,
+    "csv": tables.as_csv,
 }
 PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES, "json")
@@ -53,7 +45,7 @@ EPILOG = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. The exit code is 0, or 2 for a wrong request. `compare` and `--run` add 1 for a slower cell."""
+    """Run the command. The exit code is 0, or 2 for a wrong request. `compare` adds 1 for a slower cell."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments and arguments[0] in COMMANDS:
         command: Callable[[Sequence[str]], int]
@@ -66,9 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
         if options.repeat is not None:
-            return repeat(selected_rows(options), options.repeat, run=options.run, metric=options.metric or "time_ms")
-        if options.run is not None:
-            raise JobError("--run needs --repeat ROW_ID")
+            print_command(selected_rows(options), options.repeat)
+            return 0
         options.format = options.format or format_of(options.output)
         if options.format == "json":
             write_documents(selected_rows(options), options.output or Path(), all_rows=options.all)
@@ -109,56 +100,44 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen (json: a folder)"
     )
     parser.add_argument("--repeat", metavar="ROW_ID", help="print the command that measures the cell of a row again")
-    parser.add_argument(
-        "--run",
-        nargs="?",
-        const="",
-        metavar="variant=FILE.py:NAME",
-        help="with --repeat: run the command, and compare the rows. Name a variant of your own: no row loads code",
-    )
     parser.add_argument("--all", action="store_true", help="every row, not only the newest of each cell")
     return parser
 
 
 def _content(options: argparse.Namespace) -> str | bytes:
     """Return the report as text, or as the bytes of a picture."""
-    columns = None if options.columns is None else parse_columns(options.columns)
+    columns = [] if options.columns is None else options.columns.split(",")
+    check_columns(columns)
     _check(options, with_columns=bool(columns))
     frame = selected_rows(options)
-    if columns or options.study is not None:
-        return _study(frame, columns, options)
     if options.format in PICTURES:
+        if options.study is not None:
+            return plots.study_picture(study_picture(frame, options.study), options.study, options.format)
         return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=options.all), options.plot, options.format)
+    if columns or options.study is not None:
+        return _tables(study_document(frame, options.study, columns, all_rows=options.all), options)
     if options.metric is not None:
         require_values(frame, metric(options.metric))
     if options.format == "html":
         from tpbench.report.page.html_page import page
 
         return page(frame, options.metric, all_rows=options.all)
-    report = pivot(
-        frame, options.metric or "time_ms", all_rows=options.all, floor=options.floor, transpose=options.transpose
-    )
-    _warn(report.warnings, options)
-    if options.format == "text" and options.output is None:
-        console = Console()  # detects a terminal and its colours
-        with console.capture() as capture:  # rich itself would end the process if the pipe is closed
-            render.show(render.text(report), console)
-        return capture.get()
-    return TABLES[options.format](report)
+    name = options.metric or "time_ms"
+    return _tables(pivot(frame, name, all_rows=options.all, floor=options.floor, transpose=options.transpose), options)
 
 
 def _check(options: argparse.Namespace, *, with_columns: bool) -> None:
     """Raise JobError for options that do not fit together."""
     is_picture = options.format in PICTURES
-    if with_columns and options.format not in STUDIES:
-        raise JobError(f"--columns is for --format {', '.join(STUDIES)}")
+    if with_columns and options.format not in TABLES:
+        raise JobError(f"--columns is for --format {', '.join(TABLES)}")
     is_metric_table = options.format in TABLES and not with_columns and options.study is None
     if (options.floor or options.transpose) and not is_metric_table:
         raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
     if options.study is not None:
         check_study(options.study)
-        if options.plot is not None or options.format not in (*STUDIES, *PICTURES):
-            valid = ", ".join((*STUDIES, *PICTURES))
+        if options.plot is not None or options.format not in (*TABLES, *PICTURES):
+            valid = ", ".join((*TABLES, *PICTURES))
             raise JobError(f"--study is for --format {valid}; a page has the studies that its rows allow")
     elif is_picture != (options.plot is not None):
         raise JobError("a picture needs both: --format png or svg, and --plot NAME")
@@ -168,32 +147,18 @@ def _check(options: argparse.Namespace, *, with_columns: bool) -> None:
         raise JobError(f"--format {options.format} is for a file: say -o report.{options.format}")
 
 
-def _study(frame: pd.DataFrame, columns: Sequence[str] | None, options: argparse.Namespace) -> str | bytes:
-    """Return the tables of chosen columns or of a study, or its picture."""
-    if options.study is not None and options.format in PICTURES:
-        return plots.study_picture(study_picture(frame, options.study), options.study, options.format)
-    if options.study is not None:
-        frame = frame[frame["workload"].isin(studies()[options.study])]
-    if columns:
-        tables = column_tables(frame, columns, options.study, all_rows=options.all)
-    else:
-        tables = study_tables(frame, options.study, all_rows=options.all)
-    warnings = frame_warnings(frame, all_rows=options.all)
-    _warn(warnings, options)
-    return STUDIES[options.format](tables, warnings)
-
-
-def _warn(warnings: Sequence[str], options: argparse.Namespace) -> None:
-    """Print warnings to stderr, unless the same terminal shows them below the tables."""
-    if (
-        options.output is None
-        and options.format in ("text", "markdown")
-        and sys.stdout.isatty()
-        and sys.stderr.isatty()
-    ):
-        return
-    for warning in warnings:
-        print(f"report: warning: {warning}", file=sys.stderr)
+def _tables(document: Document, options: argparse.Namespace) -> str:
+    """Return the text of a document. Warnings go to stderr, unless the same terminal shows them below the tables."""
+    on_screen = options.output is None and options.format in ("text", "markdown")
+    if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
+        for warning in document.warnings:
+            print(f"report: warning: {warning}", file=sys.stderr)
+    if options.format == "text" and options.output is None:
+        console = Console()  # detects a terminal and its colours
+        with console.capture() as capture:  # rich itself would end the process if the pipe is closed
+            tables.show(document, console)
+        return capture.get()
+    return TABLES[options.format](document)
 
 
 def _write(content: str | bytes, options: argparse.Namespace) -> None:
@@ -208,3 +173,31 @@ def _write(content: str | bytes, options: argparse.Namespace) -> None:
             sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
         sys.stdout.write(content)
         sys.stdout.flush()
+
+
+def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:
+    """Write a JSON file for the newest row of each cell, or for every row, whose workload defines a document.
+
+    The oldest row gets the plain name. If another result has that file already, the name gets the id of the row. Raises
+    JobError if there is nothing to write.
+    """
+    known = workloads()
+    documents = []
+    for row in plain_rows(frame if all_rows else newest(frame)):
+        workload = known.get(row["workload"])
+        named = workload.document(row) if workload else None
+        if named is not None:
+            documents.append((*named, str(row["row_id"])))
+    if not documents:
+        raise JobError("--format json: none of these rows is a correct row of a workload with JSON documents")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, content, row_id in sorted(documents, key=lambda document: document[2]):
+        text = json.dumps(content, indent=2) + "\n"
+        file = folder / f"{name}.json"
+        if file.exists() and file.read_text(encoding="utf-8") != text:
+            file = folder / f"{name}_{row_id}.json"
+        file.write_text(text, encoding="utf-8")
+        print(f"report: wrote {file}", file=sys.stderr)
+        written.append(file)
+    return written

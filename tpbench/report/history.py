@@ -16,22 +16,26 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from tpbench.report.command_line.output_format import format_of, print_or_write
-from tpbench.report.command_line.parser import ReportParser
-from tpbench.report.command_line.rows import require_values
-from tpbench.report.command_line.selection import add_filters, selected_rows
+from tpbench.report.analysis.metrics import METRICS, Metric, counted, metric
+from tpbench.report.analysis.records import Record, is_measurement, value_text
+from tpbench.report.command_line import (
+    ReportParser,
+    add_filters,
+    format_of,
+    print_or_write,
+    require_values,
+    selected_rows,
+)
 from tpbench.report.compare.changes import FAILED, CellChange, Comparison, compare_cells
 from tpbench.report.compare.command import share
 from tpbench.report.compare.conditions import ACROSS, BESIDE, remarks
 from tpbench.report.compare.method import method
 from tpbench.report.compare.pairs import CellPair, cell_names, rows_by_cell
 from tpbench.report.compare.uncertainty import geometric_mean, observe
-from tpbench.report.grids.records import MISSING, Record, is_measurement, value_text
-from tpbench.report.numbers.metric import METRICS, Metric, counted, metric
 from tpbench.report.plots import style
-from tpbench.report.tables import writer
 from tpbench.results.printable import printable
 from tpbench.settings import JobError
+from tpbench.tables import MISSING, Document, Table, as_markdown, as_text, csv_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,8 +90,7 @@ def main(arguments: Sequence[str]) -> int:
             print_or_write(_comma_separated(history, comparison), options.output)
         else:
             document = _document(history, comparison, all_cells=options.all)
-            as_markdown = form == "markdown"
-            text = writer.as_markdown(document) if as_markdown else f"{writer.as_text(document).plain}\n"
+            text = as_markdown(document) if form == "markdown" else f"{as_text(document).plain}\n"
             print_or_write(text, options.output)
     except (JobError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
@@ -149,7 +152,7 @@ def _mean(level: Sequence[Record], shown: Metric) -> float:
     return geometric_mean([observation for row in level if (observation := observe(row, shown))])
 
 
-def _document(history: Sequence[Series], comparison: Comparison, *, all_cells: bool) -> writer.TextDocument:
+def _document(history: Sequence[Series], comparison: Comparison, *, all_cells: bool) -> Document:
     changes = {change.name: change for change in comparison.changes}
     shown, failed = comparison.metric, [series for series in history if series.failure]
     moved = [change.name for change in comparison.changes if change.verdict not in ("same", "unclear")]
@@ -166,10 +169,10 @@ def _document(history: Sequence[Series], comparison: Comparison, *, all_cells: b
     lines = [line for series in listed for line in _lines(series, changes.get(series.name), shown)]
     failures = [[printable(series.name), *_failure(series.failure)] for series in failed if series.failure]
     tables = [
-        writer.TextTable(("cell", "status", "first failure"), failures, "Cells that fail now"),
-        writer.TextTable(COLUMNS, lines, "Levels"),
+        Table("Cells that fail now", ("cell", "status", "first failure"), failures),
+        Table("Levels", COLUMNS, lines),
     ]
-    return writer.TextDocument([table for table in tables if table.rows], caption=caption, paragraphs=sentences)
+    return Document([table for table in tables if table.rows], caption, sentences)
 
 
 def _failure(row: Record) -> list[str]:
@@ -190,7 +193,7 @@ def _comma_separated(history: Sequence[Series], comparison: Comparison) -> str:
             verdict = (change.verdict, change.p, ratio) if change else (None, None, None)
             lines.append([printable(series.name), *facts, len(level), _mean(level, shown), *verdict])
     columns = ["cell", "started_at", *STACK, "rows", f"level {shown.name}", "verdict", "p", "ratio"]
-    return writer.as_csv(columns, lines)
+    return csv_text(columns, lines)
 
 
 def _picture(history: Sequence[Series], comparison: Comparison, form: str) -> bytes:

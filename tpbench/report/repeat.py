@@ -1,129 +1,201 @@
-"""`scripts/report.py PLACE --repeat ROW_ID`: the command that measures a row's cell again, printed or run.
+"""The command that measures a stored row's cell again: `scripts/report.py PLACE --repeat ROW_ID`.
 
-A stored row loads no code. The command of a variant from outside this package is run only if the command line of the
-report names that variant, as `--run variant=my_loss.py:fast_tp`.
+Stored values are data: they become quoted arguments, and a value that no command line can hold is an error.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 import shlex
-import subprocess
 import sys
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import yaml
 
-from tpbench.outside.variant import from_entry_point, from_file
-from tpbench.report.compare import render
-from tpbench.report.compare.changes import compare_cells
-from tpbench.report.compare.pairs import pair_cells
-from tpbench.report.grids.records import Record
-from tpbench.report.repeat_command import is_from_outside, row_command, row_job
+import tpbench
+from tpbench.job import NOT_IN_KEY, Job, stored_job
+from tpbench.measure.machine import RECORDED_VARIABLES
+from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file
 from tpbench.results.plain import plain_rows
 from tpbench.results.printable import printable
-from tpbench.results.read import RowWarning, load
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest
+from tpbench.workloads import variants, workloads
 
-THRESHOLD = 0.03
-"""Smallest change of a repeated cell that counts, as in `report.py compare`."""
-VARIANT = "variant="
-FOLDER = "outputs"
-"""Folder that a new row goes to."""
+CONF = Path(tpbench.__file__).resolve().parent / "conf"
+GROUPS = ("loss", "block_cap", "model", "measure")
+"""Groups whose choices are named by the value of the field of the same name."""
+CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
+"""Recorded environment variables that the launcher sets for each job."""
+
+_FROM_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py:[A-Za-z_][A-Za-z0-9_]*")
+_ENTRY_POINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_PLAIN = re.compile(r"[\w./+:-]+")
+"""Text that Hydra's grammar and a shell take as one word."""
 
 
-def repeat(frame: pd.DataFrame, row_id: str, *, run: str | None, metric: str) -> int:
-    """Print the command that measures a row's cell again. With `run`, run it, and compare the new row with the old one.
+def print_command(frame: pd.DataFrame, row_id: str) -> None:
+    """Print the command that measures a row's cell again. What a variant from outside needs goes to stderr.
 
-    Args:
-        frame: rows, of which one has the identifier `row_id`, or an identifier that begins or ends with it.
-        run: None: print the command only. Else run it; its row goes to the folder `outputs`. The text is empty, or
-            the variant as the command line names it: `variant=my_loss.py:fast_tp`.
-        metric: name of the compared metric.
-
-    Returns:
-        The exit code: 0, or 1 if the cell got worse by more than 3% or fails now.
-
-    Raises:
-        JobError: no row or several rows have this identifier, the row has no command, or the command made no row.
+    `row_id` is the identifier of one of the rows, or the beginning or end of it. Raises JobError if no row or several
+    rows have it, or if the row has no command.
     """
-    stored = _row(frame, row_id)
-    (record,) = plain_rows(stored)
-    command = row_command(record)
-    words = _own_python(command)
-    if run:
-        words = _with_variant(words, run, record)
-    print(command, flush=True)
-    if is_from_outside(record):
-        _note_version(run or f"{VARIANT}{record['variant']}", record)
-    if run is None:
-        return 0
-    if is_from_outside(record) and not run:
-        name = printable(record["variant"], 100)
-        raise JobError(f"a stored row may not load code: name the code yourself, as --run {VARIANT}{name}")
-    key = row_job(record).key
-    before = _identifiers(key)
-    code = subprocess.run(["/usr/bin/env", *words, f"output_dir={FOLDER}"], check=False, stdout=sys.stderr).returncode
-    new = [each for each in _identifiers(key) if each not in before]
-    if not new:
-        raise JobError(f"the command made no row (exit code {code}), so nothing was compared")
-    comparison = compare_cells(pair_cells(stored, load(FOLDER, row_id=new)), metric, THRESHOLD, ())
-    sys.stdout.write(render.text(comparison))
-    if not comparison.decided:
-        raise JobError("nothing was compared, so this is no pass")
-    return int(any(change.fails() for change in comparison.changes))
-
-
-def _own_python(command: str) -> list[str]:
-    """Return the words of a command with this process's interpreter in place of `python`."""
-    return [sys.executable if word == "python" else word for word in shlex.split(command)]
-
-
-def _with_variant(words: Sequence[str], named: str, record: Record) -> list[str]:
-    """Return the words of the command with the variant as the user named it. Raises JobError for another variant."""
-    if not named.startswith(VARIANT):
-        raise JobError(f"--run {named}: write folders before --run, and a variant of your own as {VARIANT}FILE.py:NAME")
-    choice = named.removeprefix(VARIANT)
-    if Path(choice).name != record["variant"]:
-        raise JobError(f"the row is of {printable(record['variant'], 100)}, and --run names {choice}")
-    return [named if word == f"{VARIANT}{record['variant']}" else word for word in words]
-
-
-def _note_version(named: str, record: Record) -> None:
-    """Print a note if the code of a variant from outside is not that of the row, or is not here. Nothing is loaded."""
-    choice = named.removeprefix(VARIANT)
-    path, _, function = choice.rpartition(":")
-    try:
-        found = from_file(Path(path).expanduser(), function) if path else from_entry_point(choice)
-    except (JobError, ValueError, OSError):
-        where = f"in the folder of {Path(path).name}" if path else "where its package is installed"
-        print(f"report: run this command {where}", file=sys.stderr)
+    (record,) = plain_rows(_row(frame, row_id))
+    print(row_command(record), flush=True)
+    if not is_from_outside(record):
         return
-    if found.version != record.get("variant_version"):
-        print(f"report: {found.name} has changed since this row was measured", file=sys.stderr)
+    path, _, function = str(record["variant"]).rpartition(":")
+    try:
+        variant = from_file(Path(path).expanduser(), function) if path else from_entry_point(function)
+    except (JobError, ValueError, OSError):
+        where = f"in the folder of {path}" if path else "where its package is installed"
+        print(f"report: run this command {printable(where)}", file=sys.stderr)
+        return
+    if variant.version != record.get("variant_version"):
+        print(f"report: {variant.name} has changed since this row was measured", file=sys.stderr)
 
 
 def _row(frame: pd.DataFrame, row_id: str) -> pd.DataFrame:
     """Return the one row with this identifier. The beginning or the end of the identifier is enough."""
     names = frame["row_id"].astype(str)
-    found = frame[names == row_id]
-    if found.empty and len(row_id) >= 4:
-        found = frame[names.str.startswith(row_id) | names.str.endswith(row_id)]
+    rows = frame[names == row_id]
+    if rows.empty and len(row_id) >= 4:
+        rows = frame[names.str.startswith(row_id) | names.str.endswith(row_id)]
     shown = printable(row_id, 100)
-    if found.empty:
+    if rows.empty:
         raise JobError(f"no row has the identifier {shown}{nearest(row_id, names, most=3)} (column row_id)")
-    if len(found) > 1:
-        raise JobError(f"{len(found)} rows match {shown}: {', '.join(found['row_id'].head(3))}: name one of them whole")
-    return found
+    if len(rows) > 1:
+        raise JobError(f"{len(rows)} rows match {shown}: {', '.join(rows['row_id'].head(3))}: name one of them whole")
+    return rows
 
 
-def _identifiers(key: str) -> list[str]:
-    """Return the identifiers of the stored rows of a job, oldest first."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RowWarning)  # the report has printed the warnings of its own folders
-        try:
-            return list(load(FOLDER, key=key, columns=["row_id"])["row_id"])
-        except FileNotFoundError:
-            return []
+def row_command(record: Mapping[str, Any]) -> str:
+    """Return the command line, for a shell, whose job has the key of a stored row.
+
+    The row has the columns `job`, `variant_version` and `environment`. Raises JobError if this version of tpbench has
+    no such job, or if a command line cannot hold one of its values.
+    """
+    environment = {
+        name: str(value)
+        for name, value in _mapping(record.get("environment") or "{}").items()
+        if name in RECORDED_VARIABLES and name not in CHOSEN_BY_LAUNCHER
+    }
+    if unprintable := [name for name, value in environment.items() if not value.isprintable()]:
+        raise JobError(f"no command line can hold the stored value of {unprintable[0]}: it has control characters")
+    words = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    return " ".join([*words, "python -m tpbench", *map(shlex.quote, arguments(row_job(record)))])
+
+
+def row_job(record: Mapping[str, Any]) -> Job:
+    """Return the job of a row with the columns `job` and `variant_version`. Raises JobError as `row_command` does."""
+    flat = _mapping(record["job"])
+    variant, workload = str(flat.get("variant")), str(flat.get("workload"))
+    installed = is_from_outside(record) and variant not in variants() and _ENTRY_POINT.fullmatch(variant)
+    if (is_from_file(variant) or installed) and workload in workloads():
+        return stored_job(flat, OutsideVariant.named(variant, workload))
+    return stored_job(flat)
+
+
+def is_from_file(variant: object) -> bool:
+    """Return True for the name of a variant in a user's file, such as my_loss.py:fast_tp."""
+    return isinstance(variant, str) and _FROM_FILE.fullmatch(variant) is not None
+
+
+def is_from_outside(record: Mapping[str, Any]) -> bool:
+    """Return True for a row of a variant from a user's file or from an installed package."""
+    return is_from_file(record.get("variant")) or record.get("variant_version") is not None
+
+
+def _mapping(text: Any) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise JobError("the row does not have its job")
+    return value
+
+
+def arguments(job: Job) -> list[str]:
+    """Return the arguments of `python -m tpbench` for a job: the nearest shape, and each field that differs from it."""
+    flat = job.flat()
+    names = set(flat) - {*NOT_IN_KEY, *job.unused_settings, "workload", "variant"}
+    wanted = {name: flat[name] for name in sorted(names)}
+    shapes = _shapes(job.workload.name)
+    defaults = _defaults(job)
+
+    def to_set(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that a command with these values has to set."""
+        return {name: value for name, value in wanted.items() if str(given.get(name)) != str(value)}
+
+    shape = min(shapes, key=lambda name: len(to_set(defaults | shapes[name])), default="")
+    given = defaults | shapes.get(shape, {})
+    groups = {name: value for name, value in wanted.items() if name in GROUPS and _is_choice(name, value)}
+    chosen = {name: value for name, value in to_set(given).items() if name in groups}
+    for name, value in groups.items():
+        given = given | _values(f"{name}/{value}")
+    fields = {name: value for name, value in to_set(given).items() if name not in GROUPS}
+    words = [f"variant={job.variant}", *([f"shape={shape}"] if shape else [])]
+    return words + [f"{name}={_text(name, value)}" for name, value in (chosen | fields).items()]
+
+
+def _defaults(job: Job) -> dict[str, Any]:
+    """Return the values of a command that names the job's variant only."""
+    groups = ("config", "loss/cross_entropy", "block_cap/auto", "measure/default")
+    values: dict[str, Any] = {}
+    for file in (*groups, f"workload/{job.workload.name}", f"variant/{job.variant}"):
+        values |= _values(file)
+    return values
+
+
+@functools.cache
+def _shapes(workload: str) -> dict[str, dict[str, Any]]:
+    """Return the values of each shape of a workload, with those of the model that it names."""
+    shapes = {}
+    for file in sorted((CONF / "shape").glob("*.yaml")):
+        values = _values(f"shape/{file.stem}")
+        if values.pop("shape_workload", "") == workload:
+            shapes[file.stem] = _model_values(file) | values
+    return shapes
+
+
+def _model_values(shape: Path) -> dict[str, Any]:
+    """Return the fields of the model that a shape's list of defaults names."""
+    defaults: Iterable[Any] = (yaml.safe_load(shape.read_text()) or {}).get("defaults", ())
+    models = [item["override /model"] for item in defaults if isinstance(item, dict) and "override /model" in item]
+    return _values(f"model/{models[0]}") if models else {}
+
+
+def _values(file: str) -> dict[str, Any]:
+    """Return the fields of a configuration file. A file that does not exist has none."""
+    return dict(_read(file))
+
+
+@functools.cache
+def _read(file: str) -> Mapping[str, Any]:
+    path = CONF / f"{file}.yaml"
+    values = (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
+    return {name: value for name, value in values.items() if name not in ("defaults", "hydra")}
+
+
+def _is_choice(group: str, value: object) -> bool:
+    return bool(_PLAIN.fullmatch(str(value))) and (CONF / group / f"{value}.yaml").is_file()
+
+
+def _text(name: str, value: object) -> str:
+    """Return a value in Hydra's grammar."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = str(value)
+    if not text.isprintable():
+        raise JobError(f"no command line can hold the stored value of {name}: it has control characters")
+    if not text or not _PLAIN.fullmatch(text):
+        # Hydra's grammar: a backslash is an ordinary character except before a quote.
+        escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
+        return f"'{escaped}'"
+    return text

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tpbench.handover.durable import sync_folder
+from tpbench.files import sync_folder
 from tpbench.results.checksum import with_checksum
 from tpbench.results.find import row_files
 from tpbench.results.merged_index import add_to_index

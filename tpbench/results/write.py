@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tpbench
-from tpbench.handover.durable import sync_folder
+from tpbench.files import sync_folder
 from tpbench.results.checksum import with_checksum
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.merged_index import is_merged

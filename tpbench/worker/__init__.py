@@ -2,9 +2,12 @@
 
 The modules, in the order of a first reading:
 
+- Messages, which the launcher shares: `task` tells the ranks what to run, and `result` is what a row needs.
+- Start, which the launcher shares: `start` has the names by which processes of a job meet and end.
 - Rank: `rank` runs one task from its start to its result. `context` has its device and process groups, and
   `error_location` the line of an error.
-- Start: `torchrun` is torch's own, with the exit codes of failed ranks in a file. `rendezvous` is where ranks meet.
-  `imports` makes the start short.
-- Reuse: `server` is a rank that stays for many tasks. `reuse` decides whether a process may run another task.
+- Agent: `torchrun` is torch's own, with the exit codes of failed ranks in a file. `rendezvous` is where ranks meet.
+- Reuse: `server` is a rank that stays for many tasks of a `queue`. `reuse` decides whether a process may run another.
+
+The shared modules import neither torch nor Arrow, so that a rank starts fast and can report that its memory ran out.
 """

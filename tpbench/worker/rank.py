@@ -17,14 +17,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpbench.handover import exit_codes
-from tpbench.handover.lifetime import die_with_parent, parent_runs_job
-from tpbench.handover.task import WorkerTask
 from tpbench.measure.interleaving import FOLDER, InterleavedRank
 from tpbench.worker.context import context_of, device_of_rank, torch_columns
 from tpbench.worker.error_location import location
-from tpbench.worker.imports import import_once
+from tpbench.worker.result import ERROR, PEER_LOST, SHARED_MEMORY_FULL
 from tpbench.worker.reuse import ReusableProcess
+from tpbench.worker.start import die_with_parent, import_once, parent_runs_job
+from tpbench.worker.task import Task
 
 if TYPE_CHECKING:
     import torch
@@ -42,14 +41,14 @@ started = time.monotonic()
 def main(task_file: Path) -> NoReturn:
     """Run one task in a process of its own, then exit."""
     die_with_parent()
-    task = WorkerTask.load(task_file)
+    task = Task.load(task_file)
     if not parent_runs_job(task.row_id):
-        os._exit(exit_codes.ERROR)
+        os._exit(ERROR)
     run(task, "", ReusableProcess())
     leave()
 
 
-def run(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> bool:
+def run(task: Task, group_prefix: str, process: ReusableProcess) -> bool:
     """Run a task on this rank. If the task fails, the process exits here.
 
     `group_prefix` distinguishes this process group from others of the same torchrun. Returns True if this process may
@@ -61,9 +60,9 @@ def run(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> bool:
     except Exception as error:
         traceback.print_exc()
         if _PEER_LOST.search(str(error)):  # the rank that broke the collective knows the reason
-            leave(exit_codes.PEER_LOST)
+            leave(PEER_LOST)
         _save_failure(task, error)
-        leave(exit_codes.ERROR)
+        leave(ERROR)
 
 
 def leave(code: int = 0) -> NoReturn:
@@ -74,7 +73,7 @@ def leave(code: int = 0) -> NoReturn:
     os._exit(code)
 
 
-def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> bool:
+def _measure(task: Task, group_prefix: str, process: ReusableProcess) -> bool:
     say("importing torch")
     import_once("torch.distributed", "tpbench.measure.run", task.job.workload.bench_module)
     import torch
@@ -104,7 +103,7 @@ def _measure(task: WorkerTask, group_prefix: str, process: ReusableProcess) -> b
     return bool(stays)
 
 
-def _measure_in_group(task: WorkerTask, device: torch.device, process: ReusableProcess) -> None:
+def _measure_in_group(task: Task, device: torch.device, process: ReusableProcess) -> None:
     """Measure the cell within the process group and save the result.
 
     When this returns, nothing refers to the cell's tensors.
@@ -131,14 +130,14 @@ def _measure_in_group(task: WorkerTask, device: torch.device, process: ReusableP
         _save(task, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns, **measured, **verdict.columns)
 
 
-def _save(task: WorkerTask, status: str, reason: str | None, **columns: Any) -> None:
+def _save(task: Task, status: str, reason: str | None, **columns: Any) -> None:
     """Save the result, unless another rank has saved one."""
     from tpbench.measure import machine
 
     task.result(status, reason, environment=machine.recorded_environment(), **columns).save(task.folder)
 
 
-def _save_failure(task: WorkerTask, error: Exception) -> None:
+def _save_failure(task: Task, error: Exception) -> None:
     from tpbench.measure import memory
 
     memory.lift_limit()
@@ -149,7 +148,7 @@ def _save_failure(task: WorkerTask, error: Exception) -> None:
         return
     if task.sharing_cells > 1:  # interleaved cells share the memory: this says nothing about the cell alone
         say("out of memory beside interleaved cells")
-        os._exit(exit_codes.SHARED_MEMORY_FULL)
+        os._exit(SHARED_MEMORY_FULL)
     asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
     _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
 

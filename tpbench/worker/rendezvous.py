@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from tpbench.handover.rendezvous import SECRET, STORE_FILE
+from tpbench.worker.start import SECRET, STORE_FILE
 
 BACKEND = "tpbench"
 """Name of this rendezvous on torchrun's command line."""

@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from tpbench.handover import exit_codes
-from tpbench.handover.lifetime import die_with_parent
-from tpbench.handover.queue import QueuedTask, TaskQueue
-from tpbench.handover.task import WorkerTask
-from tpbench.worker.imports import import_once
+from tpbench.worker.queue import QueuedTask, TaskQueue
+from tpbench.worker.result import ERROR, TASK_LEFT
+from tpbench.worker.start import die_with_parent, import_once
+from tpbench.worker.task import Task
 
 
 def main(folder: Path) -> NoReturn:
@@ -38,7 +37,7 @@ def main(folder: Path) -> NoReturn:
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             while queue.finished(number, rank):  # a reused child finished several tasks
                 number += 1
-            if code == exit_codes.TASK_LEFT:
+            if code == TASK_LEFT:
                 continue
             _end_like(code)
             queue.finish(number, rank)
@@ -61,7 +60,7 @@ def _import_for_job(task_file: Path) -> None:
     import torch
 
     with contextlib.suppress(Exception):
-        import_once(WorkerTask.load(task_file).job.workload.bench_module)
+        import_once(Task.load(task_file).job.workload.bench_module)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("CUDA was used before a job was forked: none could use it")
 
@@ -77,9 +76,9 @@ def _run_tasks(queue: TaskQueue, number: int, rank: int, queued: QueuedTask) -> 
     parent = os.getppid()
     die_with_parent()
     if os.getppid() != parent:
-        os._exit(exit_codes.ERROR)
+        os._exit(ERROR)
     process, group_prefix = ReusableProcess(), f"job {number}"
-    task = WorkerTask.load(queued.task_file)
+    task = Task.load(queued.task_file)
     while True:
         _redirect_output(queued.task_file.parent)
         worker.started = time.monotonic()
@@ -90,10 +89,10 @@ def _run_tasks(queue: TaskQueue, number: int, rank: int, queued: QueuedTask) -> 
         number += 1
         following = queue.wait(number)
         if following is None:
-            worker.leave(exit_codes.TASK_LEFT)
-        queued, task = following, WorkerTask.load(following.task_file)
+            worker.leave(TASK_LEFT)
+        queued, task = following, Task.load(following.task_file)
         if not process.has_groups_of(task.job):
-            worker.leave(exit_codes.TASK_LEFT)
+            worker.leave(TASK_LEFT)
 
 
 def _redirect_output(folder: Path) -> None:

@@ -11,9 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from tpbench.handover.failures import RankFailure, save_failures
-from tpbench.handover.rendezvous import STORE_FILE
-from tpbench.worker.imports import import_once
+from tpbench.worker.result import RankFailure, save_failures
+from tpbench.worker.start import STORE_FILE, import_once
 
 
 def main() -> None:

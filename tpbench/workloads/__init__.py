@@ -94,8 +94,9 @@ class Study:
     columns: tuple[str, ...] = ()
     """Columns of a row, in order. Columns that no row has are left out."""
     module: str = ""
-    """Import path of a module that computes the study instead. Its `tables(rows)` returns `StudyTable`s, its
-    `picture(rows)` a `Picture` or None (both of `study_data`). A row is a dictionary by column; missing is None."""
+    """Import path of a module that computes the study instead. Its `tables(rows)` returns a list of
+    `tpbench.tables.Table`, its `picture(rows)` a `Picture` of `study_data`, or None. A row is a dictionary by column;
+    missing is None."""
     option: str = ""
     """The option that the study is about: a page shows the study if that option has several values. Empty: always."""
     best_by: tuple[str, ...] = ()

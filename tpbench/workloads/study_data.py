@@ -1,22 +1,10 @@
-"""Tables and pictures that a workload computes from rows for a study. The report prints and draws them."""
+"""Pictures that a workload computes from rows for a study. The report draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True)
-class StudyTable:
-    """A table of texts. A table without columns consists of its heading and notes."""
-
-    heading: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """Values that hold for all rows, by name: further columns of a CSV file."""
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import tpbench as package
 from tests.support.command import Running, tpbench
 from tests.support.fault_catalogue import SINGLE
 from tests.support.held_ranks import Held
-from tpbench.handover.result import WorkerResult
+from tpbench.worker.result import Result
 
 
 @pytest.mark.fault("the disk is full")
@@ -68,7 +68,7 @@ def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk:
     assert code != 0
     assert "; the row just measured is in " in output
     left = Path(output.split("the row just measured is in ")[1].split()[0])
-    result = WorkerResult.load(left.parent)
+    result = Result.load(left.parent)
     assert result is not None and result.status == "ok"
     resumed(tmp_path, *SINGLE, rows=1)
 

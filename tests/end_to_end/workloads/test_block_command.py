@@ -9,8 +9,8 @@ import pytest
 
 import tpbench as package
 from tests.support.command import refused, tpbench
-from tpbench.report.conclusions.agreement import frame_warnings
-from tpbench.report.tables.study import study_tables
+from tpbench.report.analysis.agreement import frame_warnings
+from tpbench.report.studies import study_tables
 from tpbench.results.read import load
 from tpbench.workloads.tp_block.limits import TOLERANCE
 
@@ -56,7 +56,7 @@ def _stacks_are_trained_alike(rows: pd.DataFrame, outputs: Path) -> None:
             assert list(right.loc[variant, name]) == pytest.approx(alone, rel=TOLERANCE["float32"])
     assert right[["time_ms", "peak_gib"]].notna().all(axis=None)
     tables = study_tables(rows.reset_index(), "profile")
-    shown = {line[tables[0].columns.index("variant")]: line for table in tables for line in table.rows}
+    shown = {line[tables[0].columns.index("variant")]: line for table in tables for line in table.texts}
     loss = tables[0].columns.index("loss_value")
     printed = {shown[f"{variant} profile=true"][loss] for variant in right.index}
     assert len(printed) == 1 and float(*printed) == pytest.approx(right["loss_value"].iloc[0], rel=1e-3)

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.launcher_rows import FACTS, cell, measured
 from tpbench.console import information
-from tpbench.handover.task import WorkerTask
 from tpbench.job import parse_job
 from tpbench.launcher.cells.row import new_task
 from tpbench.launcher.command_line import outside_variants
@@ -19,6 +18,7 @@ from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.planning.resume import decide
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file
 from tpbench.settings import JobError
+from tpbench.worker.task import Task
 from tpbench.workloads.entropy_loss import EntropyLoss
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -165,7 +165,7 @@ def test_a_task_carries_the_variant_and_a_row_its_version_but_no_folder(folder: 
     job = outside_job(folder, compile=True)
     task = new_task(job, folder)
     task.save(folder / "task.json")
-    assert WorkerTask.load(folder / "task.json").job == job
+    assert Task.load(folder / "task.json").job == job
     assert task.columns["variant"] == "my_loss.py:fast_tp"
     assert task.columns["variant_version"] == job.outside.version and len(job.outside.version) == 12
     assert task.columns["package_versions"] is None

@@ -1,10 +1,12 @@
 """Warnings about equal problems with different losses."""
 
+import math
+
 import pytest
 
-from tpbench.report.conclusions.agreement import disagreeing_rows, disagreements, equal_problems, frame_warnings
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.grids.records import problem_identity
+from tpbench.report.analysis.agreement import _far_apart, disagreeing_rows, disagreements, frame_warnings
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.records import problem_identity
 from tpbench.workloads import workloads
 
 TRAIN = workloads()["train_step"]
@@ -32,16 +34,14 @@ def test_only_right_rows_of_known_workloads_are_compared(add, frame):
     add("quack", 1.0, loss_value=None)
     add("liger", 1.0, loss_value=77.0, seed=1)
     rows = records(frame())
-    assert disagreements(rows, workloads()) == [] and disagreeing_rows(rows, workloads()) == frozenset()
-    assert sorted(len(each) for each in equal_problems(rows, workloads()).values()) == [1, 1]
-    assert equal_problems(rows, {}) == {}
+    assert disagreements(rows) == () and disagreeing_rows(rows) == frozenset()
 
 
 def test_all_rows_of_a_problem_are_in_dispute(add, frame):
     for variant, loss in (("triton_tp", 10.5), ("quack", 10.5), ("liger", 12.0)):
         add(variant, 1.0, loss_value=loss)
     add("triton_tp", 1.0, vocab=1000)
-    assert disagreeing_rows(records(frame()), workloads()) == {"r0", "r1", "r2"}
+    assert disagreeing_rows(records(frame())) == {"r0", "r1", "r2"}
 
 
 def trained(variant, values, loss=5.0):
@@ -54,13 +54,13 @@ def trained(variant, values, loss=5.0):
 
 
 def said(*rows):
-    return disagreements([dict(each) for each in rows], {"train_step": TRAIN})
+    return disagreements([dict(row) for row in rows])
 
 
 def test_a_shorter_training_is_compared_as_far_as_it_goes():
     whole, short = trained("fsdp", [5.0, 4.0, 3.0]), trained("ddp", [5.0, 4.0])
     assert (
-        said(whole, short) == [] and said(whole, trained("ddp", [])) == [] and said(whole, trained("ddp", None)) == []
+        said(whole, short) == () and said(whole, trained("ddp", [])) == () and said(whole, trained("ddp", None)) == ()
     )
     (sentence,) = said(whole, trained("ddp", [5.0, 3.0]))
     assert f"{NAME} part at step 2: fsdp" in sentence and "diverge" in sentence
@@ -80,3 +80,15 @@ def test_the_tolerance_grows_from_step_to_step(excess):
 def test_the_loss_counts_where_trajectories_agree():
     (sentence,) = said(trained("fsdp", [5.0]), trained("ddp", [5.0], loss=6.0))
     assert "show different losses" in sentence and "part at step" not in sentence
+
+
+def test_losses_may_differ_by_a_share_of_the_larger_one_or_of_one():
+    def losses(*values):
+        return [({"workload": "entropy_loss", "variant": f"v{at}", "dp_size": 1, "tp_size": 2}, value)
+                for at, value in enumerate(values)]  # fmt: skip
+
+    for near, far, other in ((0.625, 0.626, 0.5), (7.0, 6.99, 8.0), (-7.0, -6.99, -8.0)):
+        assert _far_apart(losses(other, near), 0.125) == "" and _far_apart(losses(other, far), 0.125) != ""
+    assert _far_apart([], 0.1) == "" and _far_apart(losses(math.nan, math.nan), 0.1) == ""
+    sentence = _far_apart(losses(3.0, 1.0, math.nan, 2.0), 0.1)
+    assert sentence == "v1 (dp1 x tp2) 1.000 and v2 (dp1 x tp2) nan; a share of 0.1 is allowed"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tpbench.report.analysis.metrics import metric
+from tpbench.report.analysis.ratios import FEWEST, Ratio, clean, ratio
 from tpbench.report.compare import changes, conditions, method, uncertainty
 from tpbench.report.compare.changes import CellChange, Comparison, compare_cells, verdict_words
 from tpbench.report.compare.pairs import CellPair
 from tpbench.report.compare.uncertainty import Difference, Observation, Scatter
 from tpbench.report.compare.unpaired import explain_unpaired
-from tpbench.report.numbers.metric import metric
-from tpbench.report.numbers.ratio import FEWEST, Ratio, clean, ratio
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.support import synthetic
+from tpbench.report.analysis.metrics import metric
 from tpbench.report.compare.changes import ALPHA, compare_cells
 from tpbench.report.compare.method import method
 from tpbench.report.compare.pairs import CellPair, pair_cells
 from tpbench.report.compare.uncertainty import Observation, alternating_blocks, scatter
-from tpbench.report.numbers.metric import metric
 from tpbench.results.read import load
 
 SWEEPS = json.loads(Path(__file__).with_name("repeated_sweeps.json").read_text())

@@ -7,9 +7,9 @@ import pytest
 
 from tests.support import synthetic
 from tests.unit.report.conftest import CPU
+from tpbench.report.analysis.metrics import metric
 from tpbench.report.command import main
 from tpbench.report.history import all_series
-from tpbench.report.numbers.metric import metric
 from tpbench.results.write import write_row
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tpbench.report.grids.grid import GridRow, RecordGrid
+from tpbench.report.analysis.grid import GridRow, RecordGrid
 from tpbench.report.page import trace
 from tpbench.report.page.chart import Axis, Line, Panel
 from tpbench.report.page.column_styles import Look

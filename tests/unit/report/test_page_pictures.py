@@ -3,8 +3,8 @@
 import pytest
 
 from tests.unit.report.test_verdicts import measured
-from tpbench.report.conclusions.verdicts import verdict_columns
-from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.verdicts import verdict_columns
 from tpbench.report.page.chart import Line, Panel, logarithmic_axis, marker_svg, panel_svg, share_axis
 from tpbench.report.page.column_styles import Look, assign_looks
 from tpbench.report.page.html_page import page

@@ -8,10 +8,9 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report import plots
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.ratios import WALL, measured_cells, outliers, speedups
 from tpbench.report.command import main
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.numbers.clocks import WALL
-from tpbench.report.numbers.samples import measured_cells, outliers, speedups
 from tpbench.report.plots import samples as samples_plot
 from tpbench.report.plots import speedups as speedups_plot
 from tpbench.report.plots import style
@@ -172,7 +171,7 @@ def test_spread_shows_percentiles_and_outliers(grid):
         (axes,) = samples_plot.draw(grid, WALL).axes
     reach, quartiles = ([segment[:, 0] for segment in lines.get_segments()] for lines in axes.collections[:2])
     dots = np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "."])
-    for height, cell in enumerate(cells):
+    for height, (_, cell) in enumerate(cells):
         away = 100 * (cell.record["samples_ms"] / np.median(cell.record["samples_ms"]) - 1)
         assert reach[height] == pytest.approx(np.percentile(away, [5, 95]))
         assert quartiles[height] == pytest.approx(np.percentile(away, [25, 75]))

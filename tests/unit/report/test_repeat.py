@@ -1,4 +1,4 @@
-"""`report.py --repeat` prints a command whose job is the stored one, and runs it on request."""
+"""`report.py --repeat` prints a command whose job is the stored one."""
 
 import json
 import shlex
@@ -10,8 +10,9 @@ from tests.support.composed_jobs import composed
 from tests.support.composed_jobs import job as composed_job
 from tests.support.synthetic import cell
 from tpbench.job import stored_job
+from tpbench.report import repeat
 from tpbench.report.command import main
-from tpbench.report.repeat_command import repeat_command, row_command
+from tpbench.report.repeat import row_command
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
 from tpbench.results.write import write_row
@@ -19,6 +20,11 @@ from tpbench.settings import JobError
 
 REFERENCE = ROOT / "outputs" / "reference" / "rows"
 FLAT = {"workload": "entropy_loss", "variant": "triton_tp", "vocab": 32768, "tokens": 4096, "tp_size": 2}
+
+
+def repeat_command(flat, environment=None):
+    """Return the command of a row with this job."""
+    return row_command({"job": json.dumps(flat), "environment": json.dumps(environment or {})})
 
 
 def arguments(command):
@@ -101,20 +107,16 @@ def test_the_report_prints_it(tmp_path, capsys):
     for wanted, said in ((row_id[1:], "no row has the identifier"), ("", "no row has the identifier")):
         assert main([str(tmp_path), "--repeat", wanted]) == 2
         assert said in capsys.readouterr().err
-    assert main([str(tmp_path), "--run"]) == 2
-    assert "--run needs --repeat ROW_ID" in capsys.readouterr().err
 
 
-def test_a_row_of_a_user_s_file_shows_the_command_and_runs_nothing(tmp_path, capsys):
+def test_a_row_of_a_user_s_file_has_a_command_and_a_hint_where_to_run_it(tmp_path, capsys):
     row = cell("my_loss.py:fast_tp", 32768, 2)
     row |= {"row_id": "mine", "job": json.dumps(FLAT | {"variant": "my_loss.py:fast_tp"})}
     write_row(row, tmp_path, "mine")
     assert main([str(tmp_path), "--repeat", "mine"]) == 0
-    assert "variant=my_loss.py:fast_tp shape=v32k_tp2" in capsys.readouterr().out
-    assert main([str(tmp_path), "--repeat", "mine", "--run"]) != 0
-    assert "a stored row may not load code: name the code yourself, as --run variant=my_loss.py:fast_tp" in (
-        capsys.readouterr().err
-    )
+    printed = capsys.readouterr()
+    assert "variant=my_loss.py:fast_tp shape=v32k_tp2" in printed.out
+    assert printed.err == "report: run this command in the folder of my_loss.py\n"
     with pytest.raises(JobError, match="only the command line may name a file"):
         repeat_command(FLAT | {"variant": "/tmp/x/my_loss.py:fast_tp"})
 
@@ -138,3 +140,25 @@ def test_a_row_of_an_installed_variant_has_a_command_and_a_button(tmp_path, caps
         row_command(of_a_package(variant_version=None))
     with pytest.raises(JobError, match="no variant is called"):
         row_command(of_a_package(job=json.dumps(FLAT | {"variant": "../fast_tp"})))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"), (True, "true"), (0, "0"), (2.5, "2.5"), ("a/b.c:d+e-f", "a/b.c:d+e-f"), ("", "''"),
+        ("a b", "'a b'"), ("a'b", "'a\\'b'"), ("a\\'b", "'a\\\\\\'b'"), ("a\\", "'a\\\\'"), ("a\\b", "'a\\b'"),
+    ],
+)  # fmt: skip
+def test_values_in_the_grammar_of_a_command_line(value, text):
+    assert repeat._text("name", value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "is_file"),
+    [
+        ("my_loss.py:fast_tp", True), ("a.b-c.py:_f", True), ("triton_tp", False), ("x/my_loss.py:f", False),
+        ("-x.py:f", False), ("my_loss.py:1", False), ("my_loss.py:f g", False), (None, False), (7, False),
+    ],
+)  # fmt: skip
+def test_names_of_variants_in_files(name, is_file):
+    assert repeat.is_from_file(name) is is_file

@@ -2,14 +2,10 @@
 
 import pytest
 
-from tpbench.report.conclusions import mixing
-from tpbench.report.conclusions.agreement import disagreeing_rows
-from tpbench.report.conclusions.answers import answer, disagreement
-from tpbench.report.conclusions.verdicts import DOUBTS, selected, verdict_columns, verdicts
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.numbers.clocks import DEVICE, WALL
-from tpbench.report.tables.pivot import pivot
-from tpbench.workloads import workloads
+from tpbench.report.analysis.agreement import disagreeing_rows
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.ratios import DEVICE, WALL
+from tpbench.report.analysis.verdicts import DOUBTS, answer, disagreement, selected, verdict_columns, verdicts
 
 STEADY = [1.0 + 0.001 * at for at in range(12)]
 
@@ -20,7 +16,7 @@ def judge(frame):
 
     def judge():
         arranged = arrange_rows(frame(), verdict_columns())
-        disputed = disagreeing_rows(list(arranged.records), workloads())
+        disputed = disagreeing_rows(arranged.records)
         return [each for grid in arranged.grids for each in verdicts(grid, disputed)]
 
     return judge
@@ -148,22 +144,6 @@ def test_the_first_table_has_a_problem_of_each_rank_count(add, judge):
     shown = selected(found)
     assert [each.problem for each in shown] == ["vocab=1009 tp=1", "vocab=1009 tp=2"]
     assert selected(found[:20]) == found[:20]
-
-
-def test_a_table_says_what_its_rows_mix(add, frame):
-    add("triton_tp", 1.0, host="a", git_commit="c" * 40, kernels_version="1")
-    add("quack", 1.0, host="b", git_commit="c" * 40, kernels_version="1")
-    add("triton_tp", 1.0, host="b", git_commit=None, kernels_version="2", vocab=1000)
-    (table,) = pivot(frame()).tables
-    differing = "in 1 of 2 problems the compared rows differ in one of them"
-    assert table.notes == (f"This table mixes 2 hosts (a, b) and 2 kernel versions; {differing}",)
-    assert mixing.differing_provenance([]) == {}
-
-
-def test_a_table_of_one_host_says_nothing(add, frame):
-    add("triton_tp", 1.0, host="a", git_commit="c", kernels_version="1")
-    add("quack", 1.0, host="a", git_commit="c", kernels_version="1")
-    assert pivot(frame()).tables[0].notes == ()
 
 
 def test_other_settings_of_a_measurement_are_no_other_problem(add, frame, judge):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import tpbench
 from tests.support.command import ROOT
 from tpbench.job import parse_job
-from tpbench.report.grids.arrange import arrange_rows
+from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results import combine_tables, files
 from tpbench.results.checksum import is_damaged, with_checksum
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME

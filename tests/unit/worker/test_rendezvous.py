@@ -10,12 +10,11 @@ import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from tpbench.handover.lifetime import MARKER
-from tpbench.handover.rendezvous import SECRET, STORE_FILE, create_secret, load_secret
 from tpbench.launcher.process import ProcessTree
 from tpbench.launcher.slurm.interface import gloo_interface, reachable_address
 from tpbench.worker import torchrun
 from tpbench.worker.rendezvous import BACKEND, FixedNodes, store_of_agents
+from tpbench.worker.start import MARKER, SECRET, STORE_FILE, create_secret, load_secret
 
 
 def parameters(port: int, nodes: int, node: int) -> RendezvousParameters:

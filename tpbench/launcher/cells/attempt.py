@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tpbench.handover.durable import NO_SPACE
-from tpbench.handover.result import RESULT_FILE, WorkerResult
-from tpbench.handover.task import TASK_FILE, WorkerTask
+from tpbench.files import NO_SPACE
 from tpbench.job import Job
 from tpbench.launcher.cells import failure
 from tpbench.launcher.cells.outcome import Outcome
@@ -22,6 +20,8 @@ from tpbench.launcher.planning.plan import Cell
 from tpbench.results.read import load_row
 from tpbench.results.write import RowExists, row_exists
 from tpbench.settings import JobError
+from tpbench.worker.result import RESULT_FILE, Result
+from tpbench.worker.task import TASK_FILE, Task
 
 ABANDONED_FILE = "abandoned"
 """Marker file: this attempt was abandoned. It was cut off, or another attempt follows it; it must not have a row."""
@@ -32,7 +32,7 @@ class Attempt:
     """One attempt at a cell, with its folder."""
 
     cell: Cell
-    task: WorkerTask
+    task: Task
     folder: Path
     """Logs of this attempt and the task file. On a cluster each node has a folder of its own within the cell's."""
 
@@ -46,7 +46,7 @@ class Attempt:
     @classmethod
     def load(cls, folder: Path) -> Attempt:
         """Return the attempt that was begun in that folder."""
-        task = WorkerTask.load(folder / TASK_FILE)
+        task = Task.load(folder / TASK_FILE)
         return cls(Cell(int(task.columns["cell"]), task.job, None), task, folder)
 
     def moved_to(self, folder: Path, output_dir: str) -> Attempt:
@@ -85,7 +85,7 @@ class Attempt:
     def reserve_result(self) -> None:
         """Reserve disk space for the result. Raises JobError if the disk is full."""
         try:
-            WorkerResult.reserve(self.task.folder)
+            Result.reserve(self.task.folder)
         except OSError as error:
             raise _not_stored(self.cell.job, error) from None
 
@@ -114,7 +114,7 @@ class Attempt:
             return self.close()
         status, reason = failure.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
         if status == "oom" and self.task.sharing_cells > 1:
-            WorkerResult.release(self.task.folder)
+            Result.release(self.task.folder)
             return Outcome(self.cell, None, reason, measure_alone=True)
         return self.close(status, reason)
 
@@ -125,7 +125,7 @@ class Attempt:
             row = store(result, self.cell.job, self.task.folder)
         except RowExists:  # another process has stored it: a Slurm task on its node, or collect
             row = load_row(self.cell.job.output_dir, self.task.row_id)
-            WorkerResult.remove(self.task.folder)
+            Result.remove(self.task.folder)
         except OSError as error:
             if self.has_result:
                 raise JobError(
@@ -133,12 +133,12 @@ class Attempt:
                     f"in {self.task.folder / RESULT_FILE}; free some space, then resume=true stores it"
                 ) from None
             raise _not_stored(self.cell.job, error) from None
-        WorkerResult.release(self.task.folder)
+        Result.release(self.task.folder)
         return Outcome(self.cell, row)
 
-    def _saved_result(self) -> WorkerResult | None:
+    def _saved_result(self) -> Result | None:
         try:
-            return WorkerResult.load(self.task.folder)
+            return Result.load(self.task.folder)
         except ValueError as error:
             return self.task.result("error", f"the result cannot be read: {error}")
 

@@ -6,8 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from tpbench.handover import exit_codes
-from tpbench.handover.failures import load_failures
+from tpbench.worker.result import PEER_LOST, SHARED_MEMORY_FULL, load_failures
 
 AGENT_LOG = "torchrun.log"
 """Output of torchrun's agent, in the folder of a cell."""
@@ -34,18 +33,16 @@ def describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir:
     if not failures:
         return "error", _join(f"torchrun ended with {_code(agent_code)}", tail(agent_log))
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
-    first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, exit_codes.PEER_LOST))
+    first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, PEER_LOST))
     lines = tail(_stderr(log_dir, first.local_rank))
-    out_of_memory = first.exit_code == exit_codes.SHARED_MEMORY_FULL or (
-        first.exit_code < 0 and _NATIVE_OOM.search(lines)
-    )
+    out_of_memory = first.exit_code == SHARED_MEMORY_FULL or (first.exit_code < 0 and _NATIVE_OOM.search(lines))
     return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
 
 
 def is_consequence(agent_log: Path) -> bool:
     """Return True if all failed ranks of this node only lost their peers: then another node knows the reason."""
     codes = [failure.exit_code for failure in load_failures(_folder(agent_log))]
-    return bool(codes) and all(code in (-signal.SIGTERM, exit_codes.PEER_LOST) for code in codes)
+    return bool(codes) and all(code in (-signal.SIGTERM, PEER_LOST) for code in codes)
 
 
 def current_phase(folder: Path) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from tpbench.handover.result import RESERVED_FILE, RESULT_FILE, WorkerResult
 from tpbench.launcher.cells.attempt import ABANDONED_FILE, Attempt
 from tpbench.results.write import row_path
+from tpbench.worker.result import RESERVED_FILE, RESULT_FILE, Result
 
 
 def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
@@ -24,7 +24,7 @@ def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
                 attempt.close()
         for attempt in _attempts_with(RESERVED_FILE, output_dir):
             if attempt.cell.job.key in keys:
-                WorkerResult.release(attempt.folder)
+                Result.release(attempt.folder)
 
 
 def _attempts_with(file_name: str, output_dir: str) -> Iterator[Attempt]:

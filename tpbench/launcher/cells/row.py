@@ -8,18 +8,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tpbench.handover.result import WorkerResult
-from tpbench.handover.task import WorkerTask
 from tpbench.job import Job
 from tpbench.packages import versions
 from tpbench.results.schema import all_columns, common_columns
 from tpbench.results.write import write_row
+from tpbench.worker.result import Result
+from tpbench.worker.task import Task
 
 CONCURRENT_FILE = "beside"
 """File in a cell's folder with the rows of the cells that ran at the same time. It grows while the cell runs."""
 
 
-def new_task(job: Job, folder: Path, **columns: Any) -> WorkerTask:
+def new_task(job: Job, folder: Path, **columns: Any) -> Task:
     """Return the task of a job that starts now, with a new row name and every column that the job determines."""
     flat = job.flat()
     started = datetime.now(UTC)
@@ -38,10 +38,10 @@ def new_task(job: Job, folder: Path, **columns: Any) -> WorkerTask:
         **job.workload.planned_columns(job),
     }
     row_id = f"{started:%Y%m%dT%H%M%S}-{job.key}-{uuid.uuid4().hex[:6]}"
-    return WorkerTask(job, row_id, folder, started, columns={**of_job, **columns})
+    return Task(job, row_id, folder, started, columns={**of_job, **columns})
 
 
-def store(result: WorkerResult, job: Job, folder: Path) -> dict[str, Any]:
+def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
     """Write the row of a result and return it, with None for empty columns. Then delete the result's file.
 
     `folder` is the cell's. Raises RowExists if the row is there already, OSError if the disk does not take it.
@@ -61,7 +61,7 @@ def store(result: WorkerResult, job: Job, folder: Path) -> dict[str, Any]:
         "wall_s": (finished_at - result.started_at).total_seconds(),
     }
     write_row(row, job.output_dir, result.row_id)
-    WorkerResult.remove(folder)
+    Result.remove(folder)
     return {name: row.get(name) for name in all_columns()} | row
 
 

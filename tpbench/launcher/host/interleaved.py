@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpbench.handover.task import Interleaving
 from tpbench.job import Job
 from tpbench.launcher.cells.attempt import Attempt
 from tpbench.launcher.cells.outcome import Outcome
 from tpbench.launcher.host.warm import WarmJob
 from tpbench.launcher.planning.plan import Cell
 from tpbench.measure.interleaving import FOLDER, InterleavingQueue, RoundRequest
+from tpbench.worker.task import Interleaving
 
 
 def problem_of(job: Job) -> tuple[tuple[str, Any], ...]:

@@ -10,8 +10,6 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from tpbench.handover.lifetime import MARKER
-from tpbench.handover.queue import QueuedTask, TaskQueue
 from tpbench.job import Job
 from tpbench.launcher import torchrun
 from tpbench.launcher.cells.attempt import Attempt
@@ -20,6 +18,8 @@ from tpbench.launcher.devices.choice import Device
 from tpbench.launcher.devices.leases import Lease
 from tpbench.launcher.host.cold import outcome_of
 from tpbench.launcher.process import ProcessTree
+from tpbench.worker.queue import QueuedTask, TaskQueue
+from tpbench.worker.start import MARKER
 
 RELEASE_S = 30.0
 """Time that ranks have to release their devices."""

@@ -73,6 +73,8 @@ def plan(
             continue
         if job.device == "auto":
             job = replace(job, device=target.device)
+        if outside and not job.scheduled:  # inputs change for all variants alike, as they do for one from outside
+            job = replace(job, measure=replace(job.measure, fresh=True))
         first = first_with.setdefault(job.key, request.index)
         same_as = None if first == request.index else first
         cells.append(

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpbench.handover.rendezvous import create_secret
 from tpbench.launcher import torchrun
 from tpbench.launcher.cells.attempt import Attempt, StartAttempt
 from tpbench.launcher.cells.leftovers import abandon
@@ -27,6 +26,7 @@ from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.launcher.slurm.submitted import SUBMITIT, Submitted, left_behind, record
 from tpbench.measure import machine
 from tpbench.settings import JobError, spelled
+from tpbench.worker.start import create_secret
 
 ROW_DELAY_S = 10.0
 """Time after a job's end in which its row may become visible: network file systems show new files late."""
@@ -111,7 +111,7 @@ class Slurm:
             from submitit import SlurmExecutor
             from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-            from tpbench.launcher.slurm.task import Task
+            from tpbench.launcher.slurm.task import NodeTask
         for attempt in attempts:
             attempt.create_folder()
             if shape.nodes > 1:
@@ -130,7 +130,7 @@ class Slurm:
             these = list(itertools.islice(left, part.size))
             try:
                 with executor.batch():
-                    jobs = [executor.submit(Task(str(each.folder))) for each in these]
+                    jobs = [executor.submit(NodeTask(str(each.folder))) for each in these]
             except (FailedJobError, FailedSubmissionError, OSError) as error:
                 raise JobError(cluster.rejection_message(str(error))) from None
             arrays.append(jobs[0].job_id.partition("_")[0])

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpbench.handover.task import TASK_FILE
 from tpbench.launcher.cells import failure
 from tpbench.launcher.cells.attempt import Attempt
 from tpbench.launcher.cells.outcome import Outcome
 from tpbench.launcher.slurm.cluster import ENDED
+from tpbench.worker.task import TASK_FILE
 
 JOB = "slurm_job"
 """File in a cell's folder with the number of the job that runs the cell."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
-from tpbench.handover.rendezvous import SECRET, load_secret
 from tpbench.launcher import torchrun
 from tpbench.launcher.cells import failure
 from tpbench.launcher.cells.attempt import Attempt
@@ -20,6 +19,7 @@ from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.interface import gloo_interface, reachable_address
 from tpbench.launcher.slurm.submitted import record
 from tpbench.measure import machine
+from tpbench.worker.start import SECRET, load_secret
 
 KILL_S = 600.0
 """Time that a job which Slurm has told to end waits to be killed."""
@@ -29,7 +29,7 @@ PEER_ROW_S = 15.0
 
 
 @dataclass(frozen=True)
-class Task:
+class NodeTask:
     """The function that submitit pickles and calls on each node. So its class must be importable there."""
 
     folder: str

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from tpbench.report.analysis.metrics import Metric, metric
+from tpbench.report.analysis.ratios import Ratio
+from tpbench.report.analysis.records import CAVEATS, Record, caveat_mark, is_measurement, value_text
 from tpbench.report.compare.conditions import differences, remarks
 from tpbench.report.compare.pairs import CellPair
 from tpbench.report.compare.uncertainty import (
@@ -17,9 +20,6 @@ from tpbench.report.compare.uncertainty import (
     observe,
     scatter,
 )
-from tpbench.report.grids.records import CAVEATS, Record, caveat_mark, is_measurement, value_text
-from tpbench.report.numbers.metric import Metric, metric
-from tpbench.report.numbers.ratio import Ratio
 
 ALPHA = 0.05
 FEWEST_ROWS = 3

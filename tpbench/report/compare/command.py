@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpbench.report.command_line.output_format import print_or_write
-from tpbench.report.command_line.parser import ReportParser
-from tpbench.report.command_line.rows import require_values
+from tpbench.report.analysis.metrics import METRICS, counted, metric
+from tpbench.report.command_line import ReportParser, print_or_write, require_values
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import INCOMPARABLE, Comparison, compare_cells
 from tpbench.report.compare.conditions import ACROSS
@@ -18,7 +17,6 @@ from tpbench.report.compare.method import ASSUMPTION, FALSE_ALARMS
 from tpbench.report.compare.pairs import lost_cells, pair_cells
 from tpbench.report.compare.sides import read_sides
 from tpbench.report.compare.unpaired import explain_unpaired
-from tpbench.report.numbers.metric import METRICS, counted, metric
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tpbench.report.grids.records import (
+from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     HOST_BOUND,
     THROTTLED,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tpbench.report.analysis.ratios import CONFIDENCE
 from tpbench.report.compare.changes import ALPHA, SAME, UNCLEAR, Comparison, verdict_words
 from tpbench.report.compare.uncertainty import LEAST_SPREAD, is_counted
-from tpbench.report.numbers.ratio import CONFIDENCE
 
 ASSUMPTION = (
     "Samples of one run are not independent, so a row counts as one observation, as uncertain as the spread of its "

@@ -10,9 +10,15 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from tpbench.report.analysis.records import (
+    Record,
+    column_label,
+    comparable,
+    problem_fields,
+    problem_identity,
+    value_text,
+)
 from tpbench.report.compare.conditions import repeats
-from tpbench.report.grids.comparable import comparable
-from tpbench.report.grids.records import Record, column_label, problem_fields, problem_identity, value_text
 from tpbench.results.current_rows import hardware, replaced_rows
 from tpbench.results.plain import plain_rows
 from tpbench.workloads import workloads

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tpbench import tables
+from tpbench.report.analysis.metrics import counted
 from tpbench.report.compare.changes import FAILS, INCOMPARABLE, CellChange, Comparison, verdict_words
 from tpbench.report.compare.method import method
-from tpbench.report.grids.records import MISSING
-from tpbench.report.numbers.metric import counted
-from tpbench.report.tables import writer
 from tpbench.results.printable import printable
+from tpbench.tables import MISSING, Cell, Document, Table
 
 COLUMNS = ("cell", "verdict", "ratio", "95% interval", "before", "after", "rows", "p", "note")
 
@@ -32,23 +32,19 @@ def _counted(changes: Sequence[CellChange]) -> str:
 
 def text(comparison: Comparison) -> str:
     """Return aligned columns, failures first."""
-    return f"{writer.as_text(_document(comparison)).plain}\n"
+    return f"{tables.as_text(_document(comparison)).plain}\n"
 
 
 def markdown(comparison: Comparison) -> str:
     """Return a table for an issue or a pull request."""
-    return writer.as_markdown(_document(comparison))
+    return tables.as_markdown(_document(comparison))
 
 
-def _document(comparison: Comparison) -> writer.TextDocument:
+def _document(comparison: Comparison) -> Document:
     shared = shared_notes(comparison)
     rows = [_texts(each, comparison, shared) for each in _sorted(comparison)]
-    table = writer.TextTable(COLUMNS, rows)
-    return writer.TextDocument(
-        [table],
-        caption=summary(comparison),
-        paragraphs=[*_shared_sentence(shared), *map(_sentence, method(comparison))],
-    )
+    notes = [*_shared_sentence(shared), *map(_sentence, method(comparison))]
+    return Document([Table("", COLUMNS, rows)], summary(comparison), notes)
 
 
 def shared_notes(comparison: Comparison) -> list[str]:
@@ -93,18 +89,17 @@ def comma_separated(comparison: Comparison) -> str:
         ratio = (each.ratio.value, each.ratio.low, each.ratio.high) if each.ratio else (None, None, None)
         name, note = printable(each.name), printable(each.note)
         rows.append([name, each.before, each.after, *ratio, each.p, each.verdict, note, *each.rows])
-    return writer.as_csv(columns, rows)
+    return tables.csv_text(columns, rows)
 
 
 def page(comparison: Comparison) -> str:
     """Return a self-contained HTML page."""
-    from tpbench.report.page.cells import MISSING_CELL, PageCell, PageTable
     from tpbench.report.page.template import render_page
 
     _, _, bad, good = verdict_words(comparison.metric)
     kinds = {bad: "bad", FAILS: "bad", good: "best"}
     shared = shared_notes(comparison)
-    rows = []
+    rows: list[list[Cell | str]] = []
     for each in _sorted(comparison):
         name, verdict, *shown, note = _texts(each, comparison, shared)
         ratio = each.ratio
@@ -113,15 +108,14 @@ def page(comparison: Comparison) -> str:
             sum(each.rows), each.p,
         )  # fmt: skip
         values = [
-            MISSING_CELL if text == MISSING else PageCell(text, value)
-            for text, value in zip(shown, numbers, strict=True)
+            Cell(text) if text == MISSING else Cell(text, value) for text, value in zip(shown, numbers, strict=True)
         ]
-        rows.append([PageCell(name), PageCell(verdict, kind=kinds.get(verdict, "")), *values, PageCell(note)])
+        rows.append([name, Cell(verdict, kind=kinds.get(verdict, "")), *values, note])
     return render_page(
         "comparison.html.j2",
         title="tpbench comparison",
         summary=f"{summary(comparison)}.",
-        table=PageTable("comparison", COLUMNS, rows),
+        table=Table("comparison", COLUMNS, rows),
         method=" ".join([*_shared_sentence(shared), *map(_sentence, method(comparison))]),
     )
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from tpbench.report.command_line.rows import read_rows
-from tpbench.report.numbers.metric import counted
+from tpbench.report.analysis.metrics import counted
+from tpbench.report.command_line import read_rows
 from tpbench.settings import JobError
 
 _SHOWN_SWEEPS = 3

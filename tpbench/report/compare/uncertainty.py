@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from tpbench.report.grids.records import Record
-from tpbench.report.numbers.metric import Metric
-from tpbench.report.numbers.ratio import CONFIDENCE, FEWEST, Ratio, clean
+from tpbench.report.analysis.metrics import Metric
+from tpbench.report.analysis.ratios import CONFIDENCE, FEWEST, Ratio, clean
+from tpbench.report.analysis.records import Record
 
 LEAST_SPREAD = 0.01
 """Least standard deviation that is assumed between two runs of a cell, as a share of the value."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from tpbench.report.analysis.records import Record, column_label, value_text
 from tpbench.report.compare.pairs import CellIdentity, CellPair
-from tpbench.report.grids.records import Record, column_label, value_text
 
 _MOST_TRIED = 200
 _SHOWN = 4

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tpbench.report.numbers.metric import number
+from tpbench.report.analysis.metrics import number
 from tpbench.report.page.column_styles import MARKERS, Look
 
 WIDTH, HEIGHT = 320, 220

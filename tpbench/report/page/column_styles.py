@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tpbench.report.grids.grid import RecordGrid
-from tpbench.report.grids.records import value_text
+from tpbench.report.analysis.grid import RecordGrid
+from tpbench.report.analysis.records import value_text
 from tpbench.report.plots.style import LIGHT
 from tpbench.workloads import workloads
 

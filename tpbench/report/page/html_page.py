@@ -10,32 +10,35 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tpbench.report.conclusions.agreement import disagreeing_rows
-from tpbench.report.conclusions.answers import answer, disagreement, group_names, shared_facts
-from tpbench.report.conclusions.mixing import mixing_note
-from tpbench.report.conclusions.verdicts import DOUBTS, GOOD, Verdict, verdict_columns, verdicts
-from tpbench.report.grids.arrange import arrange_rows
-from tpbench.report.grids.grid import RecordGrid, heading
-from tpbench.report.grids.records import Record
-from tpbench.report.numbers import interleaved, ratio
-from tpbench.report.numbers.clocks import CLOCKS, WALL, Clock
-from tpbench.report.numbers.metric import METRICS, TITLES, counted, metric
-from tpbench.report.numbers.samples import OUTLIER
+from tpbench.report.analysis.agreement import disagreeing_rows, disagreements, mixing_note
+from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
+from tpbench.report.analysis.metrics import METRICS, TITLES, counted, metric
+from tpbench.report.analysis.ratios import CLOCKS, INTERLEAVED_METHOD, METHOD, OUTLIER, WALL, ClockColumns
+from tpbench.report.analysis.records import Record
+from tpbench.report.analysis.verdicts import (
+    DOUBTS,
+    GOOD,
+    ProblemVerdict,
+    answer,
+    disagreement,
+    group_names,
+    shared_facts,
+    verdict_columns,
+    verdicts,
+)
 from tpbench.report.page import tables
-from tpbench.report.page.cells import PageTable
 from tpbench.report.page.column_styles import Looks, assign_looks
-from tpbench.report.page.machines import FACTS, machines, machines_line, machines_side_by_side, period
-from tpbench.report.page.overview import failure_groups, verdict_tables
 from tpbench.report.page.pictures import PageFigure, block_caps, by_problem, by_size, floor_shares
 from tpbench.report.page.template import render_page
 from tpbench.report.page.trace import step_traces
+from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.report.plots import timeline
-from tpbench.report.tables.pivot import tabulate
 from tpbench.results.schema import STATUSES, workload_columns
+from tpbench.tables import Table
 from tpbench.workloads import workloads
 
 _COLUMNS = (
-    *METRICS, *FACTS, *verdict_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
+    *METRICS, *tables.MACHINE_FACTS, *verdict_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
     "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
 )  # fmt: skip
 _FIGURES = {
@@ -52,7 +55,7 @@ class StudySection:
 
     name: str
     question: str
-    table: PageTable
+    table: Table
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,14 @@ class PageSection:
     """How many problems and columns it has."""
     mixing: str
     """A sentence about hosts and versions that its rows mix, or nothing."""
-    pivots: list[tuple[str, PageTable]]
+    pivots: list[tuple[str, Table]]
     """Tables of metrics with their captions, the leading one first."""
     figures: list[PageFigure]
-    speedups: PageTable
-    distributions: PageTable
-    failures: PageTable
+    speedups: Table
+    distributions: Table
+    failures: Table
     studies: list[StudySection]
-    every_cell: PageTable
+    every_cell: Table
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,8 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         metric(metric_name)
     own = {name for columns in workload_columns().values() for name in columns}
     arranged = arrange_rows(frame, [*_COLUMNS, *own], all_rows=all_rows)
-    report = tabulate(arranged, metric_name or "time_ms")
-    disputed = disagreeing_rows(list(arranged.records), workloads())
+    shown = metric(metric_name or "time_ms")
+    disputed = disagreeing_rows(arranged.records)
     found = [verdicts(grid, disputed) for grid in arranged.grids]
     looks = assign_looks(arranged.grids)
     sections = zip(arranged.grids, found, itertools.count(), strict=False)
@@ -109,22 +112,25 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         _part(name, list(group), metric_name, looks)
         for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
     ]
-    failed = sum(len(group.cells) for group in report.failures)
+    of_all = [verdict for of_grid in found for verdict in of_grid]
+    failed = sum(map(len, failures(arranged).values()))
     return render_page(
         "report.html.j2",
         title="tpbench report",
         summary=_summary(arranged.records, len(frame)),
-        measured_on=machines_line(arranged.records, heading(_bare(shared_facts(arranged.grids)))),
-        warnings=report.warnings,
-        failures=failure_groups(report.failures),
+        measured_on=tables.machines_line(arranged.records, heading(_bare(shared_facts(arranged.grids)))),
+        warnings=disagreements(arranged.records),
+        failures=tables.failure_groups(arranged),
         failed=f"{counted(failed, 'cell')} without a result",
-        verdicts=verdict_tables([each for of_grid in found for each in of_grid], looks),
-        side_by_side=machines_side_by_side([verdict for of_grid in found for verdict in of_grid]),
+        verdicts=tables.verdict_groups(of_all),
+        every_verdict=tables.every_verdict(of_all),
+        problems=len(of_all),
+        side_by_side=tables.machines_side_by_side(of_all),
         parts=parts,
         good=GOOD,
         doubts=DOUBTS,
-        notes=[*_notes(metric_name), *report.legend],
-        machines=machines(arranged.records),
+        notes=[*_notes(metric_name), *legend([metric_table(grid, shown) for grid in arranged.grids], shown)],
+        machines=tables.machines(arranged.records),
     )
 
 
@@ -137,13 +143,13 @@ def _summary(records: tuple[Record, ...], rows: int) -> str:
     known = (*STATUSES, *(set(count) - set(STATUSES)))
     by_status = ", ".join(f"{count[status]} {status}" for status in known if count[status])
     times = sorted(record["finished_at"] for record in records if record["finished_at"] is not None)
-    when = f" Measured {period(times[0], times[-1])}." if times else ""
+    when = f" Measured {tables.period(times[0], times[-1])}." if times else ""
     older = f" ({rows - len(records)} older rows of the same cells are left out)" if rows > len(records) else ""
     return f"{len(records)} cells: {by_status}{older}.{when}"
 
 
 def _part(
-    name: str, group: Sequence[tuple[RecordGrid, list[Verdict], int]], metric_name: str | None, looks: Looks
+    name: str, group: Sequence[tuple[RecordGrid, list[ProblemVerdict], int]], metric_name: str | None, looks: Looks
 ) -> WorkloadPart:
     workload = workloads().get(name)
     grids = [grid for grid, _, _ in group]
@@ -177,7 +183,7 @@ def _lead_figure(grids: Sequence[RecordGrid], looks: Looks) -> tuple[PageFigure 
     return None, None
 
 
-def _clock(grid: RecordGrid) -> Clock:
+def _clock(grid: RecordGrid) -> ClockColumns:
     """Return the leading clock: device time where rows have it."""
     timed = (clock for clock in CLOCKS if any(cell.record[clock.time_column] is not None for cell in grid.cells()))
     return next(timed, WALL)
@@ -228,7 +234,7 @@ def _notes(metric_name: str | None) -> list[str]:
         "fastest of its line",
         *(f"{each.name}: {each.doc}" for each in map(metric, shown)),
         f"trust: {GOOD}, or: {'; '.join(f'{name}: {meaning}' for name, meaning in DOUBTS.items())}",
-        f"intervals of medians: order statistics; of speed-ups: {ratio.METHOD}. Or, {interleaved.METHOD}",
+        f"intervals of medians: order statistics; of speed-ups: {METHOD}. Or, {INTERLEAVED_METHOD}",
         f"distributions: {OUTLIER}",
         *(f"{status}: {meaning}" for status, meaning in STATUSES.items()),
     ]

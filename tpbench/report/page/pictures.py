@@ -6,19 +6,19 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tpbench.report.grids.grid import GridRow, RecordGrid
-from tpbench.report.grids.records import Record, column_label, sort_key, value_text
-from tpbench.report.grids.size_panels import (
+from tpbench.report.analysis.grid import GridRow, RecordGrid
+from tpbench.report.analysis.metrics import metric, number
+from tpbench.report.analysis.records import Record, column_label, sort_key, value_text
+from tpbench.report.page.chart import Axis, Line, Panel, logarithmic_axis, marker_svg, panel_svg, share_axis
+from tpbench.report.page.column_styles import Look, Looks
+from tpbench.report.plots.block_cap import shares
+from tpbench.report.plots.size_panels import (
     drawn_value,
     lowest_floors,
     size_axis,
     size_panels,
     size_positions,
 )
-from tpbench.report.numbers.metric import metric, number
-from tpbench.report.page.chart import Axis, Line, Panel, logarithmic_axis, marker_svg, panel_svg, share_axis
-from tpbench.report.page.column_styles import Look, Looks
-from tpbench.report.plots.block_cap import shares
 
 PANELS = 6
 """Most panels of the one picture that a workload shows unfolded."""

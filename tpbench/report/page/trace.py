@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.analysis.grid import RecordGrid
 from tpbench.report.page.pictures import PageFigure
 from tpbench.report.plots.timeline import COLUMNS, KINDS, traced_cells
 

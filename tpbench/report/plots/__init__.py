@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 
-from tpbench.report.grids.grid import RecordGrids
+from tpbench.report.analysis.grid import RecordGrids
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
 from tpbench.report.plots.registry import PLOTS as PLOTS

@@ -6,8 +6,8 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tpbench.report.grids.grid import RecordGrid
-from tpbench.report.grids.records import is_measurement, sort_key, value_text
+from tpbench.report.analysis.grid import RecordGrid
+from tpbench.report.analysis.records import is_measurement, sort_key, value_text
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from tpbench.report.grids.grid import GridRow, RecordGrid
-from tpbench.report.grids.records import column_label, value_text
-from tpbench.report.grids.size_panels import (
+from tpbench.report.analysis.grid import GridRow, RecordGrid
+from tpbench.report.analysis.metrics import TITLES, metric
+from tpbench.report.analysis.records import column_label, value_text
+from tpbench.report.plots import style
+from tpbench.report.plots.size_panels import (
     drawn_value,
     has_content,
     lowest_floors,
@@ -15,8 +17,6 @@ from tpbench.report.grids.size_panels import (
     size_panels,
     size_positions,
 )
-from tpbench.report.numbers.metric import TITLES, metric
-from tpbench.report.plots import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.analysis.grid import RecordGrid
 from tpbench.report.plots.by_size import draw_by_size
 from tpbench.report.plots.registry import plot
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from tpbench.report.grids.grid import RecordGrid
+from tpbench.report.analysis.grid import RecordGrid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpbench.report.grids.grid import RecordGrid
-from tpbench.report.numbers.clocks import DEVICE, WALL, Clock
-from tpbench.report.numbers.ratio import Array, clean
-from tpbench.report.numbers.samples import measured_cells, outliers
+from tpbench.report.analysis.grid import RecordGrid
+from tpbench.report.analysis.ratios import DEVICE, WALL, Array, ClockColumns, clean, measured_cells, outliers
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
 
@@ -32,18 +30,20 @@ def device(grid: RecordGrid) -> Figure | None:
     return draw(grid, DEVICE)
 
 
-def draw(grid: RecordGrid, clock: Clock) -> Figure | None:
+def draw(grid: RecordGrid, clock: ClockColumns) -> Figure | None:
     """Draw percentiles 5 to 95, quartiles and outliers of each cell. Return None if there are no samples."""
     cells = [
-        (cell, samples) for cell in measured_cells(grid) if len(samples := clean(cell.record[clock.samples_column])) > 1
+        (problem, cell, samples)
+        for problem, cell in measured_cells(grid)
+        if len(samples := clean(cell.record[clock.samples_column])) > 1
     ]
     if not cells:
         return None
     figure = style.new_figure(7.5, 0.9 + 0.19 * len(cells))
     axes = figure.subplots()
     heights = np.arange(len(cells))
-    colours = [style.colour(cell.column_index) for cell, _ in cells]
-    deviations = [_deviations(samples) for _, samples in cells]
+    colours = [style.colour(cell.column_index) for _, cell, _ in cells]
+    deviations = [_deviations(samples) for _, _, samples in cells]
     p5, q1, q3, p95 = np.transpose([np.percentile(each, [5, 25, 75, 95]) for each in deviations])
     axes.hlines(heights, p5, p95, colours, linewidth=1, capstyle="projecting")
     axes.hlines(heights, q1, q3, colours, linewidth=5, alpha=0.6)
@@ -54,7 +54,7 @@ def draw(grid: RecordGrid, clock: Clock) -> Figure | None:
     axes.plot(np.zeros(len(cells)), heights, "|", color=style.ink(), markersize=6)
     axes.set_xscale("symlog", linthresh=10)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:+g}%")
-    style.name_lines(axes, [style.short(f"{cell.column}  {cell.problem}") for cell, _ in cells])
+    style.name_lines(axes, [style.short(f"{cell.column}  {problem}") for problem, cell, _ in cells])
     figure.supxlabel(f"{clock.name} time of an iteration, away from the cell's median (linear within 10%)", fontsize=8)
     return figure
 

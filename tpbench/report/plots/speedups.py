@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpbench.report.grids.grid import RecordGrid
-from tpbench.report.numbers.clocks import DEVICE, WALL, Clock
-from tpbench.report.numbers.samples import speedups
+from tpbench.report.analysis.grid import RecordGrid
+from tpbench.report.analysis.ratios import DEVICE, WALL, ClockColumns, speedups
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
 
@@ -26,7 +25,7 @@ def device(grid: RecordGrid) -> Figure | None:
     return draw(grid, DEVICE)
 
 
-def draw(grid: RecordGrid, clock: Clock) -> Figure | None:
+def draw(grid: RecordGrid, clock: ClockColumns) -> Figure | None:
     """Draw a dot for each column of each problem but the fastest. Return None if nothing can be compared."""
     found = speedups(grid, clock)
     if not found:

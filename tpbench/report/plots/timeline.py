@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpbench.report.grids.grid import RecordGrid
-from tpbench.report.grids.records import Record
+from tpbench.report.analysis.grid import RecordGrid
+from tpbench.report.analysis.records import Record
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
 

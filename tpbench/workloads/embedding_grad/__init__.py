@@ -10,17 +10,6 @@ collective sends the whole table. A sparse exchange sends only the touched rows 
 4. Merge them into the owner's slice, times 1/W.
 
 The exchange comes from a modded-nanogpt speed record: https://github.com/KellerJordan/modded-nanogpt
-
-The modules, in the order of a first reading:
-
-- Job: `problem` has the fields and the columns, `variants` a function for each variant.
-- Rank: `bench` is the session of a cell.
-- Inputs: `inputs` has a rank's gradient and the rows that it touched, which follow from its `tokens`.
-- `exchanges`: the interface of a variant (phases and a result), and an exchange for each variant.
-- `row_operations`: the search for touched rows, the merge of received rows, and the Triton kernels.
-- `traffic`: the bytes that exchanges send, by count and by formula, and the crossover between dense and sparse.
-- `training_step`: what runs beside the exchange.
-- Correctness: `oracle`, with the tolerances of `limits`.
 """
 
 from tpbench.workloads.embedding_grad import variants as variants

@@ -19,12 +19,10 @@ from tpbench.workloads.embedding_grad import oracle
 from tpbench.workloads.embedding_grad.exchanges.base import Exchange, sequence
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.row_operations.device_search import searches_on_device
+from tpbench.workloads.embedding_grad.row_operations.search import searches_on_device
 from tpbench.workloads.embedding_grad.traffic import crossover, formulas
-from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.traffic.link_rates import LinkRates, measure_link_rates
-from tpbench.workloads.embedding_grad.training_step.forward_index import KINDS, ForwardIndex
-from tpbench.workloads.embedding_grad.training_step.other_parameters import OtherParameters
+from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives, LinkRates, measure_link_rates
+from tpbench.workloads.embedding_grad.training_step.beside_exchange import KINDS, ForwardIndex, OtherParameters
 from tpbench.workloads.embedding_grad.training_step.overlap import OverlappedIteration, StandIn
 from tpbench.workloads.embedding_grad.training_step.traffic_iteration import TrafficIteration
 from tpbench.workloads.returned import require

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.tokens.distributions import token_rows
-from tpbench.workloads.embedding_grad.tokens.row_partition import RowPartition
+from tpbench.workloads.embedding_grad.tokens import RowPartition, token_rows
 from tpbench.workloads.hashing import hash_index, normal
 
 if TYPE_CHECKING:
     from tpbench.measure.session import Context
+
 
 _ROWS, _COLUMNS = 49, 50
 """Streams of `hash_index`: independent numbers from one seed."""

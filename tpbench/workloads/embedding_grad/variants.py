@@ -38,7 +38,7 @@ def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
 
 @WORKLOAD.variant("reduce_scatter_tensor of the whole table", options={"transfers"}, no_graph_reason=_host_work)
 def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
+    from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter
 
     return DenseReduceScatter(context.inputs, context.comm)
 
@@ -49,7 +49,7 @@ def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
     no_graph_reason=_host_work,
 )
 def dense_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.dense import DenseAllReduce
+    from tpbench.workloads.embedding_grad.exchanges.base import DenseAllReduce
 
     return DenseAllReduce(context.inputs, context.comm)
 
@@ -62,9 +62,9 @@ def dense_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
     uses_triton=_searches_with_triton,
 )
 def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.all_to_all import SparseAllToAll
-    from tpbench.workloads.embedding_grad.row_operations.device_search import row_finder
+    from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
     from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
+    from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
     inputs = context.inputs
     return SparseAllToAll(inputs, context.comm, row_finder(problem, inputs), merge_for(problem, inputs))
@@ -78,9 +78,9 @@ def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
     uses_triton=_merges_with_triton,
 )
 def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.all_to_all import SparseAllToAll
-    from tpbench.workloads.embedding_grad.row_operations.device_search import SortingRowFinder
+    from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
     from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
+    from tpbench.workloads.embedding_grad.row_operations.search import SortingRowFinder
 
     inputs = context.inputs
     return SparseAllToAll(inputs, context.comm, SortingRowFinder(inputs), merge_for(problem, inputs))
@@ -96,7 +96,7 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
 )
 def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.symmetric import SparseSymmetric, SparseSymmetricGpu, connect
-    from tpbench.workloads.embedding_grad.row_operations.touched_rows import CpuRowFinder
+    from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
     inputs, comm = context.inputs, context.comm
     if problem.search == "host":
@@ -112,9 +112,9 @@ def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
     uses_triton=_searches_with_triton,
 )
 def sparse_all_gather(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.all_gather import SparseAllGather
-    from tpbench.workloads.embedding_grad.row_operations.device_search import row_finder
+    from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllGather
     from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
+    from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
     inputs = context.inputs
     return SparseAllGather(inputs, context.comm, row_finder(problem, inputs), merge_for(problem, inputs))
@@ -128,8 +128,8 @@ def sparse_all_gather(problem: EmbeddingGrad, context: Any) -> Any:
     unsupported_reason=_no_sparse_half,
 )
 def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.sparse_all_reduce import TorchSparseAllReduce
-    from tpbench.workloads.embedding_grad.row_operations.touched_rows import CpuRowFinder
+    from tpbench.workloads.embedding_grad.exchanges.sparse import TorchSparseAllReduce
+    from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
     return TorchSparseAllReduce(context.inputs, context.comm, CpuRowFinder(context.inputs, pinned=False))
 
@@ -142,11 +142,11 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
     uses_triton=_searches_with_triton,
 )
 def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.all_to_all import SparseAllToAll
     from tpbench.workloads.embedding_grad.exchanges.auto import SparseAuto, calibrate
-    from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
-    from tpbench.workloads.embedding_grad.row_operations.device_search import row_finder
+    from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter
+    from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
     from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
+    from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
     inputs, comm = context.inputs, context.comm
     dense = DenseReduceScatter(inputs, comm)

@@ -7,14 +7,11 @@ differ in when products and communication run: one after the other, or in chunks
 
 The modules, in the order of a first reading:
 
-- Job: `problem` has the fields, `variants` a function for each variant, `workload` the columns and the report's layout.
-- Rank: `bench` is the session of a block, `stack` that of a stack of blocks (layers=N).
-- `layers`: tensor-parallel layers, and the block that is built from them.
-- `schedules` of a product and its collective: the plain ones and the overlapped ones.
-- `execution`: what a variant returns, compiled blocks, CUDA graphs, and the trials of block_auto.
-- Correctness: `inputs` makes activations and weights. `oracle` and `stack_oracle` compute in float64, and `errors`
-  compares them, with the tolerances of `limits`.
-- `measurement`: counted costs, rates of the machine, exposed communication, traces, and the study of overlap.
+- Job: `problem` has the fields, `variants` a function for each variant, `workload` the columns and the report's layout,
+  and `limits` the counted costs and the tolerances.
+- Rank: `bench` is the session of a block. The folder `execution` has its layers, schedules and measurements.
+- Correctness: `inputs` makes activations and weights, and `oracle` computes in float64 and compares.
+- Report: `overlap_study` says at which length overlap starts to pay.
 """
 
 from tpbench.workloads.tp_block import variants as variants

@@ -13,13 +13,13 @@ from tpbench.measure.session import Context, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
-from tpbench.workloads.tp_block import errors, oracle
+from tpbench.workloads.tp_block import oracle
+from tpbench.workloads.tp_block.execution import measurements
+from tpbench.workloads.tp_block.execution.layers import gradients
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
+from tpbench.workloads.tp_block.execution.stack import StackSession
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.layers.block import gradients
-from tpbench.workloads.tp_block.measurement import exposed_communication, machine_rates, trace
 from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.stack import StackSession
 
 
 class ChangedActivations(GeneratedInputs):
@@ -45,13 +45,13 @@ class TpBlockSession:
         self.problem, self.context = problem, context
         self.inputs = BlockInputs(problem, context)
         self.stopwatch = Stopwatch(context)
-        self.rates = machine_rates.measure(self.inputs, self.stopwatch)
+        self.rates = measurements.machine_rates(self.inputs, self.stopwatch)
         prepared = variant.prepare(problem, BlockContext(self.inputs, self.stopwatch, context.graph))
         self.prepared: PreparedBlock = require(prepared, PreparedBlock, variant, "the function")
         self.output: Tensor | None = None
         self.trusted, self.audited = variant.place is None, variant.place is not None
         self.audited_inputs = ChangedActivations(self)
-        self.costs = self.rates.costs(problem, self.prepared.size, self.inputs.dtype.itemsize)
+        self.costs = self.rates.costs(problem, self.prepared.size)
 
     def step(self) -> None:
         """Run one forward and backward pass, after freeing the results of the last one."""
@@ -86,7 +86,7 @@ class TpBlockSession:
 
     def check(self) -> Verdict:
         """Compare the last step's output and gradients with the oracle, then free them."""
-        result_errors = errors.compare(self.inputs, self._result())
+        result_errors = oracle.compare(self.inputs, self._result())
         self.release()
         columns = {
             "loss_value": result_errors.loss_value,
@@ -110,10 +110,12 @@ class TpBlockSession:
         }
         details["gemm_share"] = details["tflops"] / self.rates.gemm_tflops
         self.release()
-        details |= exposed_communication.measure(self.inputs, self.prepared, self.stopwatch, self.step, self.release)
+        details |= measurements.exposed_communication(
+            self.inputs, self.prepared, self.stopwatch, self.step, self.release
+        )
         if columns.get("device_ms") and "exposed_ms" in details:  # a trace of the iterations replaces these columns
             details |= columns_by_exposure(details["exposed_ms"], columns, self.costs.compute_ms)
-        details |= trace.trace_step(self.step, self.context, keep=self.problem.profile)
+        details |= measurements.trace_step(self.step, self.context, keep=self.problem.profile)
         self.release()
         return details
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.hashing import NORMAL_DEVIATION, hash_index, normal
-from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
 
 if TYPE_CHECKING:
     from tpbench.measure.session import Context
-    from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
 
 _X, _GRAD, _NORM, _WEIGHT, _TARGET = 60, 62, 64, 70, 80
 """Random streams of a seed for row indices. The next stream is for column indices."""

@@ -67,7 +67,7 @@ def block_tp(problem: TpBlock, context: Any) -> Any:
 )
 def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.execution.prepared import prepare
-    from tpbench.workloads.tp_block.schedules.ring import RingSchedule
+    from tpbench.workloads.tp_block.execution.ring import RingSchedule
 
     return prepare(context, RingSchedule(context.inputs.group))
 
@@ -81,10 +81,10 @@ def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
 )
 def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.execution.prepared import prepare
-    from tpbench.workloads.tp_block.schedules.symm_mem import SymmMemSchedule
+    from tpbench.workloads.tp_block.execution.symm_mem import SymmMemSchedule
 
     schedule = SymmMemSchedule(context.inputs.group)
-    return prepare(context, schedule, columns=schedule.columns)
+    return prepare(context, schedule)
 
 
 @WORKLOAD.variant(
@@ -95,9 +95,11 @@ def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_by_one_rank,
 )
 def block_compile_async(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.execution import compiled
+    from tpbench.comm.symmetric_buffers import enable_symmetric_memory
+    from tpbench.workloads.tp_block.execution.prepared import prepare_compiled
 
-    return compiled.prepare(context)
+    enable_symmetric_memory(context.inputs.group)
+    return prepare_compiled(context)
 
 
 @WORKLOAD.variant(
@@ -109,11 +111,11 @@ def block_compile_async(problem: TpBlock, context: Any) -> Any:
 )
 def block_copy_engine(problem: TpBlock, context: Any) -> Any:
     from tpbench.comm.symmetric_buffers import SymmetricBuffers
+    from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
     from tpbench.workloads.tp_block.execution.prepared import prepare
-    from tpbench.workloads.tp_block.schedules.copy_engine import CopyEngineSchedule
 
     schedule = CopyEngineSchedule(SymmetricBuffers(context.inputs.group, context.inputs.device, problem.signals))
-    return prepare(context, schedule, columns=schedule.columns)
+    return prepare(context, schedule)
 
 
 @WORKLOAD.variant(

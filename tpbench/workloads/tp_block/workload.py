@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.tp_block.measurement.costs import flops
+from tpbench.workloads.tp_block.limits import flops
 from tpbench.workloads.tp_block.problem import TpBlock
 
 
@@ -113,7 +113,7 @@ WORKLOAD = Workload(
         ),
         "overlap": Study(
             "by how much does overlap shorten each part, and where does it stop paying?",
-            module="tpbench.workloads.tp_block.measurement.overlap_study",
+            module="tpbench.workloads.tp_block.overlap_study",
             option="part",
         ),
     },

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import memory
-from tpbench.measure.audit import on_any_rank
+from tpbench.measure.audit import on_any_rank, subclass_reason
 from tpbench.measure.gemm import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
@@ -47,6 +47,8 @@ class TrainStepSession:
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
         self.problem, self.variant, self.context = problem, variant, context
         self.from_outside = variant.place is not None
+        self.subclass: str | None = None
+        """Why a loss or a norm of a variant from outside is no plain tensor."""
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
         self.reference = compute_reference(problem, context, whole_run=self.from_outside)
         self.schedule = IterationSchedule(
@@ -92,10 +94,10 @@ class TrainStepSession:
             with on_stream(self.stream):
                 loss, norm = self.trainer.accumulate(self.batches, mark), self.trainer.update(mark)
         if self.from_outside:
-            loss, norm = (
-                require(number, Tensor, self.variant, "accumulate or update").detach().clone()
-                for number in (loss, norm)
-            )
+            for number in (loss, norm):
+                require(number, Tensor, self.variant, "accumulate or update")
+                self.subclass = self.subclass or subclass_reason(number)
+            loss, norm = loss.detach().clone(), norm.detach().clone()
         self.losses.append(loss)
         self.norms.append(norm)
 
@@ -125,7 +127,7 @@ class TrainStepSession:
         self.progress.report(len(self.losses), self.losses)
         losses, norms = self._trajectories()
         errors = compare(reference, losses, norms)
-        wrong = errors.complaint(problem.dtype)
+        wrong = errors.complaint(problem.dtype) or self.subclass
         if reference.timed is not None and wrong is None:
             wrong = reference.timed.complaint(losses[problem.warmup_steps :], problem.dtype)
         held_gib = (memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30

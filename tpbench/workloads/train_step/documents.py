@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tpbench.workloads.study_data import StudyTable
+from tpbench.tables import Table
 from tpbench.workloads.train_step.problem import PHASES
 
 GB_PER_GIB = 2**30 / 1e9
@@ -102,7 +102,7 @@ def _breakdown(
     return shares | {"other_pct": 100 - sum(parts) if len(parts) == len(PHASES) else None}
 
 
-def tables(rows: Sequence[Row]) -> list[StudyTable]:
+def tables(rows: Sequence[Row]) -> list[Table]:
     """Return the largest errors of each variant, and the largest differences between equal problems by step."""
     correct = [row for row in rows if row["status"] == "ok"]
     problems: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
@@ -117,7 +117,7 @@ def picture(rows: Sequence[Row]) -> None:
     """Return None: the study has no picture."""
 
 
-def _errors(rows: Iterable[Row]) -> StudyTable:
+def _errors(rows: Iterable[Row]) -> Table:
     checks: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         checks[row["oracle"] or "-", row["variant"]].append(row)
@@ -126,10 +126,10 @@ def _errors(rows: Iterable[Row]) -> StudyTable:
         for (oracle, variant), found in sorted(checks.items())
     )
     columns = ("oracle", "variant", "rows", "largest loss_error", "largest grad_error")
-    return StudyTable("largest relative errors of losses and gradient norms", columns, lines)
+    return Table("largest relative errors of losses and gradient norms", columns, lines)
 
 
-def _differences(problems: Sequence[Sequence[Row]]) -> StudyTable:
+def _differences(problems: Sequence[Sequence[Row]]) -> Table:
     """Return the table of problems that have two rows or more each."""
     shared = {sorted(len(row["losses"]) for row in group)[-2] for group in problems}
     lines = []
@@ -139,7 +139,7 @@ def _differences(problems: Sequence[Sequence[Row]]) -> StudyTable:
         spreads = [_percent(max(_spread(group, name, step) for group in compared)) for name in _TRAJECTORIES]
         lines.append((str(step), str(len(compared)), str(sum(map(len, compared))), *spreads))
     heading = "largest difference between rows of equal problems, relative to the larger value"
-    return StudyTable(heading, ("step", "problems", "rows", *_TRAJECTORIES), tuple(lines))
+    return Table(heading, ("step", "problems", "rows", *_TRAJECTORIES), tuple(lines))
 
 
 def _spread(group: Iterable[Row], name: str, step: int) -> float:

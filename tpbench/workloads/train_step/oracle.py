@@ -154,7 +154,7 @@ def compute_reference(problem: TrainStep, context: Context, *, whole_run: bool =
         losses, norms = (tuple(row) for row in trained.tolist())
         timed = TimedLosses(losses[0], losses[max(problem.warmup_steps - 1, 0)], losses[problem.warmup_steps :])
         unseen = "" if timed.shows_updates(problem.dtype) else "; skipped updates would not show"
-        return Reference(f"{total} steps by one process{unseen}", losses[:STEPS], norms[:STEPS], timed)
+        return Reference(f"all {total} steps by one process{unseen}", losses[:STEPS], norms[:STEPS], timed)
     unchecked = UNCHECKED if whole_run else ""
     if (trained := _trained(plain, min(STEPS, total), context)) is not None:
         losses, norms = (tuple(row) for row in trained.tolist())

@@ -10,11 +10,11 @@ import torch
 from tests.support.embedding_grad import context, dense_mean, prepared, problem, run
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.stopwatch import Stopwatch
-from tpbench.workloads.embedding_grad.exchanges.all_to_all import SparseAllToAll
 from tpbench.workloads.embedding_grad.exchanges.auto import calibrate
-from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
+from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter
+from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
 from tpbench.workloads.embedding_grad.row_operations.merge import IndexAddMerge
-from tpbench.workloads.embedding_grad.row_operations.touched_rows import CpuRowFinder
+from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.comm import shared_memory_all_gather as module
-from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 

@@ -13,8 +13,7 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.oracle import LostRows
-from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.traffic.link_rates import LinkRates, measure_link_rates
+from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives, LinkRates, measure_link_rates
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

@@ -27,10 +27,10 @@ from tpbench.workloads.embedding_grad.limits import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, push_kernel, search_kernel
 from tpbench.workloads.embedding_grad.row_operations.merge import MisplacedRow
 from tpbench.workloads.embedding_grad.row_operations.push_kernel import push_rows
+from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, TouchedRows
 from tpbench.workloads.embedding_grad.row_operations.search_kernel import list_rows
-from tpbench.workloads.embedding_grad.row_operations.touched_rows import CpuRowFinder, TouchedRows
 from tpbench.workloads.embedding_grad.traffic import formulas
-from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels need GPU memory")
 

@@ -18,9 +18,8 @@ from tests.support.tp_block import block_context, largest_error, problem, run_on
 from tpbench.comm.parallel_linears import SequentialSchedule
 from tpbench.workloads.tp_block.execution import autotune
 from tpbench.workloads.tp_block.execution.prepared import prepare
+from tpbench.workloads.tp_block.execution.symm_mem import SymmMemSchedule, TorchWorkspace
 from tpbench.workloads.tp_block.limits import TOLERANCE
-from tpbench.workloads.tp_block.schedules.copy_engine import CopyEngineSchedule
-from tpbench.workloads.tp_block.schedules.symm_mem import SymmMemSchedule, TorchWorkspace
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
@@ -88,11 +87,9 @@ class FakeSymmMem(SymmMemSchedule):
 class FakeEngine(SequentialSchedule):
     """Plain collectives with symmetric buffers."""
 
-    memory: Any = CopyEngineSchedule.memory
-
     def __init__(self, group: dist.ProcessGroup, buffers: FakeBuffers) -> None:
         super().__init__(group)
-        self.buffers = buffers
+        self.memory = buffers
 
 
 def held(here: Rank, best: list[str]) -> tuple[float | None, bool]:

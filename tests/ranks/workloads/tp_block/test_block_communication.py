@@ -14,10 +14,10 @@ import torch.distributed as dist
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, problem, run_once
 from tpbench.comm.parallel_linears import SequentialSchedule
+from tpbench.workloads.tp_block import limits
+from tpbench.workloads.tp_block.execution.measurements import StepCollectives
 from tpbench.workloads.tp_block.execution.prepared import prepare
-from tpbench.workloads.tp_block.measurement import costs
-from tpbench.workloads.tp_block.measurement.exposed_communication import StepCollectives
-from tpbench.workloads.tp_block.schedules.ring import RingSchedule
+from tpbench.workloads.tp_block.execution.ring import RingSchedule
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 PARTS_AND_KEEPS = list(itertools.product(["block", "column", "row"], [True, False]))
@@ -46,7 +46,7 @@ def bytes_sent(here: Rank) -> list[tuple[int, int]]:
         schedule = CountingSchedule(here.group)
         run_once(cell, prepare(block_context(here, cell), schedule))
         norms = len(cell.norms) * 2 * cell.hidden * 8 * (here.world_size - 1) // here.world_size
-        both.append((schedule.sent + norms, costs.bytes_sent(cell, here.world_size, 8)))
+        both.append((schedule.sent + norms, limits.bytes_sent(cell, here.world_size)))
     return both
 
 
@@ -74,7 +74,7 @@ def timed_collectives(here: Rank) -> list[tuple[list[str], int]]:
             mock.patch.object(dist, "all_reduce", note_norm),
         ):
             timed.run()
-        both.append((names, costs.bytes_sent(cell, here.world_size, 8)))
+        both.append((names, limits.bytes_sent(cell, here.world_size)))
     return both
 
 

@@ -23,8 +23,7 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 
     from tpbench.comm.parallel_linears import SequentialSchedule
-    from tpbench.workloads.tp_block.execution.compiled import fill_replacements
-    from tpbench.workloads.tp_block.execution.prepared import prepare
+    from tpbench.workloads.tp_block.execution.prepared import fill_replacements, prepare
 
     found: list[dict[str, int]] = []
 

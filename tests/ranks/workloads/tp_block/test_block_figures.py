@@ -13,8 +13,8 @@ from tests.support.tp_block import context, problem
 from tests.support.tp_block_preset_times import PresetStopwatch
 from tpbench.measure.gemm import SIDE
 from tpbench.workloads.tp_block import WORKLOAD, bench
+from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.measurement import machine_rates
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -45,7 +45,7 @@ FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
 
 
 def stopwatch() -> Any:
-    product, gather = "x".join([str(SIDE[DEVICE])] * 3), machine_rates.SHARD_BYTES[DEVICE]
+    product, gather = "x".join([str(SIDE[DEVICE])] * 3), measurements.SHARD_BYTES[DEVICE]
     return PresetStopwatch(
         {**ALONE, f"product {product}": PRODUCT_MS, f"gather {gather}": LARGE_GATHER_MS}, INTERLEAVED
     )
@@ -66,7 +66,7 @@ def figures(here: Rank) -> dict[str, float]:
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 def test_every_figure_has_the_right_value() -> None:
     gemm = 2 * SIDE[DEVICE] ** 3 / PRODUCT_MS / 1e9
-    bandwidth = machine_rates.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
+    bandwidth = measurements.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
     expected = {
         "forward_ms": 3.0,
         "backward_ms": 5.0,
@@ -93,12 +93,12 @@ def test_every_figure_has_the_right_value() -> None:
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
-def measured(here: Rank) -> machine_rates.MachineRates:
-    return machine_rates.measure(BlockInputs(problem(), context(here)), stopwatch())
+def measured(here: Rank) -> measurements.MachineRates:
+    return measurements.machine_rates(BlockInputs(problem(), context(here)), stopwatch())
 
 
 @pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 def test_the_bandwidth_counts_the_bytes_received_from_peers() -> None:
-    received = 3 * machine_rates.SHARD_BYTES[DEVICE]
+    received = 3 * measurements.SHARD_BYTES[DEVICE]
     for found in run_on_ranks(4, measured):
         assert found.gather_gb_per_s == pytest.approx(received / LARGE_GATHER_MS / 1e6)

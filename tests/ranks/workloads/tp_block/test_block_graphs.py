@@ -13,8 +13,7 @@ from tpbench.measure.run import run
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution import autotune
-from tpbench.workloads.tp_block.execution.graphed import graphed
-from tpbench.workloads.tp_block.execution.prepared import prepare
+from tpbench.workloads.tp_block.execution.prepared import graphed, prepare
 from tpbench.workloads.tp_block.limits import TOLERANCE
 
 pytestmark = [

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, forward, problem, unshard
-from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.layers.block import build
-from tpbench.workloads.tp_block.layers.parallel import (
+from tpbench.workloads.tp_block.execution.layers import (
     ColumnParallelLinear,
     RMSNorm,
     RowParallelLinear,
+    build,
     plan_for,
     random_weight,
 )
-from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.problem import ShardedLinear
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 

@@ -12,11 +12,11 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.run import run
 from tpbench.measure.settings import MeasureSettings
-from tpbench.workloads.tp_block import WORKLOAD, stack
+from tpbench.workloads.tp_block import WORKLOAD
+from tpbench.workloads.tp_block.execution import measurements, stack
+from tpbench.workloads.tp_block.execution.measurements import MachineRates
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
 from tpbench.workloads.tp_block.limits import TOLERANCE
-from tpbench.workloads.tp_block.measurement import machine_rates
-from tpbench.workloads.tp_block.measurement.machine_rates import MachineRates
 
 HERE = sorted(name for name, each in WORKLOAD.variants.items() if torch.cuda.is_available() or not each.requires_cuda)
 STACK = {"layers": 2, "rotary": True, "steps": 4, "warmup_steps": 2}
@@ -27,7 +27,7 @@ def measured(here: Rank, name: str, dtype: str, broken: bool = False) -> dict[st
     cell, where = problem(**STACK, dtype=dtype), context(here)
     with (
         mock.patch.object(stack, "Stopwatch", lambda _: FixedStopwatch()),
-        mock.patch.object(machine_rates, "measure", lambda *_: MachineRates(1.0, 1.0)),
+        mock.patch.object(measurements, "machine_rates", lambda *_: MachineRates(1.0, 1.0)),
     ):
         session = stack.StackSession(cell, WORKLOAD.variants[name], where)
     if broken:

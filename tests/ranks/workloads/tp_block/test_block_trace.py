@@ -14,14 +14,14 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, context, problem
 from tpbench.measure.timeline import COMMUNICATION, PRODUCT
 from tpbench.workloads.tp_block import WORKLOAD
-from tpbench.workloads.tp_block.measurement import trace
+from tpbench.workloads.tp_block.execution import measurements
 
 
 def traced(here: Rank, folder: Path, keep: bool, stays: bool = False) -> dict[str, Any]:
     cell = problem(part="mlp")
     prepared = WORKLOAD.variants["block_tp"].prepare(cell, block_context(here, cell))
     where = replace(context(here), folder=folder, process_stays=stays)
-    return trace.trace_step(lambda: prepared.run(prepared.x).backward(prepared.grad), where, keep=keep)
+    return measurements.trace_step(lambda: prepared.run(prepared.x).backward(prepared.grad), where, keep=keep)
 
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")

@@ -73,7 +73,7 @@ def test_forward_and_every_gradient_are_those_of_one_process(name: str, ranks: i
 def merged_error(here: Rank, in_pieces: bool) -> float:
     """The largest error of three passes with merged chunks."""
     from tpbench.comm.symmetric_buffers import SymmetricBuffers
-    from tpbench.workloads.tp_block.schedules import copy_engine
+    from tpbench.workloads.tp_block.execution import copy_engine
 
     cell = problem(dtype="float32", save_gathered=False)
     where = block_context(here, cell)

@@ -6,8 +6,8 @@ import torch
 
 from tpbench.workloads.embedding_grad.exchanges import auto
 from tpbench.workloads.embedding_grad.exchanges.auto import sparse_is_faster
-from tpbench.workloads.embedding_grad.row_operations.touched_rows import EvenlySpacedRows
-from tpbench.workloads.embedding_grad.tokens.row_partition import RowPartition
+from tpbench.workloads.embedding_grad.row_operations.search import EvenlySpacedRows
+from tpbench.workloads.embedding_grad.tokens import RowPartition
 from tpbench.workloads.embedding_grad.traffic import formulas
 
 

@@ -16,13 +16,13 @@ from tests.support.embedding_grad import context, problem
 from tpbench.report.command import main as report
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
-from tpbench.report.tables import writer
-from tpbench.report.tables.study import study_document, study_tables
+from tpbench.report.studies import study_tables
 from tpbench.results.plain import plain_rows
 from tpbench.results.write import write_row
+from tpbench.tables import Document, as_markdown
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import expected_density
-from tpbench.workloads.embedding_grad.traffic import crossover, crossover_study, density_times, formulas
+from tpbench.workloads.embedding_grad.traffic import crossover, crossover_study, formulas
 
 H200 = {
     "all_to_all_gb_per_s": 380.0, "reduce_scatter_gb_per_s": 304.0, "copy_gb_per_s": 4230.0, "latency_ms": 0.012,
@@ -95,9 +95,9 @@ def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:
 
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
     """The study's times as a frame, with a column for each field of a group."""
-    found = density_times.density_times(plain_rows(frame))
+    found = crossover_study.density_times(plain_rows(frame))
     return pd.DataFrame([
-        {**dict(zip(density_times.GROUP, each.group, strict=True)), **vars(each), "head": each.variant,
+        {**dict(zip(crossover_study.GROUP, each.group, strict=True)), **vars(each), "head": each.variant,
          "speedup": each.speedup}
         for each in found
     ])  # fmt: skip
@@ -105,16 +105,16 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 
 def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     """The study's crossovers as a frame."""
-    ends = crossover_study.crossovers(density_times.density_times(plain_rows(frame)))
+    ends = crossover_study.crossovers(crossover_study.density_times(plain_rows(frame)))
     return pd.DataFrame([
-        {**dict(zip(density_times.GROUP, each.group, strict=True)), **vars(each), "head": each.variant,
+        {**dict(zip(crossover_study.GROUP, each.group, strict=True)), **vars(each), "head": each.variant,
          "prediction error": each.error}
         for each in ends
     ])  # fmt: skip
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    return writer.as_markdown(study_document(study_tables(frame, "crossover")))
+    return as_markdown(Document(study_tables(frame, "crossover")))
 
 
 def draw(frame: pd.DataFrame) -> Any:
@@ -248,11 +248,11 @@ def test_software_is_not_mixed_but_days_are(frame: pd.DataFrame, name: str) -> N
     assert sorted(both["dense_ms"].unique()) == [0.94, 1.88]
     text = markdown(pd.concat([frame, newer]))
     assert text.count("| 10% | 0.50x | 3.92x | - | - |") == 2
-    was, called = str(frame[name].iloc[0]), density_times.SOFTWARE[name]
+    was, called = str(frame[name].iloc[0]), crossover_study.SOFTWARE[name]
     assert text.count(f"{called} {was}") == text.count(f"{called} 99") == 2  # a heading and a crossover each
     assert "| sparse_all_to_all, width 768, 4 ranks, fixed | 60%" in markdown(frame)  # where nothing differs
     another_day = row("sparse_all_to_all", 0.7, 1.08, started_at=later.iloc[0])
-    assert speedups(pd.concat([frame, pd.DataFrame([another_day])])).groupby(list(density_times.GROUP)).ngroups == 1
+    assert speedups(pd.concat([frame, pd.DataFrame([another_day])])).groupby(list(crossover_study.GROUP)).ngroups == 1
 
 
 def test_what_has_no_dense_row_is_said_and_no_empty_table(frame: pd.DataFrame) -> None:

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from tests.support.embedding_grad import DISTRIBUTIONS, context, problem
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import expected_density
-from tpbench.workloads.embedding_grad.tokens.bigrams import bigram_rows
-from tpbench.workloads.embedding_grad.tokens.distributions import VOCABULARY, text_tokens, token_rows
-from tpbench.workloads.embedding_grad.tokens.row_partition import RowPartition
+from tpbench.workloads.embedding_grad.tokens import VOCABULARY, RowPartition, bigram_rows, text_tokens, token_rows
 
 
 @given(table_rows=st.integers(1, 10_000), ranks=st.integers(1, 64))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tpbench.workloads.embedding_grad.row_operations.merge import join_adjacent
-from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tpbench.workloads.embedding_grad.row_operations.replayed import Replayed
+from tpbench.workloads.embedding_grad.row_operations.search import Replayed
 
 
 def test_work_is_called_once_and_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpbench.workloads.embedding_grad.row_operations.pinned_ring import PinnedRing
-from tpbench.workloads.embedding_grad.row_operations.touched_rows import TouchedMask
+from tpbench.workloads.embedding_grad.row_operations.search import PinnedRing, TouchedMask
 
 
 @pytest.mark.parametrize("row", [-1, 7])

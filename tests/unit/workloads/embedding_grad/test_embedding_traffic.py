@@ -12,7 +12,7 @@ import torch
 from tests.support.embedding_grad import LoggedStream, context, problem
 from tpbench.workloads.embedding_grad.exchanges.base import Phase
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.training_step.forward_index import KINDS
+from tpbench.workloads.embedding_grad.training_step.beside_exchange import KINDS
 from tpbench.workloads.embedding_grad.training_step.traffic_iteration import TrafficIteration
 
 TEXT = problem(distribution="zipf_bigram", overlap_ms=1.0, table_rows=997, tokens=30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.command import ROOT
 from tpbench.results.plain import plain_rows
 from tpbench.results.read import load
-from tpbench.workloads.embedding_grad.traffic.density_times import density_times
+from tpbench.workloads.embedding_grad.traffic.crossover_study import density_times
 
 
 def test_sparse_exchanges_that_win_by_device_time_win_by_wall_clock() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tpbench.workloads.tp_block.execution.autotune import ScheduleTuner
-from tpbench.workloads.tp_block.execution.choice import PLAIN, Candidate, StepTimes, best_step
+from tpbench.workloads.tp_block.execution.autotune import PLAIN, Candidate, ScheduleTuner, StepTimes, best_step
 
 EAGER, GRAPHS = Candidate(PLAIN), Candidate(PLAIN, graphs=True)
 OVERLAP, OVERLAP_GRAPHS = Candidate("copy_engine"), Candidate("copy_engine", graphs=True)

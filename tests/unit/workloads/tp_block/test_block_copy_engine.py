@@ -17,9 +17,8 @@ from torch import Tensor
 from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SimulatedBuffers, on_streams
 from tpbench.comm import parallel_linears, symmetric_buffers
 from tpbench.comm.signals import StreamSignals
-from tpbench.workloads.tp_block.schedules import copy_engine
-from tpbench.workloads.tp_block.schedules.copy_engine import CopyEngineSchedule, peer_runs
-from tpbench.workloads.tp_block.schedules.local_copy import copy_beside_compute
+from tpbench.workloads.tp_block.execution import copy_engine
+from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule, copy_beside_compute, peer_runs
 
 Installs = Callable[[Machine], None]
 streams = on_streams

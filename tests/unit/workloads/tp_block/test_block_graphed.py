@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tpbench.workloads.tp_block.execution.graphed import WARMUP_PASSES, GraphedBlock
+from tpbench.workloads.tp_block.execution.prepared import WARMUP_PASSES, GraphedBlock
 
 
 class CountedGraph:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.support.tp_block import context, problem, unshard
+from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.layers.parallel import ColumnParallelLinear, RMSNorm
 
 
 @pytest.mark.parametrize("size", [2, 4])

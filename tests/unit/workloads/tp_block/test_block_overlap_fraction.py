@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tpbench.measure.timeline import COMMUNICATION, OTHER, PRODUCT, Interval
-from tpbench.workloads.tp_block.measurement import trace
+from tpbench.workloads.tp_block.execution import measurements
 
 
 def test_times_that_overlap_are_counted_once() -> None:
@@ -14,6 +14,6 @@ def test_times_that_overlap_are_counted_once() -> None:
 
     communication = made(COMMUNICATION, (0, 4), (2, 6), (10, 12))  # 8 ms: 0 to 6 and 10 to 12
     products = made(PRODUCT, (1, 3), (2, 4), (5, 11))  # of which 1 to 4, 5 to 6 and 10 to 11
-    assert trace.overlap_fraction([*communication, *products, *made(OTHER, (0, 100))]) == pytest.approx(5 / 8)
-    assert trace.overlap_fraction(products) is None
-    assert trace.overlap_fraction(communication) == 0.0
+    assert measurements.overlap_fraction([*communication, *products, *made(OTHER, (0, 100))]) == pytest.approx(5 / 8)
+    assert measurements.overlap_fraction(products) is None
+    assert measurements.overlap_fraction(communication) == 0.0

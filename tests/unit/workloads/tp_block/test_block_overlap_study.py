@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.tp_block_rows import row
-from tpbench.workloads.tp_block.measurement import overlap_study
-from tpbench.workloads.tp_block.measurement.overlap_study import pays_from, picture, speedups, tables
+from tpbench.workloads.tp_block import overlap_study
+from tpbench.workloads.tp_block.overlap_study import pays_from, picture, speedups, tables
 
 
 def made(part: str, tokens: int, variant: str, wall: float, device: float, **changes: Any) -> dict[str, Any]:

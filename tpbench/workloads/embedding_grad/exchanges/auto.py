@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from tpbench.measure.stopwatch import Stopwatch
-from tpbench.workloads.embedding_grad.exchanges.all_to_all import SparseAllToAll
-from tpbench.workloads.embedding_grad.exchanges.base import Exchange, Phase, sequence
-from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
+from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter, Exchange, Phase, sequence
+from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations.device_search import KernelRowFinder
-from tpbench.workloads.embedding_grad.row_operations.touched_rows import EvenlySpacedRows
+from tpbench.workloads.embedding_grad.row_operations.search import EvenlySpacedRows, KernelRowFinder
 from tpbench.workloads.embedding_grad.traffic import crossover, formulas
-from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
 
 CALIBRATED_AT = (0.2, 0.8)
 """Densities at which the sparse exchange is timed. A line through both is within 1 or 2 % of its time in between."""

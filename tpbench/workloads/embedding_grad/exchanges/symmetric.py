@@ -13,13 +13,12 @@ from tpbench.comm.collectives import on_one_machine
 from tpbench.workloads.embedding_grad.exchanges.base import Exchange, Phase
 from tpbench.workloads.embedding_grad.exchanges.sparse import SparseExchange
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations import merge_kernel, push_kernel
-from tpbench.workloads.embedding_grad.row_operations.device_search import DeviceSearch
+from tpbench.workloads.embedding_grad.row_operations import merge_kernel
 from tpbench.workloads.embedding_grad.row_operations.merge import MisplacedRow
-from tpbench.workloads.embedding_grad.row_operations.replayed import Replayed
-from tpbench.workloads.embedding_grad.row_operations.touched_rows import RowFinder
+from tpbench.workloads.embedding_grad.row_operations.push_kernel import push_rows
+from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, Replayed, RowFinder
 from tpbench.workloads.embedding_grad.traffic import formulas
-from tpbench.workloads.embedding_grad.traffic.counted_collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
 
 if TYPE_CHECKING:
     from tpbench.comm.symmetric_buffers import SymmetricBuffers
@@ -99,7 +98,7 @@ class PeerInboxes:
 
         With `count`, (1,) int32 on the device, only the first `count` rows are written.
         """
-        push_kernel.push_rows(
+        push_rows(
             self.inputs.grad,
             rows,
             self.values,

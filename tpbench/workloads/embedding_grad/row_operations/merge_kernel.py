@@ -176,7 +176,7 @@ def merge_rows(own: Tensor, values: Tensor, table: Tensor, *, rank: int, scale: 
 def merge_inbox(
     own: Tensor, inboxes: Tensor, marks: Tensor, epoch: Tensor, *, rank: int, scale: float, blocks: Blocks = BLOCKS
 ) -> None:
-    """Do the same with rows that other ranks wrote into this rank's inbox, by `push_kernel.push_rows`.
+    """Do the same with rows that other ranks wrote into this rank's inbox, by `push_rows`.
 
     `inboxes`, `marks`, `epoch`: the arguments of `push_rows`. A rank has touched the rows whose mark is `epoch`.
     """

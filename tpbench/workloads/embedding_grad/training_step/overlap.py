@@ -11,7 +11,7 @@ import torch
 
 from tpbench.measure.stopwatch import Stopwatch, do_nothing
 from tpbench.workloads.embedding_grad.exchanges.base import Phase, StepPoint, sequence
-from tpbench.workloads.embedding_grad.training_step.forward_index import ForwardIndex
+from tpbench.workloads.embedding_grad.training_step.beside_exchange import ForwardIndex
 
 SIDE = 2048
 """Side of the square bf16 matrices whose products are the stand-in on a GPU.

@@ -9,8 +9,7 @@ import torch
 
 from tpbench.workloads.embedding_grad.exchanges.base import Phase
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.training_step.forward_index import ForwardIndex
-from tpbench.workloads.embedding_grad.training_step.other_parameters import OtherParameters
+from tpbench.workloads.embedding_grad.training_step.beside_exchange import ForwardIndex, OtherParameters
 from tpbench.workloads.embedding_grad.training_step.overlap import StandIn, step_transfers
 
 

@@ -1,5 +1,8 @@
-"""Ways to run a block: eagerly, compiled, as CUDA graphs, or with the schedules that are fastest in a trial.
+"""Run a block on a rank.
 
-The modules, in the order of a first reading: `prepared` is what a variant returns, `compiled` and `graphed` change how
-it runs, and `autotune` tries schedules, on `isolated_operations` and whole steps, for the `choice` by measured times.
+The modules, in the order of a first reading: `layers` has the tensor-parallel layers and the block that is built from
+them. Their products and collectives run under a schedule: the plain ones are in `tpbench.comm.parallel_linears`, the
+overlapped ones are `ring`, `copy_engine` and `symm_mem`. `prepared` is what a variant returns: the block, eagerly,
+compiled or as CUDA graphs. `autotune` tries schedules for block_auto. `measurements` are those beside the step's time,
+and `stack` trains a stack of blocks (layers=N).
 """

@@ -13,7 +13,7 @@ graphs, which need few launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -23,13 +23,25 @@ import torch
 from tpbench.comm.parallel_linears import LinearPlan, Schedule, SequentialSchedule
 from tpbench.measure.clock import Timed
 from tpbench.measure.stopwatch import do_nothing
-from tpbench.workloads.tp_block.execution import isolated_operations
-from tpbench.workloads.tp_block.execution.choice import MIXED, PLAIN, Candidate, StepTimes, best_step, fastest
-from tpbench.workloads.tp_block.execution.graphed import free_graphs, graphed
-from tpbench.workloads.tp_block.execution.isolated_operations import Operation
-from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, prepare
-from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
-from tpbench.workloads.tp_block.schedules.ring import RingSchedule
+from tpbench.workloads.tp_block.execution.measurements import Operation, backward_operation, forward_operation
+from tpbench.workloads.tp_block.execution.prepared import (
+    BlockContext,
+    PreparedBlock,
+    free_graphs,
+    graphed,
+    prepare,
+    workspace_columns,
+)
+from tpbench.workloads.tp_block.execution.ring import RingSchedule
+from tpbench.workloads.tp_block.problem import ShardedLinear
+
+PLAIN, MIXED = "plain", "mixed"
+
+MIN_GAIN = 0.01
+"""A schedule replaces the plain one only if it saves more than this fraction of the plain time: noise is smaller."""
+
+MAX_LOSS = 0.004
+"""A step that loses more than this fraction of the plain step's time by one clock is not chosen by the other clock."""
 
 OPERATION_ITERATIONS = 8
 """Largest number of timed iterations of each schedule for one operation. The whole step is timed afterwards."""
@@ -39,6 +51,50 @@ STEP_ITERATIONS = 10
 
 LONG_STEP_MS = 50.0
 """A plain step of this length hides all launches of any candidate, so that no graph is tried."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run the whole step."""
+
+    plan: str
+    """The name of a schedule, or "mixed" for the fastest one of each operation."""
+    graphs: bool = False
+    """True if the forward and the backward pass are CUDA graphs."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Median times of a step in ms, of the slowest rank."""
+
+    wall_ms: float
+    device_ms: float
+    """On a CPU equal to the wall time."""
+
+
+def fastest(times_ms: Mapping[str, float]) -> str:
+    """Return the name of the fastest schedule: the plain one unless another is clearly faster."""
+    best = min(times_ms, key=lambda name: times_ms[name])
+    return best if times_ms[best] < (1 - MIN_GAIN) * times_ms[PLAIN] else PLAIN
+
+
+def best_step(times: Mapping[Candidate, StepTimes], plain: Candidate = Candidate(PLAIN)) -> Candidate:
+    """Return the candidate with the least wall time, or else with the least device time, or else the plain one.
+
+    Only candidates that are not slower than the plain one by either clock count. The least time must be clearly less
+    than the plain one.
+    """
+    limit = times[plain]
+    fair = [
+        candidate
+        for candidate, step in times.items()
+        if step.wall_ms <= (1 + MAX_LOSS) * limit.wall_ms and step.device_ms <= (1 + MAX_LOSS) * limit.device_ms
+    ]
+    by_wall = min(fair, key=lambda candidate: times[candidate].wall_ms)
+    if times[by_wall].wall_ms < (1 - MIN_GAIN) * limit.wall_ms:
+        return by_wall
+    by_device = min(fair, key=lambda candidate: times[candidate].device_ms)
+    return by_device if times[by_device].device_ms < (1 - MIN_GAIN) * limit.device_ms else plain
 
 
 class ScheduleTuner:
@@ -56,8 +112,8 @@ class ScheduleTuner:
     def plan(self, linear: ShardedLinear) -> LinearPlan:
         """Return the fastest schedules of a linear. Collective on the first call for that linear."""
         return LinearPlan(
-            self._fastest("forward", linear, isolated_operations.forward),
-            self._fastest("backward", linear, isolated_operations.backward),
+            self._fastest("forward", linear, forward_operation),
+            self._fastest("backward", linear, backward_operation),
         )
 
     def choose(self) -> None:
@@ -81,10 +137,8 @@ class ScheduleTuner:
     def columns(self) -> dict[str, Any]:
         """Return the column of chosen schedules, and that of the memory that is still held, each buffer once."""
         chosen = ", ".join(f"{operation}: {name}" for operation, name in self.chosen.items())
-        memories = {schedule.memory for schedule in self.schedules.values() if hasattr(schedule, "memory")}
-        gib = sum(memory.gib for memory in memories)
         suffix = "; forward and backward as graphs" if self.graphs else ""
-        return {"chosen": chosen + suffix, **({"workspace_gib": gib} if gib else {})}
+        return {"chosen": chosen + suffix, **workspace_columns(self.schedules.values())}
 
     def _try_steps(self) -> None:
         """Time whole steps, and choose the schedules and graphs of the best one."""
@@ -113,8 +167,8 @@ class ScheduleTuner:
 
     def _graphed(self, eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, PreparedBlock]:
         """The same steps as graphs. They share the memory of their intermediate results."""
-        pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
-        return {replace(each, graphs=True): graphed(prepared, pool) for each, prepared in eager.items()}
+        pool = torch.cuda.graph_pool_handle()
+        return {replace(candidate, graphs=True): graphed(prepared, pool) for candidate, prepared in eager.items()}
 
     def _times(self, candidates: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, StepTimes]:
         """The times of each candidate, all measured alternately.
@@ -125,7 +179,7 @@ class ScheduleTuner:
         device = self._medians_ms(steps, on_host=False)
         has_two_clocks = self.context.inputs.device.type == "cuda" and not self.context.graph
         wall = self._medians_ms(steps, on_host=True) if has_two_clocks else device
-        return {each: StepTimes(*both) for each, *both in zip(candidates, wall, device, strict=True)}
+        return {candidate: StepTimes(*times) for candidate, *times in zip(candidates, wall, device, strict=True)}
 
     def _medians_ms(self, steps: Sequence[Timed], on_host: bool) -> list[float]:
         options = {"on_host": True} if on_host else {}
@@ -135,7 +189,7 @@ class ScheduleTuner:
         key = f"{linear.name} {direction}"
         if key not in self.chosen:
             run = operation(self.context.inputs, linear)
-            steps = [(partial(run, each), do_nothing) for each in self.schedules.values()]
+            steps = [(partial(run, schedule), do_nothing) for schedule in self.schedules.values()]
             samples = self.context.stopwatch.interleaved_ms(*steps, most=OPERATION_ITERATIONS)
             if self.context.inputs.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -158,8 +212,8 @@ def available_schedules(context: BlockContext) -> dict[str, Schedule]:
         schedules["ring"] = RingSchedule(inputs.group)
     if inputs.device.type == "cuda":
         from tpbench.comm.symmetric_buffers import SymmetricBuffers
-        from tpbench.workloads.tp_block.schedules.copy_engine import CopyEngineSchedule
-        from tpbench.workloads.tp_block.schedules.symm_mem import SymmMemSchedule
+        from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
+        from tpbench.workloads.tp_block.execution.symm_mem import SymmMemSchedule
 
         buffers = SymmetricBuffers(inputs.group, inputs.device, problem.signals)
         schedules["symm_mem"] = SymmMemSchedule(inputs.group)

@@ -1,19 +1,25 @@
-"""Prepare a variant on one rank: build its module, and the same module without communication to compare with."""
+"""Prepare a variant on one rank: a module that runs eagerly, compiled or as CUDA graphs, and one to compare it with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+import gc
+import importlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tpbench.comm.parallel_linears import LinearPlan, Pending, PlainSchedule, Schedule
+from tpbench.comm.parallel_linears import LinearPlan, Pending, PlainSchedule, Schedule, SequentialSchedule
 from tpbench.measure.stopwatch import Stopwatch
+from tpbench.workloads.tp_block.execution.layers import Planner, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.layers.block import Planner, build
-from tpbench.workloads.tp_block.layers.sharded_linear import ShardedLinear
+
+WARMUP_PASSES = 3
+"""Passes before a capture: they allocate shared memory and choose kernels."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +82,14 @@ def prepare(
     plan: Planner | Schedule,
     *,
     wrap: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
-    columns: Callable[[], dict[str, Any]] = dict,
+    columns: Callable[[], dict[str, Any]] | None = None,
 ) -> PreparedBlock:
     """Prepare this rank's part of the block under a plan, or the whole block under the schedule of one process.
 
     With `layers` the module is a stack of blocks, each with weights of its own.
 
-    `wrap` is applied to each module before it is called, for example torch.compile.
+    `wrap` is applied to each module before it is called, for example torch.compile. `columns` returns further columns
+    after a step. Without it they are those about the memory of the schedule, if it has an attribute `memory`.
     """
     inputs, problem = context.inputs, context.inputs.problem
     planner = plan if callable(plan) else _always(plan)
@@ -106,14 +113,134 @@ def prepare(
         size=size,
         run=wrap(module),
         run_without_communication=None if without is None else wrap(without),
-        columns=columns,
+        columns=columns or (lambda: workspace_columns([schedule])),
     )
 
 
 def _always(schedule: Schedule) -> Planner:
     plan = LinearPlan.always(schedule)
+    return lambda linear: plan
 
-    def planner(linear: ShardedLinear) -> LinearPlan:
-        return plan
 
-    return planner
+def workspace_columns(schedules: Iterable[Schedule]) -> dict[str, Any]:
+    """Return the column of the memory that schedules share with peers, each memory once, or none without memory."""
+    memories = {schedule.memory for schedule in schedules if hasattr(schedule, "memory")}
+    gib = sum(memory.gib for memory in memories)
+    return {"workspace_gib": gib} if gib else {}
+
+
+def prepare_compiled(context: BlockContext) -> PreparedBlock:
+    """Prepare the block through torch.compile, whose pass for micro-pipelined tensor parallelism overlaps collectives.
+
+    The group must allow symmetric memory. The block is compiled at its first call. The compiler also fuses elementwise
+    operations, in the module without communication too. No schedule of a single operation can be timed alone.
+    """
+    config: Any = importlib.import_module("torch._inductor.config")
+    config._micro_pipeline_tp = True
+    prepared = prepare(context, SequentialSchedule(context.inputs.group), wrap=_compiled)
+    fill_replacements(prepared)
+    return dataclasses.replace(prepared, plan=None)
+
+
+def _compiled(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Compile a module to one graph for the forward pass and one for the backward pass."""
+    return torch.compile(module, fullgraph=True, dynamic=False)
+
+
+def fill_replacements(prepared: PreparedBlock) -> None:
+    """Run one eager step without communication, so that the compiled one does not contain its replacement tensors."""
+    if prepared.without_communication is None:  # a stack is not compared with one without communication
+        return
+    prepared.without_communication(prepared.x).backward(prepared.grad)
+    prepared.without_communication.zero_grad(set_to_none=True)
+    prepared.x.grad = None
+
+
+class GraphedBlock:
+    """Calls a block through two CUDA graphs: the host launches two graphs and no kernels.
+
+    torch's `make_graphed_callables` does the same, but always copies the upstream gradient. Here the graphs read the
+    block's own x and upstream gradient, and only other tensors are copied.
+
+    Gradients lie in memory of the graphs, which the next backward pass overwrites: use and free them before. While a
+    stream is captured, the block is called without its own graphs.
+    """
+
+    def __init__(self, prepared: PreparedBlock, pool: Any = None) -> None:
+        """Capture both passes. Collective. Graphs that share a `pool` must not run one within the other."""
+        self.module, self.x, self.grad = prepared.module, prepared.x, prepared.grad
+        self.parameters = tuple(prepared.module.parameters())
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        pool = pool or torch.cuda.graph_pool_handle()
+        with graph_memory() as self.memory:
+            torch.cuda.synchronize()
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(WARMUP_PASSES):
+                    self._gradients(self.module(self.x))
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self.forward, pool=pool):
+                self.output: Tensor = self.module(self.x)
+            with torch.cuda.graph(self.backward, pool=pool):
+                self.gradients = self._gradients(self.output)
+        self.output = self.output.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            return self.module(x)
+        return _Replay.apply(self, x, *self.parameters)
+
+    def _gradients(self, output: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, (self.x, *self.parameters), self.grad)
+
+
+class _Replay(torch.autograd.Function):
+    """Replays the forward graph, and in the backward pass the backward graph."""
+
+    @staticmethod
+    def forward(ctx: Any, graphs: GraphedBlock, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.graphs = graphs
+        _copy_unless_same(graphs.x.detach(), x)
+        graphs.forward.replay()
+        return graphs.output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        graphs: GraphedBlock = ctx.graphs
+        _copy_unless_same(graphs.grad, grads[0])
+        graphs.backward.replay()
+        return None, *(gradient.detach() for gradient in graphs.gradients)
+
+
+def _copy_unless_same(into: Tensor, source: Tensor) -> None:
+    if into.data_ptr() != source.data_ptr():
+        into.copy_(source)
+
+
+def graphed(prepared: PreparedBlock, pool: Any = None) -> PreparedBlock:
+    """Return the block with its passes captured. Its columns include the memory of the graphs. Collective."""
+    run = GraphedBlock(prepared, pool)
+    return dataclasses.replace(prepared, run=run, columns=lambda: {**prepared.columns(), "graph_gib": run.memory.gib})
+
+
+@dataclass
+class GraphMemory:
+    """Memory that graphs hold between iterations, in GiB. torch does not count all of it as allocated."""
+
+    gib: float = 0.0
+
+
+@contextlib.contextmanager
+def graph_memory() -> Iterator[GraphMemory]:
+    """Measure the memory of the graphs that are captured within, on the current GPU."""
+    memory = GraphMemory()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    yield memory
+    torch.cuda.empty_cache()
+    memory.gib = (torch.cuda.memory_reserved() - before) / 2**30
+
+
+def free_graphs() -> None:
+    """Free the memory of graphs that are no longer used. Their callables are parts of reference cycles."""
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -1,0 +1,173 @@
+"""Records and grids: what splits a problem, which rows are of one cell, and which marks a row gets."""
+
+import datetime
+import math
+
+import pytest
+
+from tests.support.planned_jobs import job
+from tpbench.report.analysis.agreement import differing_provenance, mixing_note
+from tpbench.report.analysis.grid import GridRow, RecordGrid, arrange_rows
+from tpbench.report.analysis.records import caveat_mark, is_measurement, job_fields, remark_marks, sort_key, value_text
+from tpbench.report.compare.pairs import pair_cells
+from tpbench.report.studies import study_tables
+
+NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
+TABLE = {"table_rows": 251520, "width": 768, "tokens": 16384, "tp_size": 1, "dp_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "mark", "measurement"),
+    [
+        ({}, "", True), ({"interpreted": True}, "*", False), ({"warmed_up": False}, "^", False),
+        ({"warmed_up": None}, "", True), ({"interpreted": True, "warmed_up": False}, "*", False),
+        ({"status": "wrong"}, "", False), ({"interpreted": None}, "", True),
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_measurements(fields, mark, measurement):
+    record = {"status": "ok", "interpreted": False, "warmed_up": True} | fields
+    assert (caveat_mark(record), is_measurement(record)) == (mark, measurement)
+
+
+def test_values_are_sorted_words_first_then_numbers_then_nothing():
+    values = [None, "10", 9, "b", 2.5, "a", math.inf, True]
+    assert sorted(values, key=sort_key) == ["a", "b", math.inf, True, 2.5, 9, "10", None]
+    assert [value_text(value) for value in (None, math.nan, True, 1.5, 2)] == ["-", "-", "true", "1.5", "2"]
+
+
+def test_fields_of_a_job_are_flat():
+    assert job_fields({"job": '{"a": {"b": 1, "c": {"d": [1, 2]}}, "e": null, "f": "x"}'}) == {
+        "a.b": 1, "a.c.d": "[1, 2]", "e": None, "f": "x",
+    }  # fmt: skip
+    assert job_fields({"job": None}) == job_fields({"job": "{"}) == {}
+
+
+def test_a_row_that_does_not_say_what_bounds_it_is_host_bound_by_its_clocks(add, frame):
+    add("triton_tp", 1.0, device_ms=0.7)
+    add("pytorch_tp_manual", 1.0, device_ms=0.9)
+    add("quack", 1.0, device_ms=0.7, bound="wire")
+    add("liger", 1.0)
+    marks = {record["variant"]: remark_marks(record) for record in arrange_rows(frame()).records}
+    assert marks == {"triton_tp": "†", "pytorch_tp_manual": "", "quack": "", "liger": ""}
+
+
+def grid(names, keys, records=None, **options):
+    rows = tuple(GridRow(key, ((records or {}).get(key),)) for key in keys)
+    return RecordGrid("w", {}, tuple(names), ("v",), rows, **options)
+
+
+def test_keys_that_vary_or_all_if_none_does():
+    found = grid(("a", "b", "c"), [(1, 2, 3), (1, 5, 4)], derived=frozenset({"c"}))
+    assert found.independent == (0, 1) and found.varying == (1,)
+    assert grid(("a", "b"), [(1, 2)]).varying == (0, 1)
+    assert found.problem_text((1, 5, 4)) == "a=1 b=5" and found.problem_text((1, 5, 4), [2]) == "c=4"
+
+
+@pytest.mark.parametrize(
+    ("keys", "at", "other", "determined"),
+    [
+        ([("x", 1), ("y", 2)], 1, 0, True),  # a name has one number
+        ([("x", 1), ("x", 2)], 1, 0, False),
+        ([(1, 10), (2, 20)], 1, 0, True),  # two numbers that imply each other
+        ([(1, 10), (2, 10)], 1, 0, False),  # by chance
+    ],
+)
+def test_a_key_is_determined_by_a_name_or_by_its_equivalent(keys, at, other, determined):
+    assert grid(("a", "b"), keys).is_determined_by(at, other) == determined
+
+
+def test_names_tell_rows_apart_before_numbers():
+    found = grid(("layers", "model", "tokens"), [(2, "small", 1), (4, "large", 1), (4, "large", 2)])
+    assert found.distinguishing_keys((0, 1, 2)) == (1, 2) and found.distinguishing_keys((0, 2)) == (0, 2)
+
+
+def test_a_problem_has_the_newest_measurement_of_each_column():
+    """Settings of the measurement are tie-breaking keys. A problem has one row for all of them."""
+
+    def record(hour, status="ok", **fields):
+        usual = {"status": status, "interpreted": False, "warmed_up": True, "finished_at": NOON.replace(hour=hour)}
+        return usual | fields
+
+    rows = {
+        (1, "fast"): record(1), (1, "slow"): record(2), (1, "failed"): record(3, "oom"),
+        (2, "interpreted"): record(9, interpreted=True), (2, "undated"): record(1, finished_at=None),
+    }  # fmt: skip
+    found = grid(("a", "job budget"), rows, rows, tie_breaking_keys=frozenset({"job budget"})).problems
+    assert found.key_names == ("a",) and found.tie_breaking_keys == frozenset()
+    assert {row.key: row.records for row in found.rows} == {(1,): (rows[1, "slow"],), (2,): (rows[2, "undated"],)}
+
+
+def test_rows_of_one_cell_are_told_apart_by_their_jobs_or_counted_from_the_newest(add, frame):
+    """Fields in which the jobs of one cell agree, and fields that are no part of a cell, are no keys."""
+    for budget in (1.0, 2.0):
+        add("triton_tp", budget, job={"time_budget_s": budget, "rounds": 3, "output_dir": f"folder{budget}"})
+    (found,) = arrange_rows(frame(), all_rows=True).grids
+    assert found.tie_breaking_keys == frozenset({"job time_budget_s"})
+    assert sorted(cell.key[-1] for cell in found.cells()) == [1.0, 2.0]
+    for time_ms in (1.0, 2.0, 3.0):
+        add("quack", time_ms)
+    (found,) = arrange_rows(frame(), all_rows=True).grids
+    runs = {cell.key[-1]: cell.record["time_ms"] for cell in found.cells() if cell.column == "quack"}
+    assert found.key_names[-1] == "run" and runs == {1: 3.0, 2: 2.0, 3: 1.0}
+
+
+@pytest.fixture
+def add_search(add):
+    """Return a function that adds a row of the embedding gradient with that search, as a worker writes it."""
+
+    def add_row(search, time_ms, *, device="cuda", **changes):
+        stored = job("sparse_all_to_all", **TABLE, device=device, search=search)
+        flat = {name: value for name, value in stored.flat().items() if name in TABLE or name in vars(stored.problem)}
+        add("sparse_all_to_all", time_ms, workload="embedding_grad", key=stored.key, density=0.12, device=device,
+            loss=None, vocab=None, **{**flat, **changes}, job=stored.flat())  # fmt: skip
+
+    return add_row
+
+
+@pytest.mark.parametrize(("device", "default", "other"), [("cuda", "kernel", "host"), ("cpu", "host", "kernel")])
+def test_an_option_that_names_its_default_is_no_other_column(add_search, frame, device, default, other):
+    add_search(default, 2.0, device=device)
+    add_search("auto", 1.0, device=device)
+    add_search(other, 3.0, device=device)
+    (found,) = arrange_rows(frame(), ["time_ms"]).grids
+    (row,) = found.rows
+    assert found.columns[0] == "sparse_all_to_all" and len(found.columns) == 2
+    assert [record["time_ms"] for record in row.records] == [1.0, 3.0]
+    assert "job search" not in found.key_names and "search" not in str(study_tables(frame().iloc[:2], "crossover"))
+
+
+def test_rows_from_before_and_after_the_default_changed_are_paired(add_search, frame):
+    add_search("kernel", 2.0)
+    add_search("auto", 1.0)
+    rows = frame()
+    (pair,) = pair_cells(rows.iloc[:1], rows.iloc[1:])
+    assert pair.before["time_ms"] == 2.0 and pair.after["time_ms"] == 1.0
+    (found,) = arrange_rows(rows.iloc[:1].assign(job="{"), ["time_ms"]).grids  # a row without a readable job
+    assert found.columns == ("sparse_all_to_all",)
+
+
+def note(frame, **options):
+    (found,) = arrange_rows(frame()).grids
+    return mixing_note(found, **options)
+
+
+def test_a_note_counts_what_rows_mix_and_the_problems_that_compare_it(add, frame):
+    add("triton_tp", 1.0, vocab=1, host="a", git_commit="1")
+    add("quack", 1.0, vocab=1, host=None, git_commit="1")
+    assert note(frame) == ""
+    add("liger", 1.0, vocab=1, host="b", git_commit="1")
+    add("triton_tp", 1.0, vocab=2, host="a", git_commit="2")
+    mixed = "mixes 2 hosts (a, b) and 2 commits; in 1 of 2 problems the compared rows differ in one of them"
+    assert note(frame) == f"This table {mixed}" and note(frame, place="This section") == f"This section {mixed}"
+
+
+def test_a_note_says_that_no_compared_rows_differ(add, frame):
+    for vocab, commit in ((1, "1"), (2, "2"), (3, "3")):
+        add("triton_tp", 1.0, vocab=vocab, git_commit=commit)
+    assert note(frame) == "This table mixes 3 commits; no problem compares rows that differ in them"
+
+
+def test_a_missing_value_does_not_count_as_a_difference():
+    row = {"host": "a", "git_commit": None, "kernels_version": "1"}
+    assert differing_provenance([row, row | {"host": None}]) == {}
+    assert differing_provenance([row | {"host": "b"}, row]) == {"host": ["a", "b"]}

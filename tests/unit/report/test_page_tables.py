@@ -1,0 +1,163 @@
+"""Tables of a page: verdicts, machines, and those of a section. And JSON documents."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from tests.unit.report.test_compare_changes import pair, record, slower
+from tpbench.report import command
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.metrics import metric
+from tpbench.report.analysis.verdicts import verdict_columns, verdicts
+from tpbench.report.compare import render
+from tpbench.report.compare.changes import compare_cells
+from tpbench.report.page.tables import (
+    MACHINE_FACTS,
+    complete_table,
+    distribution_table,
+    every_verdict,
+    failure_groups,
+    failure_table,
+    machines,
+    machines_line,
+    pivot_table,
+    speedup_table,
+    verdict_groups,
+)
+from tpbench.report.plots import timeline
+from tpbench.settings import JobError
+from tpbench.workloads import workloads
+
+COLUMNS = (
+    "gb_per_s", "skew_ms", "log_dir", "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
+    "iterations", "loss_error", "grad_error", "copy_gb_per_s", "bytes_moved", "bytes_communicated", "launch_ms",
+    *verdict_columns(), *MACHINE_FACTS,
+)  # fmt: skip
+
+
+@pytest.fixture
+def arranged(add, frame):
+    """Two measured cells and one that failed, on one host."""
+    samples = [1.0 + 0.01 * at for at in range(20)] + [9.0]
+    for variant, factor in (("triton_tp", 1), ("pytorch_gather", 3)):
+        add(
+            variant, 2.0 * factor, device_ms=1.0 * factor, device_samples_ms=[factor * each for each in samples],
+            samples_ms=[factor * (each + 1) for each in samples], skew_ms=0.5, time_ci_low_ms=1.9, time_ci_high_ms=2.1,
+            gb_per_s=10.0 / factor, fraction_of_floor=0.5, peak_gib=0.0004, host="a", gpu_count=4,
+        )  # fmt: skip
+    add("quack", status="oom", reason="asked for 4 GiB", log_dir="sweeps/x", host="a", gpu_count=4)
+    return arrange_rows(frame(), COLUMNS)
+
+
+@pytest.fixture
+def grid(arranged):
+    return arranged.grids[0]
+
+
+def line(table, at):
+    return dict(zip(table.columns, table.cells[at], strict=True))
+
+
+def test_a_verdict_has_both_times_the_runner_up_and_doubts(grid):
+    (group,) = verdict_groups(verdicts(grid))
+    cells = line(group.table, 0)
+    assert {name: cell.text for name, cell in cells.items()} == {
+        "problem": "vocab=32768", "fastest": "triton_tp", "device time": "1.000 ms", "wall time": "2.000 ms",
+        "runner-up": "3.00x pytorch_gather", "of floor": "50%", "memory": "<0.001 GiB", "trust": "host-bound",
+    }  # fmt: skip
+    assert [name for name, cell in cells.items() if cell.kind == "best"] == ["device time"] and group.anchor == "s0"
+    assert every_verdict(verdicts(grid)) is None
+
+
+def test_many_verdicts_have_a_table_of_their_own(add, frame):
+    for vocab in range(1000, 1021):
+        add("triton_tp", 1.0, vocab=vocab)
+    add("triton_tp", vocab=999, status="error")
+    (grid,) = arrange_rows(frame(), COLUMNS).grids
+    (group,) = verdict_groups(verdicts(grid))
+    every = every_verdict(verdicts(grid))
+    assert len(group.table.rows) == 1 and len(every.rows) == 22
+    assert every.texts[0] == ["-", "vocab=999", *"------", "unmeasured"]
+
+
+def test_machines_and_failures_of_all_rows(arranged):
+    table = machines(arranged.records)
+    assert table.texts == [["3"]] and "GPU NVIDIA H200, GPUs of the node 4" in table.notes[0]
+    assert machines_line(arranged.records, "bfloat16") == "NVIDIA H200; host a (4 GPUs); bfloat16."
+    assert failure_groups(arranged).texts == [["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]]
+
+
+def test_a_table_of_a_metric(grid):
+    table = pivot_table(grid, metric("time_ms"))
+    assert table.exact and not pivot_table(grid, metric("gb_per_s")).exact
+    cells = line(table, 0)
+    assert (cells["triton_tp"].kind, cells["triton_tp"].value, cells["pytorch_gather"].kind) == ("best", 2.0, "")
+    assert (cells["quack"].text, cells["quack"].kind) == ("OOM", "bad")
+    assert table.notes[-1].startswith("† host-bound")
+
+
+def test_a_table_of_distributions(grid):
+    table = distribution_table(grid)
+    device, wall = line(table, 0), line(table, 1)
+    assert (wall["clock"].text, device["clock"].text) == ("wall", "device")
+    assert wall["median"].value == pytest.approx(2.1) and device["slowest"].value == 9.0
+    assert wall["95% interval"].text == "1.900 to 2.100 ms" and device["95% interval"].text == "-"
+    assert wall["skew between ranks"].value == 0.5 and device["skew between ranks"].text == "-"
+    assert wall["outliers"].text == "1 (4.8%)" and wall["samples"].text == "21"
+    assert wall["5th pct"].value == pytest.approx(2.01) and wall["fastest"].value == 2.0
+
+
+def test_tables_of_speed_ups_and_of_failures(grid):
+    table = speedup_table(grid)
+    assert [row[3] for row in table.texts] == ["device", "wall"]
+    cells = line(table, 0)
+    assert [cells[name].text for name in ("fastest", "over", "measured", "speed-up")] == [
+        "triton_tp", "pytorch_gather", "one after the other", "3x",
+    ]  # fmt: skip
+    assert cells["95% interval"].text.count("x to ") == 1
+    (failed,) = failure_table(grid).texts
+    assert failed[1:5] == ["quack", "oom", "asked for 4 GiB", "sweeps/x"]
+
+
+def test_a_table_of_every_cell_leaves_out_what_no_row_has(grid):
+    table = complete_table(grid)
+    assert "gb_per_s" in table.columns and "floor_ms" not in table.columns and "samples_ms" not in table.columns
+    assert line(table, 0)["gb_per_s"].value == 10.0 and len(table.rows) == 3
+
+
+def test_a_table_of_every_cell_has_no_traces_however_short(add, frame):
+    traces = {name: [0.0, 1.0] for name in timeline.COLUMNS}
+    for heads in (8, 16):
+        sizes = {"hidden": 64, "ffn": 128, "heads": heads, "kv_heads": 4}
+        add("block_auto", 1.0, workload="tp_block", **sizes, **traces)
+    (grid,) = arrange_rows(frame(), [*timeline.COLUMNS, "hidden", "ffn", "heads", "kv_heads", *COLUMNS]).grids
+    assert not set(timeline.COLUMNS) & set(complete_table(grid).columns)
+
+
+def test_a_comparison_as_a_page_sorts_by_numbers():
+    made = render.page(compare_cells([pair(record(), slower(1.5), "a"), pair(record(), None, "b")], "time_ms", 0.03))
+    first, second = re.findall("<tr><td>.*?</tr>", made)  # failures first
+    assert first.startswith("<tr><td>a</td><td class=bad>slower</td><td data-v=1.5>1.500</td><td data-v=1.44")
+    assert "<td data-v=1.0>1.000 ms</td><td data-v=1.5>1.500 ms</td><td data-v=2>1, 1</td>" in first
+    assert second == f"<tr><td>b</td><td>only before</td>{'<td>-</td>' * 6}<td>GPU: ok</td></tr>"
+
+
+def test_documents_of_equal_names_get_the_id_of_their_row(add, frame, tmp_path, monkeypatch, capsys):
+    def document(row):
+        return (row["variant"], {"time": row["time_ms"]}) if row["seed"] else None
+
+    known = {"entropy_loss": dataclasses.replace(workloads()["entropy_loss"], document=document)}
+    monkeypatch.setattr(command, "workloads", lambda: known)
+    for seed, time in ((1, 1.0), (2, 2.0), (3, 1.0), (0, 9.0)):
+        add("triton_tp", time, seed=seed)
+    written = command.write_documents(frame(), tmp_path / "new/folder")
+    assert [file.name for file in written] == ["triton_tp.json", "triton_tp_r1.json", "triton_tp.json"]
+    assert json.loads(written[0].read_text()) == {"time": 1.0} and json.loads(written[1].read_text()) == {"time": 2.0}
+    assert capsys.readouterr().err.count("report: wrote ") == 3
+    with pytest.raises(JobError, match="none of these rows is a correct row"):
+        command.write_documents(frame()[lambda rows: rows["seed"] == 0], tmp_path)
+    add("triton_tp", 3.0, seed=1)  # newer than the first row
+    assert len(command.write_documents(frame(), tmp_path / "all", all_rows=True)) == 4
+    assert len(command.write_documents(frame(), tmp_path / "newest")) == 3

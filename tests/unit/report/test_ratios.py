@@ -1,0 +1,190 @@
+"""Numbers of a report: their digits, what is better, and ratios with intervals."""
+
+import csv
+import io
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from tests.support import synthetic
+from tpbench.report.analysis.metrics import METRICS, Metric, metric, number, ratio_text
+from tpbench.report.analysis.ratios import (
+    Ratio,
+    abba_ratio,
+    averages_below_interval,
+    interleaved_ratio,
+    outliers,
+    ratio,
+)
+from tpbench.report.page.html_page import page
+from tpbench.report.pivot import _with_interval, pivot
+from tpbench.results.read import load
+from tpbench.settings import JobError
+from tpbench.tables import as_csv, as_text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0.000"), (0.09999, "0.1"), (0.1, "0.100"), (-0.1, "-0.100"), (0.012345, "0.0123"), (9.9994, "9.999"),
+        (10, "10.00"), (-10, "-10.00"), (99.994, "99.99"), (100, "100.0"), (999.94, "999.9"), (1000, "1000"),
+        (12345.6, "12346"), (-1000, "-1000"), (math.inf, "inf"), (math.nan, "nan"), (1e-9, "1e-09"),
+    ],
+)  # fmt: skip
+def test_about_four_digits(value, text):
+    assert number(value) == text
+
+
+@given(st.floats(1e-6, 1e7))
+def test_numbers_are_the_rows(value):
+    assert float(number(value)) == pytest.approx(value, rel=6e-3)
+    assert "e" not in number(value) or value < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5, "0.50x"), (9.99, "9.99x"), (10, "10.0x"), (99.9, "99.9x"), (100, "100x"), (999, "999x"), (1000, ">999x")],
+)
+def test_ratios_as_text(value, text):
+    assert ratio_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("distance", "text"),
+    [
+        (0.5, "2.00x, 1.50 to 2.50"), (0.02, "2.000x, 1.980 to 2.020"), (0.002, "2.0000x, 1.9980 to 2.0020"),
+        (1e-6, "2.0000x, 2.0000 to 2.0000"), (0.0, "2.00x, 2.00 to 2.00"),
+    ],
+)  # fmt: skip
+def test_a_ratio_has_as_many_digits_as_its_interval_needs(distance, text):
+    assert _with_interval(Ratio(2.0, 2.0 - distance, 2.0 + distance)) == text
+
+
+def of(better):
+    return Metric("m", "", "GiB", better, "", False)
+
+
+def test_a_ratio_is_that_to_the_best_sound_value():
+    values = [2.0, 4.0, 0.0, -1.0, math.inf, math.nan]
+    assert of(-1).ratios(values) == [1.0, 2.0, None, None, None, None]
+    assert of(1).ratios(values) == [2.0, 1.0, None, None, None, None]
+    assert of(0).ratios(values) == [None] * 6 and of(1).ratios([0.0, -1.0]) == [None, None]
+    assert of(1).write(12.5) == "12.50 GiB"
+
+
+@pytest.mark.parametrize(
+    ("name", "better", "meaning", "shown_if_wrong"),
+    [
+        ("time_ms", -1, "twice the fastest of its line", False),
+        ("peak_gib", -1, "twice the smallest of its line", False),
+        ("gb_per_s", 1, "half the best of its line", False),
+        ("flops", 0, "", False),
+        ("loss_error", 0, "", True),
+        ("tokens_per_s", 1, "half the best of its line", False),  # of a workload
+    ],
+)
+def test_metrics(name, better, meaning, shown_if_wrong):
+    found = metric(name)
+    assert (found.better, found.ratio, found.shown_if_wrong) == (better, meaning, shown_if_wrong)
+
+
+def test_every_metric_is_known_and_written(add, frame):
+    add("triton_tp", 1.0)
+    for name in METRICS:
+        assert pivot(frame(), name).caption.startswith(f"{name}: ")
+    with pytest.raises(JobError, match="did you mean device_ms"):
+        metric("devise_ms")
+
+
+def test_outliers_are_far_from_the_quartiles():
+    assert outliers(np.array([1.0, 1.1, 1.2, 1.3, 9.0, -9.0])).tolist() == [9.0, -9.0]
+    assert outliers(np.array([1.0, 2.0, 99.0])).tolist() == []
+
+
+def rounds(count, slower, drift, noise, seed=0):
+    """Medians of A's and B's rounds in the order A B B A, while everything gets slower by `drift` each time."""
+    random = np.random.default_rng(seed)
+    made = {"A": [], "B": []}
+    for position, name in enumerate("ABBA" * (count // 2)):
+        level = {"A": 1.0, "B": slower}[name] * np.exp(drift * position)
+        made[name].append(level * np.exp(noise * random.standard_normal()))
+    return made["A"], made["B"]
+
+
+def test_rounds_are_compared_in_pairs_from_twelve_on():
+    twelve = [2.0] * 12
+    assert abba_ratio(twelve, [1.0] * 12) == Ratio(pytest.approx(2.0), pytest.approx(2.0), pytest.approx(2.0))
+    assert abba_ratio(twelve, [1.0] * 11) is None and abba_ratio(None, twelve) is None
+    assert abba_ratio(twelve, [1.0] * 12 + [9.0] * 5) == abba_ratio(twelve, [1.0] * 12)  # only what both have
+    assert abba_ratio([0.0, *twelve], twelve) is None and abba_ratio([1e-9, *twelve], twelve) is not None
+
+
+def test_steady_drift_cancels():
+    for drift in (0, 0.01, -0.05):
+        fast, slow = rounds(12, 1.25, drift, 0)
+        found = abba_ratio(slow, fast)
+        assert [found.low, found.value, found.high] == pytest.approx([1.25] * 3)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    found = [abba_ratio(*reversed(rounds(24, 1.1, 0.01, 0.03, seed))) for seed in range(600)]
+    assert 0.93 <= np.mean([each.low <= 1.1 <= each.high for each in found]) <= 0.985
+
+
+def test_it_is_narrower_than_without_interleaving_where_the_machine_drifts():
+    fast, slow = rounds(24, 1.1, 0.02, 0.005)
+    by_rounds, pooled = abba_ratio(slow, fast), ratio(slow, fast)
+    assert by_rounds.high - by_rounds.low < 0.1 * (pooled.high - pooled.low)
+
+
+@pytest.mark.parametrize("count", [6, 7, 10, 12, 20])
+def test_the_signed_rank_quantile_is_that_of_scipy(count):
+    """The smallest ranks are negative, such that the positive ones add up to n (n + 1) / 2 - rank_sum."""
+
+    def one_sided(rank_sum):
+        signs = np.ones(count)
+        for rank in range(count, 0, -1):
+            if rank <= rank_sum:
+                signs[rank - 1], rank_sum = -1, rank_sum - rank
+        return stats.wilcoxon(signs * np.arange(1, count + 1), alternative="greater", method="exact").pvalue
+
+    below = averages_below_interval(count)
+    assert one_sided(below) <= 0.025 < one_sided(below + 1)
+
+
+def test_only_cells_of_one_interleaving_have_a_ratio_of_rounds():
+    row = {"interleaved": "a", "round_ms": [2.0] * 12, "device_round_ms": [6.0] * 12}
+    other = {"interleaved": "a", "round_ms": [1.0] * 12, "device_round_ms": [2.0] * 12}
+    assert interleaved_ratio(row, other, "time_ms").value == pytest.approx(2.0)
+    assert interleaved_ratio(row, other, "device_ms").value == pytest.approx(3.0)
+    assert interleaved_ratio(row, other, "peak_gib") is None
+    for change in ("b", None, ""):
+        assert interleaved_ratio(row, other | {"interleaved": change}, "time_ms") is None
+    assert interleaved_ratio(row | {"interleaved": None}, other | {"interleaved": None}, "time_ms") is None
+
+
+def test_reports_show_the_ratio_of_interleaved_cells_with_its_interval(tmp_path):
+    fast, slow = rounds(24, 1.25, 0.001, 0.001)
+    together = {"interleaved": "s-0-1", "interleaved_cells": 2}
+    rows = [
+        synthetic.cell("triton_tp", 32768, 4, **together, round_ms=fast, device_round_ms=fast),
+        synthetic.cell("pytorch_tp_manual", 32768, 4, **together, round_ms=slow, device_round_ms=slow),
+        synthetic.cell("pytorch_gather", 32768, 4, interleaved="s-7-1", round_ms=slow, device_round_ms=slow),
+    ]
+    frame = load(synthetic.write(rows, tmp_path))
+    document = pivot(frame, "device_ms")
+    text = as_text(document).plain
+    assert re.search(r"ms \(1\.2\d+x, 1\.2\d+ to 1\.2\d+\)", text) and "signed-rank interval" in text
+    assert text.count(" to 1.") == 1  # not of the cell that was interleaved with others
+    (line,) = csv.DictReader(io.StringIO(as_csv(document)))
+    note = re.search(r"pytorch_tp_manual: (\S+)x interleaved, (\S+) to ([\d.]+)", line["notes"])
+    value, low, high = map(float, note.groups())
+    assert low < value < high and 1.24 < value < 1.26
+    assert "signed-rank" not in as_text(pivot(frame, "peak_gib")).plain
+    html = page(frame, "device_ms")
+    assert html.count(">interleaved<") == 2 and html.count(">one after the other<") == 2

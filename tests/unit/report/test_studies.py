@@ -1,0 +1,187 @@
+"""Tables with a line for each cell: studies and chosen columns, also of cells that failed; and pictures of studies."""
+
+import csv
+import io
+
+import pytest
+
+from tests.unit.report.test_tables import HOSTILE
+from tpbench.report.command import main
+from tpbench.report.page.html_page import page
+from tpbench.report.studies import check_columns, column_tables, study_picture, study_tables
+from tpbench.settings import JobError
+from tpbench.workloads.study_data import Series
+
+FAST = {"device_ms": 0.148, "fraction_of_floor": 0.857, "registers": 40, "spilled_bytes": 0, "occupancy": 0.5}
+SLOW = {"device_ms": 0.9, "fraction_of_floor": 0.14, "registers": 64, "spilled_bytes": 168, "occupancy": 0.25}
+TRAINED = {"workload": "train_step", "loss": None, "block_cap": None, "vocab": None, "model": "qwen3_8b"}
+BLOCK = {"workload": "tp_block", "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128,
+         "part": "block", "save_gathered": True, "try_graphs": False, "loss": None, "vocab": None}  # fmt: skip
+
+
+@pytest.fixture
+def caps(add):
+    add("triton_tp", 0.2, algorithm="two_reads", block_cap="4096", **FAST)
+    add("triton_tp", 1.0, algorithm="two_reads", block_cap="32768", **SLOW)
+    add("triton_tp", algorithm="two_reads", block_cap="16384", status="oom", reason="no room")
+    add("triton_tp", 7.0, algorithm="two_kernels", block_cap="4096", interpreted=True, device="cpu", gpu_name=None)
+    add("pytorch_gather", 1.7, compile=True)
+
+
+def test_a_study_has_a_line_for_each_cell(caps, frame):
+    gpu, cpu = study_tables(frame(), "block_cap")
+    assert tuple(gpu.columns) == (
+        "vocab", "tp", "shard", "variant", "status", "of best", "time_ms", "device_ms", "fraction_of_floor",
+        "registers", "spilled_bytes", "occupancy",
+    )  # fmt: skip
+    assert {line[3]: " ".join(line[4:]) for line in gpu.texts} == {
+        "triton_tp block_cap=4096 algorithm=two_reads": "ok† 1.00x 0.200 0.148 85.7% 40 0 50.0%",
+        "triton_tp block_cap=16384 algorithm=two_reads": "oom - - - - - - -",
+        "triton_tp block_cap=32768 algorithm=two_reads": "ok 6.08x 1.000 0.900 14.0% 64 168 25.0%",
+        "pytorch_gather compile=true": "ok - 1.700 - - - - -",
+    }
+    assert cpu.texts[0][4] == "ok*" and "no measurement" in cpu.notes[0] and gpu.notes[0].startswith("† host-bound")
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "csv"])
+@pytest.mark.parametrize("chosen", [["--study", "block_cap"], ["--columns", "time_ms/device_ms,registers"]])
+def test_every_format_has_every_cell(caps, tmp_path, capsys, chosen, form):
+    assert main([str(tmp_path), *chosen, "--format", form]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("triton_tp block") >= 3
+    if form == "csv":
+        rows = list(csv.DictReader(io.StringIO(printed)))
+        assert [row["registers"] for row in rows][:4] == ["40", "", "64", ""]
+        if "--columns" in chosen:
+            assert float(rows[0]["time_ms/device_ms"]) == 0.2 / 0.148
+        else:
+            assert rows[0]["fraction_of_floor"] == "0.857"  # all digits, where a table has 85.7%
+
+
+def test_the_page_has_the_study_of_a_varying_option_only(caps, add, frame):
+    assert "168" in page(frame()).split('data-name="study block_cap"')[1]
+    rows = frame()
+    assert "study block_cap" not in page(rows[rows["block_cap"] == "4096"])
+
+
+def test_columns_and_ratios_of_each_cell(add, frame):
+    add("triton_tp", 0.2, device_ms=0.1, fraction_of_floor=0.857, peak_gib=2.0)
+    add("pytorch_gather", 1.7, device_ms=1.7, vocab=65536)
+    add("pytorch_gather", vocab=32768, status="oom", reason="no room")
+    columns = ("time_ms", "time_ms/device_ms", "fraction_of_floor", "peak_gib/device_ms")
+    (table,) = column_tables(frame(), columns)
+    assert tuple(table.columns) == ("vocab", "shard", "variant", "status", *columns)
+    assert table.texts == [
+        ["32768", "16384", "triton_tp", "ok†", "0.200", "2.00x", "85.7%", "20.0x"],
+        ["32768", "16384", "pytorch_gather", "oom", "-", "-", "-", "-"],
+        ["65536", "32768", "pytorch_gather", "ok", "1.700", "1.00x", "-", "-"],
+    ]
+    assert table.heading.endswith(", tp=2") and table.facts["tp"] == "2"
+
+
+def test_a_lone_correct_cell_has_no_status_and_all_keys_in_its_heading(add, frame):
+    add("triton_tp", 0.2)
+    (table,) = column_tables(frame(), ("time_ms", "registers"))
+    assert (tuple(table.columns), table.texts) == (("variant", "time_ms"), [["triton_tp", "0.200"]])
+    assert "vocab=32768, tp=2, shard=16384" in table.heading
+
+
+def test_a_mark_belongs_to_the_columns_that_are_shown(add, frame):
+    """† belongs to wall times, § to memory with that of CUDA graphs."""
+    add("block_auto", 1.0, **BLOCK, device_ms=0.5, peak_gib=0.0, graph_gib=0.5)
+    for columns, status in {
+        ("device_ms",): None, ("device_ms", "time_ms"): "ok†", ("peak_gib",): "ok§", ("peak_gib/time_ms",): "ok†§",
+    }.items():  # fmt: skip
+        (table,) = column_tables(frame(), columns)
+        assert dict(zip(table.columns, table.texts[0], strict=True)).get("status") == status
+        assert bool(table.notes) == (status is not None)
+
+
+def test_with_a_study_cells_are_compared_and_other_workloads_left_out(add, frame):
+    add("triton_tp", 0.2)
+    for variant, tokens in (("fsdp", 9000.0), ("ddp", 4500.0)):
+        add(variant, 1.0, tokens_per_s_per_gpu=tokens, mfu=0.5, **TRAINED)
+    (table,) = column_tables(frame(), ("mfu",), "training")
+    assert tuple(table.columns) == ("variant", "of best", "mfu")
+    assert table.texts == [["fsdp", "1.00x", "50.0%"], ["ddp", "2.00x", "50.0%"]]
+    assert len(column_tables(frame(), ("time_ms",))) == 2
+
+
+@pytest.mark.parametrize("name", ["tim", "time_ms/devise_ms", "a/time_ms", ""])
+def test_an_unknown_column_is_an_error(name):
+    with pytest.raises(JobError, match=r"no column is called .* \(all \d+: outputs/SCHEMA.md\)"):
+        check_columns(("time_ms", name))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--study", "block_caps"], "no study is called block_caps, did you mean block_cap?"),
+        (["--study", "block_cap", "--format", "svg"], "the study block_cap has no picture"),
+        (["--study", "block_cap", "--format", "html", "-o", "x"], "--study is for --format text, markdown, csv, png"),
+        (["--study", "block_cap", "--workload", "embedding_grad"], "no rows for the study block_cap, which is of entr"),
+        (["--columns", "time_ms", "--format", "html"], "--columns is for --format text, markdown, csv"),
+        (["--columns", "time_ms", "--study", "training"], "no rows for the study training, which is of train_step"),
+        (["--columns", "registers,mfu"], "these rows have no registers and no mfu"),
+    ],
+)
+def test_impossible_requests_are_explained(add, tmp_path, capsys, arguments, message):
+    add("triton_tp", 1.0)
+    add("dense_all_reduce", 1.0, workload="embedding_grad")
+    assert main([str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "csv"])
+def test_text_of_a_row_is_harmless(add, tmp_path, capsys, form):
+    add(HOSTILE, 1.0, algorithm=HOSTILE)
+    assert main([str(tmp_path), "--study", "block_cap", "--format", form]) == 0
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\u202e", "\r"} & set(printed)
+    if form == "markdown":
+        assert "<script>" not in printed and "**b**" not in printed
+    if form == "csv":
+        cells = [value for row in csv.DictReader(io.StringIO(printed)) for value in row.values()]
+        assert any("cmd" in value for value in cells) and not any(value.startswith("=") for value in cells)
+
+
+def train(add, variant, dp_size, tp_size, **columns):
+    add(variant, 1.0, dp_size=dp_size, tp_size=tp_size, **TRAINED | columns)
+
+
+def test_a_picture_has_a_panel_for_each_problem_and_number_of_ranks(add, frame):
+    train(add, "fsdp", 2, 1, peak_gib=80.0, tokens_per_s_per_gpu=9.0)
+    train(add, "autotp", 1, 2, peak_gib=60.0, tokens_per_s_per_gpu=7.0)
+    train(add, "ddp", 4, 1, peak_gib=90.0, tokens_per_s_per_gpu=8.0)
+    train(add, "autotp", 4, 1, status="oom", peak_gib=140.0, tokens_per_s_per_gpu=1.0)
+    train(add, "fsdp", 4, 1, peak_gib=70.0)
+    two, four = study_picture(frame(), "training").panels
+    assert two.lines == (
+        Series("autotp", ((60.0, 7.0),), texts=("1 x 2",)),
+        Series("fsdp", ((80.0, 9.0),), texts=("2 x 1",)),
+    )
+    assert four.lines == (Series("ddp", ((90.0, 8.0),), texts=("4 x 1",)),)  # neither the failed cell nor the empty one
+    assert two.title.replace("\n", " ").endswith("2 ranks") and "model=qwen3_8b" in two.title
+
+
+def test_meshes_of_another_batch_size_share_the_panel_and_name_it(add, frame):
+    for variant, dp, tp, batch in (("fsdp", 2, 1, 1), ("autotp", 1, 2, 1), ("autotp", 1, 2, 2)):
+        train(add, variant, dp, tp, batch_size=batch, peak_gib=80.0, tokens_per_s_per_gpu=9.0)
+    picture = study_picture(frame(), "training")
+    (panel,) = picture.panels
+    assert {line.label: line.texts for line in panel.lines} == {
+        "autotp": ("1 x 2 x 1", "1 x 2 x 2"),
+        "fsdp": ("2 x 1 x 1",),
+    }
+    assert picture.x_label == "peak_gib (beside a point: dp x tp x batch_size)"
+
+
+def test_the_report_draws_a_picture_or_says_why_not(add, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    train(add, "ddp", 4, 1)
+    file = tmp_path / "training.svg"
+    command = [str(tmp_path), "--study", "training", "-o", str(file)]
+    assert main(command) == 2 and "nothing to draw for the study training" in capsys.readouterr().err
+    train(add, "autotp", 1, 2, peak_gib=60.0, tokens_per_s_per_gpu=7.0)
+    assert main(command) == 0
+    assert all(word in file.read_text() for word in (">1 x 2<", "peak_gib (beside a point: dp x tp)", ">autotp<"))

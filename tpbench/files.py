@@ -1,0 +1,73 @@
+"""Files that are whole and survive a power cut, or do not exist, and locks on files."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk or a quota that is full."""
+
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
+_HELD_BY_ANOTHER = {errno.EACCES, errno.EAGAIN}
+
+
+def replace_file(file: Path, content: str | bytes) -> None:
+    """Write a file. A reader sees the old content or all of the new one, also after a power cut.
+
+    Raises OSError if the disk does not take it; then the old content stays.
+    """
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        write_durably(temporary, content)
+        temporary.rename(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(file.parent)
+
+
+def write_durably(file: Path, content: str | bytes) -> None:
+    """Write a file in place. When this returns, its content survives a power cut; its name needs `sync_folder`."""
+    with file.open("wb") as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, if the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def lock(descriptor: int, byte: int | None = None, *, wait: bool = False) -> bool:
+    """Lock an open file, or one byte of it. Return False if another process has the lock; `wait` waits for it.
+
+    A lock on a file also belongs to the processes that inherit the descriptor, and ends with the last of them. A lock
+    on a byte belongs to this process alone, and works between the hosts of a network file system. The kernel drops the
+    locks of a process that ends, however it ends. Raises OSError where the file system has no locks.
+    """
+    operation = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    try:
+        if byte is None:
+            fcntl.flock(descriptor, operation)
+        else:
+            fcntl.lockf(descriptor, operation, 1, byte)
+    except OSError as error:
+        if error.errno not in _HELD_BY_ANOTHER:
+            raise
+        return False
+    return True
+
+
+def unlock(descriptor: int, byte: int) -> None:
+    """Drop this process's lock on one byte of a file."""
+    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)

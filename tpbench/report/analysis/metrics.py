@@ -1,0 +1,131 @@
+"""Metrics: the numbers of a row that a table can show, how they are written, and which of two is better."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpbench.results.schema import all_columns
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
+from tpbench.workloads import workloads
+
+_TIMES = [f"{clock}_{part}ms" for clock in ("time", "device") for part in ("", "p5_", "p95_", "min_")]
+_SIZES = ("peak_gib", "bytes_moved", "bytes_communicated")
+_LESS_IS_BETTER = dict.fromkeys((*_TIMES, "launch_ms"), "twice the fastest of its line") | dict.fromkeys(
+    _SIZES, "twice the smallest of its line"
+)
+_MORE_IS_BETTER = dict.fromkeys(("gb_per_s", "fraction_of_floor"), "half the best of its line")
+_NEITHER = ("floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall_s", "memory_limit_gib")
+_ORACLE = ("loss_value", "loss_error", "grad_error")
+METRICS = (*_LESS_IS_BETTER, *_MORE_IS_BETTER, *_NEITHER, *_ORACLE)
+"""Metrics of every workload, by name. A workload may add its own."""
+TITLES = {
+    "device_ms": "Device time",
+    "time_ms": "Wall time",
+    "fraction_of_floor": "Share of the floor",
+    "peak_gib": "Extra peak memory",
+}
+"""Metrics that pictures and pages show first, with their titles."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a row, its meaning, and which of two values is better."""
+
+    name: str
+    doc: str
+    unit: str
+    better: int
+    """-1: less is better. 1: more is better. 0: neither, and no ratio is shown."""
+    ratio: str
+    """Meaning of "2.00x" beside a value."""
+    shown_if_wrong: bool
+    """True for results of the oracle: they are shown of cells that failed its check, too."""
+
+    @property
+    def is_speed(self) -> bool:
+        """True for times and rates, which depend on the host and on clocks."""
+        return self.better != 0 and self.unit not in ("GiB", "bytes")
+
+    @property
+    def is_time(self) -> bool:
+        """True for statistics of `time_ms` and of `device_ms`."""
+        return self.name in _TIMES
+
+    def write(self, value: float) -> str:
+        """Return the value with its unit, in about four digits."""
+        return f"{number(value)} {self.unit}".rstrip()
+
+    def ratios(self, values: Sequence[float]) -> list[float | None]:
+        """Return for each value how many times worse it is than the best, or None if that has no meaning."""
+        sound = [value for value in values if math.isfinite(value) and value > 0]
+        if not self.better or not sound:
+            return [None] * len(values)
+        best = max(sound) if self.better > 0 else min(sound)
+        return [
+            None if not (math.isfinite(value) and value > 0) else best / value if self.better > 0 else value / best
+            for value in values
+        ]
+
+
+def metric(name: str) -> Metric:
+    """Return the metric of that name, of any row or of one workload. Raises JobError that lists the valid names."""
+    of_workloads = _of_workloads()
+    if name not in METRICS and name not in of_workloads:
+        raise JobError(unknown("metric", name, metrics_of_all()))
+    column = all_columns()[name]
+    better = of_workloads.get(name, -1 if name in _LESS_IS_BETTER else 1 if name in _MORE_IS_BETTER else 0)
+    ratio = {-1: "twice the least of its line", 0: "", 1: "half the best of its line"}[better]
+    ratio = _LESS_IS_BETTER.get(name, ratio)
+    return Metric(name, column.doc, column.unit, better, ratio, name in _ORACLE)
+
+
+def metrics_of_all() -> list[str]:
+    """Return the names of all metrics, those of single workloads last."""
+    return list(dict.fromkeys((*METRICS, *_of_workloads())))
+
+
+@functools.cache
+def speeds() -> frozenset[str]:
+    """Return the names of the metrics that are times or rates."""
+    return frozenset(name for name in metrics_of_all() if metric(name).is_speed)
+
+
+@functools.cache
+def percentages() -> frozenset[str]:
+    """Return the columns that are written as percentages."""
+    return frozenset({"fraction_of_floor"}.union(*(workload.percentages for workload in workloads().values())))
+
+
+def _of_workloads() -> dict[str, int]:
+    """Return the metrics that workloads add, each with the sign of `Metric.better`."""
+    return {name: better for workload in workloads().values() for name, better in workload.metrics.items()}
+
+
+def number(value: float) -> str:
+    """Return about four significant digits, without an exponent if that is readable."""
+    size = abs(value)
+    if not math.isfinite(value):
+        return str(value)
+    if size >= 1000:
+        return f"{value:.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    if size >= 10:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if size >= 0.1 or value == 0 else f"{value:.3g}"
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio such as "2.00x". Beyond a thousand its digits say nothing: one of the two values is near zero."""
+    if ratio >= 1000:
+        return ">999x"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
+def counted(number_of: int, what: str) -> str:
+    """Return a number with its noun, which gets an `s` unless the number is 1."""
+    return f"{number_of} {what}{'' if number_of == 1 else 's'}"

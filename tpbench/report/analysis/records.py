@@ -1,0 +1,219 @@
+"""Records: rows of a frame as plain dictionaries, with the texts of their values and the marks beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Iterable
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from tpbench.job import stored_job
+from tpbench.measure import host_bound
+from tpbench.report.analysis.metrics import speeds
+from tpbench.results.current_rows import hardware
+from tpbench.results.label import chosen_options
+from tpbench.results.plain import plain_rows
+from tpbench.results.printable import printable
+from tpbench.settings import JobError, spelled
+from tpbench.tables import MISSING
+from tpbench.workloads import Workload, workloads
+
+Record: TypeAlias = dict[str, Any]
+
+INTERPRETED = "*"
+SINGLE_PASS = "^"
+CAVEATS = {
+    INTERPRETED: "interpreted: correct, but no measurement",
+    SINGLE_PASS: "one pass served as warm-up, check and time: no measurement",
+}
+"""Marks beside the value of a correct row that is no measurement, with their meaning."""
+HOST_BOUND = "†"
+THROTTLED = "‡"
+GRAPH_MEMORY = "§"
+BELOW_FLOOR = "¶"
+TOLERANCE = 0.05
+"""Share by which a time may be below its floor: the bandwidths of the floor are measurements, too."""
+REMARKS = {
+    HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
+    THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
+    GRAPH_MEMORY: "peak_gib with graph_gib, the memory of CUDA graphs, which torch counts in part: an upper bound",
+    BELOW_FLOOR: f"more than {TOLERANCE:.0%} faster than its floor: the time, the floor or the result is wrong",
+}
+"""Marks beside the value of a measurement that a reader must not take at face value, with their meaning."""
+MARK_WORDS = {
+    INTERPRETED: "interpreted", SINGLE_PASS: "one pass", HOST_BOUND: "host-bound", THROTTLED: "throttled",
+    GRAPH_MEMORY: "with graph_gib", BELOW_FLOOR: "faster than its floor",
+}  # fmt: skip
+"""Marks in words, for CSV."""
+
+_REQUIRED = (
+    "row_id", "cell", "workload", "variant", "status", "reason", "tokens", "vocab", "tp_size", "dp_size", "loss",
+    "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes", "loss_value", "job",
+    "environment", "variant_version", "interleaved", "round_ms", "device_round_ms", "host", "git_commit",
+    "kernels_version", "finished_at", "bound", "throttle_reasons", "time_ms", "device_ms", "floor_ms",
+    "graph_gib",
+)  # fmt: skip
+_LABELS = {"tp_size": "tp", "dp_size": "dp"}
+
+
+def comparable(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `load` with two changes. Apply it once.
+
+    An option with the value that its default stands for on the row's device gets the default, and the row gets the key
+    of that job. So rows from before and after a change of the default are of one cell.
+
+    `graph_gib` is added to `peak_gib`, because torch counts little of the memory of CUDA graphs. The sum is an upper
+    bound: the gradients of a stack's graph, for example, are in both.
+    """
+    for workload in workloads().values():
+        for option in workload.options:
+            if option.name in frame and option.default_by_device:
+                same = frame[option.name] == frame["device"].map(option.default_by_device)
+                same = same.fillna(False).astype(bool) & (frame["workload"] == workload.name)
+                if same.any():
+                    default = workload.option_defaults[option.name]
+                    keys = [_key(row, option.name, default) for _, row in frame[same].iterrows()]
+                    frame = frame.copy()
+                    frame.loc[same, option.name], frame.loc[same, "key"] = default, keys
+    if {"peak_gib", "graph_gib"} <= {*frame.columns}:
+        frame = frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
+    return frame
+
+
+def _key(row: pd.Series, option: str, default: object) -> str:
+    """Return the key of a row's job with the default of an option, or the row's own if its job cannot be read."""
+    try:
+        job = stored_job(json.loads(row["job"]))
+    except (JobError, ValueError, TypeError, RecursionError):
+        return str(row["key"])
+    return dataclasses.replace(job, problem=dataclasses.replace(job.problem, **{option: default})).key
+
+
+def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Workload]) -> list[Record]:
+    """Return each row as a dictionary of the columns that every report reads and of `columns`. Missing is None."""
+    names = dict.fromkeys((*_REQUIRED, *columns))
+    for workload in known.values():
+        names |= dict.fromkeys((*problem_fields(workload), *workload.pivot.rows, *workload.pivot.sections))
+        names |= dict.fromkeys(workload.pivot.trajectories)
+    names |= dict.fromkeys(("device", "hardware"))
+    records = plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
+    for record in records:
+        wall, device = record["time_ms"], record["device_ms"]
+        if record["bound"] is None and wall and device is not None and host_bound.is_host_bound(1 - device / wall):
+            record["bound"] = "host"  # the row doesn't say what bounds it, but its two clocks do
+    return records
+
+
+def problem_fields(workload: Workload) -> dict[str, Any]:
+    """Return the fields of a workload's problem, options included, with their defaults (None: no default)."""
+    return {
+        field.name: None if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(workload.problem)
+    }
+
+
+def problem_identity(workload: Workload) -> dict[str, Any]:
+    """Return the fields that identify a problem, with their defaults. Equal problems must show equal losses."""
+    options = {option.name for option in workload.options}
+    problem = {name: default for name, default in problem_fields(workload).items() if name not in options}
+    return problem | {"dp_size": 1}
+
+
+def job_fields(record: Record) -> dict[str, Any]:
+    """Return the resolved job of a row as a flat dictionary. It is empty if the row has no readable job."""
+    try:
+        job = json.loads(record["job"] or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    flat: dict[str, Any] = {}
+    pending = [("", job)]
+    while pending:
+        name, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]
+        else:
+            flat[name] = value if isinstance(value, (int, float, str, type(None))) else json.dumps(value)
+    return flat
+
+
+def caveat_mark(record: Record) -> str:
+    """Return the mark of `CAVEATS` for a row that is no measurement, or an empty string."""
+    single_pass = record["warmed_up"] is not None and not record["warmed_up"]
+    return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else ""
+
+
+def is_measurement(record: Record) -> bool:
+    """Return true if the row is correct and its times are measurements. Only such rows are ranked."""
+    return record["status"] == "ok" and not caveat_mark(record)
+
+
+def remark_marks(record: Record) -> str:
+    """Return the marks of `REMARKS` about the times of a correct row, or an empty string."""
+    if record["status"] != "ok":
+        return ""
+    marks = {
+        HOST_BOUND: record.get("bound") == "host",
+        THROTTLED: record.get("throttle_reasons") not in (None, "none"),
+        BELOW_FLOOR: is_below_floor(record),
+    }
+    return "".join(mark for mark, holds in marks.items() if holds)
+
+
+def is_below_floor(record: Record) -> bool:
+    """Return true if a measured time is below the floor by more than the tolerance of the floor."""
+    times = [record[name] for name in ("time_ms", "device_ms") if record.get(name) is not None]
+    floor = record.get("floor_ms") or 0.0
+    return is_measurement(record) and any(time < floor * (1 - TOLERANCE) for time in times)
+
+
+def marks(record: Record, columns: Collection[str]) -> str:
+    """Return the marks beside values of these columns, which may be ratios such as time_ms/device_ms.
+
+    A host-bound cell is marked only beside its wall time, a throttled one beside times and rates.
+    """
+    shown = {part for name in columns for part in name.split("/")}
+    remarks = remark_marks(record) if shown & speeds() else ""
+    if not any(name.startswith("time_") and name.endswith("_ms") for name in shown):
+        remarks = remarks.replace(HOST_BOUND, "")
+    if "peak_gib" in shown and record["status"] == "ok" and record.get("graph_gib"):
+        remarks += GRAPH_MEMORY
+    return caveat_mark(record) + remarks
+
+
+def mark_meanings(text: str) -> tuple[str, ...]:
+    """Return a line for each mark in a text, in a fixed order."""
+    return tuple(f"{mark} {meaning}" for mark, meaning in (CAVEATS | REMARKS).items() if mark in text)
+
+
+def record_label(record: Record) -> str:
+    """Return the variant of a row with its options, safe to print."""
+    options = chosen_options(record, workloads().get(record["workload"]))
+    words = (f"{column_label(name)}={value_text(value)}" for name, value in options)
+    return " ".join([value_text(record["variant"]), *words])
+
+
+def column_label(name: str) -> str:
+    """Return the name of a column as a report prints it."""
+    return _LABELS.get(name, printable(name, 40))
+
+
+def value_text(value: Any) -> str:
+    """Return a value as a command line spells it."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return MISSING
+    return printable(spelled(value), 60)
+
+
+def sort_key(value: Any) -> tuple[int, float, str]:
+    """Return a key that sorts values of mixed types: words, then numbers (also as text), then missing values."""
+    if value is None:
+        return (2, 0.0, "")
+    try:
+        if math.isfinite(size := float(value)):
+            return (1, size, "")
+    except ValueError:
+        pass
+    return (0, 0.0, str(value))

@@ -1,1 +1,0 @@
-"""Conclusions from rows: the fastest variant of each problem, and reasons to doubt it."""

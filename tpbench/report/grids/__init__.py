@@ -1,1 +1,0 @@
-"""Rows as records, arranged in grids: problems by variants."""

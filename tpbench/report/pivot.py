@@ -1,0 +1,190 @@
+"""Tables of one metric from rows: problems by variants."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from tpbench.report.analysis.agreement import disagreements, mixing_note
+from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids, arrange_rows
+from tpbench.report.analysis.metrics import Metric, metric, number, ratio_text
+from tpbench.report.analysis.ratios import INTERLEAVED_METHOD, Ratio, interleaved_ratio
+from tpbench.report.analysis.records import (
+    HOST_BOUND,
+    MARK_WORDS,
+    Record,
+    caveat_mark,
+    column_label,
+    is_measurement,
+    mark_meanings,
+    marks,
+    value_text,
+)
+from tpbench.results.printable import printable
+from tpbench.settings import JobError
+from tpbench.tables import MISSING, Cell, Document, Table
+
+FLOOR = "floor"
+"""Name of the column with the time of the unavoidable bytes and FLOPs."""
+FAILED = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
+"""Kinds of the cells of rows that are not ok, by status."""
+_DEVICE = "[device"
+_NOT_RUN = Cell(MISSING, kind="dim")
+
+
+def pivot(
+    frame: pd.DataFrame,
+    metric_name: str = "time_ms",
+    *,
+    all_rows: bool = False,
+    floor: bool = False,
+    transpose: bool = False,
+) -> Document:
+    """Return tables of the newest row of each cell, or of every row, by workload and hardware.
+
+    Each row is in exactly one cell (see `arrange_rows`). `floor` adds a column with the floor of the fastest row of
+    each line. `transpose` returns a line for each variant and a column for each problem. Raises JobError for an unknown
+    metric, and for a floor of a metric that is no time.
+    """
+    shown = metric(metric_name)  # first of all, because the name may be wrong
+    if floor and not shown.is_time:
+        raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
+    arranged = arrange_rows(frame, (metric_name, "floor_ms"), all_rows=all_rows)
+    tables = [metric_table(grid, shown, floor=floor) for grid in arranged.grids]
+    notes = [Cell(line, kind="dim") for line in legend(tables, shown)]
+    for (status, reason), cells in failures(arranged).items():
+        more = f" and {len(cells) - 2} more" if len(cells) > 2 else ""
+        line = f"{status}: {', '.join(cells[:2])}{more}: {reason or 'no reason given'}"
+        notes.append(Cell(line, kind=FAILED.get(status, "")))
+    if transpose:
+        tables = [_transposed(table, grid) for table, grid in zip(tables, arranged.grids, strict=True)]
+    unit = f", in {shown.unit}" if shown.unit else ""
+    ratio = f"; (2.00x): {shown.ratio.replace('line', 'column') if transpose else shown.ratio}" if shown.ratio else ""
+    return Document(tables, f"{shown.name}: {shown.doc}{unit}{ratio}", notes, disagreements(arranged.records))
+
+
+def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:
+    """Return the table of one metric for one grid. The records must have the metric's column."""
+    compared = [_cells(row, shown) for row in grid.rows]
+    rows: list[list[Cell | str]] = [
+        [*map(value_text, row.key), *cells] for row, cells in zip(grid.rows, compared, strict=True)
+    ]
+    if floor:
+        rows = [[*line, _floor(row, cells)] for line, row, cells in zip(rows, grid.rows, compared, strict=True)]
+    return Table(
+        heading=grid.heading,
+        columns=(*map(column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
+        rows=rows,
+        facts=grid.facts,
+        notes=[note for note in (mixing_note(grid), _host_bound_note(compared)) if note],
+        keys=len(grid.key_names),
+        quantity=shown.name,
+    )
+
+
+def _cells(row: GridRow, shown: Metric) -> list[Cell]:
+    """Return the cells of one problem. Only measurements are ranked."""
+    measured = [
+        record for record in row.records if record and is_measurement(record) and record[shown.name] is not None
+    ]
+    ranks = shown.ratios([float(record[shown.name]) for record in measured])
+    ratio_of = {id(record): ratio for record, ratio in zip(measured, ranks, strict=True)}
+    best = next((record for record in measured if ratio_of[id(record)] == 1), None)
+    return [_cell(record, shown, ratio_of.get(id(record)), best) if record else _NOT_RUN for record in row.records]
+
+
+def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None) -> Cell:
+    status, value = value_text(record["status"]), record[shown.name]
+    if value is None or not (status == "ok" or (status == "wrong" and shown.shown_if_wrong)):
+        if status == "ok":
+            return Cell(status + caveat_mark(record), status)
+        note = f"{status}, {printable(record['reason'] or '')}"
+        return Cell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
+    mark = marks(record, (shown.name,))
+    words, notes = [shown.write(float(value)) + mark], [MARK_WORDS[letter] for letter in mark]
+    if HOST_BOUND in mark and record["device_ms"] is not None:
+        words.append(f"{_DEVICE} {number(record['device_ms'])}]")
+    by_rounds = None
+    if best and record is not best and ratio is not None:
+        by_rounds = interleaved_ratio(record, best, shown.name)
+    if by_rounds:
+        words.append(f"({_with_interval(by_rounds)})")
+        notes.insert(0, f"{by_rounds.value!r}x interleaved, {by_rounds.low!r} to {by_rounds.high!r}")
+    elif ratio is not None:
+        words.append(f"({ratio_text(ratio)})")
+    if status != "ok":
+        words.append(status)
+        notes = [f"{status}, {printable(record['reason'] or '')}"]
+    kind = "best" if ratio == 1 else FAILED.get(status, "")
+    return Cell(" ".join(words), float(value), kind, ratio, ", ".join(notes))
+
+
+def _with_interval(ratio: Ratio) -> str:
+    """Return a ratio and its interval, with as many digits as distinguish the three."""
+    assert ratio.low is not None and ratio.high is not None
+    distance = min(ratio.high - ratio.value, ratio.value - ratio.low)
+    digits = min(4, max(2, 1 - math.floor(math.log10(distance)))) if distance > 0 else 2
+    return f"{ratio.value:.{digits}f}x, {ratio.low:.{digits}f} to {ratio.high:.{digits}f}"
+
+
+def _floor(row: GridRow, cells: Sequence[Cell]) -> Cell:
+    """Return the floor of the fastest row of a problem."""
+    fastest = next((record for record, cell in zip(row.records, cells, strict=True) if cell.ratio == 1), None)
+    if not fastest or fastest["floor_ms"] is None:
+        return _NOT_RUN
+    return Cell(metric("floor_ms").write(fastest["floor_ms"]), float(fastest["floor_ms"]))
+
+
+def _host_bound_note(compared: Sequence[Sequence[Cell]]) -> str:
+    """Return a sentence about the problems that compare host-bound cells with others. Empty: there are none."""
+    ranked = [[cell.text for cell in cells if cell.ratio is not None] for cells in compared]
+    concerned = sum(len(texts) > 1 and any(HOST_BOUND in text for text in texts) for texts in ranked)
+    if not concerned:
+        return ""
+    meaning = "the host decides their wall time"
+    return f"{concerned} of {len(compared)} problems compare host-bound cells ({HOST_BOUND}): {meaning}"
+
+
+def _transposed(table: Table, grid: RecordGrid) -> Table:
+    """Return a line for each column. Keys in which the problems do not differ stand in the heading."""
+    shared = [at for at in grid.independent if at not in grid.varying]
+    facts = grid.problem_text(grid.rows[0].key, shared).split() if shared else []
+    columns = zip(*(cells[table.keys :] for cells in table.cells), strict=True)
+    return replace(
+        table,
+        heading=", ".join((table.heading, *facts)),
+        columns=("variant", *(grid.problem_text(row.key, grid.varying) for row in grid.rows)),
+        rows=[[name, *cells] for name, cells in zip(table.columns[table.keys :], columns, strict=True)],
+        keys=1,
+    )
+
+
+def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
+    """Return the meaning of the marks that occur, and of "ok" without a value."""
+    cells = [cell for table in tables for row in table.cells for cell in row[table.keys :]]
+    text = " ".join(cell.text for cell in cells)
+    lines = list(mark_meanings(text))
+    if _DEVICE in text:
+        lines.append("[device 2.000]: device time of a host-bound cell, in ms")
+    if any(cell.value == "ok" for cell in cells):
+        lines.append(f"ok: correct, but without {shown.name}")
+    if any("interleaved" in cell.note for cell in cells):
+        lines.append(f"(2.00x, 1.98 to 2.02): {INTERLEAVED_METHOD}")
+    return lines
+
+
+def failures(arranged: RecordGrids) -> dict[tuple[str, str], list[str]]:
+    """Return the names of the cells that are not ok, by status and reason. All texts are safe to print."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for grid in arranged.grids:
+        unnamed = grid.derived | grid.tie_breaking_keys
+        keys = [at for at, name in enumerate(grid.key_names) if name not in unnamed]
+        for cell in grid.cells():
+            if cell.record["status"] != "ok":
+                alike = value_text(cell.record["status"]), printable(cell.record["reason"] or "")
+                groups[alike].append(f"{cell.column} {grid.problem_text(cell.key, keys)}")
+    return groups

@@ -1,0 +1,282 @@
+"""Tables with a line for each cell: columns that a user chose, or a study of a workload. Some studies have a picture.
+
+A workload may also compute the tables and the picture of a study itself (`Study.module`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from tpbench.report.analysis.agreement import frame_warnings
+from tpbench.report.analysis.grid import GridCell, RecordGrid, arrange_rows
+from tpbench.report.analysis.metrics import metric, number, percentages, ratio_text
+from tpbench.report.analysis.records import (
+    Record,
+    column_label,
+    comparable,
+    is_measurement,
+    mark_meanings,
+    marks,
+    value_text,
+)
+from tpbench.report.pivot import FAILED
+from tpbench.results.plain import plain_rows
+from tpbench.results.printable import printable
+from tpbench.results.schema import COLUMN_LIST, all_columns
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
+from tpbench.tables import MISSING, Cell, Document, Table
+from tpbench.workloads import Study, workloads
+from tpbench.workloads.study_data import Panel, Picture, Series
+
+OF_BEST = "of best"
+"""Name of the column that compares a cell with the best."""
+_LETTERS = 44
+"""Letters of a panel's title in one line."""
+
+
+def studies() -> dict[str, dict[str, Study]]:
+    """Return every study by name and workload."""
+    found: dict[str, dict[str, Study]] = {}
+    for workload in workloads().values():
+        for name, study in workload.studies.items():
+            found.setdefault(name, {})[workload.name] = study
+    return found
+
+
+def check_study(name: str) -> None:
+    """Raise JobError that lists the valid names if there is no such study."""
+    if name not in studies():
+        raise JobError(unknown("study", name, studies()))
+
+
+def check_columns(names: Sequence[str]) -> None:
+    """Raise JobError that names an unknown column. A name may be a ratio such as time_ms/device_ms."""
+    for name in names:
+        for part in name.split("/", 1):
+            if part not in all_columns():
+                raise JobError(unknown("column", part, all_columns(), COLUMN_LIST))
+
+
+def study_document(
+    frame: pd.DataFrame, study: str | None, columns: Sequence[str] = (), *, all_rows: bool = False
+) -> Document:
+    """Return the tables of a study, or of the chosen columns, or of these columns of a study's workloads."""
+    if study is not None:
+        frame = frame[frame["workload"].isin(studies()[study])]
+    if columns:
+        tables = column_tables(frame, columns, study, all_rows=all_rows)
+    else:
+        tables = study_tables(frame, str(study), all_rows=all_rows)
+    return Document(tables, warnings=frame_warnings(frame, all_rows=all_rows))
+
+
+def column_tables(
+    frame: pd.DataFrame, names: Sequence[str], study: str | None = None, *, all_rows: bool = False
+) -> list[Table]:
+    """Return a table of the columns `names` for each grid, or only for the workloads of a study.
+
+    With a study, cells are also compared with the best as the study does. Columns that no row of a grid has are left
+    out. Raises JobError if there are no rows or none of the columns.
+    """
+    by_workload = {name: Study("") for name in workloads()} if study is None else studies()[study]
+    read = [part for name in names for part in name.split("/", 1)]
+    read += [name for chosen in by_workload.values() for name in chosen.best_by]
+    grids = [grid for grid in arrange_rows(frame, read, all_rows=all_rows).grids if grid.workload in by_workload]
+    if not grids:
+        raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")
+    tables = [
+        cell_table(grid, replace(by_workload[grid.workload], columns=tuple(names)), compact=True)
+        for grid in grids
+        if filled_columns(grid, names)
+    ]
+    if not tables:
+        raise JobError(f"these rows have no {' and no '.join(names)}")
+    return tables
+
+
+def study_tables(frame: pd.DataFrame, name: str, *, all_rows: bool = False) -> list[Table]:
+    """Return the tables of a study. Raises JobError if it has no rows."""
+    by_workload = studies()[name]
+    computed = _computed(frame, by_workload)
+    tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
+    if not computed:
+        columns = [column for study in by_workload.values() for column in (*study.columns, *study.best_by)]
+        grids = arrange_rows(frame, columns, all_rows=all_rows).grids
+        tables = [cell_table(grid, by_workload[grid.workload]) for grid in grids if grid.workload in by_workload]
+    if not tables:
+        raise JobError(f"no rows for the study {name}, which is of {', '.join(by_workload)}")
+    return tables
+
+
+def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
+    """Return the module and the rows of each workload that computes the study itself."""
+    frame = comparable(frame)
+    return [
+        (importlib.import_module(study.module), plain_rows(frame[frame["workload"] == workload]))
+        for workload, study in by_workload.items()
+        if study.module
+    ]
+
+
+def _printable(table: Table) -> Table:
+    """Make the texts of a computed table safe to print."""
+    return replace(
+        table,
+        heading=printable(table.heading, 400),
+        columns=tuple(map(printable, table.columns)),
+        rows=[[replace(cell, text=printable(cell.text)) for cell in row] for row in table.cells],
+        facts={name: printable(value) for name, value in table.facts.items()},
+        notes=[printable(note, 400) for note in table.notes],
+    )
+
+
+def cell_table(grid: RecordGrid, study: Study, *, compact: bool = False) -> Table:
+    """Return a line for each cell of a grid, with the columns of the study that some row has.
+
+    `compact`: keys with one value stand in the heading, and the column of the status is left out if all cells are ok.
+    """
+    cells, compared, shown = list(grid.cells()), compared_with_best(grid, study), filled_columns(grid, study.columns)
+    values = [{row.key[at] for row in grid.rows} for at in range(len(grid.key_names))]
+    keys = [at for at, distinct in enumerate(values) if len(distinct) > 1 or not compact]
+    shared = {
+        column_label(name): value_text(*distinct)
+        for name, distinct in zip(grid.key_names, values, strict=True)
+        if compact and len(distinct) == 1 and distinct != {None}
+    }
+    statuses = [status_text(cell.record, shown) for cell in cells]
+    has_status = not compact or set(statuses) != {"ok"}
+    rows: list[list[Cell | str]] = [
+        [
+            *(value_text(cell.key[at]) for at in keys),
+            cell.column,
+            *([Cell(status, kind=FAILED.get(status, ""))] if has_status else []),
+            *compared[at : at + 1],
+            *(value_cell(name, cell.record) for name in shown),
+        ]
+        for at, (cell, status) in enumerate(zip(cells, statuses, strict=True))
+    ]
+    columns = [column_label(grid.key_names[at]) for at in keys] + ["variant"]
+    columns += [*(["status"] if has_status else []), *([OF_BEST] if compared else []), *shown]
+    heading = ", ".join((grid.heading, *(f"{name}={value}" for name, value in shared.items())))
+    return Table(heading, columns, rows, {**grid.facts, **shared}, mark_meanings("".join(statuses)), exact=False)
+
+
+def status_text(record: Record, columns: Sequence[str]) -> str:
+    """Return the status of a row, with the marks that belong to the values of these columns."""
+    status = value_text(record["status"])
+    return status + (marks(record, columns) if status == "ok" else "")
+
+
+def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns, or ratios of two, that some record of the grid has."""
+    cells = list(grid.cells())
+    return tuple(name for name in names if any(value_cell(name, cell.record).text != MISSING for cell in cells))
+
+
+def value_cell(name: str, record: Record) -> Cell:
+    """Return a value of a row, or the ratio of two values, named A/B, as "2.00x"."""
+    above, _, below = name.partition("/")
+    if below:
+        try:
+            ratio = float(record[above]) / float(record[below])
+        except (TypeError, ValueError, ZeroDivisionError):  # a value is missing, text or 0
+            return Cell(MISSING)
+        return Cell(ratio_text(ratio), ratio)
+    value = record.get(name)
+    if isinstance(value, float):
+        return Cell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
+    return Cell(value_text(value))
+
+
+def compared_with_best(grid: RecordGrid, study: Study) -> list[Cell]:
+    """Return for each cell how many times worse it is than the best with which it is compared.
+
+    Only correct and measured cells are compared. The list is empty if the study has no column to compare.
+    """
+    cells = list(grid.cells())
+    name = next((name for name in study.best_by if any(cell.record.get(name) is not None for cell in cells)), None)
+    if name is None:
+        return []
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for at, cell in enumerate(cells):
+        if is_measurement(cell.record) and cell.record.get(name) is not None:
+            groups[_compared_key(grid, study, cell)].append(at)
+    compared = [Cell(MISSING)] * len(cells)
+    for group in groups.values():
+        ratios = metric(name).ratios([float(cells[at].record[name]) for at in group])
+        for at, ratio in zip(group, ratios, strict=True):
+            compared[at] = Cell(MISSING) if ratio is None else Cell(ratio_text(ratio), ratio)
+    return compared
+
+
+def _compared_key(grid: RecordGrid, study: Study, cell: GridCell) -> tuple[object, ...]:
+    """Return the keys in which cells must agree to be compared in the study."""
+    pairs = zip(grid.key_names, cell.key, strict=True)
+    return tuple(value for name, value in pairs if name not in study.compared_across)
+
+
+def study_picture(frame: pd.DataFrame, name: str) -> Picture:
+    """Return the picture of a study. Raises JobError if the study or these rows have none."""
+    by_workload = studies()[name]
+    if not any(study.module or study.axes for study in by_workload.values()):
+        raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
+    columns = [axis for study in by_workload.values() for axis in study.axes]
+    for grid in arrange_rows(frame, columns).grids if columns else ():
+        if grid.workload in by_workload and (points := _points(grid, by_workload[grid.workload])):
+            return points
+    for module, rows in _computed(frame, by_workload):
+        picture: Picture | None = module.picture(rows)
+        if picture is not None:
+            return picture
+    raise JobError(f"these rows have nothing to draw for the study {name}")
+
+
+def _points(grid: RecordGrid, study: Study) -> Picture | None:
+    """Return the columns `study.axes` of each measured cell as points, or None if no cell has both.
+
+    A panel holds cells that differ only in the keys `study.compared_across`, on equally many ranks. These keys stand
+    beside each point.
+    """
+    if not study.axes:
+        return None
+    x, y = study.axes
+    panels: dict[tuple[int, tuple[object, ...]], list[GridCell]] = defaultdict(list)
+    for cell in grid.cells():
+        record = cell.record
+        if is_measurement(record) and record.get(x) is not None and record.get(y) is not None:
+            panels[record["tp_size"] * record["dp_size"], _compared_key(grid, study, cell)].append(cell)
+    if not panels:
+        return None
+    beside = " x ".join(column_label(name) for name in grid.key_names if name in study.compared_across)
+    drawn = [_panel(grid, study, ranks, panels[ranks, key]) for ranks, key in sorted(panels, key=lambda key: key[0])]
+    return Picture(tuple(drawn), x + (f" (beside a point: {beside})" if beside else ""), y, ratios=False)
+
+
+def _panel(grid: RecordGrid, study: Study, ranks: int, cells: Sequence[GridCell]) -> Panel:
+    x, y = study.axes
+    across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
+    title = " ".join(
+        f"{column_label(name)}={value_text(value)}"
+        for at, (name, value) in enumerate(zip(grid.key_names, cells[0].key, strict=True))
+        if at not in across
+    )
+    by_column: dict[str, list[GridCell]] = defaultdict(list)
+    for cell in cells:
+        by_column[cell.column].append(cell)
+    series = tuple(
+        Series(
+            column,
+            tuple((float(cell.record[x]), float(cell.record[y])) for cell in drawn),
+            texts=tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in drawn),
+        )
+        for column, drawn in by_column.items()
+    )
+    return Panel(textwrap.fill(f"{title}, {ranks} ranks", _LETTERS), series)

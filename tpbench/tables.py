@@ -1,0 +1,227 @@
+"""The table that every command prints, and its text, Markdown and CSV. Pages render it with a template.
+
+Whoever makes a table makes its texts safe to print (`tpbench.results.printable`). The renderers escape what has a
+meaning in their format.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import rich.table
+from rich.console import Console
+from rich.text import Text
+
+MISSING = "-"
+"""Text of a value that does not exist."""
+STYLES = {"best": "green", "bad": "red", "dim": "dim", "warning": "bold yellow"}
+"""Kinds of a cell or a note, with their styles on a terminal. A page has a CSS class for each."""
+
+_NUMBER = re.compile(
+    r"""[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?
+    (?:[x%]|\ (?:[A-Za-z]{1,3}|\S+/s|bytes))?[^\w\s]*   # a unit, then marks
+    (?:,?\ (?:to\ )?[^A-Za-z\s].*)?""",  # a ratio in brackets, an error or another number
+    re.VERBOSE,
+)
+_MARKDOWN = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|[\\`*{}\[\]#~$|]|:(?=//)|(?<=\bwww)\.")
+_FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # also the full-width signs, which some spreadsheets accept
+_WIDEST = 100_000
+"""Columns of the console that aligns a table. Rich would break or cut the lines of a narrow one."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text of a table, and what lies behind it."""
+
+    text: str
+    value: float | str | None = None
+    """What CSV has in place of the text, such as the number with all digits, by which a page sorts."""
+    kind: str = ""
+    """A name of `STYLES`, or nothing."""
+    ratio: float | None = None
+    """How many times worse than the best cell of its row. CSV has a column of these."""
+    note: str = ""
+    """What a reader of the number must know, as words for CSV. Text and pages have marks instead."""
+    command: str = ""
+    """Command that a button in a page copies."""
+    detail: str = ""
+    """Text in a second line of a page."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts under a heading. A table without columns consists of its heading and notes."""
+
+    heading: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[Cell | str]] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Values that hold for all rows, by name: further columns of a CSV file."""
+    notes: Sequence[str] = ()
+    keys: int = 0
+    """How many leading columns say what a row is about."""
+    quantity: str = ""
+    """What the cells of all other columns measure. CSV then has two columns for each: its number and its ratio."""
+    exact: bool = True
+    """True if a page carries all digits of the numbers."""
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The rows, with a `Cell` for each text."""
+        return [[item if isinstance(item, Cell) else Cell(item) for item in row] for row in self.rows]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The text of each cell, row by row."""
+        return [[cell.text for cell in row] for row in self.cells]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether some cell of a column is a number. Such columns are aligned to the right."""
+        texts = self.texts
+        return [any(is_number(row[at]) for row in texts) for at in range(len(self.columns))]
+
+    def sort_value(self, cell: Cell) -> float | None:
+        """Return the number that a page adds to the text of a cell, or None if the text is enough."""
+        if not self.exact or not isinstance(cell.value, (int, float)) or not math.isfinite(cell.value):
+            return None
+        return None if cell.text == str(cell.value) else cell.value
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a command prints: tables, and the sentences before and after them."""
+
+    tables: Sequence[Table]
+    caption: str = ""
+    notes: Sequence[Cell | str] = ()
+    warnings: Sequence[str] = ()
+
+
+def is_number(text: str) -> bool:
+    """Return true for a number as tables print it, such as `0.303 ms (1.00x)`, and false for words (`3 steps`)."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def show(document: Document, console: Console) -> None:
+    """Print a document without breaking or cutting a line, even if the console is narrow."""
+    console.print(as_text(document), soft_wrap=True)
+
+
+def as_text(document: Document) -> Text:
+    """Return a document with aligned columns and the styles of a terminal. `plain` of the result has no styles."""
+    lines = [Text(document.caption, "dim"), Text()] if document.caption else []
+    for table in document.tables:
+        if table.heading:
+            lines.append(Text(table.heading, "bold"))
+        lines += _aligned(table) if table.columns else []
+        lines += [*(Text(note, "dim") for note in table.notes), Text()]
+    lines += [Text(note.text, STYLES.get(note.kind, "")) for note in _notes(document)]
+    while lines and not lines[-1].plain:
+        lines.pop()
+    return Text("\n").join(lines)
+
+
+def _notes(document: Document) -> list[Cell]:
+    """Return the notes of a document, its warnings last."""
+    notes = [note if isinstance(note, Cell) else Cell(note) for note in document.notes]
+    return [*notes, *(Cell(f"Warning: {warning}", kind="warning") for warning in document.warnings)]
+
+
+def _aligned(table: Table) -> list[Text]:
+    """Return the lines of a table: words to the left, numbers to the right."""
+    grid = rich.table.Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name, numeric in zip(table.columns, table.numeric, strict=True):
+        grid.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True)
+    for row in table.cells:
+        grid.add_row(*(Text(cell.text, STYLES.get(cell.kind, "")) for cell in row))
+    segments = Console(width=_WIDEST, file=io.StringIO()).render(grid)
+    indent = "  " if table.heading else ""
+    lines = []
+    for line in Text.assemble(*((segment.text, segment.style or "") for segment in segments)).split():
+        line.rstrip()
+        lines.append(Text(indent) + line)
+    return lines
+
+
+def as_markdown(document: Document) -> str:
+    """Return a document for a README, an issue or a pull request."""
+    parts = [_markdown(document.caption)] if document.caption else []
+    for table in document.tables:
+        parts += [f"**{_markdown(table.heading)}**"] if table.heading else []
+        parts += [_markdown_table(table)] if table.columns else []
+        parts += _bullets(table.notes)
+    parts += _bullets([note.text for note in _notes(document)])
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(text: str) -> str:
+    """Return Markdown that renders as `text`, also inside a table. Names such as `a_b` stay without a backslash."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKDOWN.sub(lambda match: f"\\{match.group()}", text)
+
+
+def _markdown_table(table: Table) -> str:
+    lines = [f"| {' | '.join(map(_markdown, row))} |" for row in (table.columns, *table.texts)]
+    rules = ["---:" if numeric else ":---" for numeric in table.numeric]
+    return "\n".join([lines[0], f"| {' | '.join(rules)} |", *lines[1:]])
+
+
+def _bullets(notes: Sequence[str]) -> list[str]:
+    return ["\n".join(f"- {_markdown(note)}" for note in notes)] if notes else []
+
+
+def as_csv(document: Document) -> str:
+    """Return one CSV table of all tables: their facts, their keys, then the other columns.
+
+    With a `quantity` a column becomes two, and the last column has the notes of cells and the document's warnings.
+    """
+    tables = document.tables
+    rows = [_csv_row(table, row) for table in tables for row in table.cells]
+    notes = ["notes"] if any(table.quantity for table in tables) else []
+    if notes:
+        rows += [{"notes": Cell(f"Warning: {warning}")} for warning in document.warnings]
+    leading = [name for table in tables for name in table.facts]
+    leading += [name for table in tables for name in table.columns[: table.keys]]
+    others = [name for table in tables for column in table.columns[table.keys :] for name in _csv_names(table, column)]
+    columns = list(dict.fromkeys([*leading, *others, *notes]))
+    return csv_text(columns, [[row.get(name, Cell("")) for name in columns] for row in rows])
+
+
+def _csv_names(table: Table, column: str) -> list[str]:
+    return [f"{column} {table.quantity}", f"{column} x"] if table.quantity else [column]
+
+
+def _csv_row(table: Table, cells: Sequence[Cell]) -> dict[str, Cell]:
+    """Return the cells of a row by the names of their CSV columns."""
+    named = {name: Cell(text) for name, text in table.facts.items()}
+    named |= dict(zip(table.columns[: table.keys], cells, strict=False))
+    others = list(zip(table.columns[table.keys :], cells[table.keys :], strict=True))
+    for column, cell in others:
+        items = (cell, Cell("", cell.ratio))
+        named |= dict(zip(_csv_names(table, column), items, strict=False))
+    notes = [f"{column}: {cell.note}" for column, cell in others if cell.note]
+    return named | ({"notes": Cell("; ".join(notes))} if notes else {})
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Cell | str | float | None]]) -> str:
+    """Return CSV. Numbers have all digits, missing values are empty, and no spreadsheet takes a text for a formula."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([_csv_item(item) for item in row] for row in (columns, *rows))
+    return out.getvalue()
+
+
+def _csv_item(item: Cell | str | float | None) -> str:
+    if isinstance(item, Cell):
+        item = item.text if item.value is None else item.value
+    if item is None or item == MISSING:
+        return ""
+    if isinstance(item, str):
+        return f"'{item}" if item.startswith(_FORMULA) else item
+    return str(item)

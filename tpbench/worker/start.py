@@ -1,0 +1,76 @@
+"""How the processes of a job start and end: how they meet, what marks them, and that they end with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+MARKER = "TPBENCH_ROW_ID"
+"""Environment variable of every process of a job: it tells these processes from all others of the host."""
+
+STORE_FILE = "TPBENCH_STORE_FILE"
+"""Environment variable of a job on one host: the file of its key-value store, in a folder of mode 0700."""
+
+SECRET = "TPBENCH_RENDEZVOUS_SECRET"
+"""Environment variable of a job over several nodes: the prefix of all keys in its store.
+
+Only the user who owns a process, and root, can read its environment. Every user can read its command line.
+"""
+
+_SECRET_FILE = "rendezvous.secret"
+_PR_SET_PDEATHSIG = 1
+
+
+def create_secret(folder: Path) -> None:
+    """Write a new secret of 128 bits into the folder of a cell, for its user only."""
+    descriptor = os.open(folder / _SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(16))
+
+
+def load_secret(folder: Path) -> str:
+    """Return the secret of a cell."""
+    return (folder / _SECRET_FILE).read_text()
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent ends. Does nothing but on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def parent_runs_job(row_id: str) -> bool:
+    """Return False if the parent of this process is not of the same job.
+
+    Then the parent ended before `die_with_parent` was called, and no signal will come.
+    """
+    try:
+        environ = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except FileNotFoundError:
+        return sys.platform != "linux"
+    except OSError:
+        return False
+    return any(variable.startswith(f"{MARKER}={row_id}".encode()) for variable in environ.split(b"\0"))
+
+
+def import_once(*names: str) -> None:
+    """Import these modules without garbage collections, unless this process has imported them.
+
+    A collection would visit all objects of the modules, which stay until the process ends. The collections during
+    torch's imports take 0.2 s. Later collections leave the objects out, too.
+    """
+    if all(name in sys.modules for name in names):
+        return
+    gc.disable()
+    try:
+        for name in names:
+            importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()

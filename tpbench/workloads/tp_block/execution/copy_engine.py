@@ -1,0 +1,257 @@
+"""Our overlap: copy engines move chunks between GPUs while the products of other chunks use all SMs.
+
+All-gather. Each rank stages its shard in symmetric memory and pulls its peers' shards, nearest first, so that no two
+ranks read from the same peer at once. The product of the own shard needs no transfer and runs first. A gathered tensor
+that is needed only for the moment stays where it is staged.
+
+Reduce-scatter. The sum for each owner travels around the ring of ranks and ends at its owner. A rank pulls the partial
+sum from the rank before it and adds its own product. The addition is usually part of the product: cuBLAS reads the
+addend where it writes the result, so that no separate kernel reads and writes everything again. The product for the
+next owner runs beside each transfer. The last transfer runs beside the other half of the rows, or beside the product
+that follows, such as the weight's gradient. Each rank rounds a sum to the tensors' dtype, as NCCL does, in ring order.
+
+Buffers. Each name has two buffers that alternate. A rank copies in order. Its signal that data is ready in one
+operation therefore also says that it has pulled all its data of the operation before, whose buffers are free in the
+next. In the ring such a signal has come from every rank when a rank has its own sum.
+
+Copies within a GPU use SMs, and beside a product they would wait for its end. They run before the product, on its
+stream. The exception is a large shard that is kept: its copy is queued behind the peers' copies and runs in the last
+wave of the product beside it. All products are on one stream, because the GPU may start two concurrent products in
+the wrong order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from tpbench.comm import cuda_driver
+from tpbench.comm.parallel_linears import Pending
+from tpbench.comm.signals import KernelSignals, StreamSignals
+from tpbench.comm.symmetric_buffers import SymmetricBuffers
+
+STAGED, PARTIAL_SUM = range(2)
+"""Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
+
+MIN_PIECE_ELEMENTS = 2**22
+"""Smallest number of elements of a product's piece: tiles of 128 x 256 for each SM of an H200. Smaller pieces leave SMs
+idle, which costs more than a separate kernel that adds."""
+
+MIN_COPY_BYTES = 2**24
+"""Smallest shard in bytes that is copied beside a product. At half this size one more event on the products' stream
+costs about as much time as the saved kernel."""
+
+IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+BATCH_COPY = "cuMemcpyBatchAsync_v2"
+
+
+class CopyEngineSchedule:
+    """Products of chunks by cuBLAS beside copies by the copy engines.
+
+    `merged`: one product for all neighbouring peers' gathered chunks, which waits for the last of them.
+    """
+
+    def __init__(self, buffers: SymmetricBuffers, *, merged: bool = False) -> None:
+        self.buffers = self.memory = buffers
+        self.rank, self.size, self.group = buffers.rank, buffers.size, buffers.group
+        self.divisor = self.size
+        self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
+        self.copies = buffers.copies
+        self.runs = peer_runs(self.rank, self.size, merged)
+        self.peers = [peer for run in peer_runs(self.rank, self.size, merged=False) for peer in run]
+
+    @property
+    def signals(self) -> StreamSignals | KernelSignals:
+        """The signals of the buffers, while capturing those that a graph can hold."""
+        capturing = torch.cuda.is_current_stream_capturing()
+        return self.buffers.captured_signals if capturing else self.buffers.signals
+
+    def gather(self, shard: Tensor) -> Pending:
+        whole, arrived = self._pull(shard, keep=False)
+
+        def finish() -> Tensor:
+            self._wait(arrived.values())
+            self._join_streams()
+            return whole
+
+        return finish
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+        whole, arrived = self._pull(shard, keep)
+        product = shard.new_empty(len(whole), matrix.shape[1])
+        sources, products = whole.chunk(self.size), product.chunk(self.size)
+        torch.mm(shard, matrix, out=products[self.rank])
+        for run in self.runs:
+            self._wait(arrived[peer] for peer in run)
+            torch.mm(_rows(sources, run), matrix, out=_rows(products, run))
+        if self.rank in arrived:
+            self._wait([arrived[self.rank]])
+        self._join_streams()
+        return whole, product
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
+        """Step s computes the sum for the owner s + 1 ranks back; the last step computes this rank's own."""
+        last = self.size - 1
+        sources = whole.chunk(self.size)
+        shape = (len(sources[0]), matrix.shape[1])
+        parts = self._buffer("parts", (last, *shape), whole.dtype)
+        total = whole.new_empty(shape)
+        sums = [*parts[self.rank], total]  # by step
+        # The addend is still in transfer when its product could start.
+        addend_arrives_late = awaited or self.size > 2
+        pieces = 2 if addend_arrives_late and total.numel() >= 2 * MIN_PIECE_ELEMENTS else 1
+        arrived: list[torch.cuda.Event] = []
+        for step in range(last):
+            source, theirs = sources[(self.rank - 1 - step) % self.size], parts[self.before][step]
+            cut = (tensor.chunk(pieces) for tensor in (source, sums[step], theirs, sums[step + 1]))
+            addends, arrived = arrived, []
+            for piece, (rows, into, pulled, following) in enumerate(zip(*cut, strict=True)):
+                self._add_product(rows, matrix, into, addends[piece : piece + 1], fused=pieces > 1)
+                arrived.append(self._pull_sum(pulled, following))
+
+        def finish() -> Tensor:
+            if awaited and pieces > 1:
+                for rows, into, addend in zip(
+                    sources[self.rank].chunk(pieces), total.chunk(pieces), arrived, strict=True
+                ):
+                    self._add_product(rows, matrix, into, [addend], fused=True)
+            else:
+                self._add_product(sources[self.rank], matrix, total, arrived, fused=not awaited)
+            self._join_streams()
+            return total
+
+        return finish
+
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+        """Each rank's buffer of this operation, by rank.
+
+        A replay of a graph begins with the buffer of the capture's first use. The last use before may have been of the
+        same buffer, therefore the graph begins with a barrier. Within it, buffers alternate as they do without one.
+        """
+        capturing = torch.cuda.is_current_stream_capturing()
+        if capturing and not self.buffers.capturing:
+            self.buffers.barrier()
+        self.buffers.capturing = capturing
+        return self.buffers.next(name, shape, dtype)
+
+    def _pull(self, shard: Tensor, keep: bool) -> tuple[Tensor, dict[int, torch.cuda.Event]]:
+        """Queue the copies of all ranks' shards, and return the gathered tensor with an event for each copy, by peer.
+
+        `keep`: copy to new memory. Otherwise gather where shards are staged, which the next gather but one overwrites.
+        The own shard is copied on the current stream, or has an event too if it is copied beside a product.
+        """
+        staged = self._buffer("staged", (self.size, *shard.shape), shard.dtype)
+        here = staged[self.rank]
+        whole = torch.empty_like(here) if keep else here
+        arrived = {peer: torch.cuda.Event() for peer in self.peers}
+        here[self.rank].copy_(shard, non_blocking=True)
+        self.copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.copies):
+            for peer in self.peers:
+                self.signals.send(STAGED, peer)
+            for peer in self.peers:
+                self.signals.wait(STAGED, peer)
+                whole[peer].copy_(staged[peer][peer], non_blocking=True)
+                arrived[peer].record()
+            if keep and shard.nbytes >= MIN_COPY_BYTES and copy_beside_compute(whole[self.rank], shard):
+                arrived[self.rank] = self.copies.record_event()
+        if keep and self.rank not in arrived:
+            whole[self.rank].copy_(shard, non_blocking=True)
+        return whole.flatten(0, 1), arrived
+
+    def _add_product(
+        self, rows: Tensor, matrix: Tensor, into: Tensor, arrived: Sequence[torch.cuda.Event], *, fused: bool
+    ) -> None:
+        """Add rows @ matrix to the addend in `into` when it has arrived. Without an addend, overwrite `into`.
+
+        `fused`: one kernel multiplies and adds, and so waits for the addend. Otherwise the product does not wait, and a
+        second kernel adds.
+        """
+        if not arrived:
+            torch.mm(rows, matrix, out=into)
+        elif fused:
+            self._wait(arrived)
+            into.addmm_(rows, matrix)
+        else:
+            product = rows @ matrix
+            self._wait(arrived)
+            into.add_(product)
+
+    def _pull_sum(self, theirs: Tensor, mine: Tensor) -> torch.cuda.Event:
+        """Signal the next rank that the current stream's last sum is ready, and pull the sum of the rank before.
+
+        The event marks the end of the pull.
+        """
+        self.copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.copies):
+            self.signals.send(PARTIAL_SUM, self.after)
+            self.signals.wait(PARTIAL_SUM, self.before)
+            mine.copy_(theirs, non_blocking=True)
+            return self.copies.record_event()
+
+    def _wait(self, arrived: Iterable[torch.cuda.Event]) -> None:
+        for event in arrived:
+            torch.cuda.current_stream().wait_event(event)
+
+    def _join_streams(self) -> None:
+        """Join the copy stream into the current one while capturing: a captured graph must end on one stream."""
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_stream(self.copies)
+
+
+def peer_runs(rank: int, size: int, merged: bool) -> list[range]:
+    """Return a rank's peers in ring order after it: one by one, or merged to at most two runs of neighbours."""
+    if merged:
+        return [run for run in (range(rank + 1, size), range(rank)) if run]
+    return [range(peer, peer + 1) for peer in (*range(rank + 1, size), *range(rank))]
+
+
+def _rows(chunks: tuple[Tensor, ...], run: range) -> Tensor:
+    """Neighbouring chunks of a matrix as one view of it."""
+    first = chunks[run.start]
+    return first.as_strided((len(first) * len(run), first.shape[1]), first.stride())
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _Attributes(ctypes.Structure):
+    """CUmemcpyAttributes."""
+
+    _fields_ = [
+        ("order", ctypes.c_int),
+        ("source", _Location),
+        ("destination", _Location),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
+    """Copy on the current stream in the way that the driver prefers beside computation; return false if it cannot.
+
+    An ordinary copy within a GPU is a kernel and waits for free SMs. In traces of H200s (driver 580) this copy waits
+    too, but only until the last wave of the product beside it.
+
+    Both tensors are contiguous and of one size. The current stream must not be one of CUDA's default streams. Returns
+    false without copying during graph capture and with drivers before CUDA 13, which lack such copies. Raises
+    RuntimeError if the driver returns an error.
+    """
+    if not cuda_driver.has(BATCH_COPY) or torch.cuda.is_current_stream_capturing():
+        return False
+    cuda_driver.call(
+        BATCH_COPY,
+        ctypes.byref(ctypes.c_uint64(into.data_ptr())),
+        ctypes.byref(ctypes.c_uint64(source.data_ptr())),
+        ctypes.byref(ctypes.c_size_t(into.nbytes)),
+        ctypes.c_size_t(1),  # number of copies
+        ctypes.byref(_Attributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)),
+        ctypes.byref(ctypes.c_size_t(0)),  # first copy that the attributes apply to
+        ctypes.c_size_t(1),  # number of attributes
+        cuda_driver.current_stream(),
+    )
+    return True

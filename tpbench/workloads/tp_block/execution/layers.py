@@ -1,0 +1,297 @@
+"""Tensor- and sequence-parallel layers for any training code, and the transformer block that is built from them.
+
+Activations between the layers are sharded along their first dimension, the sequence, in the order of the group's ranks.
+
+    up = ColumnParallelLinear(4096, 14336, group, use_overlap=True)
+    down = RowParallelLinear(14336, 4096, group, use_overlap=True)
+    y = down(torch.relu(up(x)))  # x, y: this rank's rows of the sequence, (rows / p, ..., 4096)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tpbench.comm.parallel_linears import (
+    LinearPlan,
+    SequentialSchedule,
+    column_parallel,
+    row_parallel,
+    with_summed_gradient,
+)
+from tpbench.workloads.tp_block.execution.ring import RingSchedule
+from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
+
+Planner = Callable[[ShardedLinear], LinearPlan]
+"""Returns the schedules of a linear."""
+
+THETA = 500_000.0
+"""Base of the rotary embedding's angles in Llama 3."""
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = all_gather(x) W^T. Each rank computes its share of y's columns.
+
+    Several `out_features`, such as q, k and v, share one gather and one product. Each of them is sharded by itself.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int | Sequence[int],
+        group: dist.ProcessGroup | None = None,
+        *,
+        use_overlap: bool = False,
+        save_gathered: bool = True,
+        seed: int | None = None,
+        weight: Tensor | None = None,
+        plan: LinearPlan | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Create the layer on one rank of a group of p ranks.
+
+        Args:
+            in_features: columns of the whole W.
+            out_features: rows of the whole W, or of each of its parts.
+            group: the ranks that share the layer. Default: the world.
+            use_overlap: use a ring all-gather and reductions in pieces instead of whole collectives. The rows of y must
+                then be divisible by p^2.
+            save_gathered: keep the gathered x for the backward pass. If false, gather x again.
+            seed: draw the weight from this seed (default 0). Equal seeds give the same W at any p.
+            weight: this rank's part of W, (out / p, in), instead of a drawn one.
+            plan: schedules, instead of `group` and `use_overlap`.
+            device: device of the weight.
+            dtype: dtype of the weight.
+
+        Raises:
+            ValueError: a size is not divisible by p, or an option is given beside the one that replaces it.
+        """
+        super().__init__()
+        parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
+        self.plan, self.save_gathered = plan_for(group, use_overlap, plan), save_gathered
+        self.linear = ShardedLinear("column", "column", in_features, parts)
+        self.local_parts = [features // self.plan.forward.size for features in parts]
+        self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
+
+    def forward(self, x: Tensor) -> Any:
+        """Return y (rows, ..., out / p) of x (rows / p, ..., in), or a tuple for several parts.
+
+        Raise ValueError if the backward pass cannot scatter the rows.
+        """
+        shard, schedule = x.reshape(-1, x.shape[-1]), self.plan.backward
+        rows = schedule.size * len(shard)
+        if rows % schedule.divisor:
+            raise ValueError(
+                f"{rows} gathered rows must be divisible by {schedule.divisor} to overlap in the backward pass"
+            )
+        product = column_parallel(shard, self.weight, self.plan, save_gathered=self.save_gathered)
+        y = product.view(-1, *x.shape[1:-1], product.shape[-1])
+        return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
+
+
+class RowParallelLinear(nn.Module):
+    """y = reduce_scatter(x W^T). Each rank has a share of the columns of x and W, and of the rows of y."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group: dist.ProcessGroup | None = None,
+        *,
+        use_overlap: bool = False,
+        seed: int | None = None,
+        weight: Tensor | None = None,
+        plan: LinearPlan | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Create the layer. The arguments are those of ColumnParallelLinear; a given `weight` is (out, in / p)."""
+        super().__init__()
+        self.plan = plan_for(group, use_overlap, plan)
+        self.linear = ShardedLinear("row", "row", in_features, (out_features,))
+        self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if p does not divide the rows."""
+        if x.shape[0] % self.plan.forward.size:
+            raise ValueError(f"{x.shape[0]} rows cannot be shared equally by {self.plan.forward.size} ranks")
+        shard = row_parallel(x.reshape(-1, x.shape[-1]), self.weight, self.plan)
+        return shard.view(-1, *x.shape[1:-1], shard.shape[-1])
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight on this rank's rows.
+
+    The weight is whole on every rank. Its gradient is the sum over the group (default: the world) of the ranks'
+    contributions.
+    """
+
+    def __init__(
+        self, weight: Tensor, group: dist.ProcessGroup | None = None, eps: float = 1e-5, *, summed: bool = True
+    ) -> None:
+        """Create the layer. With `summed=False` the gradient is that of the own rows only; a group is a ValueError."""
+        super().__init__()
+        if group is not None and not summed:
+            raise ValueError("group and summed=False: what is not summed needs no group")
+        self.weight, self.group, self.eps = nn.Parameter(weight), _group_or_world(group) if summed else None, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.group is None else with_summed_gradient(self.weight, self.group)
+        return functional.rms_norm(x, weight.shape, weight, self.eps)
+
+
+def plan_for(
+    group: dist.ProcessGroup | None = None, use_overlap: bool = False, plan: LinearPlan | None = None
+) -> LinearPlan:
+    """Return the given plan, or a group's (default: the world's): sequential, or with overlap by hand.
+
+    Raise ValueError if an option is given beside a plan that replaces it.
+    """
+    if plan is None:
+        group = _group_or_world(group)
+        return LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
+    if use_overlap:
+        raise ValueError("use_overlap and plan: a plan says itself what overlaps")
+    if group is not None:
+        raise ValueError("group and plan: a plan's schedules have a group")
+    return plan
+
+
+def _group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    group = group or dist.group.WORLD
+    if group is None:
+        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+    return group
+
+
+def random_weight(linear: ShardedLinear, seed: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the full W on the CPU: normal numbers of standard deviation in_features^-1/2, from one seed."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sum(linear.out_features), linear.in_features)
+    return (torch.randn(shape, generator=generator) * linear.in_features**-0.5).to(dtype or torch.get_default_dtype())
+
+
+def _parameter(
+    linear: ShardedLinear,
+    plan: LinearPlan,
+    weight: Tensor | None,
+    seed: int | None,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+) -> nn.Parameter:
+    """Return this rank's part of a linear's W: the given one, or that of a drawn W."""
+    rank, size = plan.forward.rank, plan.forward.size
+    shape = linear.local_shape(size)
+    if weight is None:
+        weight = linear.shard(random_weight(linear, seed or 0, dtype), rank, size)
+    elif seed is not None:
+        raise ValueError("seed and weight: a weight that is given is not drawn")
+    if weight.shape != shape:
+        raise ValueError(f"a rank's weight must be {shape}, it is {tuple(weight.shape)}")
+    return nn.Parameter(weight.to(device=device, dtype=dtype))
+
+
+def rotary_angles(tokens: int, head_dim: int, device: torch.device) -> Tensor:
+    """Return the angles of Llama 3's rotary embedding by position and pair: (tokens, head_dim / 2), float64.
+
+    Number i of the first half of a head and number i of its second half are a point in a plane. The position of the row
+    times THETA^(-2 i / head_dim) is the angle by which the point is rotated.
+    """
+    frequencies = THETA ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
+    return torch.arange(tokens, dtype=torch.float64, device=device)[:, None] * frequencies
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x (..., tokens, head_dim) rotated by angles with these cosines and sines (tokens, head_dim / 2)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped keys and values on this rank's heads. x and y: (rows / p, hidden)."""
+
+    def __init__(
+        self, qkv: nn.Module, out: nn.Module, head_dim: int, rotation: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Create the layer. `rotation`: cosines and sines of the rotary embedding, or None without one."""
+        super().__init__()
+        self.qkv, self.out, self.head_dim, self.rotation = qkv, out, head_dim, rotation
+
+    def forward(self, x: Tensor) -> Tensor:
+        # (rows, heads * head_dim) as (1, heads, rows, head_dim).
+        q, k, v = (columns.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)[None] for columns in self.qkv(x))
+        if self.rotation is not None:
+            q, k = rotate(q, *self.rotation), rotate(k, *self.rotation)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(y[0].transpose(0, 1).flatten(1))
+
+
+class Mlp(nn.Module):
+    """down(silu(gate(x)) * up(x)) on this rank's columns. x and y: (rows / p, hidden)."""
+
+    def __init__(self, up: nn.Module, down: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down = up, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x)
+        return self.down(functional.silu(gate) * up)
+
+
+class TransformerBlock(nn.Module):
+    """h = x + attention(norm(x)); y = h + mlp(norm(h)). x and y: (rows / p, hidden)."""
+
+    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: Mlp) -> None:
+        super().__init__()
+        self.attention_norm, self.attention, self.mlp_norm, self.mlp = attention_norm, attention, mlp_norm, mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.Module:
+    """Build the problem's part of a block from this rank's weights, given by the names of the linears and norms.
+
+    The norms' gradients are summed over the group of the first linear's schedule, if that schedule communicates.
+    """
+
+    def layer(linear: ShardedLinear) -> nn.Module:
+        weight, schedules = weights[linear.name], plan(linear)
+        if linear.kind == "row":
+            return RowParallelLinear(linear.in_features, linear.out_features[0], weight=weight, plan=schedules)
+        keep = problem.save_gathered
+        return ColumnParallelLinear(
+            linear.in_features, linear.out_features, save_gathered=keep, weight=weight, plan=schedules
+        )
+
+    layers = {linear.name: layer(linear) for linear in problem.linears}
+    if problem.part in ("column", "row"):
+        return layers.popitem()[1]
+    mlp = Mlp(layers["up"], layers["down"])
+    if problem.part == "mlp":
+        return mlp
+    group = plan(problem.linears[0]).forward.group
+    norms = [RMSNorm(weights[name], group, summed=group is not None) for name in problem.norms]
+    rotation = None
+    if problem.rotary:
+        qkv = weights["qkv"]
+        angles = rotary_angles(problem.tokens, problem.head_dim, qkv.device)
+        rotation = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+    attention = Attention(layers["qkv"], layers["out"], problem.head_dim, rotation)
+    return TransformerBlock(norms[0], attention, norms[1], mlp)
+
+
+def gradients(problem: TpBlock, module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the gradients of a built module's weights, by the names of its linears and norms."""
+    grads = {}
+    for path, parameter in module.named_parameters():
+        *owners, _ = path.split(".")
+        grads[owners[-1] if owners else problem.linears[0].name] = parameter.grad
+    return grads

@@ -1,0 +1,258 @@
+"""What a row says beside the time of a step: rates of the machine, exposed communication, and a step's timeline.
+
+exposed = step - the same step with its communication removed. The second step computes each product in one piece. The
+result is the median of the differences of interleaved pairs.
+
+hidden share = 1 - exposed / time of all the step's collectives alone, one after the other.
+
+The cost of cutting products into chunks therefore counts as exposed. The all-reduces of the norms' gradients count as
+communication that no variant hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any, TypeAlias
+
+import torch
+import torch._dynamo  # traces and optimizers need it: import it before jobs are forked, not in each
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from tpbench.comm import parallel_linears
+from tpbench.comm.collectives import gather_rows, scatter_rows
+from tpbench.comm.parallel_linears import Schedule
+from tpbench.measure.gemm import compute_ms, gemm_tflops
+from tpbench.measure.gpu_profiler import gpu_profile
+from tpbench.measure.session import Context, Costs
+from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
+from tpbench.measure.timeline import COMMUNICATION, PRODUCT, Interval, events, intervals, keep_trace, spans
+from tpbench.workloads.tp_block import limits
+from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
+from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
+
+SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
+"""Bytes of each rank in the all-gather that measures the bandwidth: large enough that its latency does not matter."""
+
+SLEEP_CYCLES = 200_000_000
+"""About 0.1 s."""
+
+Operation: TypeAlias = Callable[[Schedule], None]
+"""Runs one operation of a linear under a schedule."""
+
+
+@dataclass(frozen=True)
+class MachineRates:
+    """Rates of the slowest rank, the same on every rank."""
+
+    gemm_tflops: float
+    """A large matrix product in the problem's dtype while all ranks compute, in TFLOP/s."""
+    gather_gb_per_s: float
+    """Bytes that a rank receives in a large all-gather, in 1e9 bytes per second. 0 for one rank."""
+
+    def wire_ms(self, received: int) -> float:
+        """Return the least time in ms to receive that many bytes."""
+        return received / self.gather_gb_per_s / 1e6 if received else 0.0
+
+    def costs(self, problem: TpBlock, size: int) -> Costs:
+        """Return the costs of an iteration on one of `size` ranks at these rates."""
+        flops = limits.flops(problem, size)
+        return Costs(
+            bytes_moved=limits.bytes_moved(problem, size),
+            bytes_communicated=limits.bytes_sent(problem, size),
+            flops=flops,
+            compute_ms=compute_ms(flops, self.gemm_tflops),
+            wire_ms=self.wire_ms(limits.bytes_sent(problem, size, least=True)),
+        )
+
+
+def machine_rates(inputs: BlockInputs, stopwatch: Stopwatch) -> MachineRates:
+    """Measure the rates of a large matrix product and of a large all-gather. Collective."""
+    tflops = gemm_tflops(inputs.dtype, inputs.device, stopwatch)
+    if inputs.size == 1:
+        return MachineRates(tflops, 0.0)
+    shard = torch.zeros(SHARD_BYTES[inputs.device.type], 1, dtype=torch.uint8, device=inputs.device)
+
+    def gather() -> None:
+        gather_rows(shard, inputs.group)
+
+    return MachineRates(tflops, shard.nbytes * (inputs.size - 1) / stopwatch.ms(gather) / 1e6)
+
+
+def forward_operation(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
+    """Return a linear's forward operation on random numbers, to time it alone under any schedule."""
+    weight, x, keep = inputs.weights[linear.name], _activations(inputs, linear), inputs.problem.save_gathered
+
+    def run(schedule: Schedule) -> None:
+        if linear.kind == "row":
+            parallel_linears.row_forward(schedule, x, weight)
+        else:
+            parallel_linears.column_forward(schedule, x, weight, keep)
+
+    return run
+
+
+def backward_operation(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
+    """Return a linear's backward operation, as `forward_operation` does."""
+    weight, x = inputs.weights[linear.name], _activations(inputs, linear)
+    saved, rows = inputs.problem.save_gathered, inputs.problem.tokens
+    by_row = linear.kind == "row"
+    grad = _random(inputs, *((rows // inputs.size, linear.out_features[0]) if by_row else (rows, weight.shape[0])))
+    kept = x.repeat(inputs.size, 1) if saved and not by_row else x
+
+    def run(schedule: Schedule) -> None:
+        if by_row:
+            parallel_linears.row_backward(schedule, grad, x, weight)
+        else:
+            parallel_linears.column_backward(schedule, grad, weight, kept, saved)
+
+    return run
+
+
+def _activations(inputs: BlockInputs, linear: ShardedLinear) -> Tensor:
+    """Random numbers in the size and dtype of a linear's input."""
+    rows = inputs.problem.tokens // (inputs.size if linear.kind == "column" else 1)
+    return _random(inputs, rows, linear.local_shape(inputs.size)[1])
+
+
+def _random(inputs: BlockInputs, rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns, device=inputs.device).to(inputs.dtype)
+
+
+class StepCollectives:
+    """The collectives that a step needs, as the sequential schedule runs them."""
+
+    def __init__(self, inputs: BlockInputs) -> None:
+        problem = inputs.problem
+        again = 0 if problem.save_gathered else sum(linear.kind == "column" for linear in problem.linears)
+        self.group = inputs.group
+        self.gathers, self.scatters = len(problem.linears) + again, len(problem.linears)
+        self.norms = len(problem.norms)
+        self.shard = torch.zeros(
+            problem.tokens // inputs.size, problem.hidden, dtype=inputs.dtype, device=inputs.device
+        )
+        self.whole = self.shard.repeat(inputs.size, 1)
+
+    def run(self) -> None:
+        """Run all collectives of a step."""
+        for _ in range(self.gathers):
+            self.gather()
+        for _ in range(self.scatters):
+            self.scatter()
+        for _ in range(self.norms):
+            dist.all_reduce(self.shard[0], group=self.group)
+
+    def gather(self) -> None:
+        """Run one all-gather."""
+        gather_rows(self.shard, self.group)
+
+    def scatter(self) -> None:
+        """Run one reduce-scatter."""
+        scatter_rows(self.whole, self.group)
+
+
+def exposed_communication(
+    inputs: BlockInputs,
+    prepared: PreparedBlock,
+    stopwatch: Stopwatch,
+    step: Callable[[], None],
+    release_step: Callable[[], None],
+) -> dict[str, Any]:
+    """Return the columns about exposed communication, none if the block does not communicate. Collective."""
+    if prepared.without_communication is None or prepared.run_without_communication is None:
+        return {}
+    run, module = prepared.run_without_communication, prepared.without_communication
+
+    def compute_step() -> None:
+        run(prepared.x).backward(prepared.grad)
+
+    def release_compute_step() -> None:
+        module.zero_grad(set_to_none=True)
+        prepared.x.grad = None
+
+    step_times, compute_times = stopwatch.interleaved_ms((step, release_step), (compute_step, release_compute_step))
+    release_step()
+    release_compute_step()
+    collectives = StepCollectives(inputs)
+    communication_ms = stopwatch.ms(collectives.run)
+    exposed_ms = paired_difference(step_times, compute_times)
+    columns = {
+        "compute_ms": median(compute_times),
+        "communication_ms": communication_ms,
+        "exposed_ms": exposed_ms,
+        "hidden_share": 1 - exposed_ms / communication_ms,
+    }
+    return columns | _hidden_by_direction(inputs, prepared, stopwatch, collectives)
+
+
+def _hidden_by_direction(
+    inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch, collectives: StepCollectives
+) -> dict[str, float]:
+    """The hidden share of all-gathers and of reduce-scatters, from the forward operations of the linears alone."""
+    if prepared.plan is None:
+        return {}
+    exposed_ms: dict[str, list[float]] = {"column": [], "row": []}
+    without = NoCommunicationSchedule(inputs.rank, inputs.size)
+    for linear in inputs.problem.linears:
+        run, schedule = forward_operation(inputs, linear), prepared.plan(linear).forward
+        samples = stopwatch.interleaved_ms((partial(run, schedule), do_nothing), (partial(run, without), do_nothing))
+        exposed_ms[linear.kind].append(paired_difference(*samples))
+    alone_ms = {"column": stopwatch.ms(collectives.gather), "row": stopwatch.ms(collectives.scatter)}
+    names = {"column": "gather_hidden", "row": "scatter_hidden"}
+    return {names[kind]: 1 - sum(times) / (len(times) * alone_ms[kind]) for kind, times in exposed_ms.items() if times}
+
+
+def trace_step(step: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:
+    """Trace one step with the profiler and return its columns on rank 0. Collective.
+
+    `keep`: trace all ranks, and write each rank's trace beside the job's logs. Otherwise a process that runs further
+    jobs is not traced.
+    """
+    on_gpu = context.device.type == "cuda"
+    if context.process_stays and not keep:
+        return {}
+
+    def queued_step() -> None:
+        if on_gpu:  # launches are slow under a profiler: queue all of them before the first kernel runs
+            torch.cuda._sleep(SLEEP_CYCLES)
+        step()
+
+    step()
+    if context.rank and not keep:
+        queued_step()
+        return {}
+    with gpu_profile(ProfilerActivity.CPU) if on_gpu else profile(activities=[ProfilerActivity.CPU]) as profiler:
+        queued_step()
+        if on_gpu:
+            torch.cuda.synchronize(context.device)
+    if keep:
+        keep_trace(profiler, context)
+    timeline = intervals(events(profiler, on_gpu), on_gpu)
+    columns: dict[str, Any] = {
+        "timeline_start_ms": [interval.start_ms for interval in timeline],
+        "timeline_ms": [interval.length_ms for interval in timeline],
+        "timeline_kind": [float(interval.kind) for interval in timeline],
+        "timeline_lane": [float(interval.lane) for interval in timeline],
+    }
+    if on_gpu:
+        columns["overlap_fraction"] = overlap_fraction(timeline)
+    return columns
+
+
+def overlap_fraction(timeline: Sequence[Interval]) -> float | None:
+    """Return the fraction of communication time during which a product runs, or None without communication."""
+    communication, products = (
+        spans(interval for interval in timeline if interval.kind == kind) for kind in (COMMUNICATION, PRODUCT)
+    )
+    total = sum(end - start for start, end in communication)
+    both = sum(
+        max(0.0, min(end, product_end) - max(start, product_start))
+        for start, end in communication
+        for product_start, product_end in products
+    )
+    return both / total if total else None
