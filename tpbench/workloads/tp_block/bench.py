@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from tpbench.measure.audit import GeneratedInputs
 from tpbench.measure.bottleneck import columns_by_exposure
-from tpbench.measure.inputs import GeneratedInputs
 from tpbench.measure.session import Context, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.measure import memory
-from tpbench.measure.audit import on_any_rank, subclass_reason
-from tpbench.measure.gemm import compute_ms, gemm_tflops
+from tpbench.measure import rank_memory
+from tpbench.measure.ranks import on_any_rank
+from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
@@ -47,12 +47,10 @@ class TrainStepSession:
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
         self.problem, self.variant, self.context = problem, variant, context
         self.from_outside = variant.place is not None
-        self.subclass: str | None = None
-        """Why a loss or a norm of a variant from outside is no plain tensor."""
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
         self.reference = compute_reference(problem, context, whole_run=self.from_outside)
         self.schedule = IterationSchedule(
-            problem.warmup_steps, problem.steps, held_before=memory.held_bytes(context.device)
+            problem.warmup_steps, problem.steps, held_before=rank_memory.held_bytes(context.device)
         )
         context.say(f"making the model for {variant.name}")
         began = time.perf_counter()
@@ -96,7 +94,6 @@ class TrainStepSession:
         if self.from_outside:
             for number in (loss, norm):
                 require(number, Tensor, self.variant, "accumulate or update")
-                self.subclass = self.subclass or subclass_reason(number)
             loss, norm = loss.detach().clone(), norm.detach().clone()
         self.losses.append(loss)
         self.norms.append(norm)
@@ -105,7 +102,7 @@ class TrainStepSession:
         """Make all later steps replays of a CUDA graph, and return the GiB that the graph keeps. Collective."""
         self.restore()
         mark = self.phases.mark if self.problem.phase_steps else ignore_phase
-        with memory.extra_peak(self.context.device) as peak:
+        with rank_memory.extra_peak(self.context.device) as peak:
             self.graph = StepGraph(self.trainer, self.batches, mark, self.stream)
         self.graph_marks = self.phases.taken_marks()
         self.graph_gib = peak.gib
@@ -127,10 +124,10 @@ class TrainStepSession:
         self.progress.report(len(self.losses), self.losses)
         losses, norms = self._trajectories()
         errors = compare(reference, losses, norms)
-        wrong = errors.complaint(problem.dtype) or self.subclass
+        wrong = errors.complaint(problem.dtype)
         if reference.timed is not None and wrong is None:
             wrong = reference.timed.complaint(losses[problem.warmup_steps :], problem.dtype)
-        held_gib = (memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30
+        held_gib = (rank_memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30
         columns = {
             "loss_value": losses[-1],
             "loss_error": errors.loss_error,

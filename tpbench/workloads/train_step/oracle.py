@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tpbench.measure import memory
+from tpbench.measure import rank_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import estimate_memory
 from tpbench.workloads.train_step.model import models, sizes
@@ -183,7 +183,8 @@ def _trained(problem: TrainStep, steps: int, context: Context) -> torch.Tensor |
 def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
     needed = estimate_memory(problem, "ddp", 1, 1).total
     flops = sizes.step_flops(problem) * context.dp_size * steps
-    return needed <= MEMORY_SHARE * memory.available_bytes(context.device) and flops <= MAX_FLOPS[context.device.type]
+    available = MEMORY_SHARE * rank_memory.available_bytes(context.device)
+    return needed <= available and flops <= MAX_FLOPS[context.device.type]
 
 
 def single_process_trainer(problem: TrainStep, context: Context) -> TorchTrainer:
@@ -207,7 +208,7 @@ def train_first_steps(problem: TrainStep, steps: int, context: Context) -> torch
             ]
             result[0, step], result[1, step] = float(trainer.accumulate(batches)), float(trainer.update())
     except (RuntimeError, MemoryError) as error:
-        if memory.shortage(error) is None:
+        if rank_memory.shortage(error) is None:
             raise
         result.fill_(torch.nan)
     return result

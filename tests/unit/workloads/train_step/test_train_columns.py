@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
-from tpbench.measure.timeline import intervals
+from tpbench.measure.gpu_profiler import intervals
 from tpbench.workloads.train_step.estimates import rank_flops
 from tpbench.workloads.train_step.speed import peak_tflops, throughput
 from tpbench.workloads.train_step.training import measured_step

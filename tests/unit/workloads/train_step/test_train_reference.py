@@ -31,7 +31,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(oracle, "train_first_steps", train)
     monkeypatch.setattr(oracle, "first_loss", lambda problem, context: 7.0)
     monkeypatch.setattr(oracle, "estimate_memory", lambda *_: SimpleNamespace(total=70 * GIB))
-    monkeypatch.setattr(oracle.memory, "available_bytes", lambda device: 100 * GIB)
+    monkeypatch.setattr(oracle.rank_memory, "available_bytes", lambda device: 100 * GIB)
     monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / 6)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: calls.append(("broadcast", tensor.shape, src)))
     return calls
@@ -56,7 +56,7 @@ def test_what_is_affordable_is_trained_by_rank_0(log: list[Any]) -> None:
 @pytest.mark.parametrize("much", ["memory", "operations", "infinite losses"])
 def test_what_costs_too_much_is_a_forward_pass(much: str, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if much == "memory":
-        monkeypatch.setattr(oracle.memory, "available_bytes", lambda device: 100 * GIB - 2)
+        monkeypatch.setattr(oracle.rank_memory, "available_bytes", lambda device: 100 * GIB - 2)
     elif much == "operations":
         monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / 6 + 1)
     else:

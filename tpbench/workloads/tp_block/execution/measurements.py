@@ -26,11 +26,19 @@ from torch.profiler import ProfilerActivity, profile
 from tpbench.comm import parallel_linears
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.comm.parallel_linears import Schedule
-from tpbench.measure.gemm import compute_ms, gemm_tflops
-from tpbench.measure.gpu_profiler import gpu_profile
+from tpbench.measure.gpu_profiler import (
+    COMMUNICATION,
+    PRODUCT,
+    Interval,
+    events,
+    gpu_profile,
+    intervals,
+    keep_trace,
+    spans,
+)
+from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs
 from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
-from tpbench.measure.timeline import COMMUNICATION, PRODUCT, Interval, events, intervals, keep_trace, spans
 from tpbench.workloads.tp_block import limits
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs

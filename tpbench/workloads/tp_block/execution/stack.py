@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tpbench.measure.memory import held_bytes
+from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.session import Context, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
