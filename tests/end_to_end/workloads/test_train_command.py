@@ -20,7 +20,7 @@ from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.report.analysis.metrics import number
 from tpbench.report.pivot import pivot
 from tpbench.report.studies import study_tables
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.worker.task import Task
 from tpbench.workloads.train_step import WORKLOAD
 
