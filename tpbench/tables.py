@@ -1,6 +1,6 @@
 """The table that every command prints, and its text, Markdown and CSV. Pages render it with a template.
 
-Whoever makes a table makes its texts safe to print (`tpbench.results.printable`). The renderers escape what has a
+Whoever makes a table makes its texts safe to print (`tpbench.suggestions.printable`). The renderers escape what has a
 meaning in their format.
 """
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tpbench.kernels.entropy.function import EntropyLossResult, entropy_loss
     from tpbench.kernels.entropy.launch_rows import How
-    from tpbench.kernels.entropy.module import EntropyLoss
+    from tpbench.kernels.linear.call import LinearEntropyLossResult, LinearHow
     from tpbench.kernels.linear.function import linear_entropy_loss
-    from tpbench.kernels.linear.module import LinearEntropyLoss
-    from tpbench.kernels.linear.result import LinearEntropyLossResult, LinearHow
-    from tpbench.kernels.two_pass.launch import block_for, bytes_exchanged
+    from tpbench.kernels.modules import EntropyLoss, LinearEntropyLoss
+    from tpbench.kernels.two_pass.kernels import block_for, bytes_exchanged
 
 __all__ = [
     "EntropyLoss",
@@ -29,14 +28,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "EntropyLoss": "entropy.module",
+    "EntropyLoss": "modules",
     "EntropyLossResult": "entropy.function",
     "How": "entropy.launch_rows",
-    "LinearEntropyLoss": "linear.module",
-    "LinearEntropyLossResult": "linear.result",
-    "LinearHow": "linear.result",
-    "block_for": "two_pass.launch",
-    "bytes_exchanged": "two_pass.launch",
+    "LinearEntropyLoss": "modules",
+    "LinearEntropyLossResult": "linear.call",
+    "LinearHow": "linear.call",
+    "block_for": "two_pass.kernels",
+    "bytes_exchanged": "two_pass.kernels",
     "entropy_loss": "entropy.function",
     "linear_entropy_loss": "linear.function",
 }

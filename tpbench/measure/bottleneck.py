@@ -19,10 +19,10 @@ import torch
 
 from tpbench.measure import gpu_profiler
 from tpbench.measure.clock import WallClock
-from tpbench.measure.host_bound import is_host_bound
+from tpbench.measure.gpu_profiler import COMMUNICATION, Event, Interval, covered_ms, events, intervals
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, ScheduledSession, Session
-from tpbench.measure.timeline import COMMUNICATION, Event, Interval, covered_ms, events, intervals
+from tpbench.measure.statistics import is_host_bound
 
 TRACED_ITERATIONS = 3
 TRACED_S = 1.0

@@ -26,3 +26,8 @@ def gather_numbers(values: Sequence[float], context: Context) -> list[np.ndarray
     by_rank = [torch.empty_like(numbers) for _ in range(context.world_size)]
     dist.all_gather(by_rank, numbers)
     return list(torch.stack(by_rank, dim=1).numpy())
+
+
+def on_any_rank(flag: bool, context: Context) -> bool:
+    """Return True if the flag is set on any rank. Collective."""
+    return max(gather_number(float(flag), context)) > 0

@@ -29,7 +29,7 @@ from tpbench.report.pivot import pivot
 from tpbench.report.repeat import print_command
 from tpbench.report.studies import check_columns, check_study, studies, study_document, study_picture
 from tpbench.results.current_rows import newest
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, unknown
 from tpbench.tables import Document

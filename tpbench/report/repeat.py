@@ -21,10 +21,9 @@ import tpbench
 from tpbench.job import NOT_IN_KEY, Job, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
-from tpbench.suggestions import nearest
+from tpbench.suggestions import nearest, printable
 from tpbench.workloads import variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"

@@ -14,9 +14,8 @@ import torch
 
 from tests.support.kernel_reference import DTYPES, LOSSES, TOLERANCE, assert_right, far_away, make, reference
 from tests.support.ranks import Rank, RankError, enough_gpus, ranks_here, run_on_ranks
-from tpbench.kernels import entropy_loss
+from tpbench.kernels import entropy_loss, symmetric
 from tpbench.kernels.collectives import gather_values
-from tpbench.kernels.one_pass import workspace as one_pass_workspace
 from tpbench.kernels.symmetric import unavailable_reason
 
 INF = float("inf")
@@ -136,7 +135,7 @@ def test_ranks_gather_values_of_any_length() -> None:
 def test_after_a_wait_in_vain_every_call_raises() -> None:
     logits, labels = make("cross_entropy", vocab=128, device="cuda")
     entropy_loss(logits, labels, algorithm="one_read")
-    workspace = one_pass_workspace.local_workspace(logits.device)
+    workspace = symmetric.local_workspace(logits.device)
     workspace.failed.fill_(1)  # as a kernel would
     try:
         for _ in range(2):
@@ -154,7 +153,7 @@ def _left_alone(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple
     shard = {"group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1], "exchange": "symmetric"}
     assert entropy_loss(local, labels, **shard).loss.isfinite()  # whose wait is as long as the peer compiles
     torch.cuda.synchronize()
-    one_pass_workspace.WAIT_LIMIT_S = 4.0
+    symmetric.WAIT_LIMIT_S = 4.0
     if rank.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()

@@ -10,7 +10,7 @@ import torch
 from tests.support.kernel_reference import DTYPES, LOSSES
 from tests.support.linear_reference import assert_near, linear_reference, make_linear
 from tpbench.kernels import LinearEntropyLossResult, linear_entropy_loss
-from tpbench.kernels.linear.product_statistics import bytes_of_row, is_supported
+from tpbench.kernels.linear.statistics import bytes_of_tiles, is_supported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INF = float("inf")
@@ -168,7 +168,7 @@ def test_without_gradients(dtype: torch.dtype) -> None:
         inputs = [each.to(DEVICE) for each in (hidden, weight, target)]
         chunk_gib = gib(4, 101, dtype.itemsize)
         if is_supported(inputs[0]) and "label_smoothing" not in options:
-            chunk_gib = 4 * bytes_of_row(options.get("vocab_size", 101), "entropy" in options) / 2**30
+            chunk_gib = 4 * bytes_of_tiles(options.get("vocab_size", 101), "entropy" in options) / 2**30
         result = linear_entropy_loss(*inputs, grad=False, workspace_gib=chunk_gib, **place)
         assert result.how.workspace_gib <= chunk_gib * 1.0001
         assert result.grad_hidden is result.grad_weight is result.grad_bias is None and result.how.chunks == 3
@@ -195,7 +195,7 @@ def test_statistics_from_the_product(dtype: torch.dtype, strided: bool) -> None:
     place = [each.t().contiguous().t() if strided and each.dim() == 2 else each for each in (hidden, weight, target)]
     result = linear_entropy_loss(
         *(each.to(DEVICE) for each in place), bias=bias.to(DEVICE), vocab_size=680, loss="logprob", reduction="none",
-        entropy=True, grad=False, temperature=1.3, workspace_gib=140 * bytes_of_row(680, True) / 2**30,
+        entropy=True, grad=False, temperature=1.3, workspace_gib=140 * bytes_of_tiles(680, True) / 2**30,
     )  # fmt: skip
     right = linear_reference(
         hidden, weight, target, bias=bias, vocab_size=680, loss="logprob", reduction="none", temperature=1.3

@@ -12,7 +12,7 @@ from tests.support.kernel_reference import DTYPES, LOSSES
 from tests.support.linear_reference import assert_near, linear_reference, make_linear
 from tests.support.ranks import Rank, enough_gpus, ranks_here, run_on_ranks
 from tpbench.kernels import linear_entropy_loss
-from tpbench.kernels.linear.product_statistics import bytes_of_row, is_supported
+from tpbench.kernels.linear.statistics import bytes_of_tiles, is_supported
 
 EXCHANGES = ("nccl", "symmetric") if torch.cuda.is_available() else ("nccl",)
 Case = tuple[torch.Tensor, torch.Tensor, Any, dict[str, Any]]
@@ -57,7 +57,7 @@ def _run(rank: Rank, cases: list[Case]) -> list[Any]:
 def _forward(rank: Rank, sharded: bool, dtype: torch.dtype) -> list[Any]:
     hidden, weight, target = make_linear("logprob", rows=12, vocab=101, dtype=dtype)
     target[5] = -100
-    row_bytes = bytes_of_row(51, True) if is_supported(hidden.to(rank.device)) else 51 * dtype.itemsize
+    row_bytes = bytes_of_tiles(51, True) if is_supported(hidden.to(rank.device)) else 51 * dtype.itemsize
     result = linear_entropy_loss(
         _own_rows(rank, hidden, sharded).to(rank.device), weight[_columns(rank, 101)].to(rank.device),
         target.to(rank.device), loss="logprob", reduction="none", entropy=True, group=rank.group, grad=False,

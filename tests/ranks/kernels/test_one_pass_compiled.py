@@ -12,13 +12,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import compile as compile_for
 
 from tests.support.fake_gpu import fake_gpu
-from tpbench.kernels.one_pass import plan
-from tpbench.kernels.one_pass.kernel import one_pass_kernel
-from tpbench.kernels.one_pass.launch import launch
-from tpbench.kernels.one_pass.plan import Form, Prepared, prepare
+from tpbench.kernels.one_pass import launch
+from tpbench.kernels.one_pass.kernels import one_pass_kernel, whole_row_kernel
+from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, prepare
 from tpbench.kernels.one_pass.tiling import Machine
-from tpbench.kernels.one_pass.whole_row_kernel import whole_row_kernel
-from tpbench.kernels.one_pass.workspace import Workspace
+from tpbench.kernels.symmetric import Workspace
 
 H200 = Machine(132, 232448)
 
@@ -31,6 +29,9 @@ class Words(Workspace):
         self.control, self.failed = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
         self.half = 0
 
+    def enter(self) -> None:
+        """Check nothing."""
+
     def _allocate(self, half: int) -> None:
         """Allocate nothing."""
 
@@ -41,7 +42,7 @@ def compile_kernel(loss: str, columns: int, world_size: int, logprob: bool) -> t
     target = Form((64,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-        monkeypatch.setattr(plan, "machine", lambda device: H200)
+        monkeypatch.setattr(launch, "machine", lambda device: H200)
         gpu = fake_gpu(monkeypatch)
         for kernel in (one_pass_kernel, whole_row_kernel):
             monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))  # this GPU's compiler
@@ -53,10 +54,10 @@ def compile_kernel(loss: str, columns: int, world_size: int, logprob: bool) -> t
         assert isinstance(prepared, Prepared), prepared
         logits, row_loss = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(2)
         labels = torch.zeros(2, dtype=torch.int64) if loss == "cross_entropy" else logits
-        launch(
-            prepared, logits, labels, logits, row_loss, row_loss, Words(), logits_scale=1.0, temperature=1.0,
-            z_loss=0.0, grad_scale=1.0, loss_scale=1.0,
-        )  # fmt: skip
+        OnePassLaunch(
+            prepared, Words(), logits.device, logits_scale=1.0, temperature=1.0, z_loss=0.0, grad_scale=1.0,
+            loss_scale=1.0,
+        )(logits, labels, logits, row_loss, row_loss)  # fmt: skip
     options = {name: value for name, value in prepared.kernel.constants.items() if name != "SPEC"}
     compiled = compile_for(gpu.compiled[-1].src, target=GPUTarget("cuda", 90, 32), options=options)
     return prepared.kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared

@@ -16,8 +16,7 @@ from tests.support.simulated_time import SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tpbench.measure import run as running
 from tpbench.measure.clock import ColdCache, WallClock
-from tpbench.measure.columns import time_columns
-from tpbench.measure.device_columns import launch_samples
+from tpbench.measure.measured_columns import launch_samples, time_columns
 from tpbench.measure.session import Costs, IterationSchedule, Verdict
 from tpbench.measure.settings import MeasureSettings
 

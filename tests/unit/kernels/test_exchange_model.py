@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton import next_power_of_2
 
 from tpbench.kernels.one_pass import exchange
-from tpbench.kernels.one_pass.tiling import next_power_of_2
 
 word_at: Callable[[int, int, int, int, int], int] = exchange.word_at.fn
 pitch_of: Callable[[int, int], int] = exchange.pitch_of.fn

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tpbench.kernels.block_caps import FILE, measured_cap, winners
-from tpbench.kernels.kernel_resources import Multiprocessor, occupancy, worst_resources
+from tpbench.kernels.cached_launch import Multiprocessor, occupancy, worst_resources
 
 H200 = Multiprocessor(registers=65536, threads=2048, shared_bytes=228 * 1024)
 A10 = Multiprocessor(registers=65536, threads=1536, shared_bytes=100 * 1024)

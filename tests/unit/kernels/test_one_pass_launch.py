@@ -12,14 +12,11 @@ import torch
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
 from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.one_pass import plan
-from tpbench.kernels.one_pass.kernel import one_pass_kernel
-from tpbench.kernels.one_pass.launch import LOG2_E, launch
-from tpbench.kernels.one_pass.plan import Form, Prepared, aligned, form, prepare
+from tpbench.kernels.one_pass import launch
+from tpbench.kernels.one_pass.kernels import one_pass_kernel, whole_row_kernel
+from tpbench.kernels.one_pass.launch import LOG2_E, Form, OnePassLaunch, Prepared, aligned, form, prepare
 from tpbench.kernels.one_pass.tiling import Machine
-from tpbench.kernels.one_pass.whole_row_kernel import whole_row_kernel
-from tpbench.kernels.one_pass.workspace import Workspace
-from tpbench.kernels.symmetric import PeerWorkspace
+from tpbench.kernels.symmetric import PeerWorkspace, Workspace
 
 H200 = Machine(132, 232448)
 ROWS, COLUMNS = 6, 1024
@@ -35,7 +32,7 @@ def logits(offset: int = 0, rows: int = ROWS, row_stride: int = COLUMNS) -> torc
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(plan, "machine", lambda device: H200)
+    monkeypatch.setattr(launch, "machine", lambda device: H200)
     # Caches of other tests stay as they are, and those of this test do not outlive it.
     for kernel in (one_pass_kernel, whole_row_kernel):
         monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
@@ -53,6 +50,9 @@ class Words:
         self.words, self.peers = (torch.zeros(2, dtype=torch.int64) for _ in range(2))
         self.control, self.failed = (torch.zeros(2, dtype=torch.int32) for _ in range(2))
         self.half = 0
+
+    def enter(self) -> None:
+        pass
 
     def reserve(self, words: int) -> None:
         self.half = max(self.half, words)
@@ -85,7 +85,7 @@ def launched(gpu: FakeGpu, x: torch.Tensor, workspace: Any, out: torch.Tensor | 
     found = prepared(x, LABELS, out, **changes)
     assert isinstance(found, Prepared), found
     scales = {"logits_scale": 2.0, "temperature": 1.0, "z_loss": 0.25, "grad_scale": 3.0, "loss_scale": 0.5}
-    launch(found, x, LABELS, out, LOSS[:ROWS], LOSS[ROWS], workspace, **scales)
+    OnePassLaunch(found, workspace, x.device, **scales)(x, LABELS, out, LOSS[:ROWS], LOSS[ROWS])
     return by_name(gpu)
 
 
@@ -119,13 +119,14 @@ def test_target_logits_have_strides_and_a_scale_of_their_own(gpu: FakeGpu) -> No
     found = prepared(x, target, out, loss="reverse_kl", count=False, reduce=False)
     assert isinstance(found, Prepared)
     scales = {"logits_scale": 2.0, "temperature": 4.0, "z_loss": 0.0, "grad_scale": 3.0, "loss_scale": 1.0}
-    launch(found, x, target, out, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
+    call = OnePassLaunch(found, Words(), x.device, **scales)  # type: ignore[arg-type]
+    call(x, target, out, LOSS[:ROWS], None)
     it = by_name(gpu)
     assert (it.logits_row * 8, it.target_row * 8, it.grad_row * 8) == (2 * COLUMNS, 3 * COLUMNS, COLUMNS)
     assert (it.logits_column, it.target_column, it.grad_column) == (1, 1, 1)
     assert (it.k, it.k_t) == (2.0 * LOG2_E, 0.5 * LOG2_E)
     assert it.loss == it.row_losses == pointer(LOSS[:ROWS]) and it.grad == pointer(out)
-    launch(found, x, target, None, LOSS[:ROWS], None, Words(), **scales)  # type: ignore[arg-type]
+    call(x, target, None, LOSS[:ROWS], None)
     assert by_name(gpu).grad == pointer(x)  # no gradient: an address all the same
 
 

@@ -16,12 +16,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
 from tpbench.kernels import entropy_loss, symmetric
 from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.entropy import checks, launch_rows, repeated_call
+from tpbench.kernels.entropy import checks, launch_rows
 from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
-from tpbench.kernels.one_pass import plan, workspace
-from tpbench.kernels.one_pass.kernel import one_pass_kernel
+from tpbench.kernels.one_pass import launch
+from tpbench.kernels.one_pass.kernels import one_pass_kernel
 from tpbench.kernels.one_pass.tiling import Machine
-from tpbench.kernels.symmetric import PeerWorkspace
+from tpbench.kernels.symmetric import PeerWorkspace, Workspace
 
 ROWS, COLUMNS = 6, 1024
 LOGITS = torch.zeros(2, ROWS, COLUMNS, dtype=torch.bfloat16)
@@ -31,7 +31,7 @@ LABELS = torch.zeros(2 * ROWS, dtype=torch.int64)
 class LocalWords(PeerWorkspace):
     """A group's workspace in the memory of one rank."""
 
-    _allocate = workspace.Workspace._allocate
+    _allocate = Workspace._allocate
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +49,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(plan, "machine", lambda device: Machine(132, 232448))
+    monkeypatch.setattr(launch, "machine", lambda device: Machine(132, 232448))
     monkeypatch.setattr(one_pass_kernel, "device_caches", defaultdict(one_pass_kernel.create_binder))
     monkeypatch.setattr(checks, "runnable", lambda *_: None)
-    for module in (launch_rows, repeated_call):
-        monkeypatch.setattr(module, "launching", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(launch_rows, "launching", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(launch_rows, "INTERPRETED", False)
     peers = LocalWords(None, torch.device("cpu"))  # type: ignore[arg-type]
     monkeypatch.setattr(symmetric, "workspace", lambda group, device: peers)
     monkeypatch.setattr(symmetric, "stream_of", lambda device: 7)
-    monkeypatch.setattr(repeated_call, "_remembered", {})
-    for remembering in (plan.prepare, cached_launch):
+    monkeypatch.setattr(launch_rows, "_remembered", {})
+    for remembering in (launch.prepare, cached_launch):
         remembering.cache_clear()
     yield fake_gpu(monkeypatch)
-    for remembering in (plan.prepare, cached_launch):
+    for remembering in (launch.prepare, cached_launch):
         remembering.cache_clear()
 
 
@@ -73,7 +72,7 @@ def call(group: Any, x: torch.Tensor = LOGITS[0], labels: torch.Tensor = LABELS[
 
 def test_later_calls_launch_the_same_for_their_own_tensors(gpu: FakeGpu, group: Any) -> None:
     results = [call(group, x) for x in (LOGITS[0], LOGITS[1], LOGITS[1], LOGITS[0])]
-    assert gpu.bound == 1 and len(repeated_call._remembered) == 1
+    assert gpu.bound == 1 and len(launch_rows._remembered) == 1
     for launched, x, result in zip(gpu.launched, (0, 1, 1, 0), results, strict=True):
         own = launched.arguments[:5]
         assert own == (pointer(LOGITS[x]), pointer(LABELS), *map(pointer, (result.grad, result.row_loss, result.loss)))
@@ -102,7 +101,7 @@ def test_later_calls_launch_the_same_for_their_own_tensors(gpu: FakeGpu, group: 
 def test_each_form_launches_as_its_first_call_does(gpu: FakeGpu, group: Any, changes: dict[str, Any]) -> None:
     for each in ({}, changes, {}, changes, {}, changes):
         call(group, **each)
-    assert len(repeated_call._remembered) == 2
+    assert len(launch_rows._remembered) == 2
     usual, other = (gpu.launched[at::2] for at in (0, 1))
     for launches in (usual, other):
         assert len({launched.arguments[5:] for launched in launches}) == 1
@@ -121,7 +120,7 @@ def test_each_form_launches_as_its_first_call_does(gpu: FakeGpu, group: Any, cha
 def test_calls_that_do_more_than_launch_are_not_repeated(gpu: FakeGpu, group: Any, changes: dict[str, Any]) -> None:
     for _ in range(3):
         call(group, **changes)
-    assert not repeated_call._remembered and len(gpu.launched) == 3
+    assert not launch_rows._remembered and len(gpu.launched) == 3
 
 
 def host_steps(function: Callable[[], object]) -> list[str]:
@@ -181,7 +180,7 @@ def test_arguments_that_only_look_equal_are_still_refused(
 ) -> None:
     for _ in range(2):
         call(group, **valid)
-    assert repeated_call._remembered
+    assert launch_rows._remembered
     with pytest.raises(error):
         call(group, **invalid)
 
@@ -189,7 +188,7 @@ def test_arguments_that_only_look_equal_are_still_refused(
 def test_a_lost_peer_and_a_new_limit_are_noticed(gpu: FakeGpu, group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         call(group)
-    monkeypatch.setattr(workspace, "WAIT_LIMIT_S", 4.0)
+    monkeypatch.setattr(symmetric, "WAIT_LIMIT_S", 4.0)
     call(group)
     call(group)
     assert 4 * 10**9 in gpu.launched[3].arguments and 4 * 10**9 not in gpu.launched[2].arguments
@@ -211,7 +210,7 @@ def test_a_larger_workspace_is_used_from_then_on(gpu: FakeGpu, group: Any) -> No
 
 
 def test_memory_is_bounded(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated_call, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(launch_rows, "MOST_REMEMBERED", 3)
     for index in range(5):
         call(group, ignore_index=index)
-    assert len(repeated_call._remembered) == 2
+    assert len(launch_rows._remembered) == 2

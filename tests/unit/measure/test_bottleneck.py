@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tpbench.measure import bottleneck, device_columns, gpu_profiler
+from tpbench.measure import bottleneck, gpu_profiler, measured_columns
 from tpbench.measure.bottleneck import Shares, between_markers, busy_ms
+from tpbench.measure.gpu_profiler import Event, intervals
 from tpbench.measure.session import Costs, IterationSchedule
-from tpbench.measure.timeline import Event, intervals
 
 MARKER = "at::cuda::(anonymous namespace)::spin_kernel(long)"
 GEMM, ALL_REDUCE, PEER_COPY = "nvjet_tst_128x256", "ncclDevKernel_AllReduce_Sum", "Memcpy PtoP (Device -> Device)"
@@ -93,8 +93,8 @@ def columns_of(
     """The columns on a rank with this trace. `on_peer`: the busy times of another rank, else equal to this one's."""
     costs = Costs(bytes_moved=10**9, bytes_communicated=sent, communicates_in_kernels=in_kernels, compute_ms=2.0)
     monkeypatch.setattr(bottleneck, "_traced", lambda *_: traced)
-    monkeypatch.setattr(device_columns, "gather_number", lambda value, _: [float(value)] * 2)
-    monkeypatch.setattr(device_columns, "iteration_energy_j", lambda *_: None)
+    monkeypatch.setattr(measured_columns, "gather_number", lambda value, _: [float(value)] * 2)
+    monkeypatch.setattr(measured_columns, "iteration_energy_j", lambda *_: None)
     monkeypatch.setattr(
         bottleneck,
         "gather_numbers",
@@ -104,7 +104,7 @@ def columns_of(
     made: Any = SimpleNamespace(costs=costs, restore=None, **session)
     nothing: Any = None
     times = TIMES | {"device_ms": device_ms}
-    return device_columns.iteration_columns(nothing, made, nothing, None, here, times, lambda message: None)
+    return measured_columns.iteration_columns(nothing, made, nothing, None, here, times, lambda message: None)
 
 
 def test_the_columns_are_the_median_of_the_rank_that_waits_least(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from tests.support.fake_nvml import fake_gpu
 from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import SimulatedTime
 from tests.support.sleeping_sessions import cpu_context
-from tpbench.measure import bottleneck, device_columns, energy, gpu
-from tpbench.measure.device_columns import clock_columns, iteration_columns
+from tpbench.measure import bottleneck, gpu, measured_columns
 from tpbench.measure.gpu import ClockWatch, this_gpu
+from tpbench.measure.measured_columns import clock_columns, iteration_columns
 from tpbench.measure.session import Context, Costs
 
 COLUMNS = {"time_ms": 10.0, "bytes_moved": 4 * 10**6, "copy_gb_per_s": 2.0}  # 2 ms of traffic
@@ -88,7 +88,7 @@ def test_energy_is_the_sum_over_ranks_of_a_second_of_iterations(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time, calls = SimulatedTime(), []
-    monkeypatch.setattr(energy, "time", time)
+    monkeypatch.setattr(gpu, "time", time)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("synchronize"))
     device = fake_gpu(time)
 
@@ -97,24 +97,24 @@ def test_energy_is_the_sum_over_ranks_of_a_second_of_iterations(
         time.sleep(0.25)
         device.nvml.used_j += 3.0
 
-    found = energy.iteration_energy_j(step, lambda: calls.append("restore"), 250.0, device, context)
+    found = gpu.iteration_energy_j(step, lambda: calls.append("restore"), 250.0, device, context)
     assert found == pytest.approx(3.0 + 6.0)  # the second rank has twice the numbers
     assert calls == ["restore", "step"] * 4 + ["synchronize"]
-    assert energy.iterations_of_sample(2000.0) == 1 and energy.iterations_of_sample(300.0) == 4
-    assert energy.iterations_of_sample(300.0, sample_s=0.5) == 2
-    assert energy.iterations_of_sample(1e-6) == energy.MOST_ITERATIONS  # by a replaced clock
-    assert energy.iteration_energy_j(step, step, 250.0, None, context) is None
+    assert gpu.iterations_of_sample(2000.0) == 1 and gpu.iterations_of_sample(300.0) == 4
+    assert gpu.iterations_of_sample(300.0, sample_s=0.5) == 2
+    assert gpu.iterations_of_sample(1e-6) == gpu.MOST_ITERATIONS  # by a replaced clock
+    assert gpu.iteration_energy_j(step, step, 250.0, None, context) is None
     unknown = fake_gpu(time, "nvmlDeviceGetTotalEnergyConsumption")
-    assert energy.iteration_energy_j(step, step, 250.0, unknown, context) is None
+    assert gpu.iteration_energy_j(step, step, 250.0, unknown, context) is None
     assert calls == ["restore", "step"] * 4 + ["synchronize"]  # no iteration runs for a number that is not known
 
 
 def test_a_counter_that_stands_still_is_read_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     time = SimulatedTime()
-    monkeypatch.setattr(energy, "time", time)
-    assert energy._updated_j(fake_gpu(time)) == 0.0
-    assert time.now_s == pytest.approx(energy.UPDATE_S, abs=0.01) == pytest.approx(0.15, abs=0.01)
-    assert np.isnan(energy._updated_j(fake_gpu(time, "nvmlDeviceGetTotalEnergyConsumption")))
+    monkeypatch.setattr(gpu, "time", time)
+    assert gpu._updated_j(fake_gpu(time)) == 0.0
+    assert time.now_s == pytest.approx(gpu.UPDATE_S, abs=0.01) == pytest.approx(0.15, abs=0.01)
+    assert np.isnan(gpu._updated_j(fake_gpu(time, "nvmlDeviceGetTotalEnergyConsumption")))
 
 
 def test_clocks_are_lowered_if_those_of_any_rank_are(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +147,10 @@ def test_an_iteration_has_the_columns_of_its_trace_and_its_energy(
             pass
 
     said: list[str] = []
-    monkeypatch.setattr(device_columns, "bottleneck_columns", lambda *given: {"compute_ms": given[-1]})
+    monkeypatch.setattr(measured_columns, "bottleneck_columns", lambda *given: {"compute_ms": given[-1]})
     session: Any = Session()
     for joules in (None, 2.5):
-        monkeypatch.setattr(device_columns, "iteration_energy_j", lambda *_, joules=joules: joules)
+        monkeypatch.setattr(measured_columns, "iteration_energy_j", lambda *_, joules=joules: joules)
         found = iteration_columns(nothing, session, nothing, None, context, dict(COLUMNS), said.append)
         assert found == {"compute_ms": 7.0} | ({} if joules is None else {"energy_j": 2.5})
     assert said == ["tracing", "measuring energy"] * 2

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.fake_nvml import fake_gpu
 from tests.support.simulated_time import SimulatedTime
-from tpbench.measure import energy, gpu
+from tpbench.measure import gpu
 from tpbench.measure.gpu import ClockWatch, this_gpu
 
 STATE = "nvmlDeviceGetCurrentClocksThrottleReasons"
@@ -68,7 +68,7 @@ def test_clocks_are_columns_or_missing() -> None:
 @pytest.mark.parametrize("step_s", [0.0003, 0.4])
 def test_energy_is_read_right_after_the_counter_changed(step_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     time = SimulatedTime()
-    monkeypatch.setattr(energy, "time", time)
+    monkeypatch.setattr(gpu, "time", time)
     device = fake_gpu(time)
     steps = 0
 
@@ -78,9 +78,9 @@ def test_energy_is_read_right_after_the_counter_changed(step_s: float, monkeypat
         time.sleep(step_s)
         device.nvml.used_j += 3.0
 
-    iterations = energy.iterations_of_sample(step_s * 1e3)
-    assert iterations * step_s >= energy.SAMPLE_S
-    assert energy.sampled_j(step, iterations, device) == pytest.approx(3.0 * iterations)
+    iterations = gpu.iterations_of_sample(step_s * 1e3)
+    assert iterations * step_s >= gpu.SAMPLE_S
+    assert gpu.sampled_j(step, iterations, device) == pytest.approx(3.0 * iterations)
     assert steps == iterations
 
 

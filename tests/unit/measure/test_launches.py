@@ -16,11 +16,10 @@ from tests.support.simulated_time import SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tests.unit.measure.test_clock import CPU, LoggedCache
 from tests.unit.measure.test_rounds import Queue
-from tpbench.measure import memory
+from tpbench.measure import rank_memory
 from tpbench.measure import run as running
 from tpbench.measure.clock import WallClock
-from tpbench.measure.columns import time_columns
-from tpbench.measure.device_columns import launch_samples
+from tpbench.measure.measured_columns import launch_samples, time_columns
 from tpbench.measure.session import Context
 from tpbench.measure.settings import MeasureSettings
 
@@ -75,8 +74,8 @@ def measured(
         monkeypatch.setattr(running, "this_gpu", lambda _: None)
         monkeypatch.setattr(running, "iteration_columns", lambda *_: {})
         monkeypatch.setattr(running, "_captured", lambda *_: lambda: time.sleep(replay_s or 0.0))
-        monkeypatch.setattr(memory, "extra_peak", lambda _: contextlib.nullcontext(memory.Peak()))
-        monkeypatch.setattr(memory, "fill_freed_with_nan", lambda *_: None)
+        monkeypatch.setattr(rank_memory, "extra_peak", lambda _: contextlib.nullcontext(rank_memory.Peak()))
+        monkeypatch.setattr(rank_memory, "fill_freed_with_nan", lambda *_: None)
         session = Launching(Rank(0, 2, mock.ANY, CPU), time, 0.002)
         wanted = MeasureSettings(graph=replay_s is not None, **settings)
         with mock.patch.multiple(torch.cuda, synchronize=lambda *_: None, empty_cache=lambda: None):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpbench.measure import machine, memory
+from tpbench.measure import machine, rank_memory
 
 CPU = torch.device("cpu")
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux limits the data segment and keeps a peak")
@@ -42,25 +42,25 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_beyond_the_limit_an_allocation_raises_and_the_process_goes_on(
     allocate: Callable[[int], Any], limited: None
 ) -> None:
-    assert memory.limit(CPU, 0.5, 1) == 0.5
+    assert rank_memory.limit(CPU, 0.5, 1) == 0.5
     kept = allocate(2**28)
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         allocate(2**29)
-    assert memory.shortage(caught.value) == 2**29
-    memory.lift_limit()
+    assert rank_memory.shortage(caught.value) == 2**29
+    rank_memory.lift_limit()
     assert allocate(2**29).nbytes == 2 * kept.nbytes
 
 
 @only_linux
 def test_the_default_limit_shares_the_free_memory(limited: None) -> None:
-    one, four = (memory.limit(CPU, None, ranks) for ranks in (1, 4))
+    one, four = (rank_memory.limit(CPU, None, ranks) for ranks in (1, 4))
     assert one == pytest.approx(0.9 * 64) and one / four == pytest.approx(4)
 
 
 @only_linux
 def test_extra_peak_includes_memory_that_is_freed_again() -> None:
     before = torch.ones(2**28, dtype=torch.int8)
-    with memory.extra_peak(CPU) as peak:
+    with rank_memory.extra_peak(CPU) as peak:
         temporary = torch.ones(2**28, dtype=torch.int8)
         del temporary
         kept = torch.ones(2**27, dtype=torch.int8)
@@ -72,13 +72,13 @@ def test_extra_peak_includes_memory_that_is_freed_again() -> None:
 def test_available_bytes_are_within_the_limit_and_the_free_memory(
     limited: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert memory.available_bytes(CPU) == 64 * 2**30
+    assert rank_memory.available_bytes(CPU) == 64 * 2**30
     torch.ones(2**28, dtype=torch.int8)  # stacks of threads are there before the limit
-    memory.limit(CPU, 1.0, 1)
+    rank_memory.limit(CPU, 1.0, 1)
     kept = torch.ones(2**28, dtype=torch.int8)
-    assert memory.available_bytes(CPU) / 2**30 == pytest.approx(0.75, abs=0.05)
+    assert rank_memory.available_bytes(CPU) / 2**30 == pytest.approx(0.75, abs=0.05)
     monkeypatch.setattr(machine, "available_memory_gib", lambda: 0.5)
-    assert memory.available_bytes(CPU) / 2**30 == 0.5
+    assert rank_memory.available_bytes(CPU) / 2**30 == 0.5
     del kept
 
 
@@ -95,20 +95,20 @@ def test_available_bytes_are_within_the_limit_and_the_free_memory(
     ],
 )
 def test_shortage(error: Exception, requested_bytes: int | None) -> None:
-    assert memory.shortage(error) == requested_bytes
+    assert rank_memory.shortage(error) == requested_bytes
 
 
 def test_shortage_of_numpy() -> None:
     with pytest.raises(MemoryError) as caught:
         np.empty((2**40, 2**10), dtype=np.float32)
-    assert memory.shortage(caught.value) == 2**52
+    assert rank_memory.shortage(caught.value) == 2**52
 
 
 @pytest.mark.parametrize(
     ("unit", "size"), [("bytes", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40)]
 )
 def test_units_of_a_shortage(unit: str, size: int) -> None:
-    assert memory.shortage(torch.OutOfMemoryError(f"Tried to allocate 2.50 {unit}.")) == int(2.5 * size)
+    assert rank_memory.shortage(torch.OutOfMemoryError(f"Tried to allocate 2.50 {unit}.")) == int(2.5 * size)
 
 
 CUDA = torch.device("cuda", 1)
@@ -167,21 +167,21 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
 def test_the_limit_of_a_gpu_is_a_fraction_of_its_memory(
     wanted: float | None, limit: float, fraction: float, gpu: FakeMemory
 ) -> None:
-    assert memory.limit(CUDA, wanted, 8) == limit
+    assert rank_memory.limit(CUDA, wanted, 8) == limit
     assert gpu.fraction == fraction
 
 
 def test_available_bytes_of_a_gpu_are_within_its_limit_and_its_free_memory(gpu: FakeMemory) -> None:
     gpu.fraction, gpu.reserved = 0.5, 10 * 2**30
-    assert memory.available_bytes(CUDA) == 40 * 2**30
+    assert rank_memory.available_bytes(CUDA) == 40 * 2**30
     gpu.free = 2**30
-    assert memory.available_bytes(CUDA) == 2**30
+    assert rank_memory.available_bytes(CUDA) == 2**30
 
 
 def test_a_peak_on_a_gpu_is_above_what_was_held(gpu: FakeMemory) -> None:
     gpu.held = gpu.peak = 3 * 2**30
-    assert memory.held_bytes(CUDA) == 3 * 2**30
-    with memory.extra_peak(CUDA) as peak:
+    assert rank_memory.held_bytes(CUDA) == 3 * 2**30
+    with rank_memory.extra_peak(CUDA) as peak:
         assert math.isnan(peak.gib)
         gpu.peak = 5 * 2**30
     assert peak.gib == 2.0
@@ -189,7 +189,7 @@ def test_a_peak_on_a_gpu_is_above_what_was_held(gpu: FakeMemory) -> None:
 
 
 def test_memory_of_iterations_on_a_gpu(gpu: FakeMemory) -> None:
-    usage = memory.IterationMemory(CUDA, 2**30)
+    usage = rank_memory.IterationMemory(CUDA, 2**30)
     usage.end()
     for held, most in ((2, 4), (0, 3)):
         usage.begin()
@@ -202,7 +202,7 @@ def test_memory_of_iterations_on_a_gpu(gpu: FakeMemory) -> None:
 
 @only_linux
 def test_memory_of_iterations_on_a_cpu() -> None:
-    usage = memory.IterationMemory(CPU, memory.held_bytes(CPU))
+    usage = rank_memory.IterationMemory(CPU, rank_memory.held_bytes(CPU))
     usage.begin()
     kept = torch.ones(2**26, dtype=torch.int8)
     torch.ones(2**27, dtype=torch.int8)
@@ -215,27 +215,27 @@ def test_without_proc_memory_is_not_known(monkeypatch: pytest.MonkeyPatch, limit
     def none(path: str) -> Any:
         raise OSError
 
-    monkeypatch.setattr(memory, "Path", none)
-    assert memory.held_bytes(CPU) == 0
-    with memory.extra_peak(CPU) as peak:
+    monkeypatch.setattr(rank_memory, "Path", none)
+    assert rank_memory.held_bytes(CPU) == 0
+    with rank_memory.extra_peak(CPU) as peak:
         pass
     assert math.isnan(peak.gib)
-    usage = memory.IterationMemory(CPU, 0)
+    usage = rank_memory.IterationMemory(CPU, 0)
     usage.begin()
     usage.end()
     assert [math.isnan(each) for each in usage.held_gib + usage.peak_gib] == [True, True]
-    assert memory.limit(CPU, 3.0, 1) == 3.0
-    assert memory.available_bytes(CPU) == 64 * 2**30
+    assert rank_memory.limit(CPU, 3.0, 1) == 3.0
+    assert rank_memory.available_bytes(CPU) == 64 * 2**30
 
 
 @only_linux
 def test_a_limit_stays_below_one_that_cannot_be_raised(limited: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: seen.append(limits))
-    used = memory._status_bytes("VmData")
+    used = rank_memory._status_bytes("VmData")
     for hard in (resource.RLIM_INFINITY, 2**40, 4096):
         monkeypatch.setattr(resource, "getrlimit", lambda kind, hard=hard: (hard, hard))
-        memory.limit(CPU, 1.0, 1)
+        rank_memory.limit(CPU, 1.0, 1)
     (soft, _), (below, _), (capped, most) = seen
     assert used <= soft - 2**30 < used + 2**26 and used <= below - 2**30 < used + 2**26 and capped == most == 4096
 
@@ -243,9 +243,9 @@ def test_a_limit_stays_below_one_that_cannot_be_raised(limited: None, monkeypatc
 def test_only_a_gpus_freed_memory_is_filled_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[Any] = []
     monkeypatch.setattr(torch, "full", lambda *arguments, **options: filled.append((*arguments, options["dtype"])))
-    memory.fill_freed_with_nan(CPU, 1.0)
-    memory.fill_freed_with_nan(CUDA, 0.0)
+    rank_memory.fill_freed_with_nan(CPU, 1.0)
+    rank_memory.fill_freed_with_nan(CUDA, 0.0)
     assert filled == []
-    memory.fill_freed_with_nan(CUDA, 0.5)
+    rank_memory.fill_freed_with_nan(CUDA, 0.5)
     assert filled == [((2**29,), 0xFF, torch.uint8)]
     assert torch.tensor([0xFF] * 8, dtype=torch.uint8).view(torch.bfloat16).isnan().all()

@@ -104,7 +104,7 @@ class Remembering(Sleeper):
 def test_a_result_is_freed_before_the_checked_pass_and_a_graph_is_timed(here: Rank) -> None:
     events: list[str] = []
 
-    def captured(session: Any, _: Any) -> Any:
+    def captured(session: Any) -> Any:
         session.events.append("capture")
         events.extend(session.events)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from torch._C._autograd import DeviceType
 
-from tpbench.measure.timeline import (
+from tpbench.measure.gpu_profiler import (
     COMMUNICATION,
     OTHER,
     PRODUCT,

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from tpbench.results.document import page
-from tpbench.results.schema import all_columns
+from tpbench.results.schema import all_columns, page
 
 PAGE = Path(__file__).parents[3] / "outputs" / "SCHEMA.md"
 
 
 def test_the_page_is_the_schema():
-    assert PAGE.read_text() == page(), "run: python -m tpbench.results.document > outputs/SCHEMA.md"
+    assert PAGE.read_text() == page(), "run: python -m tpbench.console.pages"
 
 
 def test_every_column_is_on_the_page():

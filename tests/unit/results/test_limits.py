@@ -10,16 +10,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from tpbench.results import files
-from tpbench.results.checksum import is_damaged, with_checksum
+from tpbench.results import row_files as files
 from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT
-from tpbench.results.current_rows import changes, hardware, is_replaced_by
-from tpbench.results.find import row_files
-from tpbench.results.merged_index import INDEX, add_to_index, is_merged
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
+from tpbench.results.current_rows import changes, hardware, is_replaced_by, suspicious_rows
+from tpbench.results.read import plain_rows
+from tpbench.results.row_files import is_damaged, row_files, with_checksum
 from tpbench.results.schema import type_from_hint, type_of
-from tpbench.results.suspicious import suspicious_rows
+from tpbench.results.write import INDEX, add_to_index, is_merged
+from tpbench.suggestions import printable
 
 
 def test_a_long_text_keeps_its_start_and_more_of_its_end() -> None:

@@ -10,12 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels.entropy import checks
-from tpbench.kernels.entropy.launch_rows import How, launch_rows
-from tpbench.kernels.entropy.repeated_call import RepeatedCall, call_form, find, remember
+from tpbench.kernels.entropy.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
 from tpbench.kernels.losses import KERNEL_LOSSES, KernelLoss
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
-from tpbench.kernels.two_pass.launch import INTERPRETED, column_block
-from tpbench.kernels.vocabulary import shard_of_vocabulary
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, shard_of_vocabulary
+from tpbench.kernels.two_pass.kernels import column_block
+from tpbench.kernels.two_pass.state import INTERPRETED
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,38 @@
-"""The entropy loss of some rows of logits: choose the kernels and launch them. All arguments are checked before."""
+"""The entropy loss of some rows of logits: choose the kernels, launch them, and repeat a call of the same form.
+
+All arguments of a first call are checked before. Two calls have one form if their options are equal, and each tensor's
+shape, strides, dtype, device and alignment. A repeated call skips checks, choices and torch's dispatcher. Only calls
+that one kernel does, and that write a new gradient or none, are repeated this way.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tpbench.kernels import symmetric
-from tpbench.kernels.one_pass.launch import Relaunch, launch
-from tpbench.kernels.one_pass.plan import Prepared, form, prepare
-from tpbench.kernels.one_pass.workspace import local_workspace
+from tpbench.kernels.one_pass.launch import OnePassLaunch, Prepared, form, prepare
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
-from tpbench.kernels.two_pass import launch as two_pass
-from tpbench.kernels.two_pass.launch import INTERPRETED, launching
+from tpbench.kernels.two_pass import kernels as two_pass
+from tpbench.kernels.two_pass.kernels import launching
+from tpbench.kernels.two_pass.state import INTERPRETED
+
+MOST_REMEMBERED = 256
+"""Most forms that are remembered. This bounds memory: the number of rows may differ by call."""
+
+_PLAIN = {Tensor, torch.nn.Parameter}
+"""Types of tensors with memory of their own. Others, such as DTensor, may have none."""
+
+Strided: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a new tensor."""
+
+# This function skips the parsing of arguments and the dispatcher, where torch.empty spends most of its time. Compiled
+# code of torch calls the same function. It allocates on the current device.
+_empty_strided: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
 @dataclass(frozen=True)
@@ -28,7 +46,7 @@ class How:
     """Bytes that this rank sent to its peers."""
     kernels: tuple[Any, ...] = ()
     """The compiled kernels that read the logits (see `kernel_resources`). Each is None in the interpreter."""
-    relaunch: Relaunch | None = field(default=None, repr=False, compare=False)
+    relaunch: OnePassLaunch | None = field(default=None, repr=False, compare=False)
     """Does the same for other tensors of the same form, if one kernel computes everything."""
 
 
@@ -46,8 +64,7 @@ def _one_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, s
 
     Return None if that kernel cannot compute this loss, or if the caller chose another algorithm or exchange.
     """
-    device, total = logits.device, outputs.total
-    peers = _peers(loss, device)
+    peers = _peers(loss, logits.device)
     if peers is None:
         return None
     prepared = _prepared(loss, logits, target, outputs, scaling)
@@ -57,20 +74,13 @@ def _one_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, s
                 f"algorithm='one_read' cannot do this: {prepared}; use 'auto', 'two_kernels' or 'two_reads'"
             )
         return None
-    group_workspace = None if peers == "one rank" else peers
-    factors = {
-        "logits_scale": loss.logits_scale, "temperature": loss.temperature, "z_loss": loss.z_loss,
-        "grad_scale": loss.grad_scale(scaling), "loss_scale": scaling.mean,
-    }  # fmt: skip
-    with launching(device):
-        workspace = local_workspace(device) if group_workspace is None else group_workspace
-        workspace.enter()
-        kernel = launch(
-            prepared, logits, target, outputs.grad, outputs.row_loss, total, workspace,
-            inverse_count=scaling.inverse_count, **factors,
-        )  # fmt: skip
-    complete = scaling.inverse_count is None
-    relaunch = Relaunch(prepared, group_workspace, device, **factors) if complete else None
+    launch = OnePassLaunch(
+        prepared, None if peers == "one rank" else peers, logits.device, logits_scale=loss.logits_scale,
+        temperature=loss.temperature, z_loss=loss.z_loss, grad_scale=loss.grad_scale(scaling), loss_scale=scaling.mean,
+    )  # fmt: skip
+    with launching(logits.device):
+        kernel = launch(logits, target, outputs.grad, outputs.row_loss, outputs.total, scaling.inverse_count)
+    relaunch = launch if scaling.inverse_count is None else None
     return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), relaunch)
 
 
@@ -121,3 +131,73 @@ def _peers(loss: RowLoss, device: torch.device) -> symmetric.PeerWorkspace | Lit
             return None
         raise RuntimeError(f"{asked} is not available: {workspace}; use exchange='nccl' or 'auto'")
     return workspace
+
+
+class RepeatedCall:
+    """Repeats a call for other tensors of the same form. The results are those of `entropy_loss`."""
+
+    def __init__(self, how: How, loss: Tensor, row_loss: Tensor, grad: Tensor | None) -> None:
+        """`how`: of the first call, with the launch of its kernel. The tensors are that call's results."""
+        assert how.relaunch is not None
+        self.how, self.relaunch, self.device = how, how.relaunch, row_loss.device
+        self.row_loss, self.grad = _strided(row_loss), None if grad is None else _strided(grad)
+        self.total = None if loss is row_loss else _strided(loss)
+
+    def __call__(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queue the kernel on the current stream. Return the loss, the row losses and the gradient."""
+        with launching(self.device):
+            grad = None if self.grad is None else self._new(self.grad)
+            row_loss = self._new(self.row_loss)
+            total = None if self.total is None else self._new(self.total)
+            self.relaunch(logits, target, grad, row_loss, total)
+        return row_loss if total is None else total, row_loss, grad
+
+    def _new(self, like: Strided) -> Tensor:
+        if _empty_strided is None or self.device.type != "cuda":
+            shape, strides, dtype = like
+            return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        return _empty_strided(*like)
+
+
+def _strided(tensor: Tensor) -> Strided:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+_remembered: dict[Hashable, RepeatedCall] = {}
+
+
+def call_form(logits: Any, target: Any, options: tuple[Any, ...]) -> Hashable | None:
+    """Return the form of a call, or None if such a call is never repeated.
+
+    Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
+    forms, because not all types are valid.
+    """
+    if not (type(logits) in _PLAIN and type(target) in _PLAIN):
+        return None
+    if logits.layout is not torch.strided or target.layout is not torch.strided:
+        return None
+    return (_tensor_form(logits), _tensor_form(target), options, tuple(map(type, options)))
+
+
+def _tensor_form(tensor: Any) -> Hashable:
+    return (
+        type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16,
+        tensor.is_neg(),
+    )  # fmt: skip
+
+
+def find(form: Hashable | None) -> RepeatedCall | None:
+    """Return the repetition of a call of this form, or None if there was no such call."""
+    try:
+        return _remembered.get(form)
+    except TypeError:  # an option that has no hash is not valid
+        return None
+
+
+def remember(form: Hashable | None, call: RepeatedCall) -> None:
+    """Repeat later calls of this form. None: there is nothing to remember."""
+    if form is None:
+        return
+    if len(_remembered) >= MOST_REMEMBERED:
+        _remembered.clear()
+    _remembered[form] = call

@@ -1,23 +1,80 @@
-"""The computation of `linear_entropy_loss`: products, losses and gradients, chunk by chunk."""
+"""The computation of `linear_entropy_loss`, chunk by chunk: products, losses and gradients, or statistics only."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tpbench.kernels.entropy.launch_rows import How, launch_rows
-from tpbench.kernels.fp16_scale import fp16_gradient_scale
-from tpbench.kernels.linear.chunks import Chunks
-from tpbench.kernels.linear.hidden import bytes_sent, gradient_like, hidden_states
-from tpbench.kernels.linear.logits import ChunkLogits
-from tpbench.kernels.linear.products import multiply
-from tpbench.kernels.linear.result import LinearEntropyLossResult, LinearHow
-from tpbench.kernels.linear.weight_gradient import WeightGradient
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
-from tpbench.kernels.two_pass import launch as two_pass
+from tpbench.kernels.linear.chunks import Chunks, HiddenStates, bytes_of_row, bytes_sent, chunks_of, hidden_states
+from tpbench.kernels.linear.products import (
+    Accumulation,
+    WeightGradient,
+    compute_logits,
+    multiply,
+)
+from tpbench.kernels.linear.statistics import LabelStatistics, ProductStatistics, bytes_of_tiles, is_supported
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, fp16_gradient_scale
+from tpbench.kernels.two_pass.kernels import reduced
+
+
+@dataclass(frozen=True)
+class LinearHow:
+    """This record says in which chunks and by which kernels a linear loss was computed, and which memory it used."""
+
+    chunks: int
+    chunk_rows: int
+    """Rows of a chunk; the last one may have fewer."""
+    workspace_gib: float
+    """Memory for the logits of a chunk, which their gradient overwrites, and for its target logits. If no logits are
+    stored: for the statistics of their tiles."""
+    rows: How | None
+    """The kernels of the first chunk's loss. None for no rows."""
+    weight_grad: Accumulation | None
+    """The way in which the weight's gradient was accumulated. None if there is none."""
+    bytes_sent: int
+    """Bytes that this rank sent to its peers: statistics of rows, hidden states and their gradients."""
+
+
+@dataclass(frozen=True)
+class LinearEntropyLossResult:
+    """The result of `linear_entropy_loss`."""
+
+    loss: Tensor
+    """fp32 scalar, or (rows,) with reduction="none". Every rank of the group has the same bits."""
+    row_loss: Tensor
+    """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
+    entropy: Tensor | None
+    """(rows,) fp32: entropy of each row's distribution in nats. None without `entropy=True`."""
+    grad_hidden: Tensor | None
+    """Like hidden: its gradient, summed over the ranks, times grad_scale."""
+    grad_weight: Tensor | None
+    """(local vocab, h): the weight's gradient times grad_scale, new, or `weight_grad` with the gradient added."""
+    grad_bias: Tensor | None
+    """(local vocab,): the bias's gradient times grad_scale."""
+    how: LinearHow
+    """The chunks and kernels that computed the loss."""
+
+
+class ChunkLogits:
+    """The logits hidden @ weight.T + bias of one chunk at a time, in memory that all chunks share."""
+
+    def __init__(self, states: HiddenStates, weight: Tensor, bias: Tensor | None, chunks: Chunks) -> None:
+        self.states, self.weight, self.bias = states, weight, bias
+        self.memory = weight.new_empty((chunks.most if len(chunks) else 0, len(weight)))
+
+    def compute(self, index: int) -> tuple[Tensor, Tensor]:
+        """Queue the product of a chunk.
+
+        Returns the chunk's hidden states, (rows of the chunk, h), and its logits, (rows of the chunk, local vocab).
+        """
+        hidden = self.states.chunk(index)
+        logits = self.memory[: len(hidden)]
+        compute_logits(hidden, self.weight, self.bias, logits)
+        return hidden, logits
 
 
 class LinearCall:
@@ -33,7 +90,7 @@ class LinearCall:
         """`target`: labels, target logits, or the teacher's hidden states and weight. `grad`: compute gradients."""
         self.hidden, self.weight, self.bias, self.target = hidden, weight, bias, target
         self.loss, self.chunks, self.grad = loss, chunks, grad
-        self.grad_hidden = gradient_like(hidden) if grad else None
+        self.grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device) if grad else None
         self.states = hidden_states(hidden, self.grad_hidden, loss.group, chunks)
         self.logits = ChunkLogits(self.states, weight, bias, chunks)
         self.teacher: ChunkLogits | None = None
@@ -110,7 +167,7 @@ class LinearCall:
     def _stored_scale(self, scaling: Scaling) -> float:
         """Return the factor on the gradient of the logits in memory, by which its products are divided.
 
-        It is not 1 for the fp16 gradient of a mean (see `fp16_scale`).
+        It is not 1 for the fp16 gradient of a mean (see `fp16_gradient_scale`).
         """
         is_mean = scaling.count or scaling.mean != 1.0
         if self.hidden.dtype != torch.float16 or not is_mean or scaling.row_grad is not None:
@@ -123,7 +180,7 @@ class LinearCall:
         """Reduce the losses of all rows. `how`: of a chunk. `sent`: bytes of statistics that this rank sent."""
         workspace = self.logits.memory.nbytes + (0 if self.teacher is None else self.teacher.memory.nbytes)
         return LinearEntropyLossResult(
-            two_pass.reduced(outputs, scaling),
+            reduced(outputs, scaling),
             outputs.row_loss,
             outputs.row_entropy,
             self.grad_hidden,
@@ -148,3 +205,53 @@ class LinearCall:
             teacher = self.target[0]
             sent += bytes_sent(rows, teacher.shape[1], teacher.itemsize, world_size, sharded=sharded, grad=False)
         return sent
+
+
+def losses_of_labels(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, loss: RowLoss, shards: int,
+    workspace_gib: float | Literal["auto"], outputs: Outputs, scaling: Scaling,
+) -> LinearEntropyLossResult:  # fmt: skip
+    """Compute the losses and, on request, the entropies of at least one row. All arguments are checked before.
+
+    Where the head's product can store statistics itself, no logits are stored. Elsewhere those of a chunk are.
+
+    shards: ranks that share the rows of the hidden states. outputs: of all rows.
+    """
+    rows, row_entropy = len(hidden) * shards, outputs.row_entropy
+    entropy = row_entropy is not None
+    in_product = is_supported(hidden)
+    columns = loss.vocabulary.share
+    row_bytes = bytes_of_tiles(columns, entropy) if in_product else bytes_of_row(columns, [hidden.dtype])
+    chunks = chunks_of(rows, shards, row_bytes, workspace_gib)
+    states = hidden_states(hidden, None, loss.group, chunks)
+    statistics = (ProductStatistics if in_product else LabelStatistics)(loss, rows, weight, bias, entropy, chunks.most)
+    in_order = chunks.in_order(labels)
+    how: How | None = None
+    first = 0
+    for index in range(len(chunks)):
+        chunk = states.chunk(index)
+        states.prefetch(index + 1)  # no collective follows the product, so the next chunk is fetched beside it
+        how = statistics.store(chunk, in_order[first : first + len(chunk)], first)
+        first += len(chunk)
+    sent = _finish(statistics, chunks, in_order, outputs)
+    sent += bytes_sent(
+        rows, hidden.shape[1], hidden.itemsize, loss.vocabulary.world_size, sharded=shards > 1, grad=False
+    )
+    workspace = statistics.memory.nbytes / 2**30
+    return LinearEntropyLossResult(
+        reduced(outputs, scaling), outputs.row_loss, row_entropy, None, None, None,
+        LinearHow(len(chunks), chunks.most, workspace, how, None, sent),
+    )  # fmt: skip
+
+
+def _finish(statistics: ProductStatistics | LabelStatistics, chunks: Chunks, in_order: Tensor, outputs: Outputs) -> int:
+    """Exchange the statistics of rows in the order of chunks, and store losses and entropies in the order of rows."""
+    if chunks.shards == 1:
+        return statistics.finish(in_order, outputs.row_loss, outputs.row_entropy)
+    losses = torch.empty_like(outputs.row_loss)
+    entropies = None if outputs.row_entropy is None else torch.empty_like(outputs.row_entropy)
+    sent = statistics.finish(in_order, losses, entropies)
+    chunks.put_all(outputs.row_loss, losses)
+    if outputs.row_entropy is not None and entropies is not None:
+        chunks.put_all(outputs.row_entropy, entropies)
+    return sent

@@ -10,15 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels.entropy import checks
-from tpbench.kernels.linear import checks as linear_checks
-from tpbench.kernels.linear.call import LinearCall
+from tpbench.kernels.linear.call import LinearCall, LinearEntropyLossResult, losses_of_labels
 from tpbench.kernels.linear.chunks import bytes_of_row, chunks_of, workspace_gib_of
-from tpbench.kernels.linear.forward import losses_of_labels
-from tpbench.kernels.linear.result import LinearEntropyLossResult
 from tpbench.kernels.losses import KERNEL_LOSSES, KernelLoss
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
-from tpbench.kernels.two_pass.launch import INTERPRETED, inverse_row_count, launching
-from tpbench.kernels.vocabulary import shard_of_vocabulary
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, shard_of_vocabulary
+from tpbench.kernels.two_pass.kernels import inverse_row_count, launching
+from tpbench.kernels.two_pass.state import INTERPRETED
 
 
 @torch.no_grad()
@@ -120,8 +117,8 @@ def linear_entropy_loss(
     shards = world_size if hidden_sharded else 1
     checks.choice("loss", loss, KERNEL_LOSSES)
     checks.call_options(group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange)
-    linear_checks.tensors(hidden, weight, target, loss, bias, shards)
-    linear_checks.weight_gradient(weight_grad, weight)
+    checks.linear_tensors(hidden, weight, target, loss, bias, shards)
+    checks.weight_gradient(weight_grad, weight)
     workspace_gib_of(workspace_gib)
     checks.runnable("hidden", hidden, INTERPRETED)
     checks.loss_options(loss, logits_scale, temperature, label_smoothing, z_loss, softcap, entropy, grad_scale)

@@ -2,10 +2,10 @@
 
 The modules, in the order of a first reading:
 
-- Host: `plan` decides whether a kernel can do a call and chooses its constants, with the shapes of `tiling`.
-  `workspace` holds the memory through which ranks exchange. `launch` queues the kernel, with its `parameters`.
-- Kernels: `kernel`, and `whole_row_kernel` for rows that fill the shared memory of a multiprocessor.
-- Helpers of the kernels: `walk` goes from row to row, with the labels and counts of `rows`. `tiles` are copied and
-  reduced to a `state`, the `exchange` merges states, `gradient` writes gradients, and `finish` ends a launch.
+- Host: `launch` decides whether a kernel can do a call, chooses its constants with the shapes of `tiling`, and queues
+  it. `tpbench.kernels.symmetric` holds the memory through which programs exchange.
+- Kernels: `kernels`, one of them for rows that fill the shared memory of a multiprocessor.
+- Helpers of the kernels: `rows` goes from row to row, with their labels and counts. `tiles` are copied, reduced to a
+  `state`, and turned into gradients. The `exchange` merges states.
 - Below them: `layouts` of threads, and instructions in `ptx`.
 """

@@ -1,117 +1,287 @@
-"""Launch of a prepared call, and its repetition."""
+"""Host code of the one-pass kernels: whether they can do a call, the constants they are compiled for, and the launch.
+
+Kernels receive several arguments as named tuples. Triton compiles the same code as for their fields one by one.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 from triton.compiler import CompiledKernel
 
-from tpbench.kernels.cached_launch import unobserved
-from tpbench.kernels.one_pass import workspace as memory
-from tpbench.kernels.one_pass.parameters import Mailbox, Scales
-from tpbench.kernels.one_pass.plan import Prepared
+from tpbench.kernels import symmetric
+from tpbench.kernels.cached_launch import CachedLaunch, cached_launch, unobserved
+from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
 
 LOG2_E = math.log2(math.e)
 
 
-def launch(
-    prepared: Prepared, logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None,
-    workspace: memory.Workspace, *, logits_scale: float, temperature: float, z_loss: float, grad_scale: float,
-    loss_scale: float, inverse_count: Tensor | None = None,
-) -> Any:  # fmt: skip
-    """Queue the kernel on the current stream. It stores row_loss and, where they are not None, grad and total.
+class Specialization(NamedTuple):
+    """The constants that a one-pass kernel is compiled for. Kernels receive it as the constant `SPEC`."""
 
-    inverse_count: (1,) fp32, 1 / the rows that count. It is needed if they are counted and `total` is None.
-    Returns the compiled kernel.
+    LOSS: str
+    LOGPROB: bool
+    """The kernel stores log-probabilities of labels: the negative cross-entropies."""
+    GRAD: bool
+    """The kernel stores the gradient."""
+    REDUCE: bool
+    """The kernel stores the sum of the row losses."""
+    COUNT: bool
+    """The sum and the gradient are divided by the number of rows that count. Without REDUCE the caller counted them."""
+    Z_LOSS: bool
+    ROWS: int
+    """Rows of a tile. A tile has the shape (ROWS, REPEATS, LANES, VECTOR)."""
+    REPEATS: int
+    """Vectors of a row that one thread holds."""
+    LANES: int
+    """Threads that share a row of a tile."""
+    VECTOR: int
+    """Neighbouring columns that one thread copies at once: 16 bytes if ALIGNED, else one column."""
+    ROW_WARPS: int
+    """Rows of a tile that warps work on side by side."""
+    WARPS: int
+    """Warps of a program."""
+    TILES: int
+    """Tiles of a program's part of a row."""
+    WORLD: int
+    """Ranks that exchange row states."""
+    SLOTS: int
+    """Parts of a row that each rank sends, a power of two. 0: the programs exchange nothing."""
+    FULL: bool
+    """Every column of a tile exists."""
+    MASKED: bool
+    """Some columns of a tile do not belong to the softmax."""
+    ALIGNED: bool
+    """Sizes, strides of rows and first columns are in whole vectors. Otherwise they are in columns."""
+    AHEAD: int
+    """Tiles of the next row that are reduced while the words of this row travel."""
+    WHOLE: bool
+    """A row fills the shared memory of a multiprocessor by itself."""
+
+
+class Strides(NamedTuple):
+    """Strides of the logits, targets and gradient. Those of rows are in vectors if ALIGNED, else all are in elements.
+
+    The strides of labels, which have the shape (rows,), are 0 and are not used.
     """
-    workspace.reserve(prepared.words)
-    total = inverse_count if total is None else total
-    scales = _scales(logits_scale, temperature, z_loss, grad_scale, loss_scale)
-    return prepared.kernel(
-        prepared.programs,
-        (*_of_the_call(logits, target, grad, row_loss, total), *_mailbox(workspace)),
-        prepared.integers,
-        scales,
-        _exchange(prepared, workspace),
-        arrange=_parameters,
+
+    logits_row: Any
+    logits_column: Any
+    target_row: Any
+    target_column: Any
+    grad_row: Any
+    grad_column: Any
+
+
+class Scales(NamedTuple):
+    """Factors of the losses and gradients."""
+
+    k: Any
+    """Logits times k are exponents of two: logits_scale * log2(e)."""
+    k_t: Any
+    """The same factor for target logits: k / temperature."""
+    z_loss: Any
+    grad_scale: Any
+    loss_scale: Any
+
+
+class Mailbox(NamedTuple):
+    """Memory through which the programs of all ranks exchange row states (see `symmetric.Workspace`)."""
+
+    words: Any
+    """int64 (2, half): the words of this rank. Each half holds (numbers, capacity, RANKS * SLOTS) words."""
+    peers: Any
+    """int64 (WORLD,): the addresses of all ranks' words."""
+    control: Any
+    """int32 (2,): the epoch, and the number of programs that are done."""
+    failed: Any
+    """int32 (1,): set if a wait passed its limit. It may lie in the memory of the host."""
+
+
+class Form(NamedTuple):
+    """The properties of a tensor that decide how a kernel is launched: all but its values and its address."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    misaligned: int
+    """Bytes past a multiple of 16."""
+
+
+def form(tensor: Tensor) -> Form:
+    """Return the `Form` of a tensor."""
+    return Form(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call with tensors of certain forms and its options, but without addresses and scales."""
+
+    tiling: Tiling
+    kernel: CachedLaunch
+    programs: int
+    integers: tuple[Any, ...]
+    """The kernel's parameters from n_rows to strides."""
+    rank: int
+    row_words: int
+    """Words of a row in a workspace, at least 1."""
+    words: int
+    """Words that a workspace must have room for. 0: nothing is exchanged."""
+    bytes_sent: int
+    """Bytes that this rank sends to its peers: a word of 8 bytes for each number and each part of a row."""
+
+
+@functools.lru_cache(maxsize=256)
+def prepare(
+    logits: Form, target: Form, out: Form | None, device: int, *, loss: str, logprob: bool, valid: int,
+    vocab_start: int, vocab_size: int, ignore_index: int, reduce: bool, count: bool, z_loss: bool,
+    label_smoothing: bool, accumulate: bool, block_cap: int | str, share: int, widest: int | None, rank: int,
+    world_size: int,
+) -> Prepared | str:  # fmt: skip
+    """Prepare a call, or return the reason why the one-pass kernels cannot do it.
+
+    Over several ranks the reason depends only on values that are equal on all of them. Results are cached: a call only
+    adds its addresses and scales.
+
+    logprob: store log-probabilities of labels, the negative cross-entropies.
+    """
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or later"
+    if label_smoothing or accumulate:
+        return "it has no label_smoothing and accumulates into no tensor"
+    if loss != "cross_entropy" and target.dtype != logits.dtype:
+        return f"it needs targets of the logits' dtype, got {target.dtype} and {logits.dtype}"
+    vectors = aligned(logits, target if loss != "cross_entropy" else None, out)
+    if world_size == 1 and not vectors:
+        return "its rows must be contiguous and made of whole 16-byte vectors"
+    on = machine(device)
+    rows, columns = logits.shape
+    plan = tiling(rows, columns, share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on, widest)
+    if isinstance(plan, str):
+        return plan
+    unit = plan.vector
+    numbers = 3 if loss == "cross_entropy" else 5  # of a row's state
+    slots = next_power_of_2(world_size) * plan.slots
+    walkers = min(max(1, on.processors * plan.programs_per_sm // plan.parts), -(-rows // plan.rows))
+    full = columns == plan.parts * plan.tiles * plan.columns
+    of_target = target.strides if loss != "cross_entropy" else (0, 0)
+    of_grad = logits.strides if out is None else out.strides
+    constants = Specialization(
+        LOSS=loss, LOGPROB=logprob, GRAD=out is not None, REDUCE=reduce, COUNT=count, Z_LOSS=z_loss, ROWS=plan.rows,
+        REPEATS=plan.repeats, LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, WARPS=plan.warps,
+        TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots, FULL=full, MASKED=not full or valid < columns,
+        ALIGNED=plan.vector > 1, AHEAD=plan.ahead, WHOLE=plan.whole,
+    )  # fmt: skip
+    kernel = cached_launch(
+        _kernel(plan.whole), SPEC=constants, num_warps=plan.warps, enable_fp_fusion=False,
+        launch_cooperative_grid=plan.slots > 0,
+        **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
+    )  # fmt: skip
+    return Prepared(
+        tiling=plan,
+        kernel=kernel,
+        programs=walkers * plan.parts,
+        integers=(
+            rows, columns, plan.parts, plan.part_columns // unit, valid, vocab_start, vocab_size, ignore_index,
+            Strides(
+                logits.strides[0] // unit, logits.strides[1], of_target[0] // unit, of_target[1], of_grad[0] // unit,
+                of_grad[1],
+            ),
+        ),
+        rank=rank,
+        row_words=numbers * max(1, slots),
+        words=numbers * rows * slots,
+        bytes_sent=(world_size - 1) * rows * numbers * plan.slots * 8,
+    )  # fmt: skip
+
+
+def _kernel(whole: bool) -> Any:
+    # Imported on first use: kernels in Gluon are not needed in Triton's interpreter.
+    kernels = importlib.import_module("tpbench.kernels.one_pass.kernels")
+    return kernels.whole_row_kernel if whole else kernels.one_pass_kernel
+
+
+def aligned(*tensors: Form | None) -> bool:
+    """Return whether all rows are contiguous, consist of whole 16-byte vectors, and start at multiples of 16 bytes."""
+    return all(
+        each is None
+        or (
+            each.strides[1] == 1
+            and each.shape[1] * each.dtype.itemsize % 16 == 0
+            and each.strides[0] * each.dtype.itemsize % 16 == 0
+            and each.misaligned == 0
+        )
+        for each in tensors
     )
 
 
-class Relaunch:
-    """Launches the kernel of a call again, for other tensors of the same form."""
+class OnePassLaunch:
+    """The launch of a prepared call, for any tensors of its forms."""
 
     def __init__(
-        self, prepared: Prepared, peers: memory.Workspace | None, device: torch.device, **factors: float
-    ) -> None:
-        """`peers`: the workspace of the group. None: one rank, which has a workspace for each stream. `factors`: the
-        factors that `launch` gets by name."""
-        self.prepared, self.peers, self.device, self.factors = prepared, peers, device, factors
-        self.state: tuple[Any, ...] | None = None
-        """The workspace, its size and the longest wait, for which the arguments were made."""
-        self.run: Callable[..., None] | None = None
+        self, prepared: Prepared, peers: symmetric.Workspace | None, device: torch.device, *, logits_scale: float,
+        temperature: float, z_loss: float, grad_scale: float, loss_scale: float,
+    ) -> None:  # fmt: skip
+        """`peers`: the workspace of the group. None: one rank, which has a workspace for each stream."""
+        self.prepared, self.peers, self.device = prepared, peers, device
+        k = float(logits_scale * LOG2_E)
+        self.scales = Scales(
+            k, k / temperature, float(z_loss), float(grad_scale * logits_scale), float(loss_scale)
+        )  # fmt: skip
+        self.launches = 0
+        self.kept: tuple[Any, ...] | None = None
+        """The workspace, its size and the longest wait, for which the next two were made."""
+        self.run: Callable[..., None] = _not_launched
         self.arguments: tuple[Any, ...] = ()
         """The arguments after the tensors of the call."""
 
     def __call__(
-        self, logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None
-    ) -> None:
-        """Queue the kernel on the current stream of the device, which must be the current one."""
-        workspace = memory.local_workspace(self.device) if self.peers is None else self.peers
+        self, logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None,
+        inverse_count: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        """Queue the kernel on the current stream of the device, which must be the current one.
+
+        It stores row_loss and, where they are not None, grad and total. inverse_count: (1,) fp32, 1 / the rows that
+        count. It is needed if they are counted and `total` is None. Returns the compiled kernel of a first launch.
+        """
+        workspace = symmetric.local_workspace(self.device) if self.peers is None else self.peers
         workspace.enter()
-        if (workspace, workspace.half, memory.WAIT_LIMIT_S) == self.state and unobserved(self.prepared.kernel.kernel):
-            assert self.run is not None
-            self.run(*_of_the_call(logits, target, grad, row_loss, total), *self.arguments)
-            return
-        compiled = launch(
-            self.prepared, logits, target, grad, row_loss, total, workspace, inverse_count=None, **self.factors
-        )
-        if isinstance(compiled, CompiledKernel):
-            self._keep(compiled, workspace)
-
-    def _keep(self, compiled: CompiledKernel, workspace: memory.Workspace) -> None:
-        """Keep everything of a launch except for the tensors of its call."""
-        prepared = self.prepared
-        self.run = compiled[prepared.programs, 1, 1]
-        arranged = _parameters(
-            (*[None] * _CALL_TENSORS, *_mailbox(workspace)), prepared.integers, _scales(**self.factors),
-            _exchange(prepared, workspace),
-        )  # fmt: skip
-        self.arguments = (*arranged[_CALL_TENSORS:], *prepared.kernel.constants_in_place)
-        self.state = workspace, workspace.half, memory.WAIT_LIMIT_S
+        total = inverse_count if total is None else total
+        # Any address stands for a missing tensor.
+        tensors = (logits, target, logits if grad is None else grad, row_loss, row_loss if total is None else total)
+        kernel, prepared = self.prepared.kernel, self.prepared
+        if (workspace, workspace.half, symmetric.WAIT_LIMIT_S) == self.kept and unobserved(kernel.kernel):
+            return self.run(*tensors, *self.arguments)
+        workspace.reserve(prepared.words)
+        half = workspace.half
+        mailbox = (workspace.words, workspace.peers, workspace.control, workspace.failed)
+        exchange = (prepared.rank, half // prepared.row_words, half, int(symmetric.WAIT_LIMIT_S * 1e9))
+        given = (prepared.integers, self.scales, exchange)
+        compiled = kernel(prepared.programs, (*tensors, *mailbox), *given, arrange=_arranged)
+        self.launches += 1
+        if self.launches > 1 and isinstance(compiled, CompiledKernel):  # many calls are made once
+            self.run = compiled[prepared.programs, 1, 1]
+            self.arguments = (*_arranged((*tensors, *mailbox), *given)[_TENSORS:], *kernel.constants_in_place)
+            self.kept = workspace, half, symmetric.WAIT_LIMIT_S
+        return compiled
 
 
-_CALL_TENSORS = 5
+_TENSORS = 5
 """Number of the first parameters: tensors that differ by call."""
 
 
-def _of_the_call(
-    logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None
-) -> tuple[Tensor, ...]:
-    """Return the tensors that differ by call. Any address stands for a missing one."""
-    return logits, target, logits if grad is None else grad, row_loss, row_loss if total is None else total
-
-
-def _mailbox(workspace: memory.Workspace) -> tuple[Tensor, ...]:
-    return workspace.words, workspace.peers, workspace.control, workspace.failed
-
-
-def _scales(
-    logits_scale: float, temperature: float, z_loss: float, grad_scale: float, loss_scale: float
-) -> tuple[float, ...]:
-    k = float(logits_scale * LOG2_E)
-    return k, k / temperature, float(z_loss), float(grad_scale * logits_scale), float(loss_scale)
-
-
-def _exchange(prepared: Prepared, workspace: memory.Workspace) -> tuple[int, ...]:
-    """Return the rank, the capacity and the size of the workspace, and the longest wait in ns."""
-    half = workspace.half
-    return prepared.rank, half // prepared.row_words, half, int(memory.WAIT_LIMIT_S * 1e9)
-
-
-def _parameters(pointers: Any, integers: Any, scales: Any, more_integers: Any) -> tuple[Any, ...]:
+def _arranged(pointers: Any, integers: Any, scales: Any, exchange: Any) -> tuple[Any, ...]:
     """Arrange the arguments as the parameters of the kernels."""
-    return (*pointers[:_CALL_TENSORS], Mailbox(*pointers[_CALL_TENSORS:]), *integers, Scales(*scales), *more_integers)
+    return (*pointers[:_TENSORS], Mailbox(*pointers[_TENSORS:]), *integers, Scales(*scales), *exchange)
+
+
+def _not_launched(*arguments: Any) -> None:
+    raise AssertionError("a launch is kept before it is repeated")

@@ -1,4 +1,4 @@
-"""Rows and their labels: which rows count, how many, and the sum of their losses."""
+"""The rows of a program: its walk from row to row, their labels, how many rows count, and the sum of their losses."""
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
@@ -10,11 +10,89 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.layouts import column_unit, flat_layout, has_labels
-from tpbench.kernels.one_pass.walk import rows_after
+from tpbench.kernels.one_pass.layouts import column_unit, flat_layout, has_labels, row_layout, state_layout
+from tpbench.kernels.one_pass.ptx import await_arrivals, barrier
+from tpbench.kernels.one_pass.tiles import Matrix, Part, Shared, allocate, part_of_row
 
 BATCH = gl.constexpr(4096)
 """Rows whose labels or losses a program loads before it waits for the first of them."""
+
+
+class Sizes(NamedTuple):
+    """Integers that a one-pass kernel receives one by one (see `kernels.one_pass_kernel`)."""
+
+    n_rows: Any
+    n_columns: Any
+    n_parts: Any
+    part_columns: Any
+    n_valid: Any
+    vocab_start: Any
+    vocab_size: Any
+    ignore_index: Any
+
+
+class Walk(NamedTuple):
+    """The rows and columns of one program, and the tensors that it reads and writes."""
+
+    logits: Matrix
+    target: Matrix
+    """Target logits, or labels, of which only the pointer is used."""
+    grad: Matrix
+    shared: Shared
+    part: Part
+    part_number: Any
+    start: Any
+    """The global column where the part begins."""
+    walker: Any
+    """The number of this program among those with the same part."""
+    walkers: Any
+    steps: Any
+    """Tiles of rows that this program works on: every `walkers`-th one."""
+    row_in_tile: Any
+    """(ROWS,)"""
+    n_rows: Any
+    vocab_size: Any
+    ignore_index: Any
+
+
+@gluon.jit
+def open_walk(
+    logits, target, grad, strides, sizes, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr
+):  # fmt: skip
+    """Return the `Walk` of this program. It has PLACES places for each of HELD tiles, and one for the other tiles."""
+    part_number = gl.program_id(0) % sizes.n_parts
+    walker = gl.program_id(0) // sizes.n_parts
+    walkers = gl.num_programs(0) // sizes.n_parts
+    steps = gl.cdiv(gl.cdiv(sizes.n_rows, SPEC.ROWS) - walker, walkers)
+    part = part_of_row(part_number, sizes.part_columns, sizes.n_columns, sizes.n_valid, SPEC)
+    return Walk(
+        Matrix(logits, strides.logits_row, strides.logits_column),
+        Matrix(target, strides.target_row, strides.target_column),
+        Matrix(grad, strides.grad_row, strides.grad_column),
+        allocate(logits.dtype.element_ty, HELD, PLACES, SPEC),
+        part,
+        part_number,
+        sizes.vocab_start + part.first * column_unit(SPEC),
+        walker,
+        walkers,
+        steps,
+        gl.arange(0, SPEC.ROWS, row_layout(SPEC)),
+        sizes.n_rows,
+        sizes.vocab_size,
+        sizes.ignore_index,
+    )
+
+
+@gluon.jit
+def rows_of_step(walk, step, SPEC: gl.constexpr):
+    """Return the rows of a step, int64 (ROWS,). Those from n_rows on do not exist."""
+    return ((walk.walker + step * walk.walkers) * SPEC.ROWS + walk.row_in_tile).to(gl.int64)
+
+
+@gluon.jit
+def rows_after(walk, row, STEPS: gl.constexpr, SPEC: gl.constexpr):
+    """Return the rows that follow `row` after a number of steps, int64 (ROWS,)."""
+    return row + STEPS * walk.walkers * SPEC.ROWS
 
 
 class OwnLabel(NamedTuple):
@@ -59,34 +137,74 @@ def rows_that_count(walk, row, label, SPEC: gl.constexpr):
 
 @gluon.jit
 def load_own_label(walk, row, label, SPEC: gl.constexpr):
-    """Start to load the logits of labels, (ROWS,). Returns which rows count, and an `OwnLabel`."""
-    logits = walk.logits
-    part = walk.part
-    column = _columns_of(label, walk)
-    local = (column - walk.start).to(gl.int64)
-    counts = column >= 0
-    held = counts & (local >= 0) & (local < part.valid)
-    at = row * (logits.row * column_unit(SPEC)) + (part.first * column_unit(SPEC) + local) * logits.column
-    logit = gl.load(logits.pointer + at, mask=held, other=0.0).to(gl.float32)
-    return counts, OwnLabel(local, held, logit)
+    """Start to load the logits of labels, (ROWS,). Returns which rows count, and an `OwnLabel`.
+
+    Without labels the latter holds numbers that nothing reads.
+    """
+    if has_labels(SPEC):
+        logits = walk.logits
+        part = walk.part
+        column = _columns_of(label, walk)
+        local = (column - walk.start).to(gl.int64)
+        counts = column >= 0
+        held = counts & (local >= 0) & (local < part.valid)
+        at = row * (logits.row * column_unit(SPEC)) + (part.first * column_unit(SPEC) + local) * logits.column
+        logit = gl.load(logits.pointer + at, mask=held, other=0.0).to(gl.float32)
+        return counts, OwnLabel(local, held, logit)
+    else:
+        return row < walk.n_rows, OwnLabel(row, row, row)
 
 
 @gluon.jit
-def inverse_count(walk, SPEC: gl.constexpr):
-    """Return 1 / the number of rows whose labels count, at least 1."""
-    total = gl.zeros([BATCH], gl.int32, flat_layout(SPEC))
-    for begin in range(0, walk.n_rows, BATCH):
-        row = begin + gl.arange(0, BATCH, flat_layout(SPEC))
-        label = _columns_of(gl.load(walk.target.pointer + row, mask=row < walk.n_rows, other=-1), walk)
-        total += gl.where((label >= 0) & (row < walk.n_rows), 1, 0)
-    return 1.0 / gl.maximum(gl.sum(total, axis=0), 1).to(gl.float32)
+def inverse_count(walk, loss, SPEC: gl.constexpr):
+    """Return the factor 1 / the number of rows whose labels count (at least 1), or 1 if nothing is divided by it.
+
+    Without REDUCE the caller counted the rows of a larger problem: then `loss` holds the factor.
+    """
+    if not SPEC.COUNT:
+        return 1.0
+    elif not SPEC.REDUCE:
+        return gl.load(loss)
+    else:
+        total = gl.zeros([BATCH], gl.int32, flat_layout(SPEC))
+        for begin in range(0, walk.n_rows, BATCH):
+            row = begin + gl.arange(0, BATCH, flat_layout(SPEC))
+            label = _columns_of(gl.load(walk.target.pointer + row, mask=row < walk.n_rows, other=-1), walk)
+            total += gl.where((label >= 0) & (row < walk.n_rows), 1, 0)
+        return 1.0 / gl.maximum(gl.sum(total, axis=0), 1).to(gl.float32)
 
 
 @gluon.jit
-def sum_of_losses(row_loss, n_rows, SPEC: gl.constexpr):
+def store_losses(row_losses, row_loss, walk, row, counts, SPEC: gl.constexpr):
+    """Store the losses of rows, (ROWS,) in `state_layout`, in the programs of the first part. 0 if a row is ignored."""
+    if walk.part_number == 0:
+        layout: gl.constexpr = state_layout(SPEC)
+        row_loss = gl.where(gl.convert_layout(counts, layout), row_loss, 0.0)
+        exists = gl.convert_layout(row < walk.n_rows, layout)
+        gl.store(row_losses + gl.convert_layout(row, layout), row_loss, mask=exists)
+
+
+@gluon.jit
+def _sum_of_losses(row_loss, n_rows, SPEC: gl.constexpr):
     """Sum the row losses that all programs have stored, in one order."""
     total = gl.zeros([BATCH], gl.float32, flat_layout(SPEC))
     for begin in range(0, n_rows, BATCH):
         row = begin + gl.arange(0, BATCH, flat_layout(SPEC))
         total += gl.load(row_loss + row, mask=row < n_rows, other=0.0, volatile=True)
     return gl.sum(total, axis=0)
+
+
+@gluon.jit
+def finish(row_losses, loss, mailbox, n_rows, epoch, scales, inverse, SPEC: gl.constexpr):
+    """In the last program, which has the fewest rows: sum the row losses in one order, and advance the epoch.
+
+    It waits for programs that do not wait for it.
+    """
+    if gl.program_id(0) == gl.num_programs(0) - 1:
+        await_arrivals(mailbox.control + 1, gl.num_programs(0))
+        barrier()
+        if SPEC.REDUCE:
+            gl.store(loss, _sum_of_losses(row_losses, n_rows, SPEC) * (scales.loss_scale * inverse))
+        gl.store(mailbox.control + 1, 0)
+        if SPEC.SLOTS > 0:
+            gl.store(mailbox.control, epoch)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.layouts import has_labels, thread_layout, thread_shape, warp_states_layout
+from tpbench.kernels.one_pass.layouts import has_labels, state_layout, thread_layout, thread_shape, warp_states_layout
 from tpbench.kernels.one_pass.ptx import exp2, max_in_thread, sum_products_in_thread, to_fp32
 
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -207,12 +207,17 @@ def _merge_warps(state, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def merge_threads(state, SPEC: gl.constexpr):
-    """Merge the states of the threads of a row, (ROWS, LANES) to (ROWS,)."""
+def state_of_rows(state, label_logit, SPEC: gl.constexpr):
+    """Merge the states of the threads of a row, (ROWS, LANES) to (ROWS,) in `state_layout`.
+
+    label_logit: (ROWS,) x[label] where this program holds it, else 0. It is not used without labels.
+    """
+    layout: gl.constexpr = state_layout(SPEC)
     if has_labels(SPEC):
-        return merge_along(state, 1, SPEC)
+        state = convert_state(merge_along(state, 1, SPEC), layout)
+        return State(state.c, state.s, gl.convert_layout(label_logit, layout), state.s_t, state.a)
     else:
-        return _merge_warps(state, SPEC)
+        return convert_state(_merge_warps(state, SPEC), layout)
 
 
 @gluon.jit

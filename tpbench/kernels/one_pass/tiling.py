@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import triton
+from triton import next_power_of_2
+from triton.runtime import driver
 
 from tpbench.kernels.block_caps import measured_cap
 
@@ -71,13 +72,8 @@ class Machine:
 @functools.cache
 def machine(device: int) -> Machine:
     """Return the limits of a CUDA device."""
-    properties = triton.runtime.driver.active.utils.get_device_properties(device)
+    properties = driver.active.utils.get_device_properties(device)
     return Machine(properties["multiprocessor_count"], properties["max_shared_mem"])
-
-
-def next_power_of_2(value: int) -> int:
-    """Return the smallest power of two that is at least `value`."""
-    return 1 << max(0, value - 1).bit_length()
 
 
 @functools.lru_cache(maxsize=256)
@@ -161,7 +157,7 @@ class _Problem:
     @property
     def padded_columns(self) -> int:
         """The share's columns, increased to a power of two."""
-        return max(SMALLEST_BLOCK, next_power_of_2(self.share))
+        return max(SMALLEST_BLOCK, int(next_power_of_2(self.share)))
 
     @property
     def full_tile_columns(self) -> int:
@@ -223,5 +219,5 @@ def _tile_shape(problem: _Problem, residency: _Residency) -> tuple[int, int]:
 def _slots(problem: _Problem, parts: int, part_columns: int) -> int:
     """Return the parts that each rank sends. See `Tiling.slots`."""
     if problem.world_size > 1:
-        return next_power_of_2(2 * -(-problem.share // part_columns))  # for shards of up to twice the even share
-    return 0 if parts == 1 else next_power_of_2(parts)
+        return int(next_power_of_2(2 * -(-problem.share // part_columns)))  # for shards of up to twice the even share
+    return 0 if parts == 1 else int(next_power_of_2(parts))

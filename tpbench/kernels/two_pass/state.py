@@ -43,7 +43,9 @@ def reference_of(maximum):
     return tl.where(maximum == float("-inf"), 0.0, maximum)
 
 
-_INTERPRETED = tl.constexpr(not isinstance(reference_of, triton.JITFunction))
+INTERPRETED: bool = not isinstance(reference_of, triton.JITFunction)
+"""True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
+_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 @triton.jit

@@ -23,8 +23,8 @@ from tpbench.report.analysis.records import (
     sort_key,
     value_text,
 )
+from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import newest
-from tpbench.results.label import chosen_options
 from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
 

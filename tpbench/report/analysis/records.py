@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from tpbench.job import stored_job
-from tpbench.measure import host_bound
+from tpbench.measure.statistics import is_host_bound
 from tpbench.report.analysis.metrics import speeds
+from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import hardware
-from tpbench.results.label import chosen_options
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError, spelled
+from tpbench.suggestions import printable
 from tpbench.tables import MISSING
 from tpbench.workloads import Workload, workloads
 
@@ -102,7 +102,7 @@ def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Wo
     records = plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
     for record in records:
         wall, device = record["time_ms"], record["device_ms"]
-        if record["bound"] is None and wall and device is not None and host_bound.is_host_bound(1 - device / wall):
+        if record["bound"] is None and wall and device is not None and is_host_bound(1 - device / wall):
             record["bound"] = "host"  # the row doesn't say what bounds it, but its two clocks do
     return records
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tpbench.kernels import How, entropy_loss
-from tpbench.kernels.kernel_resources import worst_resources
+from tpbench.kernels.cached_launch import worst_resources
 from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.vocabulary import IGNORED

@@ -11,7 +11,7 @@ import torch
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import context, problem
 from tests.support.tp_block_preset_times import PresetStopwatch
-from tpbench.measure.gemm import SIDE
+from tpbench.measure.rates import SIDE
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.inputs import BlockInputs

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, context, problem
-from tpbench.measure.timeline import COMMUNICATION, PRODUCT
+from tpbench.measure.gpu_profiler import COMMUNICATION, PRODUCT
 from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution import measurements
 

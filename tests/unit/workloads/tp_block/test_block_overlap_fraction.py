@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpbench.measure.timeline import COMMUNICATION, OTHER, PRODUCT, Interval
+from tpbench.measure.gpu_profiler import COMMUNICATION, OTHER, PRODUCT, Interval
 from tpbench.workloads.tp_block.execution import measurements
 
 

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tpbench.measure.gpu_profiler import gpu_profile
+from tpbench.measure.gpu_profiler import COMMUNICATION, Interval, covered_ms, events, gpu_profile, intervals, keep_trace
 from tpbench.measure.session import Context
-from tpbench.measure.timeline import COMMUNICATION, Interval, covered_ms, events, intervals, keep_trace
 from tpbench.workloads.train_step.model.inputs import Batch
 from tpbench.workloads.train_step.problem import PHASES
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer

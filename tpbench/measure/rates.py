@@ -1,4 +1,4 @@
-"""The copy bandwidth of this machine, from which floors are computed."""
+"""The rates that this machine reaches, from which floors are computed: of copies and of matrix products."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import time
 import torch
 import torch.distributed as dist
 
+from tpbench.measure.stopwatch import Stopwatch
+
 COPIES = 9
 BYTES = {"cuda": 2**31, "cpu": 2**26}
 """Source and target together: large against the caches, small against the memory."""
+
+SIDE = {"cuda": 8192, "cpu": 512}
+"""Rows and columns of the square matrices that are multiplied."""
 
 
 def copy_gb_per_s(device: torch.device) -> float:
@@ -49,3 +54,21 @@ def _host_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
         target.copy_(source)
         times_s.append(time.perf_counter())
     return [end - begin for begin, end in itertools.pairwise(times_s)]
+
+
+def gemm_tflops(dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch) -> float:
+    """Measure a large matrix product while all ranks compute: the slowest rank's rate in TFLOP/s. Collective."""
+    side = SIDE[device.type]
+    # Not zeros: a product of zeros draws less power and runs at higher clocks.
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+
+    def multiply() -> None:
+        torch.mm(left, right, out=product)
+
+    return 2 * side**3 / stopwatch.ms(multiply) / 1e9
+
+
+def compute_ms(flops: int, tflops: float) -> float:
+    """Return the least time in ms for `flops` floating-point operations at a rate in TFLOP/s."""
+    return flops / tflops / 1e9

@@ -1,0 +1,293 @@
+"""The one-pass kernels: they read each logit once, and compute the loss of each row and its gradient.
+
+A *tile* is ROWS rows by at most REPEATS * LANES * VECTOR columns. Programs are persistent: each walks down the rows
+with the same *part* of each row, TILES neighbouring tiles. Asynchronous copies bring tiles to shared memory, two rows
+ahead. The last tile of a row then lives in registers. Its exponentials are relative to each thread's own maximum, and
+one factor per thread turns them into the gradient. The other tiles stay in shared memory until their gradient, which
+computes their exponentials again. The reduction over threads, with its barriers, happens once per row.
+
+    for each row:
+      1. load the last tile to registers, merge the state of the row, and send it
+      2. reduce the next row's first tiles, while the words travel
+      3. receive the states of all parts
+      4. store the gradient of the last tile
+      5. for each other tile: store its gradient, start to copy into the freed place, and reduce the next row's tile
+
+Where a row has several parts, on this GPU or on other ranks, each program sends its state and waits for the others'
+states (see `exchange`). Meanwhile it works on the tiles of the next row. A row that fills the shared memory of a
+multiprocessor by itself has a kernel of its own, `whole_row_kernel`.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# Triton decides the types of a kernel's arguments.
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tpbench.kernels.one_pass.exchange import first_look, open_exchange, receive_states, send_state, wait_limits
+from tpbench.kernels.one_pass.ptx import arrive, await_copies, barrier, opaque_true
+from tpbench.kernels.one_pass.rows import (
+    Sizes,
+    finish,
+    inverse_count,
+    load_labels,
+    load_own_label,
+    open_walk,
+    rows_after,
+    rows_of_step,
+    rows_that_count,
+    store_losses,
+)
+from tpbench.kernels.one_pass.state import merge_along, merge_two, no_columns, row_loss, state_of_rows, tile_state
+from tpbench.kernels.one_pass.tiles import (
+    copy_tile,
+    gradient_factors,
+    load_tile,
+    reduce_tiles,
+    store_at_label,
+    store_from_logits,
+    store_from_registers,
+)
+
+_ANY_VALUE = [
+    "n_rows", "n_columns", "part_columns", "n_valid", "vocab_start", "vocab_size", "ignore_index", "rank", "capacity",
+    "half", "limit_ns",
+]  # fmt: skip
+"""Parameters for whose values the kernels are not specialised."""
+LAG = gl.constexpr(2)
+"""Tiles of a whole row between the start of a tile's copy and its reduction."""
+READ = gl.constexpr(2)
+"""Tiles of a whole row that are loaded together for their gradients. Their places become free at once, after one
+barrier."""
+
+
+@gluon.jit(do_not_specialize=_ANY_VALUE)
+def one_pass_kernel(
+    logits, target, grad, row_losses, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+    vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+):  # fmt: skip
+    """Compute the loss and the gradient of rows of n_columns logits, of which n_valid belong to the softmax.
+
+    The types of mailbox, strides, scales and SPEC are in `launch`. The other integers stay apart, because Triton
+    specialises a kernel for each integer of a tuple. The order of the parameters decides which registers the compiler
+    spills: keep it, or measure. part_columns is in vectors if ALIGNED.
+
+    row_losses: fp32 (n_rows,). loss: fp32 scalar, loss_scale times the sum of row losses; with COUNT this and the
+    gradient are divided by the number of rows that count. With COUNT and without REDUCE, `loss` holds 1 / that number,
+    since the rows may be some of a larger problem. capacity: rows that half a buffer has room for.
+    """
+    EXCHANGE: gl.constexpr = SPEC.SLOTS > 0
+    TILES: gl.constexpr = SPEC.TILES
+    ROWS: gl.constexpr = SPEC.ROWS
+    AHEAD: gl.constexpr = SPEC.AHEAD
+    HELD: gl.constexpr = TILES - 1  # tiles that stay in shared memory, with a place for this row and one for the next
+    LAST: gl.constexpr = TILES - 1  # the tile that passes on to registers
+    FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
+    sizes = Sizes(n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size, ignore_index)
+    walk = open_walk(logits, target, grad, strides, sizes, HELD, 2, SPEC)
+    epoch = 0
+    if EXCHANGE:
+        epoch = gl.load(mailbox.control) + 1
+
+    # Copies of the first tiles start before anything else.
+    row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
+    first_label = load_labels(walk, row, 0, SPEC)
+    next_label = load_labels(walk, row, 1, SPEC)
+    counts = rows_that_count(walk, row, first_label, SPEC)
+    for tile_of_row in gl.static_range(HELD):
+        copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
+    next_row = rows_after(walk, row, 1, SPEC)
+    copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
+    counts = rows_that_count(walk, next_row, next_label, SPEC)
+    for tile_of_row in gl.static_range(HELD):
+        copy_tile(walk, 1, next_row, counts, tile_of_row, tile_of_row, SPEC)
+
+    inverse = inverse_count(walk, loss, SPEC)
+    scale = scales.grad_scale * inverse
+
+    # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
+    this_label = first_label
+    later_label = load_labels(walk, next_row, 1, SPEC)
+    if EXCHANGE:
+        exchange = open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
+        limits = wait_limits(limit_ns, SPEC)
+
+    # The state of the next row's tiles that have arrived.
+    held = reduce_tiles(no_columns(SPEC), walk, 0, 0, HELD, HELD + 1, scales, SPEC)
+
+    for step in range(walk.steps):
+        row = rows_of_step(walk, step, SPEC)  # (ROWS,)
+        exists = row < n_rows
+        # The label's logit is loaded before the wait for copies, to arrive meanwhile.
+        counts, own_label = load_own_label(walk, row, this_label, SPEC)
+        last_label = load_labels(walk, row, 3, SPEC)
+        await_copies(HELD)
+        x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+        # The tile is in registers: its place is free for the next row's.
+        next_row = rows_after(walk, row, 1, SPEC)
+        next_counts = rows_that_count(walk, next_row, next_label, SPEC)
+        copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
+        last_tile = tile_state(x, t, scales, SPEC)
+        state = state_of_rows(merge_two(held, last_tile.state, SPEC), own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
+        if EXCHANGE:
+            rows_exist, first_word = send_state(
+                state, (walk.walker + step * walk.walkers) * ROWS, n_rows, exchange, SPEC
+            )
+
+        # Reduce the next row's first AHEAD tiles while the words travel. The others are reduced between gradients of
+        # tiles. So stores and copies occupy the memory all the time, and a copy has a whole step to arrive.
+        next_at = (step + 1) % 2
+        held = reduce_tiles(no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, scales, SPEC)
+        if EXCHANGE:
+            # The last of those tiles hides the latency of a first look.
+            needed, inbox, words = first_look(rows_exist, first_word, exchange, SPEC)
+        held = reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, scales, SPEC)
+        if EXCHANGE:
+            states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
+            state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
+
+        of_row, log_z = row_loss(state, scales, SPEC)  # (ROWS,)
+        store_losses(row_losses, of_row, walk, row, counts, SPEC)
+        if SPEC.REDUCE or EXCHANGE:
+            if step == walk.steps - 1:
+                # The other programs need nothing more of this one: they need not wait for its last gradient.
+                barrier()
+                arrive(mailbox.control + 1)
+        if SPEC.GRAD:
+            factors = gradient_factors(state, log_z, counts, scale, scales, SPEC)
+            store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
+        at_place = step % 2
+        copied_row = rows_after(walk, next_row, 1, SPEC)
+        copied = rows_that_count(walk, copied_row, later_label, SPEC)
+        for tile_of_row in gl.static_range(HELD):
+            if SPEC.GRAD:
+                raw = load_tile(walk, at_place, tile_of_row, tile_of_row, SPEC)
+            copy_tile(walk, at_place, copied_row, copied, tile_of_row, tile_of_row, SPEC)
+            if SPEC.GRAD:
+                store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
+            if tile_of_row >= AHEAD:
+                held = reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, HELD + 1, scales, SPEC)
+
+        if SPEC.GRAD:
+            store_at_label(walk, own_label, factors, scale, row, scales, SPEC)
+        this_label = next_label
+        next_label = later_label
+        later_label = last_label
+
+    # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
+    await_copies(0)
+    if SPEC.REDUCE or EXCHANGE:
+        finish(row_losses, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
+
+
+@gluon.jit(do_not_specialize=_ANY_VALUE)
+def whole_row_kernel(
+    logits, target, grad, row_losses, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+    vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+):  # fmt: skip
+    """Compute the same as `one_pass_kernel` for rows that fill the shared memory of a multiprocessor.
+
+    Each program works on whole rows: two programs that shared such a row would wait for each other. The first and the
+    last tile share one place in shared memory and move from there to registers. Each other tile has a place of its own
+    and stays there. The next row's tiles come into each place as soon as this row's tile has left it. The state of a
+    tile is computed LAG tiles after its copy started.
+    """
+    gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0)
+    TILES: gl.constexpr = SPEC.TILES
+    HELD: gl.constexpr = TILES - 2  # tiles that stay in shared memory; two pass on to registers:
+    FIRST: gl.constexpr = TILES - 2
+    LAST: gl.constexpr = TILES - 1
+    sizes = Sizes(n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size, ignore_index)
+    walk = open_walk(logits, target, grad, strides, sizes, HELD, 1, SPEC)
+
+    # Copies of the first tiles start before anything else.
+    row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
+    first_label = load_labels(walk, row, 0, SPEC)
+    next_label = load_labels(walk, row, 1, SPEC)
+    counts = rows_that_count(walk, row, first_label, SPEC)
+    copy_tile(walk, 0, row, counts, FIRST, HELD, SPEC)
+    for tile_of_row in gl.static_range(HELD):
+        if tile_of_row == HELD - LAG:
+            await_copies(HELD - LAG)
+            x, t = load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+            copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
+            first_tile = tile_state(x, t, scales, SPEC)
+        copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
+    next_row = rows_after(walk, row, 1, SPEC)
+
+    inverse = inverse_count(walk, loss, SPEC)
+    scale = scales.grad_scale * inverse
+
+    # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
+    this_label = first_label
+    later_label = load_labels(walk, next_row, 1, SPEC)
+
+    # The state of the row's tiles that have arrived.
+    held = first_tile.state
+    for tile_of_row in gl.static_range(HELD - LAG):
+        if opaque_true():
+            held = reduce_tiles(held, walk, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, scales, SPEC)
+
+    for step in range(walk.steps):
+        row = rows_of_step(walk, step, SPEC)  # (ROWS,)
+        exists = row < n_rows
+        counts, own_label = load_own_label(walk, row, this_label, SPEC)
+        last_label = load_labels(walk, row, 3, SPEC)
+        await_copies(LAG)
+        x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+        # The tile is in registers: its place is free for the next row's.
+        next_row = rows_after(walk, row, 1, SPEC)
+        next_counts = rows_that_count(walk, next_row, next_label, SPEC)
+        copy_tile(walk, 0, next_row, next_counts, FIRST, HELD, SPEC)
+        last_tile = tile_state(x, t, scales, SPEC)
+        held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, scales, SPEC)
+        state = state_of_rows(merge_two(held, last_tile.state, SPEC), own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
+
+        of_row, log_z = row_loss(state, scales, SPEC)  # (ROWS,)
+        store_losses(row_losses, of_row, walk, row, counts, SPEC)
+        if SPEC.REDUCE:
+            if step == walk.steps - 1:
+                # The last program needs nothing more of this one: it need not wait for this one's last gradient.
+                barrier()
+                arrive(mailbox.control + 1)
+        if SPEC.GRAD:
+            factors = gradient_factors(state, log_z, counts, scale, scales, SPEC)
+        held = no_columns(SPEC)
+        for tile_of_row in gl.static_range(HELD):
+            if tile_of_row == HELD - LAG:
+                await_copies(HELD - LAG)
+                x, t = load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+                copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
+                first_tile = tile_state(x, t, scales, SPEC)
+                held = merge_two(held, first_tile.state, SPEC)
+            if tile_of_row % READ == 0:
+                if SPEC.GRAD:
+                    raw = ()
+                    for neighbour in gl.static_range(tile_of_row, tile_of_row + READ):
+                        raw = raw + (load_tile(walk, 0, neighbour, neighbour, SPEC),)  # type: ignore[assignment]  # noqa: RUF005
+                for neighbour in gl.static_range(tile_of_row, tile_of_row + READ):
+                    copy_tile(walk, 0, next_row, next_counts, neighbour, neighbour, SPEC)
+            if SPEC.GRAD:
+                if tile_of_row == 0:
+                    if opaque_true():
+                        store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
+                    store_from_registers(walk, first_tile, factors, row, exists, FIRST, SPEC)
+                if opaque_true():
+                    store_from_logits(walk, raw[tile_of_row % READ], scales, factors, row, exists, tile_of_row, SPEC)
+            if tile_of_row >= LAG:
+                # Copies that started after this tile's: those of the tiles between, and maybe the last tile's.
+                held = reduce_tiles(
+                    held, walk, 0, tile_of_row - LAG, tile_of_row - LAG + 1,
+                    LAG + READ - 1 - tile_of_row % READ + (tile_of_row >= HELD - LAG), scales, SPEC,
+                )  # fmt: skip
+
+        if SPEC.GRAD:
+            store_at_label(walk, own_label, factors, scale, row, scales, SPEC)
+        this_label = next_label
+        next_label = later_label
+        later_label = last_label
+
+    # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
+    await_copies(0)
+    if SPEC.REDUCE:
+        finish(row_losses, loss, mailbox, n_rows, 0, scales, inverse, SPEC)
