@@ -1,4 +1,4 @@
-"""What all report commands share: their options, the rows that these select, and the file of the output."""
+"""Parts that all report commands share: their options, the rows that these select, and the file of the output."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class RecordGrid:
     derived: frozenset[str] = frozenset()
     """Names among `key_names` whose values follow from other fields."""
     tie_breaking_keys: frozenset[str] = frozenset()
-    """Names among `key_names` that are no part of the problem. They distinguish rows of one cell."""
+    """Names among `key_names` that aren't fields of the problem. They distinguish rows of one cell."""
 
     @property
     def heading(self) -> str:

@@ -157,7 +157,7 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     """Return the fastest variant, its share of the floor, and the ratio to the next variant, as sentences.
 
     The floor is called the hardware limit there, because the sentences are read first.
-    Problems with a single measured cell do not count, unless there are no others. Variants that ran only in Triton's
+    Problems with a single measured cell count only if no problem has two. Variants that ran only in Triton's
     interpreter are named, because a reader would miss them.
     """
     compared = [verdict for verdict in all_verdicts if verdict.runner_up]
