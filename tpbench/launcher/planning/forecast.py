@@ -18,8 +18,7 @@ from tpbench.launcher.planning.plan import Cell, ignored_notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.predict.cells import measured, predictable
 from tpbench.predict.memory import RESERVE_GIB
-from tpbench.predict.model import VariantModel, models
-from tpbench.predict.oom import predicted_oom
+from tpbench.predict.model import VariantModel, models, predicted_oom
 from tpbench.results.read import load
 from tpbench.settings import JobError, spelled
 from tpbench.tables import aligned_lines
