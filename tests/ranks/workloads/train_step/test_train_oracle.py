@@ -15,8 +15,8 @@ from tpbench.measure.run import run as measure
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
+from tpbench.workloads.train_step.oracle import compare
 from tpbench.workloads.train_step.problem import PHASES
-from tpbench.workloads.train_step.reference import compare
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

@@ -13,7 +13,7 @@ from tpbench.workloads.train_step.estimates import parameters_per_rank
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.inputs import micro_batch
 from tpbench.workloads.train_step.model.models import build, materialise
-from tpbench.workloads.train_step.sharding.by_modules import shard_by_modules
+from tpbench.workloads.train_step.sharding import by_modules
 from tpbench.workloads.train_step.training.fsdp import device_mesh
 from tpbench.workloads.train_step.training.losses import local_shard
 
@@ -119,7 +119,7 @@ def error_of_an_unplanned_module(here: Rank) -> str:
     model = build(problem)
     model.model.layers[1].mlp.extra = torch.nn.Linear(4, 4, device="meta")
     try:
-        shard_by_modules(problem, model, device_mesh(context)["tp"])
+        by_modules.shard(problem, model, device_mesh(context)["tp"])
     except UnknownArchitecture as error:
         return str(error)
     return "no error"
