@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
@@ -18,7 +15,6 @@ from tests.support.tp_block import block_context, largest_error, problem, run_on
 from tpbench.comm.parallel_linears import SequentialSchedule
 from tpbench.workloads.tp_block.execution import autotune
 from tpbench.workloads.tp_block.execution.prepared import prepare
-from tpbench.workloads.tp_block.execution.symm_mem import SymmMemSchedule, TorchWorkspace
 from tpbench.workloads.tp_block.limits import TOLERANCE
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -72,52 +68,40 @@ def test_each_operation_has_a_schedule_of_its_own_unless_one_for_all_is_faster()
             assert error <= TOLERANCE["float64"]
 
 
-class FakeBuffers:
-    """Symmetric buffers of a known size."""
+class FakeMemory:
+    """Memory of a known size that schedules share with peers."""
 
-    gib = 0.1875
-
-
-class FakeSymmMem(SymmMemSchedule):
-    """Plain collectives with torch's workspace."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        SequentialSchedule.__init__(self, group)
-        self.memory = TorchWorkspace(group.group_name)
-
-    gather_matmul, matmul_scatter = SequentialSchedule.gather_matmul, SequentialSchedule.matmul_scatter
+    def __init__(self, gib: float) -> None:
+        self.gib = gib
 
 
-class FakeEngine(SequentialSchedule):
-    """Plain collectives with symmetric buffers."""
+class FakeSchedule(SequentialSchedule):
+    """Plain collectives, beside memory that is not used."""
 
-    def __init__(self, group: dist.ProcessGroup, buffers: FakeBuffers) -> None:
+    def __init__(self, group: dist.ProcessGroup, memory: FakeMemory, *, permanent: bool) -> None:
         super().__init__(group)
-        self.memory = buffers
+        self.memory, self.memory_is_permanent = memory, permanent
 
 
 def held(here: Rank, best: list[str]) -> tuple[float | None, bool]:
     """The memory in GiB that a mixture of schedules reports, and whether the symmetric buffers still exist."""
     cell = problem()
     context = block_context(here, cell)
-    buffers = FakeBuffers()
+    buffers, workspace = FakeMemory(0.1875), FakeMemory(0.0625)
     schedules = {
         "plain": SequentialSchedule(here.group),
-        "symm_mem": FakeSymmMem(here.group),
-        "copy_engine": FakeEngine(here.group, buffers),
-        "copy_engine_merged": FakeEngine(here.group, buffers),
+        "symm_mem": FakeSchedule(here.group, workspace, permanent=True),
+        "copy_engine": FakeSchedule(here.group, buffers, permanent=False),
+        "copy_engine_merged": FakeSchedule(here.group, buffers, permanent=False),
     }
     reference = weakref.ref(buffers)
     stopwatch: Any = PresetStopwatch(lambda number: best[number % len(best)], "mixed", list(schedules))
     tuner = autotune.ScheduleTuner(replace(context, stopwatch=stopwatch), schedules)
     del buffers, schedules
-    library: Any = importlib.import_module("torch.distributed._symmetric_memory")
-    workspace = torch.zeros(2**20, dtype=torch.uint8).expand(64, -1)  # nbytes as of 64 MiB
-    with mock.patch.dict(library._group_name_to_workspace_tensor, {here.group.group_name: workspace}):
-        tuner.choose()
-        assert set(tuner.chosen.values()) == set(best)
-        run_once(cell, prepare(context, tuner.plan))
-        return tuner.columns().get("workspace_gib"), reference() is not None
+    tuner.choose()
+    assert set(tuner.chosen.values()) == set(best)
+    run_once(cell, prepare(context, tuner.plan))
+    return tuner.columns().get("workspace_gib"), reference() is not None
 
 
 @pytest.mark.parametrize(

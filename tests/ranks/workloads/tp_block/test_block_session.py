@@ -17,11 +17,10 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.gpu_profiler import COMMUNICATION, OTHER, PRODUCT, Interval
 from tpbench.measure.rates import SIDE
-from tpbench.measure.stopwatch import Stopwatch, do_nothing
+from tpbench.measure.stopwatch import do_nothing
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
-from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.limits import TOLERANCE
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -62,32 +61,6 @@ def test_the_oracle_finds_wrong_results_and_all_ranks_agree() -> None:
     assert lost is not None and "grad_error (of input) inf" in lost and infinite == math.inf
 
 
-def details(here: Rank, name: str, part: str) -> set[str]:
-    stopwatch = Stopwatch(context(here)) if name == "block_tp" else FixedStopwatch()
-    session = session_of(here, problem(part=part, save_gathered=False), name, stopwatch)
-    assert session.check().wrong is None
-    found = session.details({"time_ms": 3.0, "device_ms": None, "copy_gb_per_s": 1.0})
-    assert session.output is None and session.prepared.x.grad is None, "details leave no result behind"
-    return {column for column in found if column.endswith(("_ms", "share", "hidden"))}
-
-
-@needs_ranks
-@pytest.mark.parametrize(
-    ("name", "part", "directions"),
-    [
-        ("block_tp", "column", {"gather_hidden"}),
-        ("block_tp_overlap", "row", {"scatter_hidden"}),
-        ("block_auto", "mlp", {"gather_hidden", "scatter_hidden"}),
-        ("block_no_tp", "block", None),
-    ],
-)
-def test_details_are_about_the_communication_of_the_part(name: str, part: str, directions: set[str] | None) -> None:
-    exposure = {"compute_ms", "communication_ms", "exposed_ms", "hidden_share"}
-    always = {"forward_ms", "backward_ms", "gemm_share", "timeline_ms", "timeline_start_ms"}
-    expected = always | (set() if directions is None else exposure | directions)
-    assert run_on_ranks(2, details, name, part)[0] == expected
-
-
 class PresetStopwatch:
     """A stopwatch with preset times, in the order in which a session asks for them."""
 
@@ -122,12 +95,18 @@ FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
 
 
 def figures(here: Rank) -> dict[str, float]:
-    """Return the figures of a block that gathers its inputs again."""
+    """Return the figures of a block that gathers its inputs again. Details of a single linear have one direction."""
+    for part, times, direction in (("column", OPERATIONS[0], "gather"), ("row", OPERATIONS[3], "scatter")):
+        stopwatch = PresetStopwatch(1.0, 1.0, *DETAILS[:4], times, 2.0, 3.0)
+        single = session_of(here, problem(part=part), "block_tp", stopwatch)
+        names = single.details({"time_ms": 3.0, "device_ms": None})
+        assert {name for name in names if name.endswith("_hidden")} == {f"{direction}_hidden"}
     stopwatch = PresetStopwatch(PRODUCT_MS, LARGE_GATHER_MS, *DETAILS)
     session = session_of(here, problem(save_gathered=False), "block_tp", stopwatch)
     columns = {"bytes_moved": session.costs.bytes_moved, "copy_gb_per_s": 1.0, "time_ms": 6.0, "device_ms": 4.0}
     found = {**session.check().columns, **session.details(columns)}
     assert not stopwatch.times
+    assert session.output is None and session.prepared.x.grad is None, "details leave no result behind"
     return found | {"floor's compute_ms": session.costs.compute_ms, "wire_ms": session.costs.wire_ms}
 
 
@@ -157,17 +136,6 @@ def test_every_figure_has_the_right_value() -> None:
     }
     for found in run_on_ranks(2, figures):
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
-
-
-def measured_bandwidth(here: Rank) -> float:
-    stopwatch: Any = PresetStopwatch(PRODUCT_MS, LARGE_GATHER_MS)
-    return measurements.machine_rates(BlockInputs(problem(), context(here)), stopwatch).gather_gb_per_s
-
-
-@pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
-def test_the_bandwidth_counts_the_bytes_received_from_peers() -> None:
-    expected = 3 * measurements.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
-    assert run_on_ranks(4, measured_bandwidth) == pytest.approx([expected] * 4)
 
 
 def traced(here: Rank, folder: Path, keep: bool, stays: bool = False) -> dict[str, Any]:

@@ -88,7 +88,9 @@ def test_plain_variants_run_no_kernels_of_tpbench() -> None:
         assert parse_job({"variant": variant, **TINY, "tp_size": 2}).kernels_version is None
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (ROOT / "conf/experiment").glob("tp_*.yaml")))
+@pytest.mark.parametrize(
+    "name", ["tp_stack", *sorted(file.stem for file in (ROOT / "conf/experiment").glob("tp_over*"))]
+)
 def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
     content = yaml.safe_load((ROOT / "conf/experiment" / f"{name}.yaml").read_text())
     choices = {key: str(values).split(",") for key, values in content["hydra"]["sweeper"]["params"].items()}

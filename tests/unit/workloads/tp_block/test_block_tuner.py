@@ -1,13 +1,11 @@
-"""The choice between whole steps by both clocks, and a block's passes as graphs without a GPU."""
+"""The choice of block_auto between schedules, and between whole steps by both clocks."""
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from tpbench.workloads.tp_block.execution.autotune import (
     PLAIN,
@@ -17,7 +15,6 @@ from tpbench.workloads.tp_block.execution.autotune import (
     best_step,
     fastest,
 )
-from tpbench.workloads.tp_block.execution.prepared import WARMUP_PASSES, GraphedBlock
 
 EAGER, GRAPHS = Candidate(PLAIN), Candidate(PLAIN, graphs=True)
 OVERLAP, OVERLAP_GRAPHS = Candidate("copy_engine"), Candidate("copy_engine", graphs=True)
@@ -76,56 +73,3 @@ def test_whole_steps_are_timed_by_both_clocks_where_the_host_counts(
     tuner.context, nothing = context, SimpleNamespace()
     candidates: Any = {EAGER: nothing, OVERLAP: nothing}
     assert tuner._times(candidates) == {EAGER: expected, OVERLAP: expected}
-
-
-class CountedGraph:
-    """A CUDA graph that only counts its replays."""
-
-    replays = 0
-
-    def replay(self) -> None:
-        self.replays += 1
-
-
-class CountedModule(torch.nn.Linear):
-    """A module that counts its calls."""
-
-    calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return super().forward(x)
-
-
-def test_a_call_replays_graphs_and_copies_only_foreign_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes: dict[str, Any] = {
-        "CUDAGraph": CountedGraph,
-        "Stream": lambda: None,
-        "graph": lambda graph, pool: contextlib.nullcontext(),
-        "graph_pool_handle": lambda: (0, 1),
-        "is_current_stream_capturing": lambda: False,
-        "memory_reserved": lambda: 0,
-        "stream": lambda stream: contextlib.nullcontext(),
-        "synchronize": lambda: None,
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    module, x, grad = CountedModule(3, 2), torch.randn(4, 3, requires_grad=True), torch.randn(4, 2)
-    block: Any = SimpleNamespace(module=module, x=x, grad=grad)
-    graphs = GraphedBlock(block)
-    assert module.calls == WARMUP_PASSES + 1
-    expected = torch.autograd.grad(module(x), (x, module.weight, module.bias), grad)
-    versions = x._version, grad._version
-    output = graphs(x)
-    torch.testing.assert_close(output, module(x))
-    output.backward(grad)
-    torch.testing.assert_close((x.grad, module.weight.grad, module.bias.grad), expected)
-    assert (graphs.forward.replays, graphs.backward.replays) == (1, 1)
-    assert (x._version, grad._version) == versions, "the block's own tensors are not copied"
-    other, upstream = torch.randn(4, 3, requires_grad=True), torch.randn(4, 2)
-    graphs(other).backward(upstream)
-    assert torch.equal(x, other) and torch.equal(grad, upstream)
-    calls = module.calls
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    graphs(x)
-    assert module.calls == calls + 1 and graphs.forward.replays == 2, "a captured iteration holds no graph of its own"
