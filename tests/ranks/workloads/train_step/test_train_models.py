@@ -24,8 +24,8 @@ from tpbench.workloads.train_step.model import sizes
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture, model_configuration
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs
 from tpbench.workloads.train_step.model.models import build, materialise
+from tpbench.workloads.train_step.model.resolve import resolve
 from tpbench.workloads.train_step.problem import ITEM_BYTES
-from tpbench.workloads.train_step.resolve import resolve
 from tpbench.workloads.train_step.training.losses import torch_loss
 
 
