@@ -7,13 +7,11 @@ import re
 import pytest
 
 from tests.support import synthetic
-from tpbench.predict import target
-from tpbench.predict.command import main
-from tpbench.predict.estimate import Estimate
-from tpbench.predict.first_sentence import first_sentence
-from tpbench.predict.memory import RESERVE_GIB
+from tpbench.predict import memory as target
+from tpbench.predict.answer import first_sentence
+from tpbench.predict.command import main, whole_numbers
+from tpbench.predict.memory import RESERVE_GIB, Estimate
 from tpbench.predict.model import Prediction
-from tpbench.predict.whole_numbers import whole_numbers
 from tpbench.workloads.cost_model import Question
 from tpbench.workloads.entropy_loss.cost_model import LossSize
 

@@ -6,14 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from tpbench.predict import memory, target
+from tpbench.predict import memory
+from tpbench.predict import memory as target
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
-from tpbench.predict.estimate import Estimate
-from tpbench.predict.fit import Fit, fit, fit_cells
-from tpbench.predict.memory import MODELS, MeasuredMemory, RanOut, free_gib, memory_outcome, memory_reason
-from tpbench.predict.model import VariantModel, extrapolation_factors, leave_out, models
-from tpbench.predict.oom import predicted_oom
-from tpbench.predict.whole_numbers import whole_numbers
+from tpbench.predict.command import whole_numbers
+from tpbench.predict.memory import MODELS, Estimate, MeasuredMemory, RanOut, free_gib, memory_outcome, memory_reason
+from tpbench.predict.model import (
+    Fit,
+    VariantModel,
+    extrapolation_factors,
+    fit,
+    fit_cells,
+    leave_out,
+    models,
+    predicted_oom,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,8 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.predict.cells import measured
-from tpbench.predict.estimate import Estimate
-from tpbench.predict.memory import MODELS, RESERVE_GIB, free_gib, memory_outcome
-from tpbench.predict.model import VariantModel, extrapolation_factors, models
-from tpbench.predict.oom import predicted_oom
+from tpbench.predict.memory import MODELS, RESERVE_GIB, Estimate, free_gib, memory_outcome
+from tpbench.predict.model import VariantModel, extrapolation_factors, models, predicted_oom
 from tpbench.predict.picture import most_tokens
 from tpbench.results.read import load
 from tpbench.settings import JobError
