@@ -10,7 +10,7 @@ from typing import Any
 from tpbench.predict.memory import LARGEST_ERROR, RESERVE_GIB, Estimate, Target
 from tpbench.predict.model import ERROR_BAR_SHARE, Prediction, VariantModel, extrapolation_factors
 from tpbench.report.analysis.metrics import number
-from tpbench.tables import MISSING, Document, Table, as_text
+from tpbench.tables import MISSING, aligned_lines
 from tpbench.workloads.cost_model import ProblemSize, Question
 
 UNKNOWN = "unknown"
@@ -79,7 +79,11 @@ def _table(answer: Answer) -> str:
         _unknown_communication(answer),
         *(f"{each.label}: {reason}" for each in answer.predictions if (reason := each.memory_reason(free))),
     ]
-    lines = [f"{size}: predicted from {cells} cells measured on {gpu}", *aligned_lines(grid), *filter(None, notes)]
+    lines = [
+        f"{size}: predicted from {cells} cells measured on {gpu}",
+        *aligned_lines(grid[0], grid[1:]),
+        *filter(None, notes),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -149,11 +153,6 @@ def _with_error(estimate: Estimate | None, unit: str) -> str:
         return MISSING
     error = f"+-{estimate.error:.0%}"
     return f"{number(estimate.value)} {unit} {error}" if estimate.known else f"{UNKNOWN} ({error})"
-
-
-def aligned_lines(grid: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, of which the first has the names of the columns."""
-    return as_text(Document([Table("", grid[0], grid[1:])])).plain.splitlines()
 
 
 _FEW_TIMES = 10

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tpbench.job import Job
-from tpbench.predict.answer import Answer, aligned_lines, as_json, text
+from tpbench.predict.answer import Answer, as_json, text
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, cost_model_of, measured, predictable
 from tpbench.predict.memory import ASSUMPTION, MODELS, find_target, free_gib
 from tpbench.predict.model import QUANTITIES, VariantModel, models
@@ -22,6 +22,7 @@ from tpbench.report.analysis.metrics import number
 from tpbench.report.command_line import read_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
+from tpbench.tables import aligned_lines
 from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import ProblemSize
 
@@ -220,7 +221,7 @@ def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> t
     reached = all(not errors or np.median(errors) <= AIMS[name] for name, errors in pooled.items())
     lines = [
         f"each cell measured on {measured.gpu} predicted from the others",
-        *aligned_lines(grid),
+        *aligned_lines(grid[0], grid[1:]),
         *_memory_validation(models),
         "the aims are reached" if reached else "the aims are not reached",
     ]
