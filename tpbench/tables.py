@@ -1,6 +1,6 @@
 """The table that every command prints, and its text, Markdown and CSV. Pages render it with a template.
 
-Whoever makes a table makes its texts safe to print (`tpbench.results.printable`). The renderers escape what has a
+The maker of a table makes its texts safe to print (`tpbench.suggestions.printable`). The renderers escape what has a
 meaning in their format.
 """
 
@@ -40,13 +40,13 @@ class Cell:
 
     text: str
     value: float | str | None = None
-    """What CSV has in place of the text, such as the number with all digits, by which a page sorts."""
+    """CSV has it in place of the text: for example the number with all digits, by which a page sorts."""
     kind: str = ""
     """A name of `STYLES`, or nothing."""
     ratio: float | None = None
     """How many times worse than the best cell of its row. CSV has a column of these."""
     note: str = ""
-    """What a reader of the number must know, as words for CSV. Text and pages have marks instead."""
+    """Words that CSV adds about the number. Text and pages have marks instead."""
     command: str = ""
     """Command that a button in a page copies."""
     detail: str = ""
@@ -66,7 +66,7 @@ class Table:
     keys: int = 0
     """How many leading columns say what a row is about."""
     quantity: str = ""
-    """What the cells of all other columns measure. CSV then has two columns for each: its number and its ratio."""
+    """The metric of all other columns. CSV then has two columns for each of them: its number and its ratio."""
     exact: bool = True
     """True if a page carries all digits of the numbers."""
 
@@ -82,7 +82,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether some cell of a column is a number. Such columns are aligned to the right."""
+        """True for each column with a number in some cell. Such columns are aligned to the right."""
         texts = self.texts
         return [any(is_number(row[at]) for row in texts) for at in range(len(self.columns))]
 
@@ -95,7 +95,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Document:
-    """What a command prints: tables, and the sentences before and after them."""
+    """The output of a command: tables, and the sentences before and after them."""
 
     tables: Sequence[Table]
     caption: str = ""
@@ -125,6 +125,11 @@ def as_text(document: Document) -> Text:
     while lines and not lines[-1].plain:
         lines.pop()
     return Text("\n").join(lines)
+
+
+def aligned_lines(columns: Sequence[str], rows: Sequence[Sequence[Cell | str]]) -> list[str]:
+    """Return the lines of a table without styles, of which the first has the names of the columns."""
+    return [line.plain for line in _aligned(Table("", columns, rows))]
 
 
 def _notes(document: Document) -> list[Cell]:

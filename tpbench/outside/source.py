@@ -115,10 +115,10 @@ def read(path: Path) -> SourceFile:
     return SourceFile(path, functions, dict(_others(tree)), imports, uses_triton)
 
 
-def version(path: Path, files: Sequence[Path]) -> str:
-    """Return a hash of these files, which are loaded with `path`."""
+def version(path: Path, files: Sequence[Path] = ()) -> str:
+    """Return a hash of a file and of the files beside it that it imports, or of the given files. Raises JobError."""
     digest = hashlib.sha256()
-    for file in files:
+    for file in files or local_files(path):
         name = file.relative_to(path.parent).as_posix() if file.is_relative_to(path.parent) else file.name
         content = file.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode() + content)

@@ -16,16 +16,8 @@ from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import CostModel, ProblemSize
 
-_COLUMNS = (
-    "time_ms",
-    "device_ms",
-    "peak_gib",
-    "bytes_communicated",
-    "memory_limit_gib",
-    "gpu_name",
-    "nodes",
-    "copy_gb_per_s",
-)
+_NUMBERS = ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "copy_gb_per_s")
+"""Columns with the numbers of a `MeasuredCell`, in its order."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     """
     cost_model = cost_model_of(workload)
     by_gpu: dict[str, list[MeasuredCell]] = {}
-    arranged = arrange_rows(frame[frame["workload"] == workload.name], _COLUMNS)
+    arranged = arrange_rows(frame[frame["workload"] == workload.name], (*_NUMBERS, "gpu_name", "nodes"))
     for grid in arranged.grids:
         for row in grid.rows:
             for label, record in zip(grid.columns, row.records, strict=True):
@@ -124,10 +116,7 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
 
 
 def _cell(label: str, size: ProblemSize, record: dict[str, object]) -> MeasuredCell:
-    values = [
-        record[name]
-        for name in ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "copy_gb_per_s")
-    ]
+    values = [record[name] for name in _NUMBERS]
     numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
     return MeasuredCell(label, size, str(record["status"]), *numbers)
 

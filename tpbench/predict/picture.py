@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpbench.predict.cells import MeasuredCell
-from tpbench.predict.estimate import Estimate
-from tpbench.predict.memory import MODELS, TrainedModel, free_gib, memory_outcome
+from tpbench.predict.memory import MODELS, Estimate, TrainedModel, free_gib, memory_outcome
 from tpbench.predict.model import VariantModel
 from tpbench.report.plots import style
 from tpbench.workloads.cost_model import FeasibilityPlot

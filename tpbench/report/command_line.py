@@ -1,8 +1,9 @@
-"""What all report commands share: their options, the rows that these select, and the file of the output."""
+"""Parts that all report commands share: their options, the rows that these select, and the file of the output."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import sys
 import warnings
@@ -153,12 +154,15 @@ def format_of(output: Path | None) -> str:
 
 
 def print_or_write(content: str | bytes, output: Path | None) -> None:
-    """Print a text or the bytes of a picture, or write them to a file."""
+    """Print a text or the bytes of a picture, or write them to a file and name it."""
     if output is not None:
         output.write_bytes(content if isinstance(content, bytes) else content.encode())
+        print(f"report: wrote {output}", file=sys.stderr)
     elif isinstance(content, bytes):
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     else:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
         sys.stdout.write(content)
         sys.stdout.flush()

@@ -24,8 +24,8 @@ from tpbench.report.analysis.records import (
     marks,
     value_text,
 )
-from tpbench.results.printable import printable
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Cell, Document, Table
 
 FLOOR = "floor"

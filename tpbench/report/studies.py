@@ -27,11 +27,10 @@ from tpbench.report.analysis.records import (
     value_text,
 )
 from tpbench.report.pivot import FAILED
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
+from tpbench.results.read import plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
-from tpbench.suggestions import unknown
+from tpbench.suggestions import printable, unknown
 from tpbench.tables import MISSING, Cell, Document, Table
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpbench.predict import target
+from tpbench.predict import memory as target
 
 
 @pytest.fixture(autouse=True)

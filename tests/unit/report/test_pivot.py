@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tpbench.report.command import main
 from tpbench.report.pivot import pivot
-from tpbench.results.printable import printable
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
 from tpbench.tables import as_csv, as_text
 
 CPU = {"device": "cpu", "gpu_name": None, "cpu_model": "EPYC 9654"}

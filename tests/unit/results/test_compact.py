@@ -8,8 +8,9 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import cell, measured
+from tpbench.files import lock
 from tpbench.launcher.cells.row import new_task, store
-from tpbench.results.compact import Busy, _locked, compact
+from tpbench.results.compact import Busy, compact
 from tpbench.results.write import RowExists, row_exists
 
 
@@ -71,8 +72,10 @@ def test_what_may_be_taken_back_or_is_not_ours_stays(tmp_path: Path) -> None:
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, 2)
-    with _locked(tmp_path / "rows"), pytest.raises(Busy):
-        compact(tmp_path)
+    with (tmp_path / "rows/.compacting").open("a") as file:
+        assert lock(file.fileno())
+        with pytest.raises(Busy):
+            compact(tmp_path)
 
 
 def test_a_single_file_stays_as_it_is(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from tpbench.report.analysis.records import (
     sort_key,
     value_text,
 )
+from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import newest
-from tpbench.results.label import chosen_options
 from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
 
@@ -54,6 +54,11 @@ class GridCell(NamedTuple):
     column: str
     record: Record
 
+    @property
+    def variant(self) -> str:
+        """The name of the variant without its options, safe to print."""
+        return value_text(self.record["variant"])
+
 
 @dataclass(frozen=True)
 class RecordGrid:
@@ -70,7 +75,7 @@ class RecordGrid:
     derived: frozenset[str] = frozenset()
     """Names among `key_names` whose values follow from other fields."""
     tie_breaking_keys: frozenset[str] = frozenset()
-    """Names among `key_names` that are no part of the problem. They distinguish rows of one cell."""
+    """Names among `key_names` that aren't fields of the problem. They distinguish rows of one cell."""
 
     @property
     def heading(self) -> str:
@@ -135,9 +140,13 @@ class RecordGrid:
     def cells(self) -> Iterator[GridCell]:
         """Iterate over the records with their places, problem by problem."""
         for row in self.rows:
-            for index, (column, record) in enumerate(zip(self.columns, row.records, strict=True)):
-                if record:
-                    yield GridCell(row.key, index, column, record)
+            yield from self.cells_of(row)
+
+    def cells_of(self, row: GridRow) -> Iterator[GridCell]:
+        """Iterate over the records of one problem with their places."""
+        for index, (column, record) in enumerate(zip(self.columns, row.records, strict=True)):
+            if record:
+                yield GridCell(row.key, index, column, record)
 
     def problem_text(self, key: Key, indices: Sequence[int] | None = None) -> str:
         """Return the independent keys of a row as text, or only the keys at `indices`."""

@@ -13,11 +13,11 @@ import pandas as pd
 from tpbench.job import stored_job
 from tpbench.measure.statistics import is_host_bound
 from tpbench.report.analysis.metrics import speeds
+from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import hardware
-from tpbench.results.label import chosen_options
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError, spelled
+from tpbench.suggestions import printable
 from tpbench.tables import MISSING
 from tpbench.workloads import Workload, workloads
 

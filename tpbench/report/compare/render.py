@@ -9,7 +9,7 @@ from tpbench import tables
 from tpbench.report.analysis.metrics import counted
 from tpbench.report.compare.changes import FAILS, INCOMPARABLE, CellChange, Comparison, verdict_words
 from tpbench.report.compare.method import method
-from tpbench.results.printable import printable
+from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Cell, Document, Table
 
 COLUMNS = ("cell", "verdict", "ratio", "95% interval", "before", "after", "rows", "p", "note")

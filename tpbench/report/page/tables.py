@@ -19,9 +19,9 @@ from tpbench.report.pivot import FAILED, failures, metric_table
 from tpbench.report.plots import timeline
 from tpbench.report.repeat import row_command
 from tpbench.report.studies import cell_table, value_cell
-from tpbench.results.printable import printable
 from tpbench.results.schema import workload_columns
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Cell, Table
 from tpbench.workloads import Study, workloads
 

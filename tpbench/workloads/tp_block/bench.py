@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
@@ -86,19 +87,9 @@ class TpBlockSession:
 
     def check(self) -> Verdict:
         """Compare the last step's output and gradients with the oracle, then free them."""
-        result_errors = oracle.compare(self.inputs, self._result())
+        verdict = oracle.compare(self.inputs, self._result())
         self.release()
-        columns = {
-            "loss_value": result_errors.loss_value,
-            "loss_error": result_errors.loss_error,
-            "output_error": result_errors.output_error,
-            "grad_error": result_errors.grad_error,
-            "grad_norm": result_errors.grad_norm,
-            "gemm_tflops": self.rates.gemm_tflops,
-            "gather_gb_per_s": self.rates.gather_gb_per_s,
-            **self.prepared.columns(),
-        }
-        return Verdict(columns, result_errors.complaint(self.problem.dtype))
+        return replace(verdict, columns={**verdict.columns, **asdict(self.rates), **self.prepared.columns()})
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns about forward and backward alone, exposed communication and a traced step."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from tpbench.measure.session import Verdict
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.limits import TOLERANCE
@@ -171,40 +172,11 @@ def _sum_over_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
-@dataclass(frozen=True)
-class BlockErrors:
-    """Errors of a result against the oracle, over all ranks. A NaN in the result counts as inf."""
+def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
+    """Compare a result with the oracle's. Collective over the tp group, with the same verdict on every rank.
 
-    output_error: float
-    """Largest ||row - expected|| / ||expected|| of the output."""
-    grad_error: float
-    """The same of the gradients of the input and of every weight."""
-    loss_value: float
-    """The result's loss: <upstream gradient, output>."""
-    loss_error: float
-    """|loss - expected| / max(1, |expected|)."""
-    grad_norm: float
-    """The norm of the result's gradients of all weights."""
-    grad_norm_error: float
-    """Relative to the expected norm."""
-    worst: str
-    """The gradient with the largest error."""
-
-    def complaint(self, dtype: str) -> str | None:
-        """Return why the result is wrong, or None."""
-        limit = TOLERANCE[dtype]
-        checked = {
-            "output_error": self.output_error,
-            f"grad_error (of {self.worst})": self.grad_error,
-            "loss_error": self.loss_error,
-            "the relative error of grad_norm": self.grad_norm_error,
-        }
-        wrong = [f"{name} {value:.3g} is above {limit:.3g}" for name, value in checked.items() if not value <= limit]
-        return f"{' and '.join(wrong)} ({dtype})" if wrong else None
-
-
-def compare(inputs: BlockInputs, result: BlockResult) -> BlockErrors:
-    """Compare a result with the oracle's. Collective over the tp group, with the same errors on every rank."""
+    An error of a tensor is the largest ||row - expected|| / ||expected||. A NaN in the result counts as inf.
+    """
     expected = expected_result(inputs)
     upstream = inputs.grad(inputs.rank, inputs.size).double()
     sums = torch.tensor(
@@ -223,15 +195,30 @@ def compare(inputs: BlockInputs, result: BlockResult) -> BlockErrors:
     largest = torch.tensor([row_error(result.output, expected.output), *of_gradients.values()], dtype=torch.float64)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=inputs.group)
     output_error, *grad_errors = largest.tolist()
-    return BlockErrors(
-        output_error=output_error,
-        grad_error=max(grad_errors),
-        loss_value=loss,
-        loss_error=_nan_as_inf(abs(loss - expected_loss) / max(1.0, abs(expected_loss))),
-        grad_norm=math.sqrt(square),
-        grad_norm_error=_nan_as_inf(abs(math.sqrt(square / expected_square) - 1) if expected_square else math.nan),
-        worst=list(of_gradients)[grad_errors.index(max(grad_errors))],
-    )
+    grad_error = max(grad_errors)
+    loss_error = _nan_as_inf(abs(loss - expected_loss) / max(1.0, abs(expected_loss)))
+    norm_error = abs(math.sqrt(square / expected_square) - 1) if expected_square else math.nan
+    columns = {
+        "loss_value": loss,
+        "loss_error": loss_error,
+        "output_error": output_error,
+        "grad_error": grad_error,
+        "grad_norm": math.sqrt(square),
+    }
+    checked = {
+        "output_error": output_error,
+        f"grad_error (of {list(of_gradients)[grad_errors.index(grad_error)]})": grad_error,
+        "loss_error": loss_error,
+        "the relative error of grad_norm": _nan_as_inf(norm_error),
+    }
+    return Verdict(columns, complaint(checked, inputs.problem.dtype))
+
+
+def complaint(errors: Mapping[str, float], dtype: str) -> str | None:
+    """Return why a result with these errors is wrong, or None."""
+    limit = TOLERANCE[dtype]
+    wrong = [f"{name} {value:.3g} is above {limit:.3g}" for name, value in errors.items() if not value <= limit]
+    return f"{' and '.join(wrong)} ({dtype})" if wrong else None
 
 
 def row_error(got: Tensor | None, expected: Tensor) -> float:

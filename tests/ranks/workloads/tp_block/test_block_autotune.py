@@ -31,7 +31,7 @@ class PresetStopwatch:
         self.of_operation, self.of_step, self.names = of_operation, of_step, names
         self.tried: list[int] = []
 
-    def interleaved_ms(self, *timed: Any, most: int | None = None) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Any, most: int | None = None, on_host: bool = False) -> list[list[float]]:
         for run, _ in timed:
             run()
         if most == autotune.OPERATION_ITERATIONS:

@@ -7,8 +7,7 @@ import pytest
 from tests.support.command import ROOT
 from tpbench.measure.measured_columns import cost_columns
 from tpbench.measure.session import Costs
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 from tpbench.workloads.embedding_grad.bench import unavoidable_bytes
 
 

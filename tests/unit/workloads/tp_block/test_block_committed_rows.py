@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import ROOT
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 
 CLOCKS = ("time", "device")
 PROBLEM = ("hidden", "tokens", "tp_size", "graph", "sweep_id")

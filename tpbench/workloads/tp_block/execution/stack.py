@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -23,8 +23,7 @@ from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import RMSNorm
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, GraphMemory, PreparedBlock, graph_memory
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.limits import TOLERANCE
-from tpbench.workloads.tp_block.oracle import ForwardPass, squared_norm
+from tpbench.workloads.tp_block.oracle import ForwardPass, complaint, squared_norm
 from tpbench.workloads.tp_block.problem import TpBlock
 
 CAPTURED_STEP = 1
@@ -85,22 +84,18 @@ class StackSession:
         self.restore()
         trained, expected = self._trajectory(), expected_trajectory(self.inputs, self.steps_done)
         errors = trained.errors(expected)
-        limit = TOLERANCE[self.problem.dtype]
-        wrong = [f"{name} {value:.3g} is above {limit:.3g}" for name, value in errors.items() if not value <= limit]
         columns = {
             "loss_value": trained.losses[-1],
-            "loss_error": errors["loss_error"],
             "grad_norm": trained.grad_norms[-1],
-            "grad_error": errors["grad_error"],
             "losses": trained.losses,
             "grad_norms": trained.grad_norms,
-            "gemm_tflops": self.rates.gemm_tflops,
-            "gather_gb_per_s": self.rates.gather_gb_per_s,
+            **errors,
+            **asdict(self.rates),
             **self.prepared.columns(),
         }
         if self.graph_memory is not None:
             columns["graph_gib"] = self.graph_memory.gib
-        return Verdict(columns, f"{' and '.join(wrong)} ({self.problem.dtype})" if wrong else None)
+        return Verdict(columns, complaint(errors, self.problem.dtype))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rate of the products, and the columns of a further step that is traced."""

@@ -7,7 +7,7 @@ host long before the GPU is busy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from tpbench.comm.row_exchange import TokenExchange, exchange_around, gather_columns, keep_columns
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
-from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
+from tpbench.workloads.train_step.problem import Style, TrainStep
 from tpbench.workloads.train_step.sharding.plan import (
     KEY_VALUE_LAYERS,
     Block,
@@ -27,17 +29,14 @@ from tpbench.workloads.train_step.sharding.plan import (
     require_known_modules,
     share_heads,
 )
-from tpbench.workloads.train_step.sharding.sequence_parallel import (
-    GatherColumns,
-    KeepColumns,
-    TokenExchange,
-    exchange_tokens,
-)
-from tpbench.workloads.train_step.sharding.styles import HeadShare, Style, head_share, needs_repeated_heads
+from tpbench.workloads.train_step.sharding.styles import HeadShare, head_share, needs_repeated_heads
 from tpbench.workloads.uneven_shards import sharded_along
 
+HEAD_GATHERS = False
+"""True if the head's input has all tokens also with the linear loss."""
 
-def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
+
+def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """Replace the model's modules by column- and row-sharded ones with sequence parallelism (Megatron,
     arXiv:2205.05198).
 
@@ -50,7 +49,10 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     for block in blocks(problem, model):
         if block.sharded_inside:
             share_heads(model.get_submodule(block.name), share)
-        exchange_tokens(model.get_submodule(block.name), tokens, replicated=block.replicated)
+        if block.replicated:
+            exchange_around(model.get_submodule(block.name), tokens.gather_copies, tokens.keep_share)
+        else:
+            exchange_around(model.get_submodule(block.name), tokens.gather, None)
         for name, style in block.styles.items():
             module = model.get_submodule(name)
             if style == "colwise" and repeated and name.rpartition(".")[2] in KEY_VALUE_LAYERS:
@@ -111,10 +113,7 @@ class ColumnLinear(ShardedModule):
 
     def forward(self, hidden: Tensor) -> Tensor:
         columns = F.linear(hidden, *self.local_parameters)
-        if self.gathering_group is None:
-            return columns
-        gathered: Tensor = GatherColumns.apply(columns, self.gathering_group)
-        return gathered
+        return columns if self.gathering_group is None else gather_columns(columns, self.gathering_group)
 
 
 class RepeatedHeadsLinear(ShardedModule):
@@ -158,7 +157,7 @@ class RowLinear(ShardedModule):
     def forward(self, hidden: Tensor) -> Tensor:
         weight, *bias = self.local_parameters
         if self.split_input:
-            hidden = KeepColumns.apply(hidden, self.tokens.group)
+            hidden = keep_columns(hidden, self.tokens.group)
         summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
 
@@ -251,7 +250,7 @@ class ReplicatedNorm(ShardedModule):
 def compute_locally(part: nn.Module) -> None:
     """Set `local_parameters` of all sharded modules in `part` before each of its forward passes.
 
-    A rank's gradient of a replicated parameter is then only its share, until `sum_replicated_gradients`.
+    A rank's gradient of a replicated parameter is then only its share, until `gradient_reduction`.
     """
     modules = [module for module in part.modules() if isinstance(module, ShardedModule)]
 
@@ -264,24 +263,27 @@ def compute_locally(part: nn.Module) -> None:
     part.register_forward_pre_hook(set_local_parameters)
 
 
-def replicated_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the parameters that every rank has whole, but only its share of their gradients: those of norms
-    and repeated heads, and biases of row-parallel layers."""
+def gradient_reduction(model: nn.Module, group: Any) -> Callable[[], None]:
+    """Return the function that completes the gradients of a replica's model after its last backward pass.
+
+    Every rank has whole norms, repeated heads and biases of row-parallel layers, but only its share of their gradients.
+    The function replaces the shares by their sums over the ranks, with one all-reduce in fp32.
+    """
     partial = [module for module in model.modules() if isinstance(module, ShardedModule) and module.partial_gradient]
     biases = [module.bias for module in model.modules() if isinstance(module, RowLinear) and module.bias is not None]
-    return [*(parameter for module in partial for parameter in module.parameters()), *biases]
+    parameters = [*(parameter for module in partial for parameter in module.parameters()), *biases]
 
+    @torch.no_grad()
+    def sum_gradients() -> None:
+        shares = [parameter.grad.to_local() for parameter in parameters if isinstance(parameter.grad, DTensor)]
+        if not shares:  # OLMo's norms have no weights
+            return
+        flat = torch.cat([share.flatten().float() for share in shares])
+        dist.all_reduce(flat, group=group)
+        sums = flat.split([share.numel() for share in shares])
+        torch._foreach_copy_(shares, [flat_sum.view_as(share) for flat_sum, share in zip(sums, shares, strict=True)])
 
-@torch.no_grad()
-def sum_replicated_gradients(parameters: Sequence[Tensor], group: Any) -> None:
-    """Replace each rank's share of these gradients by the sum over the ranks, with one all-reduce in fp32."""
-    shares = [parameter.grad.to_local() for parameter in parameters if isinstance(parameter.grad, DTensor)]
-    if not shares:  # OLMo's norms have no weights
-        return
-    flat = torch.cat([share.flatten().float() for share in shares])
-    dist.all_reduce(flat, group=group)
-    sums = flat.split([share.numel() for share in shares])
-    torch._foreach_copy_(shares, [flat_sum.view_as(share) for flat_sum, share in zip(sums, shares, strict=True)])
+    return sum_gradients
 
 
 class _LocalShards(torch.autograd.Function):

@@ -1,23 +1,29 @@
-"""Read files of rows, each into one Arrow table. A file that cannot be read costs a complaint, not the others.
+"""Files of rows: where they are, their checksums, and the content of each as one Arrow table.
 
-Nothing in a file is evaluated: Arrow reads it, and its metadata is dropped except for the version of the schema.
+A file that cannot be read costs a complaint, not the other files. Nothing in a file is evaluated: Arrow reads it, and
+its metadata is dropped except for the version of the schema.
 """
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import os
 import stat
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tpbench.results.checksum import is_damaged
-from tpbench.results.find import Where, row_files
-from tpbench.results.printable import printable
 from tpbench.results.schema import MARKER, SCHEMA_VERSION
+from tpbench.suggestions import printable
+
+Where: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+"""A folder, a file, a glob, or several of these."""
 
 _THREADS = min(4, os.cpu_count() or 1)
 _LISTINGS = 3
@@ -26,6 +32,66 @@ _MAX_BYTES = 2**32
 """Largest file that is read, in bytes, and largest content of a compressed file by its metadata."""
 _MAX_ROWS = 10**7
 """Most rows of one file."""
+
+_BEGIN, _END = b"\xfftpbench-sha256\xfe", b"\xfesha256-tpbench\xff"
+"""Marks around the checksum. No valid text contains them. There are two, because a bit may change in one of them."""
+_FOOTER_END = 8
+"""The last bytes of a Parquet file: the length of the footer and `PAR1`."""
+
+
+def row_files(where: Where) -> list[Path]:
+    """Return every Parquet file that `where` names, sorted, without duplicates.
+
+    Folders are searched recursively. Hidden names are temporary files and are skipped. Raises FileNotFoundError for a
+    name that matches nothing.
+    """
+    places = [where] if isinstance(where, (str, os.PathLike)) else list(where)
+    return sorted({path.absolute() for place in places for path in _expand(Path(place))})
+
+
+def _expand(place: Path) -> Iterable[Path]:
+    # A name that exists is no pattern, even with an asterisk in it. Path.glob accepts no absolute pattern.
+    matches = [place] if place.exists() else [Path(match) for match in glob.glob(str(place), recursive=True)]  # noqa: PTH207
+    if not matches:
+        raise FileNotFoundError(f"no such folder or file: {place}")
+    return [path for match in matches for path in (_search(match) if match.is_dir() else [match])]
+
+
+def _search(folder: Path) -> Iterable[Path]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if name.endswith(".parquet") and not name.startswith("."):
+                yield Path(parent, name)
+
+
+def with_checksum(content: bytes) -> bytes:
+    """Return a Parquet file with a checksum of all its bytes. A file that has one already stays as it is.
+
+    The checksum lies between the data and the footer, where no reader looks. A program that rewrites the file drops it,
+    and the file is then read without a check.
+    """
+    if _BEGIN in content:
+        return content
+    footer = int.from_bytes(content[-_FOOTER_END:-4], "little")
+    cut = len(content) - _FOOTER_END - footer
+    before, after = content[:cut] + _BEGIN, _END + content[cut:]
+    return before + _digest(before, after) + after
+
+
+def is_damaged(content: bytes) -> bool:
+    """Return True if the file has a checksum, or a part of one, that does not fit its bytes."""
+    begin, end = content.rfind(_BEGIN), content.rfind(_END)
+    if begin < 0 and end < 0:
+        return False
+    start, view = begin + len(_BEGIN), memoryview(content)
+    return begin < 0 or end < 0 or _digest(view[:start], view[end:]) != content[start:end]
+
+
+def _digest(before: bytes | memoryview, after: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(before)
+    digest.update(after)
+    return digest.digest()
 
 
 class Unreadable(Exception):
@@ -95,9 +161,8 @@ def _parse(content: bytes, columns: frozenset[str] | None) -> FileRows | Unreada
         groups = (parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups))
         if parquet.metadata.num_rows > _MAX_ROWS or sum(group.total_byte_size for group in groups) > _MAX_BYTES:
             return Unreadable(f"it has more than {_MAX_ROWS} rows or {_MAX_BYTES} bytes")
-        wanted = None
-        if columns is not None:
-            wanted = [name for name in parquet.schema_arrow.names if name in columns]
+        names = parquet.schema_arrow.names
+        wanted = None if columns is None else [name for name in names if name in columns]
         table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
         table.validate(full=True)  # text that is not UTF-8 would fail much later
         return FileRows(version, table)

@@ -1,4 +1,4 @@
-"""Predictions as text or JSON."""
+"""Predictions as text or JSON. The text begins with a sentence that says which variant to use."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tpbench.predict.estimate import LARGEST_ERROR, Estimate
-from tpbench.predict.first_sentence import first_sentence
-from tpbench.predict.memory import RESERVE_GIB
+from tpbench.predict.memory import LARGEST_ERROR, RESERVE_GIB, Estimate, Target
 from tpbench.predict.model import ERROR_BAR_SHARE, Prediction, VariantModel, extrapolation_factors
-from tpbench.predict.target import Target
 from tpbench.report.analysis.metrics import number
-from tpbench.tables import MISSING, Document, Table, as_text
+from tpbench.tables import MISSING, aligned_lines
 from tpbench.workloads.cost_model import ProblemSize, Question
 
 UNKNOWN = "unknown"
@@ -82,7 +79,11 @@ def _table(answer: Answer) -> str:
         _unknown_communication(answer),
         *(f"{each.label}: {reason}" for each in answer.predictions if (reason := each.memory_reason(free))),
     ]
-    lines = [f"{size}: predicted from {cells} cells measured on {gpu}", *aligned_lines(grid), *filter(None, notes)]
+    lines = [
+        f"{size}: predicted from {cells} cells measured on {gpu}",
+        *aligned_lines(grid[0], grid[1:]),
+        *filter(None, notes),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -154,6 +155,85 @@ def _with_error(estimate: Estimate | None, unit: str) -> str:
     return f"{number(estimate.value)} {unit} {error}" if estimate.known else f"{UNKNOWN} ({error})"
 
 
-def aligned_lines(grid: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, of which the first has the names of the columns."""
-    return as_text(Document([Table("", grid[0], grid[1:])])).plain.splitlines()
+_FEW_TIMES = 10
+
+
+def first_sentence(
+    predictions: Sequence[Prediction], question: Question | None, free: float, *, filtered: bool = False
+) -> str:
+    """Return the answer to the workload's question, or without one the fastest variant that fits.
+
+    `free`: memory that the operation may use, inputs included, in GiB. If the variants were `filtered`, the answer
+    claims nothing about others.
+    """
+    asked = next((each for each in predictions if question and each.label == question.variant), None)
+    others = [each for each in predictions if each is not asked]
+    fitting = [each for each in others if each.memory_outcome(free) == "fits"]
+    best = min(fitting, key=_order, default=None)
+    if asked is None or question is None:
+        return _fastest(fitting, best, others, free, filtered)
+    fits = asked.memory_outcome(free)
+    memory = f"{question.subject} takes {number(asked.peak_gib.value)} GiB"
+    if fits != "fits":
+        word = "does not fit" if fits == "OOM" else "may not fit"
+        none = "" if filtered else ", and no other variant with enough rows surely fits"
+        instead = f": use {best.label}, which does" if best else none
+        return f"{memory} and {word} into {number(free)} GiB{_because(asked, free)}{instead}"
+    if best is None:
+        none = "" if filtered else "; no other variant with enough rows surely does"
+        return f"{memory} and fits into {number(free)} GiB{none}"
+    return f"{memory} {_against(asked, best, question)}"
+
+
+def _because(prediction: Prediction, free: float) -> str:
+    reason = prediction.memory_reason(free)
+    return f" ({reason})" if reason else ""
+
+
+def _known(estimate: Estimate | None) -> bool:
+    return estimate is not None and estimate.known
+
+
+def _order(prediction: Prediction) -> tuple[bool, float]:
+    """Return a key that sorts known device times, then known wall times, then the memory of the others."""
+    for estimate in (prediction.device_ms, prediction.time_ms):
+        if estimate is not None and estimate.known:
+            return False, estimate.value
+    return True, float(f"{prediction.peak_gib.value:.2g}")
+
+
+def _against(asked: Prediction, best: Prediction, question: Question) -> str:
+    clock = next((clock for clock in ("device_ms", "time_ms") if _known(getattr(asked, clock))), "time_ms")
+    mine, other = getattr(asked, clock), getattr(best, clock)
+    if not (_known(mine) and _known(other)):
+        smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
+        return f"and fits, {smaller}: their times on this GPU are not known well enough to compare"
+    times = mine.value / other.value
+    shown = f"{times:.2g}" if times < _FEW_TIMES else f"{times:.0f}"
+    by = "device time" if clock == "device_ms" else "wall time"
+    if mine.low > other.high:
+        return f"and {shown} times as long as {best.label} ({by}): do not {question.action}"
+    if mine.high < other.low:
+        return f"and {shown} times as long as {best.label} ({by}): {question.action}"
+    return f"and about as long as {best.label} ({shown} times by {by}, within the error): memory decides"
+
+
+def _fastest(
+    fitting: Sequence[Prediction],
+    best: Prediction | None,
+    all_of_them: Sequence[Prediction],
+    free: float,
+    filtered: bool,
+) -> str:
+    if best is None:
+        smallest = min(all_of_them, key=lambda each: each.peak_gib.value)
+        return (
+            f"No {'chosen ' if filtered else ''}variant surely fits into {number(free)} GiB: the smallest, "
+            f"{smallest.label}, takes {number(smallest.needed_gib)} GiB{_because(smallest, free)}"
+        )
+    memory = f"takes {number(best.peak_gib.value)} GiB and fits"
+    unknown, value = _order(best)
+    if unknown:
+        return f"{best.label} {memory}; its time on this GPU is not known well enough"
+    alone = "" if len(fitting) == 1 else f", the fastest of {len(fitting)} that fit"
+    return f"{best.label} {memory}, in {number(value)} ms{alone}"
