@@ -22,14 +22,15 @@ from tpbench.workloads.train_step.model import sizes
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
 from tpbench.workloads.train_step.oracle import compare, compute_reference
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.speed import ProgressLines, throughput
 from tpbench.workloads.train_step.training.measured_step import (
     Mark,
     PhaseTimer,
+    ProgressLines,
     StepGraph,
     on_stream,
     phase_columns,
     profile_step,
+    throughput,
 )
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tpbench import packages
-from tpbench.workloads.train_step.model.config_json import KNOWN_ARCHITECTURES
+from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.styles import unsupported_sizes
 from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD

@@ -9,9 +9,8 @@ from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import estimate_memory
 from tpbench.workloads.train_step.model import sizes
-from tpbench.workloads.train_step.model.config_json import PLAIN_LOGITS
+from tpbench.workloads.train_step.model.resolve import PLAIN_LOGITS, resolve
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
-from tpbench.workloads.train_step.resolve import resolve
 
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
 """Options that have a meaning only if the model is sharded."""

@@ -14,8 +14,9 @@ from tests.support.composed_jobs import job
 from tests.support.train_step import config_json, single_context, tiny_problem
 from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step import WORKLOAD, TrainStep
-from tpbench.workloads.train_step.resolve import resolve
-from tpbench.workloads.train_step.sharding.styles import head_share, parse_mapping
+from tpbench.workloads.train_step.model.resolve import resolve
+from tpbench.workloads.train_step.problem import parse_mapping
+from tpbench.workloads.train_step.sharding.styles import head_share
 from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
 
 

@@ -21,7 +21,7 @@ from tpbench.comm.row_exchange import TokenExchange, exchange_around, gather_col
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
 from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
-from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.problem import Style, TrainStep
 from tpbench.workloads.train_step.sharding.plan import (
     KEY_VALUE_LAYERS,
     Block,
@@ -29,7 +29,7 @@ from tpbench.workloads.train_step.sharding.plan import (
     require_known_modules,
     share_heads,
 )
-from tpbench.workloads.train_step.sharding.styles import HeadShare, Style, head_share, needs_repeated_heads
+from tpbench.workloads.train_step.sharding.styles import HeadShare, head_share, needs_repeated_heads
 from tpbench.workloads.uneven_shards import sharded_along
 
 HEAD_GATHERS = False

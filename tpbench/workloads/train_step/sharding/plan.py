@@ -16,15 +16,8 @@ from torch import Tensor, nn
 from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, build, decoder_layers, decoder_parts
-from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.styles import (
-    REPEATING,
-    STYLES,
-    HeadShare,
-    Style,
-    needs_repeated_heads,
-    parse_mapping,
-)
+from tpbench.workloads.train_step.problem import STYLES, Style, TrainStep, parse_mapping
+from tpbench.workloads.train_step.sharding.styles import REPEATING, HeadShare, needs_repeated_heads
 
 KEY_VALUE_LAYERS = ("k_proj", "v_proj")
 """Names of the layers that compute keys and values. Models of transformers with fewer key-value heads than query heads
