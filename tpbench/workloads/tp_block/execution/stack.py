@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tpbench.measure import cuda_graph
 from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.session import Context, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
@@ -67,7 +68,8 @@ class StackSession:
     def step(self) -> None:
         """Run one training step, from the second one on as the replay of a CUDA graph if the job has graph=true."""
         if self.context.graph and self.steps_done == CAPTURED_STEP:
-            self.replay = self._captured()
+            with graph_memory() as self.graph_memory:
+                self.replay = cuda_graph.capture(self._train).replay
         (self.replay or self._train)()
         self.steps_done += 1
 
@@ -117,13 +119,6 @@ class StackSession:
         """This rank's rows' part of the mean squared error, in fp32 or more."""
         difference = output.to(torch.promote_types(output.dtype, torch.float32)) - self.target
         return difference.square().sum() / (self.problem.tokens * self.problem.hidden)
-
-    def _captured(self) -> Callable[[], None]:
-        """Return a step as the replay of a CUDA graph. The capture runs no kernel."""
-        graph = torch.cuda.CUDAGraph()
-        with graph_memory() as self.graph_memory, torch.cuda.graph(graph):
-            self._train()
-        return graph.replay
 
     def _trajectory(self) -> Trajectory:
         """The losses and gradient norms of all steps so far, over all ranks."""
