@@ -71,8 +71,8 @@ class TpBlockSession:
 
     def outputs(self) -> list[Tensor]:
         """Return the last step's output and gradients."""
-        grads = [self.prepared.x.grad, *(each.grad for each in self.prepared.module.parameters())]
-        return [each for each in (self.output, *grads) if each is not None]
+        grads = [self.prepared.x.grad, *(weight.grad for weight in self.prepared.module.parameters())]
+        return [tensor for tensor in (self.output, *grads) if tensor is not None]
 
     def release(self) -> None:
         """Free the last step's output and gradients."""

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from tpbench.measure.session import Verdict
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
@@ -41,7 +42,7 @@ class BlockResult:
 def expected_result(inputs: BlockInputs) -> BlockResult:
     """Return the right result of this rank, in float64. Collective over the tp group."""
     problem, rank, size = inputs.problem, inputs.rank, inputs.size
-    weights = {name: each.to(torch.float64, copy=True).requires_grad_() for name, each in inputs.weights.items()}
+    weights = {name: part.to(torch.float64, copy=True).requires_grad_() for name, part in inputs.weights.items()}
     over_rows = problem.linears[0].kind == "column"
     # Rank 0 of 1 has the whole sequence.
     x = (inputs.x(0, 1) if over_rows else inputs.x(rank, size)).double().requires_grad_()
@@ -52,7 +53,7 @@ def expected_result(inputs: BlockInputs) -> BlockResult:
     return BlockResult(
         output=y.detach().chunk(size)[rank] if over_rows_out else y.detach(),
         grad_input=x.grad.chunk(size)[rank] if over_rows else x.grad,
-        grads={name: each.grad for name, each in weights.items() if each.grad is not None},
+        grads={name: part.grad for name, part in weights.items() if part.grad is not None},
     )
 
 
@@ -103,11 +104,12 @@ class ForwardPass:
         heads, kv_heads = self.problem.heads // self.size, self.problem.kv_heads // self.size
         product = _CopyToRanks.apply(x, self.group) @ self.weights["qkv"].t()
         columns = product.split(self.problem.head_dim, dim=-1)
-        rotated = [_rotated(each) if self.problem.rotary else each for each in columns[: heads + kv_heads]]
+        rotated = [_rotated(head) if self.problem.rotary else head for head in columns[: heads + kv_heads]]
         outputs = []
         for head in range(heads):
             key = heads + head // (heads // kv_heads)
-            outputs.append(_Head.apply(rotated[head], rotated[key], columns[key + kv_heads]))
+            # The (rows, rows) matrices of all heads would not fit: the backward pass computes them again.
+            outputs.append(checkpoint(_head, rotated[head], rotated[key], columns[key + kv_heads], use_reentrant=False))
         return _SumOverRanks.apply(torch.cat(outputs, dim=-1) @ self.weights["out"].t(), self.group)
 
 
@@ -124,21 +126,6 @@ def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     later = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu_(1)
     scores = (q @ k.t() / math.sqrt(q.shape[1])).masked_fill(later, -math.inf)
     return functional.softmax(scores, dim=-1) @ v
-
-
-class _Head(torch.autograd.Function):
-    """`_head` that recomputes its (rows, rows) matrices in the backward pass: those of all heads would not fit."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        return _head(q, k, v)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        inputs = [each.detach().requires_grad_() for each in ctx.saved_tensors]
-        with torch.enable_grad():
-            return torch.autograd.grad(_head(*inputs), inputs, grads[0])
 
 
 class _CopyToRanks(torch.autograd.Function):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -90,11 +91,11 @@ def best_step(times: Mapping[Candidate, StepTimes], plain: Candidate = Candidate
         for candidate, step in times.items()
         if step.wall_ms <= (1 + MAX_LOSS) * limit.wall_ms and step.device_ms <= (1 + MAX_LOSS) * limit.device_ms
     ]
-    by_wall = min(fair, key=lambda candidate: times[candidate].wall_ms)
-    if times[by_wall].wall_ms < (1 - MIN_GAIN) * limit.wall_ms:
-        return by_wall
-    by_device = min(fair, key=lambda candidate: times[candidate].device_ms)
-    return by_device if times[by_device].device_ms < (1 - MIN_GAIN) * limit.device_ms else plain
+    for clock in (attrgetter("wall_ms"), attrgetter("device_ms")):
+        best = min(fair, key=lambda candidate: clock(times[candidate]))
+        if clock(times[best]) < (1 - MIN_GAIN) * clock(limit):
+            return best
+    return plain
 
 
 class ScheduleTuner:

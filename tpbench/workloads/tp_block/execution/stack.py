@@ -85,11 +85,10 @@ class StackSession:
         """Compare the losses and gradient norms of all steps with the oracle."""
         self.restore()
         trained, expected = self._trajectory(), expected_trajectory(self.inputs, self.steps_done)
-        relative = ((trained - expected).abs() / expected.abs().clamp_min(1e-30)).nan_to_num(
-            nan=math.inf, posinf=math.inf
-        )
+        relative = (trained - expected).abs() / expected.abs().clamp_min(1e-30)
+        largest = relative.nan_to_num(nan=math.inf, posinf=math.inf).max(1).values.tolist()
+        errors = dict(zip(("loss_error", "grad_error"), largest, strict=True))
         losses, grad_norms = trained.tolist()
-        errors = dict(zip(("loss_error", "grad_error"), relative.max(1).values.tolist(), strict=True))
         columns = {
             "loss_value": losses[-1],
             "grad_norm": grad_norms[-1],
