@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from tpbench.settings import JobError, aliases, parse, setting
-from tpbench.suggestions import nearest, unknown
+from tpbench.suggestions import nearest, printable, unknown
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,6 @@ def test_a_wrong_value_gets_one_line(values, said):
     assert str(caught.value) == said
 
 
-@pytest.mark.parametrize("values", [{"count": 1}, {"share": 0}, {"share": 1}, {"most": 10}, {"most": -1e9}])
-def test_a_limit_is_a_valid_value(values):
-    (name,) = values
-    assert getattr(parsed(**values), name) == values[name]
-
-
 def test_a_missing_field_is_described_and_all_mistakes_are_told():
     with pytest.raises(JobError) as caught:
         parse(Settings, {"count": 0, "flag": 2})
@@ -133,3 +127,13 @@ def test_three_near_names_are_a_list_and_two_are_a_choice():
 def test_numbers_among_valid_names_are_sorted_by_value_and_come_first():
     assert unknown("size", 7, ("auto", "16", "9", "4096", "32")) == "no size is called 7 (valid: 9, 16, 32, 4096, auto)"
     assert unknown("size", 7, ("auto", "16"), "the page") == "no size is called 7 (all 2: the page)"
+
+
+def test_a_long_text_keeps_its_start_and_more_of_its_end():
+    assert printable("x" * 200) == "x" * 200
+    cut = printable("a" * 100 + "b" * 101)
+    assert cut == "a" * 66 + " ... " + "a" * 33 + "b" * 101
+    assert printable("ab" * 20, 30) == ("ab" * 20)[:10] + " ... " + ("ab" * 20)[-20:]
+    huge = printable("a" * 1000 + "b" * 1001)  # cut before it is looked at
+    assert huge == "a" * 66 + " ... " + "b" * 134
+    assert printable("\x1b[31mred\u202e \ud800\n\tend") == "[31mred end"

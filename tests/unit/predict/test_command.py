@@ -41,15 +41,6 @@ def test_validation(rows, capsys):
     assert "pytorch_gather, cross_entropy, tokens=65536 vocab=131072 tp_size=4, bfloat16: predicted fits, 120.0" in said
 
 
-def test_validation_of_chosen_variants(rows, capsys):
-    assert main(["--validate", "--rows", rows, "--variant", "triton_tp"]) == 0
-    said = capsys.readouterr().out
-    assert "\ntriton_tp " in said and "pytorch_gather" not in said
-    assert "no cell ran out of memory, so no row checks that prediction" in said
-    assert main(["--validate", "--rows", rows, "--variant", "triton"]) == 2
-    assert "did you mean triton_tp?" in capsys.readouterr().err
-
-
 def test_validation_predicts_a_cell_that_ran_out_from_a_smaller_one(tmp_path, capsys):
     failed = [
         synthetic.cell("pytorch_gather", 131072, 4, tokens=tokens, status="oom", reason="rank 0 ran out of memory")

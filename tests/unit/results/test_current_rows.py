@@ -1,8 +1,11 @@
-"""Which row of a cell is the newest."""
+"""Which row of a cell is the newest, and which rows could mislead."""
 
+import datetime
+
+import pyarrow as pa
 import pytest
 
-from tpbench.results.current_rows import hardware, newest
+from tpbench.results.current_rows import hardware, newest, suspicious_rows
 from tpbench.results.read import load
 from tpbench.results.write import write_row
 
@@ -69,3 +72,41 @@ def test_a_skipped_cell_has_no_hardware_if_the_other_rows_differ(tmp_path, row):
     assert kept(tmp_path, *rows) == ["r0", "r1", "r2"]
     place = hardware(load(tmp_path))
     assert place["hardware"].isna().tolist() == [True, False, False]
+
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def table(*rows):
+    kinds = {"row_id": pa.string(), "value": pa.float64()}
+    kinds |= dict.fromkeys(("time_ms", "launch_ms", "device_ms"), pa.float64())
+    kinds |= dict.fromkeys(("started_at", "finished_at"), pa.timestamp("us", tz="UTC"))
+    return pa.Table.from_pylist(list(rows), schema=pa.schema(list(kinds.items())))
+
+
+@pytest.mark.parametrize("name", ["started_at", "finished_at"])
+def test_rows_are_from_the_future_two_years_ahead(name):
+    ahead = NOW + datetime.timedelta(days=730)
+    assert suspicious_rows(table({"row_id": "a", name: ahead}), NOW) == []
+    later = ahead + datetime.timedelta(seconds=1)
+    (one,) = suspicious_rows(table({"row_id": "a", name: later}, {"row_id": "b"}), NOW)
+    assert one.startswith("row a: dated years ahead")
+    (three,) = suspicious_rows(table(*({"row_id": each, name: later} for each in "abc")), NOW)
+    assert three.startswith("row a and 2 more: dated years ahead")
+
+
+def test_copies_of_a_row_are_no_different_rows():
+    copies = [{"row_id": "a", "value": float("nan")}] * 2
+    assert suspicious_rows(table(*copies, {"row_id": "b"}, {"row_id": None}, {"row_id": None}), NOW) == []
+    (sentence,) = suspicious_rows(table(*copies, {"row_id": "a", "value": 1.0}, {"row_id": "b", "value": 2.0}), NOW)
+    assert sentence == "row a: different rows with one row_id; reports may show any of them"
+
+
+def test_rows_whose_device_works_for_long_after_a_step_has_returned_are_named():
+    honest = {"row_id": "a", "time_ms": 3.05, "launch_ms": 1.0, "device_ms": 1.0}
+    assert (
+        suspicious_rows(table(honest, {"row_id": "b", "time_ms": 9.0}, {**honest, "row_id": "c", "launch_ms": None}))
+        == []
+    )
+    (sentence,) = suspicious_rows(table(honest, {**honest, "row_id": "d", "time_ms": 3.15}))
+    assert sentence.startswith("row d: the device works for more than twice device_ms after a step has returned")

@@ -21,7 +21,6 @@ import tpbench
 from tests.support.command import ROOT
 from tpbench.job import parse_job
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.results import read
 from tpbench.results import row_files as files
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.computed import column_defaults
@@ -132,13 +131,6 @@ def test_one_workload_has_only_its_columns(tmp_path, row):
     assert load(tmp_path / "loss", columns=["mfu"]).mfu.isna().all()
 
 
-def test_missing_text_compares_as_unequal(tmp_path, row):
-    write_row(row(reason=None), tmp_path, "r1")
-    frame = quietly(tmp_path)
-    assert (frame["reason"] == "x").tolist() == [False]
-    assert frame["samples_ms"][0].tolist() == [0.2, 0.227, 0.3]
-
-
 def test_plain_rows(tmp_path, row):
     made = row(reason=None, nodes=1)
     write_row(made, tmp_path, "r1")
@@ -169,36 +161,12 @@ def test_places(tmp_path, row, monkeypatch):
             load(nowhere)
 
 
-def test_a_folder_named_like_a_glob(tmp_path, row):
-    write_row(row(), tmp_path / "[a]*", "r1")
-    assert len(quietly(tmp_path / "[a]*")) == 1
-
-
-def test_order_and_copies(tmp_path, row):
-    for name, seconds, cell in (("z", 5, 1), ("y", 5, 0), ("x", 1, 9)):
-        write_row(row(seconds, cell=cell), tmp_path, name)
-    merged = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "rows").iterdir()))
-    pq.write_table(merged.replace_schema_metadata({"tpbench.schema_version": "2"}), tmp_path / "merged.parquet")
-    assert quietly(tmp_path).row_id.tolist() == ["x", "y", "z"]
-
-
 def test_files_that_differ_in_a_result_column(tmp_path, row):
     for index, value in enumerate([4096, 0.5, None]):
         write_row(row(index, block_used=value), tmp_path, f"r{index}")
     assert quietly(tmp_path).block_used.tolist()[:2] == [4096.0, 0.5]
     write_row(row(3, block_used="many"), tmp_path, "r3")
     assert quietly(tmp_path).block_used.tolist()[3] == "many"
-
-
-def test_lists_of_a_workload_that_is_not_loaded_here():
-    """Writers of Parquet name the elements of lists differently."""
-    kinds = [
-        pa.list_(pa.field("element", pa.float64())),
-        pa.list_(pa.field("item", pa.float64())),
-        pa.list_(pa.int64()),
-    ]
-    tables = [pa.table({"lengths": pa.array([[1, number]], kind)}) for number, kind in enumerate(kinds)]
-    assert read._concatenate(tables)["lengths"].to_pylist() == [[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]
 
 
 def flips(content, count, seed=0):
@@ -210,6 +178,18 @@ def flips(content, count, seed=0):
         yield bytes(flipped)
 
 
+def test_copies_of_a_row_count_once_and_rows_are_in_the_order_in_which_they_were_made(tmp_path, row):
+    for name, seconds, cell in (("z", 5, 1), ("y", 5, 0), ("x", 1, 9)):
+        write_row(row(seconds, cell=cell), tmp_path, name)
+    merged = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "rows").iterdir()))
+    content = tmp_path / "merged.parquet"
+    pq.write_table(merged.replace_schema_metadata({"tpbench.schema_version": "2"}), content)  # without a checksum
+    assert quietly(tmp_path).row_id.tolist() == ["x", "y", "z"]
+    content.write_bytes(with_checksum(content.read_bytes()))
+    assert with_checksum(content.read_bytes()) == content.read_bytes()
+    assert quietly(content).equals(quietly(tmp_path))
+
+
 def test_a_flipped_bit_anywhere_in_a_row_file_is_named_and_skipped(tmp_path, row):
     content = write_row(row(), tmp_path / "whole", "r1").read_bytes()
     for index, flipped in enumerate(flips(content, 400)):
@@ -217,13 +197,6 @@ def test_a_flipped_bit_anywhere_in_a_row_file_is_named_and_skipped(tmp_path, row
     frame, said = complaints(tmp_path)
     assert frame.row_id.tolist() == ["r1"]
     assert {Path(sentence.split(": ")[0]).name for sentence in said} == {f"{index}.parquet" for index in range(400)}
-
-
-def test_every_bit_of_a_file_counts(row, tmp_path):
-    content = write_row(row(), tmp_path, "r1").read_bytes()
-    assert not is_damaged(content)
-    for place in range(len(content)):
-        assert is_damaged(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
 
 
 COMMITTED = sorted((*(ROOT / "outputs").glob("*/rows/*.parquet"), *(ROOT / "tpbench").rglob("rows/*.parquet")))
@@ -235,16 +208,6 @@ def test_a_flipped_bit_in_a_committed_file_is_noticed(file):
     assert with_checksum(content) == content
     assert not is_damaged(content)
     assert all(map(is_damaged, flips(content, 20)))
-
-
-def test_a_file_of_an_older_tpbench_has_no_checksum_and_is_read(tmp_path, row):
-    table = pq.read_table(write_row(row(), tmp_path / "new", "r1"))
-    pq.write_table(table.replace_schema_metadata({"tpbench.schema_version": "2"}), tmp_path / "old.parquet")
-    content = (tmp_path / "old.parquet").read_bytes()
-    assert quietly(tmp_path / "old.parquet").row_id.tolist() == ["r1"]
-    (tmp_path / "old.parquet").write_bytes(with_checksum(content))
-    assert with_checksum(with_checksum(content)) == with_checksum(content) != content
-    assert quietly(tmp_path / "old.parquet").equals(quietly(tmp_path / "new"))
 
 
 def test_one_bad_file_does_not_stop_the_others(tmp_path, row, monkeypatch):
@@ -415,13 +378,6 @@ def test_a_writer_at_work(tmp_path, row):
     assert len(quietly(tmp_path)) == 100
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
-def test_a_file_that_may_not_be_read(tmp_path, row):
-    write_row(row(), tmp_path, "r1").chmod(0)
-    frame, said = complaints(tmp_path)
-    assert frame.empty and "cannot be opened" in said[0]
-
-
 def test_a_row_that_is_older_than_a_field_has_the_fields_default(tmp_path):
     for at, row in enumerate(
         ({"workload": "tp_block"}, {"workload": "tp_block", "layers": 2}, {"workload": "train_step"})
@@ -431,3 +387,44 @@ def test_a_row_that_is_older_than_a_field_has_the_fields_default(tmp_path):
     assert found[:2].tolist() == [0, 2] and found[2:].isna().all(), "only rows of the field's workload"
     assert load(tmp_path, columns=["layers"]).dropna()["layers"].tolist() == [0, 2]
     assert len(load(tmp_path, layers=0)) == 1
+
+
+@pytest.fixture
+def rows(tmp_path, row):
+    for index, (variant, tp_size, status) in enumerate(
+        [("triton_tp", 2, "ok"), ("triton_tp", 4, "ok"), ("pytorch_gather", 4, "oom"), ("pytorch_gather", 2, "ok")]
+    ):
+        write_row(row(index, variant=variant, tp_size=tp_size, status=status), tmp_path, f"r{index}")
+    return tmp_path
+
+
+def test_values_and_lists_of_values(rows):
+    assert tpbench.load(rows, status="ok").row_id.tolist() == ["r0", "r1", "r3"]
+    assert tpbench.load(rows, status="ok", tp_size=2).row_id.tolist() == ["r0", "r3"]
+    assert tpbench.load(rows, tp_size=[4, 8], variant=("triton_tp", "x")).row_id.tolist() == ["r1"]
+    assert tpbench.load(rows, reason=None).row_id.tolist() == ["r0", "r1", "r2", "r3"]
+    assert tpbench.load(rows, interpreted=False, seed=7, compile=[False]).shape[0] == 4
+    assert tpbench.load(rows, block_used=1).empty
+
+
+def test_columns_only(rows):
+    frame = tpbench.load(rows, columns=["time_ms", "variant", "time_ms"], tp_size=4)
+    assert frame.columns.tolist() == ["time_ms", "variant"]
+    assert frame.variant.tolist() == ["triton_tp", "pytorch_gather"]
+    assert tpbench.load(rows, columns=[]).shape == (4, 0)
+
+
+def test_the_same_as_arrow(rows):
+    table = tpbench.load_table(rows, status="ok")
+    assert isinstance(table, pa.Table) and table.column("row_id").to_pylist() == ["r0", "r1", "r3"]
+    assert table.column("samples_ms").to_pylist()[0] == [0.2, 0.227, 0.3]
+    assert table.column_names == tpbench.load(rows).columns.tolist()
+
+
+def test_what_does_not_exist(rows):
+    with pytest.raises(ValueError, match="no column is called varient, did you mean variant"):
+        tpbench.load(rows, varient="triton_tp")
+    with pytest.raises(ValueError, match="no column is called time"):
+        tpbench.load(rows, columns=["time"])
+    with pytest.raises(ValueError, match="tp_size='two': the column is int64"):
+        tpbench.load(rows, tp_size="two")
