@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,16 +86,11 @@ def column_tables(
     out. Raises JobError if there are no rows or none of the columns.
     """
     by_workload = {name: Study("") for name in workloads()} if study is None else studies()[study]
-    read = [part for name in names for part in name.split("/", 1)]
-    read += [name for chosen in by_workload.values() for name in chosen.best_by]
-    grids = [grid for grid in arrange_rows(frame, read, all_rows=all_rows).grids if grid.workload in by_workload]
+    chosen = {workload: replace(each, columns=tuple(names)) for workload, each in by_workload.items()}
+    grids = _grids(frame, chosen, all_rows=all_rows)
     if not grids:
         raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")
-    tables = [
-        cell_table(grid, replace(by_workload[grid.workload], columns=tuple(names)), compact=True)
-        for grid in grids
-        if filled_columns(grid, names)
-    ]
+    tables = [cell_table(grid, chosen[grid.workload], compact=True) for grid in grids if filled_columns(grid, names)]
     if not tables:
         raise JobError(f"these rows have no {' and no '.join(names)}")
     return tables
@@ -107,12 +102,18 @@ def study_tables(frame: pd.DataFrame, name: str, *, all_rows: bool = False) -> l
     computed = _computed(frame, by_workload)
     tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
     if not computed:
-        columns = [column for study in by_workload.values() for column in (*study.columns, *study.best_by)]
-        grids = arrange_rows(frame, columns, all_rows=all_rows).grids
-        tables = [cell_table(grid, by_workload[grid.workload]) for grid in grids if grid.workload in by_workload]
+        grids = _grids(frame, by_workload, all_rows=all_rows)
+        tables = [cell_table(grid, by_workload[grid.workload]) for grid in grids]
     if not tables:
         raise JobError(f"no rows for the study {name}, which is of {', '.join(by_workload)}")
     return tables
+
+
+def _grids(frame: pd.DataFrame, by_workload: Mapping[str, Study], *, all_rows: bool = False) -> list[RecordGrid]:
+    """Return the grids of a study's workloads, with its columns in their records."""
+    names = [name for study in by_workload.values() for name in (*study.columns, *study.best_by, *study.axes)]
+    columns = [part for name in names for part in name.split("/", 1)]
+    return [grid for grid in arrange_rows(frame, columns, all_rows=all_rows).grids if grid.workload in by_workload]
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
@@ -227,9 +228,8 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     by_workload = studies()[name]
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
-    columns = [axis for study in by_workload.values() for axis in study.axes]
-    for grid in arrange_rows(frame, columns).grids if columns else ():
-        if grid.workload in by_workload and (points := _points(grid, by_workload[grid.workload])):
+    for grid in _grids(frame, by_workload):
+        if points := _points(grid, by_workload[grid.workload]):
             return points
     for module, rows in _computed(frame, by_workload):
         picture: Picture | None = module.picture(rows)
