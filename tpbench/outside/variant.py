@@ -156,7 +156,7 @@ def _located(name: str) -> tuple[str, str, Path]:
     if entry is None:
         raise JobError(f"no installed package has a variant {name}")
     if others:
-        packages = sorted({str(each.dist.name) for each in (entry, *others) if each.dist is not None})
+        packages = sorted({str(point.dist.name) for point in (entry, *others) if point.dist is not None})
         raise JobError(f"several installed packages have a variant {name}: {', '.join(packages)}")
     if not entry.attr or "." in entry.attr:
         raise JobError(f"the entry point {name}={entry.value} must name a function, as MODULE:FUNCTION")
@@ -188,28 +188,28 @@ def _files(path: Path, module: str) -> list[Path]:
 
 def _variant(name: str, path: Path, module: str, function: str) -> OutsideVariant:
     file = source.read(path)
-    public = [each for each in file.functions if not each.startswith("_")]
+    public = [name for name in file.functions if not name.startswith("_")]
     if function in file.others and function not in file.functions:
         kind, line = file.others[function]
         raise JobError(f"{file.place(line)}: {function} is {kind}, and a variant needs a `def` at top level")
     if function not in file.functions:
         has = f"its functions: {', '.join(public)}" if public else "it has no function"
         raise JobError(f"{file.path.name} has no function {function} ({has})")
-    found = file.functions[function]
-    if not found.takes_two:
+    parsed = file.functions[function]
+    if not parsed.takes_two:
         raise JobError(
-            f"{file.place(found.line)}: {function} must take two arguments, as {function}(problem, shard), not "
-            f"({', '.join(found.parameters)})"
+            f"{file.place(parsed.line)}: {function} must take two arguments, as {function}(problem, shard), not "
+            f"({', '.join(parsed.parameters)})"
         )
-    declared = _checked(found, file)
+    declared = _checked(parsed, file)
     if not module:
         file.require_imports(declared.get("requires", ()))
     uses_triton = declared.pop("uses_triton", None)
     for several in ("options", "requires"):
         declared[several] = tuple(sorted(declared.get(several, ())))
-    declared["summary"] = declared.get("summary") or found.summary
+    declared["summary"] = declared.get("summary") or parsed.summary
     return OutsideVariant(
-        name, str(path), module, function, found.line, _version(path, module),
+        name, str(path), module, function, parsed.line, _version(path, module),
         uses_triton=file.uses_triton if uses_triton is None else uses_triton, **declared,
     )  # fmt: skip
 
@@ -220,7 +220,7 @@ def _checked(function: source.Function, file: source.SourceFile) -> dict[str, An
     for name, value in declared.items():
         if name not in _KINDS:
             raise JobError(f"{place}: {unknown('argument of @variant', name, [*_KINDS, 'unsupported_reason'])}")
-        texts = not isinstance(value, (tuple, list, set)) or all(isinstance(each, str) for each in value)
+        texts = not isinstance(value, (tuple, list, set)) or all(isinstance(item, str) for item in value)
         if not isinstance(value, _KINDS[name]) or not texts:
             raise JobError(f"{place}: {name}={value!r} of @variant has the wrong type")
     if (workload := declared.get("workload", "entropy_loss")) not in workloads():
