@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.settings import MeasureSettings
-from tpbench.outside.installed import installed_names
-from tpbench.outside.variant import OutsideVariant
+from tpbench.outside.variant import OutsideVariant, installed_names
 from tpbench.settings import JobError, aliases, defaults, parse, setting, spelled
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants, workloads

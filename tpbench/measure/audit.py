@@ -1,4 +1,4 @@
-"""Three guards against stale results, for variants that do less when they are timed than when they are checked.
+"""Three guards against stale results: a variant may do less when it is timed than when it is checked.
 
 - Outputs lie in poisoned memory: before the last iteration of a clock, the outputs of the one before become NaN. A step
   that writes nothing returns NaN.
@@ -87,7 +87,7 @@ class GeneratedInputs(Inputs, ABC):
 
 def tensors_of(shard: Any) -> list[Tensor]:
     """Return the tensors in the fields of a dataclass, also those in tuples."""
-    return list(_tensors(getattr(shard, each.name) for each in dataclasses.fields(shard)))
+    return list(_tensors(getattr(shard, field.name) for field in dataclasses.fields(shard)))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

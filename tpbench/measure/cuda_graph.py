@@ -22,7 +22,7 @@ class CapturedWork(Generic[ResultT]):
     """A captured call."""
 
     result: ResultT
-    """What the call returned. Each replay fills its tensors again."""
+    """The result of the call. Each replay fills its tensors again."""
     replay: Callable[[], None]
     """Launch the graph on the current stream."""
 

@@ -91,7 +91,7 @@ class NvmlGpu:
             reason: [getattr(self.nvml, f"nvmlClocksThrottleReason{name}") for name in names]
             for reason, (_, names) in THROTTLE_REASONS.items()
         }
-        return {reason for reason, each in bits.items() if any(state & bit for bit in each)}
+        return {reason for reason, masks in bits.items() if any(state & mask for mask in masks)}
 
 
 def this_gpu(device: torch.device) -> NvmlGpu | None:
@@ -156,8 +156,8 @@ def iteration_energy_j(
     before each, such as the restoring of inputs. The counter is read when it has just changed. `time_ms`: wall time of
     an iteration, equal on all ranks.
     """
-    known = gpu is not None and gpu.energy_j() is not None
-    if gpu is None or min(gather_number(known, context)) == 0:
+    counts_energy = gpu is not None and gpu.energy_j() is not None
+    if gpu is None or min(gather_number(counts_energy, context)) == 0:
         return None
     iterations = iterations_of_sample(time_ms, sample_s)
 

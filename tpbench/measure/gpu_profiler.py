@@ -87,7 +87,7 @@ def intervals(events: Iterable[Event], on_gpu: bool) -> list[Interval]:
     from a peer's mapped memory as such.
     """
     kept = [(event, kind) for event in events if (kind := kind_of(event[0], on_gpu)) is not None]
-    kept.sort(key=lambda each: each[0][1])
+    kept.sort(key=lambda pair: pair[0][1])
     busy = {lane for (name, _, _, lane), _ in kept if not name.startswith("Memcpy")}
     if on_gpu:
         kept = [(event, kind if event[3] in busy else COMMUNICATION) for event, kind in kept]
@@ -124,7 +124,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 def spans(intervals: Iterable[Interval]) -> list[Span]:
     """Return the spans in which at least one of the intervals runs."""
-    return union((each.start_ms, each.start_ms + each.length_ms) for each in intervals)
+    return union((interval.start_ms, interval.start_ms + interval.length_ms) for interval in intervals)
 
 
 def covered_ms(intervals: Iterable[Interval]) -> float:

@@ -19,7 +19,6 @@ from tpbench.measure.statistics import summary
 Samples = Sequence[np.ndarray[Any, Any]]
 """Per iteration the time on every rank in ms, (world_size,)."""
 
-
 NOT_THROTTLED = "none"
 """Value of the column `throttle_reasons` if the clocks of no rank were lowered."""
 
@@ -38,8 +37,8 @@ def iteration_memory_columns(usage: IterationMemory, context: Context) -> dict[s
     """Return the memory of each iteration on the rank that has most. Collective."""
     held, peaks = (gather_numbers(gib, context) for gib in (usage.held_gib, usage.peak_gib))
     return {
-        "iteration_held_gib": [float(each.max()) for each in held],
-        "iteration_peak_gib": [float(each.max()) for each in peaks],
+        "iteration_held_gib": [float(ranks.max()) for ranks in held],
+        "iteration_peak_gib": [float(ranks.max()) for ranks in peaks],
     }
 
 
@@ -78,13 +77,13 @@ def time_columns(
     """
     columns = columns | _clock_columns(wall, "time", "samples_ms")
     columns["iterations"] = len(wall)
-    columns["skew_ms"] = float(np.median([each.max() - each.min() for each in wall]))
+    columns["skew_ms"] = float(np.median([ranks.max() - ranks.min() for ranks in wall]))
     best_ms = columns["time_ms"]
     if on_device is not None:
         columns |= _clock_columns(on_device, "device", "device_samples_ms")
         best_ms = columns["device_ms"]
     if launches is not None:
-        columns["launch_ms"] = float(np.median([each.max() for each in launches]))
+        columns["launch_ms"] = float(np.median([ranks.max() for ranks in launches]))
     columns["fraction_of_floor"] = columns["floor_ms"] / best_ms
     columns["gb_per_s"] = columns["bytes_moved"] / best_ms / 1e6
     if isinstance(session, DetailedSession):
@@ -94,7 +93,7 @@ def time_columns(
 
 
 def _clock_columns(samples: Samples, prefix: str, samples_column: str) -> dict[str, Any]:
-    slowest = [float(each.max()) for each in samples]
+    slowest = [float(ranks.max()) for ranks in samples]
     return {**summary(slowest, prefix), samples_column: slowest}
 
 
@@ -103,12 +102,12 @@ def clock_columns(watch: ClockWatch, context: Context) -> dict[str, Any]:
     if context.device.type != "cuda":
         return {}
     reasons = watch.reasons()
-    bits = -1 if reasons is None else sum(1 << at for at, each in enumerate(THROTTLE_REASONS) if each in reasons)
-    on_ranks = [int(each) for each in gather_number(bits, context)]
+    bits = -1 if reasons is None else sum(1 << at for at, name in enumerate(THROTTLE_REASONS) if name in reasons)
+    on_ranks = [int(number) for number in gather_number(bits, context)]
     if min(on_ranks) < 0:
         return watch.clocks_mhz
-    found = [each for at, each in enumerate(THROTTLE_REASONS) if any(bits >> at & 1 for bits in on_ranks)]
-    return watch.clocks_mhz | {"throttle_reasons": " ".join(found) or NOT_THROTTLED}
+    names = [name for at, name in enumerate(THROTTLE_REASONS) if any(bits >> at & 1 for bits in on_ranks)]
+    return watch.clocks_mhz | {"throttle_reasons": " ".join(names) or NOT_THROTTLED}
 
 
 def launch_samples(wall: WallClock, iterations: int, context: Context) -> Samples | None:

@@ -14,7 +14,7 @@ from tpbench.measure.session import Context
 
 def gather_number(value: float, context: Context) -> list[float]:
     """Return one number of every rank, in rank order. Collective."""
-    return [float(each) for each in gather_numbers([value], context)[0]]
+    return [float(number) for number in gather_numbers([value], context)[0]]
 
 
 def gather_numbers(values: Sequence[float], context: Context) -> list[np.ndarray[Any, Any]]:

@@ -210,7 +210,8 @@ class _Cell:
             with watch:
                 samples.append(self._until_precise(clock, passes.step))
             if is_audited(self.session):
-                complaint = timed_result_reason(self.session, name) or complaint
+                reason = timed_result_reason(self.session, name)
+                complaint = complaint or reason
         return _Timed(samples, {}, complaint)
 
     def _until_precise(self, clock: Clock, step: Callable[[], None]) -> list[np.ndarray[Any, Any]]:

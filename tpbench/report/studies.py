@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from tpbench.results.read import plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import printable, unknown
-from tpbench.tables import MISSING, Cell, Document, Table
+from tpbench.tables import MISSING, Document, Table, TableCell
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -86,16 +86,11 @@ def column_tables(
     out. Raises JobError if there are no rows or none of the columns.
     """
     by_workload = {name: Study("") for name in workloads()} if study is None else studies()[study]
-    read = [part for name in names for part in name.split("/", 1)]
-    read += [name for chosen in by_workload.values() for name in chosen.best_by]
-    grids = [grid for grid in arrange_rows(frame, read, all_rows=all_rows).grids if grid.workload in by_workload]
+    chosen = {workload: replace(each, columns=tuple(names)) for workload, each in by_workload.items()}
+    grids = _grids(frame, chosen, all_rows=all_rows)
     if not grids:
         raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")
-    tables = [
-        cell_table(grid, replace(by_workload[grid.workload], columns=tuple(names)), compact=True)
-        for grid in grids
-        if filled_columns(grid, names)
-    ]
+    tables = [cell_table(grid, chosen[grid.workload], compact=True) for grid in grids if filled_columns(grid, names)]
     if not tables:
         raise JobError(f"these rows have no {' and no '.join(names)}")
     return tables
@@ -107,12 +102,18 @@ def study_tables(frame: pd.DataFrame, name: str, *, all_rows: bool = False) -> l
     computed = _computed(frame, by_workload)
     tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
     if not computed:
-        columns = [column for study in by_workload.values() for column in (*study.columns, *study.best_by)]
-        grids = arrange_rows(frame, columns, all_rows=all_rows).grids
-        tables = [cell_table(grid, by_workload[grid.workload]) for grid in grids if grid.workload in by_workload]
+        grids = _grids(frame, by_workload, all_rows=all_rows)
+        tables = [cell_table(grid, by_workload[grid.workload]) for grid in grids]
     if not tables:
         raise JobError(f"no rows for the study {name}, which is of {', '.join(by_workload)}")
     return tables
+
+
+def _grids(frame: pd.DataFrame, by_workload: Mapping[str, Study], *, all_rows: bool = False) -> list[RecordGrid]:
+    """Return the grids of a study's workloads, with its columns in their records."""
+    names = [name for study in by_workload.values() for name in (*study.columns, *study.best_by, *study.axes)]
+    columns = [part for name in names for part in name.split("/", 1)]
+    return [grid for grid in arrange_rows(frame, columns, all_rows=all_rows).grids if grid.workload in by_workload]
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
@@ -152,11 +153,11 @@ def cell_table(grid: RecordGrid, study: Study, *, compact: bool = False) -> Tabl
     }
     statuses = [status_text(cell.record, shown) for cell in cells]
     has_status = not compact or set(statuses) != {"ok"}
-    rows: list[list[Cell | str]] = [
+    rows: list[list[TableCell | str]] = [
         [
             *(value_text(cell.key[at]) for at in keys),
             cell.column,
-            *([Cell(status, kind=FAILED.get(status, ""))] if has_status else []),
+            *([TableCell(status, kind=FAILED.get(status, ""))] if has_status else []),
             *compared[at : at + 1],
             *(value_cell(name, cell.record) for name in shown),
         ]
@@ -180,22 +181,22 @@ def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if any(value_cell(name, cell.record).text != MISSING for cell in cells))
 
 
-def value_cell(name: str, record: Record) -> Cell:
+def value_cell(name: str, record: Record) -> TableCell:
     """Return a value of a row, or the ratio of two values, named A/B, as "2.00x"."""
     above, _, below = name.partition("/")
     if below:
         try:
             ratio = float(record[above]) / float(record[below])
         except (TypeError, ValueError, ZeroDivisionError):  # a value is missing, text or 0
-            return Cell(MISSING)
-        return Cell(ratio_text(ratio), ratio)
+            return TableCell(MISSING)
+        return TableCell(ratio_text(ratio), ratio)
     value = record.get(name)
     if isinstance(value, float):
-        return Cell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
-    return Cell(value_text(value))
+        return TableCell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
+    return TableCell(value_text(value))
 
 
-def compared_with_best(grid: RecordGrid, study: Study) -> list[Cell]:
+def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
     """Return for each cell how many times worse it is than the best with which it is compared.
 
     Only correct and measured cells are compared. The list is empty if the study has no column to compare.
@@ -208,11 +209,11 @@ def compared_with_best(grid: RecordGrid, study: Study) -> list[Cell]:
     for at, cell in enumerate(cells):
         if is_measurement(cell.record) and cell.record.get(name) is not None:
             groups[_compared_key(grid, study, cell)].append(at)
-    compared = [Cell(MISSING)] * len(cells)
+    compared = [TableCell(MISSING)] * len(cells)
     for group in groups.values():
         ratios = metric(name).ratios([float(cells[at].record[name]) for at in group])
         for at, ratio in zip(group, ratios, strict=True):
-            compared[at] = Cell(MISSING) if ratio is None else Cell(ratio_text(ratio), ratio)
+            compared[at] = TableCell(MISSING) if ratio is None else TableCell(ratio_text(ratio), ratio)
     return compared
 
 
@@ -227,9 +228,8 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     by_workload = studies()[name]
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
-    columns = [axis for study in by_workload.values() for axis in study.axes]
-    for grid in arrange_rows(frame, columns).grids if columns else ():
-        if grid.workload in by_workload and (points := _points(grid, by_workload[grid.workload])):
+    for grid in _grids(frame, by_workload):
+        if points := _points(grid, by_workload[grid.workload]):
             return points
     for module, rows in _computed(frame, by_workload):
         picture: Picture | None = module.picture(rows)

@@ -10,13 +10,12 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.job import stored_job
 from tpbench.measure.statistics import is_host_bound
 from tpbench.report.analysis.metrics import speeds
 from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import hardware
 from tpbench.results.read import plain_rows
-from tpbench.settings import JobError, spelled
+from tpbench.settings import spelled
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING
 from tpbench.workloads import Workload, workloads
@@ -60,36 +59,14 @@ _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
 def comparable(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `load` with two changes. Apply it once.
+    """Return the rows of `load` with `graph_gib` added to `peak_gib`. Apply it once.
 
-    An option with the value that its default stands for on the row's device gets the default, and the row gets the key
-    of that job. So rows from before and after a change of the default are of one cell.
-
-    `graph_gib` is added to `peak_gib`, because torch counts little of the memory of CUDA graphs. The sum is an upper
-    bound: the gradients of a stack's graph, for example, are in both.
+    torch counts little of the memory of CUDA graphs. The sum is an upper bound: the gradients of a stack's graph, for
+    example, are in both.
     """
-    for workload in workloads().values():
-        for option in workload.options:
-            if option.name in frame and option.default_by_device:
-                same = frame[option.name] == frame["device"].map(option.default_by_device)
-                same = same.fillna(False).astype(bool) & (frame["workload"] == workload.name)
-                if same.any():
-                    default = workload.option_defaults[option.name]
-                    keys = [_key(row, option.name, default) for _, row in frame[same].iterrows()]
-                    frame = frame.copy()
-                    frame.loc[same, option.name], frame.loc[same, "key"] = default, keys
-    if {"peak_gib", "graph_gib"} <= {*frame.columns}:
-        frame = frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
-    return frame
-
-
-def _key(row: pd.Series, option: str, default: object) -> str:
-    """Return the key of a row's job with the default of an option, or the row's own if its job cannot be read."""
-    try:
-        job = stored_job(json.loads(row["job"]))
-    except (JobError, ValueError, TypeError, RecursionError):
-        return str(row["key"])
-    return dataclasses.replace(job, problem=dataclasses.replace(job.problem, **{option: default})).key
+    if not {"peak_gib", "graph_gib"} <= {*frame.columns}:
+        return frame
+    return frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
 
 
 def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Workload]) -> list[Record]:

@@ -62,30 +62,25 @@ class Speedup(NamedTuple):
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table of speed-ups for each group, and one of the lengths from which overlap pays."""
     groups = _by_group(speedups(rows))
-    made = [_speedup_table(group, members) for group, members in groups.items()]
+    if not groups:
+        return []
     lines = [
         (group.part, str(group.hidden), str(group.tp_size), str(group.graph).lower(), *_pays_from(members))
         for group, members in groups.items()
     ]
-    if lines:
-        columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))
-        heading = f"tokens from which some overlapped variant beats {PLAIN}, at every longer measured length too"
-        made.append(Table(heading, columns, tuple(lines)))
-    return made
+    columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))
+    heading = f"tokens from which some overlapped variant beats {PLAIN}, at every longer measured length too"
+    return [*(_speedup_table(*group) for group in groups.items()), Table(heading, columns, tuple(lines))]
 
 
 def picture(rows: Sequence[Row]) -> Picture | None:
     """Return the speed-ups by tokens, a panel for each group, or None if no group has two lengths."""
-    panels, lengths = [], set()
-    for group, members in _by_group(speedups(rows)).items():
-        tokens = {speedup.tokens for speedup in members}
-        if len(tokens) > 1:
-            panels.append(_panel(group, members))
-            lengths |= tokens
-    if not panels:
+    groups = {group: members for group, members in _by_group(speedups(rows)).items() if len(_lengths(members)) > 1}
+    if not groups:
         return None
-    axes = "tokens; dashed: by wall time", f"speed-up over {PLAIN}"
-    return Picture(tuple(panels), *axes, doubling=tuple(sorted(lengths)))
+    panels = tuple(_panel(group, members) for group, members in groups.items())
+    lengths = _lengths(speedup for members in groups.values() for speedup in members)
+    return Picture(panels, "tokens; dashed: by wall time", f"speed-up over {PLAIN}", doubling=tuple(lengths))
 
 
 def speedups(rows: Sequence[Row]) -> list[Speedup]:
@@ -111,6 +106,10 @@ def _order(speedup: Speedup) -> tuple[Any, ...]:
     part = PARTS.index(group.part) if group.part in PARTS else len(PARTS)
     sizes = (group.hidden, group.tp_size, group.graph)
     return (part, sizes, tuple(map(str, group)), speedup.variant, speedup.tokens)
+
+
+def _lengths(members: Iterable[Speedup]) -> list[int]:
+    return sorted({speedup.tokens for speedup in members})
 
 
 def _by_group(members: Iterable[Speedup]) -> dict[Group, list[Speedup]]:
@@ -148,7 +147,7 @@ def _speedup_table(group: Group, members: Sequence[Speedup]) -> Table:
     cells = {(speedup.tokens, speedup.variant): speedup.by_clock for speedup in members}
     lines = [
         (str(tokens), *(_ratios(cells.get((tokens, variant), {})) for variant in variants))
-        for tokens in sorted({speedup.tokens for speedup in members})
+        for tokens in _lengths(members)
     ]
     facts = {name: str(value) for name, value in group._asdict().items()}
     heading = f"speed-up over {PLAIN} by wall time (by device time), {group.title}, {group.hardware}"

@@ -80,8 +80,8 @@ class ReplicatedModule(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def whole(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
             return tuple(
-                each if isinstance(each, DTensor) else DTensor.from_local(each, mesh, [Replicate()], run_check=False)
-                for each in inputs
+                value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+                for value in inputs
             )
 
         def local(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:

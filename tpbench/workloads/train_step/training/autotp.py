@@ -165,7 +165,8 @@ def _loss(problem: TrainStep, model: Any) -> losses.Loss:
 
 
 def _flat(parameters: Any) -> list[Tensor]:
-    return [each for group in parameters for each in (group["params"] if isinstance(group, dict) else [group])]
+    groups = (group["params"] if isinstance(group, dict) else [group] for group in parameters)
+    return [parameter for group in groups for parameter in group]
 
 
 def deepspeed_configuration(problem: TrainStep, context: Context, plan: Sequence[Block] = ()) -> dict[str, Any]:

@@ -151,8 +151,8 @@ def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
     slowest_ms = torch.tensor(times_ms, dtype=torch.float64)
     dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
     by_phase = dict(zip(PHASES, slowest_ms.T.tolist(), strict=True))
-    medians = {f"{phase}_ms": float(np.median(each)) for phase, each in by_phase.items()}
-    return medians | {f"step_{phase}_ms": each for phase, each in by_phase.items()}
+    medians = {f"{phase}_ms": float(np.median(steps_ms)) for phase, steps_ms in by_phase.items()}
+    return medians | {f"step_{phase}_ms": steps_ms for phase, steps_ms in by_phase.items()}
 
 
 def profile_step(train: Callable[[], None], restore: Callable[[], None], context: Context) -> dict[str, Any]:
@@ -180,8 +180,12 @@ def exposed_share(timeline: Sequence[Interval]) -> float:
     """Return the share of the timeline, from its first begin to its last end, in which only communication runs."""
     if not timeline:
         return 0.0
-    whole = max(each.start_ms + each.length_ms for each in timeline) - min(each.start_ms for each in timeline)
-    return (covered_ms(timeline) - covered_ms(each for each in timeline if each.kind != COMMUNICATION)) / whole
+    first_ms, last_ms = (
+        min(work.start_ms for work in timeline),
+        max(work.start_ms + work.length_ms for work in timeline),
+    )
+    others = [work for work in timeline if work.kind != COMMUNICATION]
+    return (covered_ms(timeline) - covered_ms(others)) / (last_ms - first_ms)
 
 
 def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any]) -> dict[str, Any]:

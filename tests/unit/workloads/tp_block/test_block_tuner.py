@@ -1,4 +1,4 @@
-"""The choice between whole steps by both clocks."""
+"""The choice of block_auto between schedules, and between whole steps by both clocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from typing import Any
 
 import pytest
 
-from tpbench.workloads.tp_block.execution.autotune import PLAIN, Candidate, ScheduleTuner, StepTimes, best_step
+from tpbench.workloads.tp_block.execution.autotune import (
+    PLAIN,
+    Candidate,
+    ScheduleTuner,
+    StepTimes,
+    best_step,
+    fastest,
+)
 
 EAGER, GRAPHS = Candidate(PLAIN), Candidate(PLAIN, graphs=True)
 OVERLAP, OVERLAP_GRAPHS = Candidate("copy_engine"), Candidate("copy_engine", graphs=True)
+
+
+def test_the_plain_schedule_is_kept_unless_another_is_clearly_faster() -> None:
+    assert fastest({"plain": 1.0, "ring": 0.995, "copy_engine": 1.2}) == "plain"
+    assert fastest({"plain": 1.0, "ring": 0.985, "copy_engine": 0.9}) == "copy_engine"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +44,7 @@ OVERLAP, OVERLAP_GRAPHS = Candidate("copy_engine"), Candidate("copy_engine", gra
 def test_a_step_is_chosen_only_if_it_loses_by_no_clock(
     times: dict[Candidate, tuple[float, float]], best: Candidate
 ) -> None:
-    assert best_step({each: StepTimes(*both) for each, both in times.items()}) == best
+    assert best_step({candidate: StepTimes(*both) for candidate, both in times.items()}) == best
 
 
 def test_under_a_graph_the_plain_step_is_a_graph_too() -> None:
