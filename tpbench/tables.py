@@ -35,7 +35,7 @@ _WIDEST = 100_000
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A text of a table, and what lies behind it."""
 
     text: str
@@ -59,7 +59,7 @@ class Table:
 
     heading: str
     columns: Sequence[str] = ()
-    rows: Sequence[Sequence[Cell | str]] = ()
+    rows: Sequence[Sequence[TableCell | str]] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     """Values that hold for all rows, by name: further columns of a CSV file."""
     notes: Sequence[str] = ()
@@ -71,9 +71,9 @@ class Table:
     """True if a page carries all digits of the numbers."""
 
     @property
-    def cells(self) -> list[list[Cell]]:
-        """The rows, with a `Cell` for each text."""
-        return [[item if isinstance(item, Cell) else Cell(item) for item in row] for row in self.rows]
+    def cells(self) -> list[list[TableCell]]:
+        """The rows, with a `TableCell` for each text."""
+        return [[item if isinstance(item, TableCell) else TableCell(item) for item in row] for row in self.rows]
 
     @property
     def texts(self) -> list[list[str]]:
@@ -86,7 +86,7 @@ class Table:
         texts = self.texts
         return [any(is_number(row[at]) for row in texts) for at in range(len(self.columns))]
 
-    def sort_value(self, cell: Cell) -> float | None:
+    def sort_value(self, cell: TableCell) -> float | None:
         """Return the number that a page adds to the text of a cell, or None if the text is enough."""
         if not self.exact or not isinstance(cell.value, (int, float)) or not math.isfinite(cell.value):
             return None
@@ -99,7 +99,7 @@ class Document:
 
     tables: Sequence[Table]
     caption: str = ""
-    notes: Sequence[Cell | str] = ()
+    notes: Sequence[TableCell | str] = ()
     warnings: Sequence[str] = ()
 
 
@@ -127,15 +127,15 @@ def as_text(document: Document) -> Text:
     return Text("\n").join(lines)
 
 
-def aligned_lines(columns: Sequence[str], rows: Sequence[Sequence[Cell | str]]) -> list[str]:
+def aligned_lines(columns: Sequence[str], rows: Sequence[Sequence[TableCell | str]]) -> list[str]:
     """Return the lines of a table without styles, of which the first has the names of the columns."""
     return [line.plain for line in _aligned(Table("", columns, rows))]
 
 
-def _notes(document: Document) -> list[Cell]:
+def _notes(document: Document) -> list[TableCell]:
     """Return the notes of a document, its warnings last."""
-    notes = [note if isinstance(note, Cell) else Cell(note) for note in document.notes]
-    return [*notes, *(Cell(f"Warning: {warning}", kind="warning") for warning in document.warnings)]
+    notes = [note if isinstance(note, TableCell) else TableCell(note) for note in document.notes]
+    return [*notes, *(TableCell(f"Warning: {warning}", kind="warning") for warning in document.warnings)]
 
 
 def _aligned(table: Table) -> list[Text]:
@@ -190,31 +190,31 @@ def as_csv(document: Document) -> str:
     rows = [_csv_row(table, row) for table in tables for row in table.cells]
     notes = ["notes"] if any(table.quantity for table in tables) else []
     if notes:
-        rows += [{"notes": Cell(f"Warning: {warning}")} for warning in document.warnings]
+        rows += [{"notes": TableCell(f"Warning: {warning}")} for warning in document.warnings]
     leading = [name for table in tables for name in table.facts]
     leading += [name for table in tables for name in table.columns[: table.keys]]
     others = [name for table in tables for column in table.columns[table.keys :] for name in _csv_names(table, column)]
     columns = list(dict.fromkeys([*leading, *others, *notes]))
-    return csv_text(columns, [[row.get(name, Cell("")) for name in columns] for row in rows])
+    return csv_text(columns, [[row.get(name, TableCell("")) for name in columns] for row in rows])
 
 
 def _csv_names(table: Table, column: str) -> list[str]:
     return [f"{column} {table.quantity}", f"{column} x"] if table.quantity else [column]
 
 
-def _csv_row(table: Table, cells: Sequence[Cell]) -> dict[str, Cell]:
+def _csv_row(table: Table, cells: Sequence[TableCell]) -> dict[str, TableCell]:
     """Return the cells of a row by the names of their CSV columns."""
-    named = {name: Cell(text) for name, text in table.facts.items()}
+    named = {name: TableCell(text) for name, text in table.facts.items()}
     named |= dict(zip(table.columns[: table.keys], cells, strict=False))
     others = list(zip(table.columns[table.keys :], cells[table.keys :], strict=True))
     for column, cell in others:
-        items = (cell, Cell("", cell.ratio))
+        items = (cell, TableCell("", cell.ratio))
         named |= dict(zip(_csv_names(table, column), items, strict=False))
     notes = [f"{column}: {cell.note}" for column, cell in others if cell.note]
-    return named | ({"notes": Cell("; ".join(notes))} if notes else {})
+    return named | ({"notes": TableCell("; ".join(notes))} if notes else {})
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Cell | str | float | None]]) -> str:
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[TableCell | str | float | None]]) -> str:
     """Return CSV. Numbers have all digits, missing values are empty, and no spreadsheet takes a text for a formula."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -222,8 +222,8 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Cell | str | float 
     return out.getvalue()
 
 
-def _csv_item(item: Cell | str | float | None) -> str:
-    if isinstance(item, Cell):
+def _csv_item(item: TableCell | str | float | None) -> str:
+    if isinstance(item, TableCell):
         item = item.text if item.value is None else item.value
     if item is None or item == MISSING:
         return ""

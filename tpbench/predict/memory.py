@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tpbench.measure.machine import nvml_session, nvml_text
 from tpbench.predict.cells import MeasuredCells
@@ -40,7 +39,6 @@ RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
 SAME_SHARE = 0.05
 """GPUs whose memory differs by a smaller share count as the same."""
-_OUTCOMES = ("fits", "tight", "OOM")
 
 
 @dataclass(frozen=True)
@@ -82,65 +80,6 @@ MODELS = {
 def free_gib(gpu_memory_gib: float, size: ProblemSize, model: TrainedModel | None = None) -> float:
     """Return the memory of a GPU for the operation, inputs included."""
     return gpu_memory_gib - RESERVE_GIB - (model.taken_gib(size.tokens, size.tp_size) if model else 0.0)
-
-
-class RanOut(NamedTuple):
-    """A measured cell that ran out of memory."""
-
-    needed_gib: float
-    """Predicted need, inputs included."""
-    gpu_memory_gib: float
-    """Memory of the GPU that the cell ran on, or the limit that its job set."""
-
-
-@dataclass(frozen=True)
-class MeasuredMemory:
-    """Results of one variant's measured cells, which bound the memory that fits."""
-
-    largest_ok_gib: float = 0.0
-    """Largest predicted need of a cell that ran, inputs included."""
-    ran_out: tuple[RanOut, ...] = ()
-
-    def smallest_ran_out(self, free: float) -> RanOut | None:
-        """Return the cell with the smallest need that ran out although its GPU had at least `free` GiB."""
-        alike = [each for each in self.ran_out if free <= (each.gpu_memory_gib - RESERVE_GIB) * (1 + SAME_SHARE)]
-        return min(alike, default=None)
-
-    def outcome(self, needed_gib: float, free: float) -> str:
-        """Return `OOM` from the need of a cell that ran out, `tight` if it is above those that ran, else `fits`.
-
-        If a cell ran out and one with a larger need ran, a need between the two is `tight`, too.
-        """
-        failed = self.smallest_ran_out(free)
-        if failed is None:
-            return _OUTCOMES[0]
-        return _OUTCOMES[(needed_gib >= failed.needed_gib) + (needed_gib > self.largest_ok_gib)]
-
-
-def memory_outcome(
-    size: ProblemSize, peak_gib: Estimate, free: float, memory_bounds: MeasuredMemory | None = None
-) -> str:
-    """Return `fits`, `OOM`, or `tight` if the error bar includes both. Measured cells can make it worse."""
-    predicted = "tight"
-    if size.inputs_gib + peak_gib.high <= free:
-        predicted = "fits"
-    elif size.inputs_gib + peak_gib.low > free:
-        predicted = "OOM"
-    measured = memory_bounds.outcome(size.inputs_gib + peak_gib.value, free) if memory_bounds else "fits"
-    return max(predicted, measured, key=_OUTCOMES.index)
-
-
-def memory_reason(size: ProblemSize, peak_gib: Estimate, free: float, memory_bounds: MeasuredMemory) -> str | None:
-    """Return the measured cells that make the outcome worse than the prediction alone, or None if none do."""
-    outcome = memory_outcome(size, peak_gib, free, memory_bounds)
-    failed = memory_bounds.smallest_ran_out(free)
-    if failed is None or outcome == memory_outcome(size, peak_gib, free):
-        return None
-    largest = f", the largest that ran needs {number(memory_bounds.largest_ok_gib)} GiB" if outcome == "tight" else ""
-    return (
-        f"with its inputs it needs {number(size.inputs_gib + peak_gib.value)} GiB, and a measured cell that needs "
-        f"{number(failed.needed_gib)} GiB ran out of memory within {number(failed.gpu_memory_gib)} GiB{largest}"
-    )
 
 
 DEFAULT_GIB = 80.0

@@ -13,13 +13,14 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import optimize
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, span
-from tpbench.predict.memory import Estimate, MeasuredMemory, RanOut, memory_outcome, memory_reason
+from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, Estimate
+from tpbench.report.analysis.metrics import number
 from tpbench.workloads.cost_model import CostModel, ProblemSize, Terms, TimeTerms
 
 COLLINEAR_TOLERANCE = 1e-4
@@ -145,6 +146,18 @@ ERROR_BAR_SHARE = 0.9
 QUANTITIES = ("time_ms", "device_ms", "peak_gib")
 
 
+OUTCOMES = ("fits", "tight", "OOM")
+
+
+class RanOut(NamedTuple):
+    """A measured cell that ran out of memory."""
+
+    needed_gib: float
+    """Predicted need, inputs included."""
+    gpu_memory_gib: float
+    """Memory of the GPU that the cell ran on, or the limit that its job set."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Predicted cost of a variant on one problem."""
@@ -159,7 +172,9 @@ class Prediction:
     bytes_communicated: float | None
     """None: no row over several ranks tells it."""
     peak_gib: Estimate
-    memory_bounds: MeasuredMemory = MeasuredMemory()
+    largest_ok_gib: float = 0.0
+    """Largest predicted need of a measured cell of the variant that ran, inputs included."""
+    ran_out: tuple[RanOut, ...] = ()
 
     @property
     def needed_gib(self) -> float:
@@ -167,12 +182,36 @@ class Prediction:
         return float(self.size.inputs_gib) + self.peak_gib.value
 
     def memory_outcome(self, free_gib: float) -> str:
-        """Return `fits`, `tight` or `OOM`, for the memory that the operation may use."""
-        return memory_outcome(self.size, self.peak_gib, free_gib, self.memory_bounds)
+        """Return `fits`, `OOM`, or `tight` if the error bar includes both. Measured cells can make it worse.
+
+        From the need of a cell that ran out it is `OOM`, and `tight` if a cell with a larger need ran, or if only
+        cells with a smaller need ran.
+        """
+        return OUTCOMES[max(self._predicted_outcome(free_gib), self._measured_outcome(free_gib))]
 
     def memory_reason(self, free_gib: float) -> str | None:
         """Return the measured cells that make this outcome worse than the prediction alone, or None if none do."""
-        return memory_reason(self.size, self.peak_gib, free_gib, self.memory_bounds)
+        failed, outcome = self._smallest_ran_out(free_gib), self._measured_outcome(free_gib)
+        if failed is None or outcome <= self._predicted_outcome(free_gib):
+            return None
+        largest = f", the largest that ran needs {number(self.largest_ok_gib)} GiB" if outcome == 1 else ""
+        return (
+            f"with its inputs it needs {number(self.needed_gib)} GiB, and a measured cell that needs "
+            f"{number(failed.needed_gib)} GiB ran out of memory within {number(failed.gpu_memory_gib)} GiB{largest}"
+        )
+
+    def _predicted_outcome(self, free_gib: float) -> int:
+        bounds = (self.size.inputs_gib + bound for bound in (self.peak_gib.low, self.peak_gib.high))
+        return sum(bound > free_gib for bound in bounds)
+
+    def _measured_outcome(self, free_gib: float) -> int:
+        failed = self._smallest_ran_out(free_gib)
+        return 0 if failed is None else (self.needed_gib >= failed[0]) + (self.needed_gib > self.largest_ok_gib)
+
+    def _smallest_ran_out(self, free_gib: float) -> RanOut | None:
+        """Return the cell with the smallest need that ran out although its GPU had at least as much memory."""
+        large = (cell for cell in self.ran_out if free_gib <= (cell.gpu_memory_gib - RESERVE_GIB) * (1 + SAME_SHARE))
+        return min(large, default=None)
 
 
 @dataclass(frozen=True)
@@ -210,7 +249,7 @@ class VariantModel:
             None if slowdown is None or clock is None or sent is None else clock.communication(size),
             sent,
             estimates["peak_gib"],
-            self.memory_bounds,
+            *self._memory_bounds,
         )
 
     def _sent(self, size: ProblemSize) -> float | None:
@@ -220,18 +259,13 @@ class VariantModel:
         return sent(size) if sent and size.kind in sent.kinds else None
 
     @functools.cached_property
-    def memory_bounds(self) -> MeasuredMemory:
-        """Bounds on the memory that fits, from the measured cells."""
+    def _memory_bounds(self) -> tuple[float, tuple[RanOut, ...]]:
+        """The last two fields of predictions, from measured cells of the kinds whose memory is known."""
         memory = self.fits["peak_gib"]
-
-        def needed(cell: MeasuredCell) -> float:
-            return float(cell.size.inputs_gib) + memory(cell.size)
-
-        failed = [cell for cell in self.ran_out if cell.size.kind in memory.kinds]
-        return MeasuredMemory(
-            max(needed(cell) for cell in self.cells if cell.size.kind in memory.kinds),
-            tuple(RanOut(needed(cell), cell.memory_limit_gib or 0.0) for cell in failed),
-        )
+        needs = {cell: float(cell.size.inputs_gib) + memory(cell.size) for cell in (*self.cells, *self.ran_out)}
+        known = {cell: need for cell, need in needs.items() if cell.size.kind in memory.kinds}
+        failed = tuple(RanOut(known[cell], cell.memory_limit_gib or 0.0) for cell in self.ran_out if cell in known)
+        return max(known[cell] for cell in self.cells if cell in known), failed
 
     def error(self, name: str) -> float:
         """Return the relative error that 90% of the left-out cells did not exceed."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpbench.predict.cells import MeasuredCell
-from tpbench.predict.memory import MODELS, Estimate, TrainedModel, free_gib, memory_outcome
+from tpbench.predict.memory import MODELS, TrainedModel, free_gib
 from tpbench.predict.model import VariantModel
 from tpbench.report.plots import style
 from tpbench.workloads.cost_model import FeasibilityPlot
@@ -27,8 +27,7 @@ def most_tokens(model: VariantModel, size: Any, gpu_gib: float, beside: TrainedM
 
     def fits(tokens: int) -> bool:
         tried = replace(size, tokens=tokens)
-        peak = Estimate(model(tried).peak_gib.value, 0.0)
-        return memory_outcome(tried, peak, free_gib(gpu_gib, tried, beside)) == "fits"
+        return bool(model(tried).needed_gib <= free_gib(gpu_gib, tried, beside))
 
     if not fits(1):
         return 0

@@ -31,7 +31,7 @@ from tpbench.results.read import plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import printable, unknown
-from tpbench.tables import MISSING, Cell, Document, Table
+from tpbench.tables import MISSING, Document, Table, TableCell
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -153,11 +153,11 @@ def cell_table(grid: RecordGrid, study: Study, *, compact: bool = False) -> Tabl
     }
     statuses = [status_text(cell.record, shown) for cell in cells]
     has_status = not compact or set(statuses) != {"ok"}
-    rows: list[list[Cell | str]] = [
+    rows: list[list[TableCell | str]] = [
         [
             *(value_text(cell.key[at]) for at in keys),
             cell.column,
-            *([Cell(status, kind=FAILED.get(status, ""))] if has_status else []),
+            *([TableCell(status, kind=FAILED.get(status, ""))] if has_status else []),
             *compared[at : at + 1],
             *(value_cell(name, cell.record) for name in shown),
         ]
@@ -181,22 +181,22 @@ def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if any(value_cell(name, cell.record).text != MISSING for cell in cells))
 
 
-def value_cell(name: str, record: Record) -> Cell:
+def value_cell(name: str, record: Record) -> TableCell:
     """Return a value of a row, or the ratio of two values, named A/B, as "2.00x"."""
     above, _, below = name.partition("/")
     if below:
         try:
             ratio = float(record[above]) / float(record[below])
         except (TypeError, ValueError, ZeroDivisionError):  # a value is missing, text or 0
-            return Cell(MISSING)
-        return Cell(ratio_text(ratio), ratio)
+            return TableCell(MISSING)
+        return TableCell(ratio_text(ratio), ratio)
     value = record.get(name)
     if isinstance(value, float):
-        return Cell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
-    return Cell(value_text(value))
+        return TableCell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
+    return TableCell(value_text(value))
 
 
-def compared_with_best(grid: RecordGrid, study: Study) -> list[Cell]:
+def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
     """Return for each cell how many times worse it is than the best with which it is compared.
 
     Only correct and measured cells are compared. The list is empty if the study has no column to compare.
@@ -209,11 +209,11 @@ def compared_with_best(grid: RecordGrid, study: Study) -> list[Cell]:
     for at, cell in enumerate(cells):
         if is_measurement(cell.record) and cell.record.get(name) is not None:
             groups[_compared_key(grid, study, cell)].append(at)
-    compared = [Cell(MISSING)] * len(cells)
+    compared = [TableCell(MISSING)] * len(cells)
     for group in groups.values():
         ratios = metric(name).ratios([float(cells[at].record[name]) for at in group])
         for at, ratio in zip(group, ratios, strict=True):
-            compared[at] = Cell(MISSING) if ratio is None else Cell(ratio_text(ratio), ratio)
+            compared[at] = TableCell(MISSING) if ratio is None else TableCell(ratio_text(ratio), ratio)
     return compared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import re
 import types
@@ -11,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, Column
+from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME, Column
 from tpbench.workloads import Workload, workloads
 
 SCHEMA_VERSION = 2
@@ -95,11 +96,13 @@ def type_from_hint(hint: Any) -> pa.DataType:
 
 
 def type_of(value: Any) -> pa.DataType | None:
-    """Return the Arrow type for a value of a column without a declared type, or None if there is no such type."""
+    """Return the Arrow type for a value, or None if columns have no such type."""
     if isinstance(value, (list, tuple)):
         numbers = all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in value)
         return REALS if numbers else None
-    return _TYPES.get(type(value))
+    if isinstance(value, datetime.datetime):
+        return TIME if value.tzinfo else None
+    return next((kind for cls, kind in _TYPES.items() if isinstance(value, cls)), None)
 
 
 _TYPE_NAMES = {"string": "text", "int64": "whole number", "double": "number", "bool": "true or false"}

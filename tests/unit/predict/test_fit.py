@@ -8,8 +8,10 @@ import pytest
 
 from tpbench.predict import memory as target
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
-from tpbench.predict.memory import Estimate, MeasuredMemory, RanOut, memory_outcome
+from tpbench.predict.memory import Estimate
 from tpbench.predict.model import (
+    Prediction,
+    RanOut,
     VariantModel,
     fit,
     fit_cells,
@@ -162,25 +164,28 @@ def test_a_model_needs_four_sizes_of_which_one_tells_the_memory():
 # Memory
 
 
+def prediction(peak, error=0.0, **bounds):
+    return Prediction("v", Size(), None, None, None, None, Estimate(peak, error), **bounds)
+
+
 @pytest.mark.parametrize(
     ("peak", "error", "outcome"),
     [(9.5, 0.0, "fits"), (9.6, 0.0, "OOM"), (8.0, 0.1875, "fits"), (8.0, 0.19, "tight"), (11.0, 0.1, "OOM")],
 )
 def test_the_error_bar_decides_about_memory(peak, error, outcome):
-    assert memory_outcome(Size(), Estimate(peak, error), 10.0) == outcome
+    assert prediction(peak, error).memory_outcome(10.0) == outcome
 
 
 @pytest.mark.parametrize(
     ("needed", "outcome"), [(29.9, "fits"), (30.0, "fits"), (30.1, "tight"), (40.0, "OOM"), (50.0, "OOM")]
 )
 def test_measured_cells_bound_the_memory(needed, outcome):
-    memory_bounds = MeasuredMemory(30.0, (RanOut(60.0, 52.0), RanOut(40.0, 52.0), RanOut(35.0, 12.0)))
-    assert memory_bounds.outcome(needed, 50.0) == outcome
-    assert memory_bounds.smallest_ran_out(52.5) == RanOut(40.0, 52.0)  # five percent above what that GPU had left
-    assert memory_bounds.smallest_ran_out(52.6) is None and memory_bounds.outcome(needed, 52.6) == "fits"
-    assert memory_bounds.smallest_ran_out(10.0) == RanOut(35.0, 12.0)
-    between = MeasuredMemory(45.0, (RanOut(40.0, 52.0),))
-    assert [between.outcome(each, 50.0) for each in (39.9, 42.0, 46.0)] == ["fits", "tight", "OOM"]
+    failed = (RanOut(60.0, 52.0), RanOut(40.0, 52.0), RanOut(35.0, 12.0))
+    found = prediction(needed - 0.5, largest_ok_gib=30.0, ran_out=failed)
+    assert found.memory_outcome(52.5) == outcome  # five percent above what that GPU had left
+    assert prediction(0.0, ran_out=failed[1:2]).memory_outcome(52.6) == "fits"
+    between = [prediction(gib - 0.5, largest_ok_gib=45.0, ran_out=failed[1:2]) for gib in (39.9, 42.0, 46.0)]
+    assert [each.memory_outcome(50.0) for each in between] == ["fits", "tight", "OOM"]
 
 
 # The GPU in question

@@ -22,7 +22,7 @@ from tpbench.report.studies import cell_table, value_cell
 from tpbench.results.schema import workload_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
-from tpbench.tables import MISSING, Cell, Table
+from tpbench.tables import MISSING, Table, TableCell
 from tpbench.workloads import Study, workloads
 
 NO_MEMORY_GIB = 0.001
@@ -46,9 +46,9 @@ _MEASURES = (
 )  # fmt: skip
 
 
-def _quantity(value: float | None, unit: str = "", kind: str = "") -> Cell:
+def _quantity(value: float | None, unit: str = "", kind: str = "") -> TableCell:
     """Return a number with its unit."""
-    return Cell(MISSING) if value is None else Cell(f"{number(value)} {unit}".rstrip(), float(value), kind)
+    return TableCell(MISSING) if value is None else TableCell(f"{number(value)} {unit}".rstrip(), float(value), kind)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def every_verdict(verdicts: Sequence[ProblemVerdict]) -> Table | None:
         return None
     grids = _grids(verdicts)
     names = dict(zip(map(id, grids), group_names(grids), strict=True))
-    rows = [[Cell(names[id(verdict.grid)] or MISSING), *_verdict_cells(verdict)] for verdict in verdicts]
+    rows = [[TableCell(names[id(verdict.grid)] or MISSING), *_verdict_cells(verdict)] for verdict in verdicts]
     return Table("verdicts of all problems", ("group", *_VERDICT_COLUMNS), rows, exact=False)
 
 
@@ -86,26 +86,26 @@ def _grids(verdicts: Sequence[ProblemVerdict]) -> list[RecordGrid]:
     return list({id(verdict.grid): verdict.grid for verdict in verdicts}.values())
 
 
-def _verdict_cells(verdict: ProblemVerdict) -> list[Cell]:
+def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
     """Return the cells of a verdict. The last one has the names of its doubts."""
-    trust = Cell(", ".join(verdict.doubts) or GOOD)
+    trust = TableCell(", ".join(verdict.doubts) or GOOD)
     fastest, second = verdict.fastest, verdict.runner_up
     if fastest is None:
-        return [Cell(verdict.problem), *[Cell(MISSING)] * (len(_VERDICT_COLUMNS) - 2), trust]
+        return [TableCell(verdict.problem), *[TableCell(MISSING)] * (len(_VERDICT_COLUMNS) - 2), trust]
     record = fastest.record
-    behind = Cell(MISSING)
+    behind = TableCell(MISSING)
     if second and verdict.ratio:
-        behind = Cell(f"{ratio_text(verdict.ratio.value)} {second.column}", verdict.ratio.value)
+        behind = TableCell(f"{ratio_text(verdict.ratio.value)} {second.column}", verdict.ratio.value)
     share, memory = record["fraction_of_floor"], _quantity(record["peak_gib"], "GiB")
     if isinstance(memory.value, float) and memory.value < NO_MEMORY_GIB:
         memory = replace(memory, text=f"<{number(NO_MEMORY_GIB)} GiB")
     return [
-        Cell(verdict.problem),
-        Cell(fastest.column),
+        TableCell(verdict.problem),
+        TableCell(fastest.column),
         _quantity(record["device_ms"], "ms", "best" if verdict.clock is DEVICE else ""),
         _quantity(record["time_ms"], "ms", "best" if verdict.clock is WALL else ""),
         behind,
-        Cell(MISSING) if share is None else Cell(f"{100 * share:.0f}%", float(share)),
+        TableCell(MISSING) if share is None else TableCell(f"{100 * share:.0f}%", float(share)),
         memory,
         trust,
     ]
@@ -164,7 +164,7 @@ def machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
     for problem in problems:
         for name, value in problem:
             values[name].add(value)
-    rows: list[list[Cell | str]] = []
+    rows: list[list[TableCell | str]] = []
     for problem, machines in problems.items():
         varying = [f"{column_label(name)}={value}" for name, value in problem[1:] if len(values[name] - {MISSING}) > 1]
         rows.append([problem[0][1], " ".join(varying), *(_fastest(machines.get(name)) for name in hardware)])
@@ -179,21 +179,21 @@ def _problem(workload: str, record: Record) -> tuple[tuple[str, str], ...]:
     return (("workload", workload), *((name, value_text(value)) for name, value in fields.items()))
 
 
-def _fastest(verdict: ProblemVerdict | None) -> Cell:
+def _fastest(verdict: ProblemVerdict | None) -> TableCell:
     """Return the fastest variant with its time, and in a second line the runner-up with its ratio."""
     if verdict is None or verdict.fastest is None:
-        return Cell(MISSING)
+        return TableCell(MISSING)
     second = verdict.runner_up
     behind = f"{ratio_text(verdict.ratio.value)} {second.column}" if second and verdict.ratio else ""
     clock = "" if verdict.clock is DEVICE else f" {verdict.clock.name}"
     text = f"{verdict.fastest.column} {number(verdict.time_ms)} ms{clock}"
-    return Cell(text, verdict.time_ms, "first", detail=behind)
+    return TableCell(text, verdict.time_ms, "first", detail=behind)
 
 
 def failure_groups(arranged: RecordGrids) -> Table:
     """Return the failed cells of all grids, merged by status and reason."""
-    rows: list[list[Cell | str]] = [
-        [str(len(cells)), Cell(status, kind=FAILED.get(status, "")), reason or "no reason given",
+    rows: list[list[TableCell | str]] = [
+        [str(len(cells)), TableCell(status, kind=FAILED.get(status, "")), reason or "no reason given",
          printable("; ".join(cells), 600)]
         for (status, reason), cells in failures(arranged).items()
     ]  # fmt: skip
@@ -202,9 +202,9 @@ def failure_groups(arranged: RecordGrids) -> Table:
 
 def failure_table(grid: RecordGrid) -> Table:
     """Return the cells that are not ok, with their whole reason and the folder of their logs."""
-    rows: list[list[Cell | str]] = [
+    rows: list[list[TableCell | str]] = [
         [grid.problem_text(cell.key), cell.column,
-         Cell(value_text(cell.record["status"]), kind=FAILED.get(cell.record["status"], "")),
+         TableCell(value_text(cell.record["status"]), kind=FAILED.get(cell.record["status"], "")),
          printable(cell.record["reason"] or "no reason given", 2000),
          *(printable(str(cell.record[name] or MISSING)) for name in ("log_dir", "row_id"))]
         for cell in grid.cells()
@@ -228,7 +228,7 @@ def metrics_with_values(grid: RecordGrid, names: Sequence[str]) -> list[Metric]:
 
 def distribution_table(grid: RecordGrid) -> Table:
     """Return percentiles and outliers of the samples of each measured cell."""
-    rows: list[list[Cell | str]] = []
+    rows: list[list[TableCell | str]] = []
     for problem, cell in measured_cells(grid):
         for clock in CLOCKS:
             samples = clean(cell.record[clock.samples_column])
@@ -253,14 +253,14 @@ def distribution_table(grid: RecordGrid) -> Table:
 
 def speedup_table(grid: RecordGrid) -> Table:
     """Return the speed-ups of the fastest column of each problem over each other column."""
-    rows: list[list[Cell | str]] = []
+    rows: list[list[TableCell | str]] = []
     for clock in CLOCKS:
         for speedup in speedups(grid, clock):
             low, high = speedup.ratio.low, speedup.ratio.high
             rows.append([
                 speedup.problem, speedup.fastest.column, speedup.other.column, clock.name,
                 "interleaved" if speedup.interleaved else "one after the other",
-                Cell(f"{speedup.ratio.value:.3g}x", speedup.ratio.value),
+                TableCell(f"{speedup.ratio.value:.3g}x", speedup.ratio.value),
                 MISSING if low is None or high is None else f"{low:.3g}x to {high:.3g}x",
             ])  # fmt: skip
     columns = ["problem", "fastest", "over", "clock", "measured", "speed-up", "95% interval"]
@@ -294,12 +294,12 @@ def complete_table(grid: RecordGrid) -> Table:
 
 def _with_commands(table: Table, grid: RecordGrid) -> Table:
     """Add to each cell's row when it finished, and a button with the command that measures it again."""
-    rows: list[list[Cell | str]] = []
+    rows: list[list[TableCell | str]] = []
     for row, cell in zip(table.rows, grid.cells(), strict=True):
         finished = cell.record["finished_at"]
         try:
-            button = Cell("copy command", command=row_command(cell.record))
+            button = TableCell("copy command", command=row_command(cell.record))
         except JobError:
-            button = Cell(MISSING)
+            button = TableCell(MISSING)
         rows.append([*row, f"{finished:%Y-%m-%d %H:%M} UTC" if finished else MISSING, button])
     return replace(table, columns=[*table.columns, "finished at", "measure again"], rows=rows)
