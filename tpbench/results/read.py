@@ -134,8 +134,8 @@ def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return each row of a frame as a dictionary by column name. Every missing value is None."""
     columns = {}
     for name in frame.columns:
-        column = frame[name].astype(object)
-        columns[name] = column.where(column.notna(), None).tolist()
+        values, missing = frame[name].tolist(), frame[name].isna().tolist()
+        columns[name] = [None if gone else value for value, gone in zip(values, missing, strict=True)]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

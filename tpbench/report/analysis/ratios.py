@@ -26,11 +26,8 @@ INTERLEAVED_METHOD = (
     f"{CONFIDENCE:.0%} Wilcoxon signed-rank interval, by the logarithms of the rounds' ratios. It needs {2 * FEWEST} "
     "rounds. Drift that is steady over four rounds cancels"
 )
-ROUND_COLUMNS = {
-    "time_ms": "round_ms", "samples_ms": "round_ms",
-    "device_ms": "device_round_ms", "device_samples_ms": "device_round_ms",
-}  # fmt: skip
-"""Column with the medians of the rounds, by the metric or samples that are compared."""
+ROUND_COLUMNS = {"time_ms": "round_ms", "device_ms": "device_round_ms"}
+"""Column with the medians of the rounds, by the metric that is compared."""
 OUTLIER = "an outlier is more than 1.5 interquartile ranges outside the quartiles"
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]

@@ -100,20 +100,14 @@ def problem_identity(workload: Workload) -> dict[str, Any]:
 
 
 def job_fields(record: Record) -> dict[str, Any]:
-    """Return the resolved job of a row as a flat dictionary. It is empty if the row has no readable job."""
+    """Return the fields of a row's job. There are none if the row has no readable job."""
     try:
         job = json.loads(record["job"] or "{}")
     except (ValueError, RecursionError):
         return {}
-    flat: dict[str, Any] = {}
-    pending = [("", job)]
-    while pending:
-        name, value = pending.pop()
-        if isinstance(value, dict):
-            pending += [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]
-        else:
-            flat[name] = value if isinstance(value, (int, float, str, type(None))) else json.dumps(value)
-    return flat
+    if not isinstance(job, dict):
+        return {}
+    return {name: json.dumps(value) if isinstance(value, (list, dict)) else value for name, value in job.items()}
 
 
 def caveat_mark(record: Record) -> str:
