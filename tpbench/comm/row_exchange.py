@@ -15,12 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tpbench.comm.collectives import gather_rows, scatter_rows
+from tpbench.comm.collectives import exchanged, gather_rows, scatter_rows
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,22 @@ class TokenExchange:
 
         Backward, gradients are summed over the ranks and scattered.
         """
-        return self._whole(_exchanged(share.flatten(0, 1), self.group, gather_rows, scatter_rows))
+        return self._whole(exchanged(share.flatten(0, 1), self.group, gather_rows, scatter_rows))
 
     def scatter(self, partial: Tensor) -> Tensor:
         """Sum (batch, sequence, width) over the ranks, and return this rank's share. Backward, gradients are
         all-gathered."""
-        return _exchanged(self._rows(partial), self.group, scatter_rows, gather_rows)[None]
+        return exchanged(self._rows(partial), self.group, scatter_rows, gather_rows)[None]
 
     def gather_copies(self, share: Tensor) -> Tensor:
         """Gather as `gather` for a computation that every rank repeats. Backward, a rank keeps its share of a gradient
         that every rank has."""
-        return self._whole(_exchanged(share.flatten(0, 1), self.group, gather_rows, _keep_rows))
+        return self._whole(exchanged(share.flatten(0, 1), self.group, gather_rows, _keep_rows))
 
     def keep_share(self, whole: Tensor) -> Tensor:
         """Return this rank's share of a tensor that every rank has computed, (batch, sequence, width). Backward,
         gradients are all-gathered."""
-        return _exchanged(self._rows(whole), self.group, _keep_rows, gather_rows)[None]
+        return exchanged(self._rows(whole), self.group, _keep_rows, gather_rows)[None]
 
     @property
     def _padding(self) -> int:
@@ -76,13 +75,13 @@ def gather_columns(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
 
     Backward, a rank keeps its columns of the gradient.
     """
-    return _exchanged(shard, group, _gather_columns, _keep_columns)
+    return exchanged(shard, group, _gather_columns, _keep_columns)
 
 
 def keep_columns(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's columns of a tensor that every rank has, (..., columns). Backward, all-gather the
     gradients."""
-    return _exchanged(whole, group, _keep_columns, _gather_columns)
+    return exchanged(whole, group, _keep_columns, _gather_columns)
 
 
 def exchange_around(
@@ -110,26 +109,6 @@ def exchange_around(
             return keep_share(output)
 
         block.register_forward_hook(after)
-
-
-Exchange = Callable[[Tensor, dist.ProcessGroup], Tensor]
-
-
-def _exchanged(tensor: Tensor, group: dist.ProcessGroup, forward: Exchange, backward: Exchange) -> Tensor:
-    """Return `forward(tensor, group)`, whose gradient is `backward` of the result's gradient."""
-    exchanged: Tensor = _Exchanged.apply(tensor, group, forward, backward)
-    return exchanged
-
-
-class _Exchanged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any, forward: Exchange, backward: Exchange) -> Tensor:
-        ctx.group, ctx.exchange = group, backward
-        return forward(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.exchange(gradients[0], ctx.group), None, None, None
 
 
 def _keep_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
