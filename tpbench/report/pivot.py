@@ -185,6 +185,6 @@ def failures(arranged: RecordGrids) -> dict[tuple[str, str], list[str]]:
         keys = [at for at, name in enumerate(grid.key_names) if name not in unnamed]
         for cell in grid.cells():
             if cell.record["status"] != "ok":
-                alike = value_text(cell.record["status"]), printable(cell.record["reason"] or "")
-                groups[alike].append(f"{cell.column} {grid.problem_text(cell.key, keys)}")
+                reason = value_text(cell.record["status"]), printable(cell.record["reason"] or "")
+                groups[reason].append(f"{cell.column} {grid.problem_text(cell.key, keys)}")
     return groups

@@ -182,6 +182,6 @@ def _text(name: str, value: object) -> str:
         raise JobError(f"no command line can hold the stored value of {name}: it has control characters")
     if not text or not _PLAIN.fullmatch(text):
         # Hydra's grammar: a backslash is an ordinary character except before a quote.
-        escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
+        escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text)
         return f"'{escaped}'"
     return text

@@ -43,11 +43,11 @@ _LETTERS = 44
 
 def studies() -> dict[str, dict[str, Study]]:
     """Return every study by name and workload."""
-    found: dict[str, dict[str, Study]] = {}
+    by_name: dict[str, dict[str, Study]] = {}
     for workload in workloads().values():
         for name, study in workload.studies.items():
-            found.setdefault(name, {})[workload.name] = study
-    return found
+            by_name.setdefault(name, {})[workload.name] = study
+    return by_name
 
 
 def check_study(name: str) -> None:
@@ -86,7 +86,7 @@ def column_tables(
     out. Raises JobError if there are no rows or none of the columns.
     """
     by_workload = {name: Study("") for name in workloads()} if study is None else studies()[study]
-    chosen = {workload: replace(each, columns=tuple(names)) for workload, each in by_workload.items()}
+    chosen = {name: replace(declared, columns=tuple(names)) for name, declared in by_workload.items()}
     grids = _grids(frame, chosen, all_rows=all_rows)
     if not grids:
         raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")

@@ -42,8 +42,8 @@ class GridRow:
 
 def _newest(records: Sequence[Record | None]) -> Record | None:
     """Return the newest measurement, or the newest record if none is a measurement."""
-    found = [record for record in records if record]
-    return max(found, key=lambda record: (is_measurement(record), record["finished_at"] or _EARLIEST), default=None)
+    existing = [record for record in records if record]
+    return max(existing, key=lambda record: (is_measurement(record), record["finished_at"] or _EARLIEST), default=None)
 
 
 class GridCell(NamedTuple):
@@ -105,8 +105,8 @@ class RecordGrid:
         for row in self.rows:
             groups[tuple(row.key[at] for at in kept)].append(row)
         rows = tuple(
-            GridRow(key, tuple(map(_newest, zip(*(row.records for row in alike), strict=True))))
-            for key, alike in groups.items()
+            GridRow(key, tuple(map(_newest, zip(*(row.records for row in of_problem), strict=True))))
+            for key, of_problem in groups.items()
         )
         names = tuple(self.key_names[at] for at in kept)
         return replace(self, key_names=names, rows=rows, tie_breaking_keys=frozenset())

@@ -191,6 +191,6 @@ def speedups(grid: RecordGrid, clock: ClockColumns) -> list[ColumnSpeedup]:
         _, fastest = min(cells, key=lambda item: item[0])
         for _, cell in cells:
             if cell is not fastest:
-                found, interleaved = ratio_of_records(cell.record, fastest.record, clock)
-                compared.append(ColumnSpeedup(problem, fastest, cell, found, interleaved))
+                times, interleaved = ratio_of_records(cell.record, fastest.record, clock)
+                compared.append(ColumnSpeedup(problem, fastest, cell, times, interleaved))
     return compared
