@@ -19,9 +19,9 @@ from tpbench.report.analysis.records import (
     Record,
     caveat_mark,
     column_label,
-    is_measurement,
     mark_meanings,
     marks,
+    ratios_to_best,
     value_text,
 )
 from tpbench.settings import JobError
@@ -87,14 +87,10 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
 
 
 def _cells(row: GridRow, shown: Metric) -> list[TableCell]:
-    """Return the cells of one problem. Only measurements are ranked."""
-    measured = [
-        record for record in row.records if record and is_measurement(record) and record[shown.name] is not None
-    ]
-    ranks = shown.ratios([float(record[shown.name]) for record in measured])
-    ratio_of = {id(record): ratio for record, ratio in zip(measured, ranks, strict=True)}
-    best = next((record for record in measured if ratio_of[id(record)] == 1), None)
-    return [_cell(record, shown, ratio_of.get(id(record)), best) if record else _NOT_RUN for record in row.records]
+    """Return the cells of one problem."""
+    ranked = list(zip(row.records, ratios_to_best(row.records, shown), strict=True))
+    best = next((record for record, ratio in ranked if ratio == 1), None)
+    return [_cell(record, shown, ratio, best) if record else _NOT_RUN for record, ratio in ranked]
 
 
 def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None) -> TableCell:

@@ -24,6 +24,7 @@ from tpbench.report.analysis.records import (
     is_measurement,
     mark_meanings,
     marks,
+    ratios_to_best,
     value_text,
 )
 from tpbench.report.pivot import FAILED
@@ -207,20 +208,15 @@ def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
         return []
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for at, cell in enumerate(cells):
-        if is_measurement(cell.record) and cell.record.get(name) is not None:
-            groups[_compared_key(grid, study, cell)].append(at)
+        pairs = zip(grid.key_names, cell.key, strict=True)
+        groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(at)
     compared = [TableCell(MISSING)] * len(cells)
     for group in groups.values():
-        ratios = metric(name).ratios([float(cells[at].record[name]) for at in group])
+        ratios = ratios_to_best((cells[at].record for at in group), metric(name))
         for at, ratio in zip(group, ratios, strict=True):
-            compared[at] = TableCell(MISSING) if ratio is None else TableCell(ratio_text(ratio), ratio)
+            if ratio is not None:
+                compared[at] = TableCell(ratio_text(ratio), ratio)
     return compared
-
-
-def _compared_key(grid: RecordGrid, study: Study, cell: GridCell) -> tuple[object, ...]:
-    """Return the keys in which cells must agree to be compared in the study."""
-    pairs = zip(grid.key_names, cell.key, strict=True)
-    return tuple(value for name, value in pairs if name not in study.compared_across)
 
 
 def study_picture(frame: pd.DataFrame, name: str) -> Picture:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from tpbench.measure.statistics import is_host_bound
-from tpbench.report.analysis.metrics import speeds
+from tpbench.report.analysis.metrics import Metric, speeds
 from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import hardware
 from tpbench.results.read import plain_rows
@@ -117,8 +117,15 @@ def caveat_mark(record: Record) -> str:
 
 
 def is_measurement(record: Record) -> bool:
-    """Return true if the row is correct and its times are measurements. Only such rows are ranked."""
+    """Return true if the row is correct and its times are measurements. Only such records are ranked."""
     return record["status"] == "ok" and not caveat_mark(record)
+
+
+def ratios_to_best(records: Iterable[Record | None], shown: Metric) -> list[float | None]:
+    """Return for each record how many times worse it is than the best of them. Records that aren't ranked have None."""
+    ranked = (record if record and is_measurement(record) else {} for record in records)
+    values = [record.get(shown.name) for record in ranked]
+    return shown.ratios([math.nan if value is None else float(value) for value in values])
 
 
 def remark_marks(record: Record) -> str:
