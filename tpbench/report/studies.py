@@ -247,35 +247,26 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
     if not study.axes:
         return None
     x, y = study.axes
-    panels: dict[tuple[int, tuple[object, ...]], list[GridCell]] = defaultdict(list)
+    across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
+    others = [at for at in range(len(grid.key_names)) if at not in across]
+    panels: dict[tuple[int, str], dict[str, list[GridCell]]] = defaultdict(lambda: defaultdict(list))
     for cell in grid.cells():
         record = cell.record
         if is_measurement(record) and record.get(x) is not None and record.get(y) is not None:
-            panels[record["tp_size"] * record["dp_size"], _compared_key(grid, study, cell)].append(cell)
+            ranks = record["tp_size"] * record["dp_size"]
+            panels[ranks, grid.problem_text(cell.key, others)][cell.column].append(cell)
     if not panels:
         return None
-    beside = " x ".join(column_label(name) for name in grid.key_names if name in study.compared_across)
-    drawn = [_panel(grid, study, ranks, panels[ranks, key]) for ranks, key in sorted(panels, key=lambda key: key[0])]
-    return Picture(tuple(drawn), x + (f" (beside a point: {beside})" if beside else ""), y, ratios=False)
-
-
-def _panel(grid: RecordGrid, study: Study, ranks: int, cells: Sequence[GridCell]) -> Panel:
-    x, y = study.axes
-    across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
-    title = " ".join(
-        f"{column_label(name)}={value_text(value)}"
-        for at, (name, value) in enumerate(zip(grid.key_names, cells[0].key, strict=True))
-        if at not in across
-    )
-    by_column: dict[str, list[GridCell]] = defaultdict(list)
-    for cell in cells:
-        by_column[cell.column].append(cell)
-    series = tuple(
-        Series(
-            column,
-            tuple((float(cell.record[x]), float(cell.record[y])) for cell in drawn),
-            texts=tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in drawn),
+    drawn = []
+    for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
+        series = tuple(
+            Series(
+                column,
+                tuple((float(cell.record[x]), float(cell.record[y])) for cell in cells),
+                texts=tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in cells),
+            )
+            for column, cells in by_column.items()
         )
-        for column, drawn in by_column.items()
-    )
-    return Panel(textwrap.fill(f"{title}, {ranks} ranks", _LETTERS), series)
+        drawn.append(Panel(textwrap.fill(f"{problem}, {ranks} ranks", _LETTERS), series))
+    beside = " x ".join(column_label(grid.key_names[at]) for at in across)
+    return Picture(tuple(drawn), x + (f" (beside a point: {beside})" if beside else ""), y, ratios=False)
