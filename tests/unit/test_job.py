@@ -84,11 +84,6 @@ def test_all_mistakes_are_reported_together() -> None:
     assert len(str(caught.value).splitlines()) == 4
 
 
-def test_a_missing_field_says_what_it_is() -> None:
-    with pytest.raises(JobError, match=r"vocab is missing \(columns of logits"):
-        parse_job({name: value for name, value in TINY.items() if name != "vocab"})
-
-
 @given(
     tokens=st.integers(1, 10**6),
     vocab=st.integers(64, 10**6),
@@ -177,15 +172,6 @@ def test_a_job_says_its_sizes_and_what_is_not_the_default() -> None:
     assert "layers" not in str(parse_job({**BLOCK, "tp_size": 2}))
 
 
-def test_defaults_and_limits_of_a_job() -> None:
-    job = parse_job(TINY)
-    assert (job.dp_size, job.device, job.memory_limit_gib, job.timeout_s) == (1, "auto", None, 600.0)
-    assert parse_job({**TINY, "memory_limit_gib": 0.001, "timeout_s": 1, "tp_size": 1, "dp_size": 1}).timeout_s == 1.0
-    for wrong in ({"memory_limit_gib": 0.0009}, {"timeout_s": 0.9}, {"dp_size": 0}, {"tp_size": 0}):
-        with pytest.raises(JobError, match="must be at least"):
-            parse_job({**TINY, **wrong})
-
-
 def test_fields_of_a_measurement_are_no_fields_of_scheduled_iterations() -> None:
     scheduled = workloads()["train_step"]
     assert "world_size" in field_names() & field_names(scheduled) and "problem" not in field_names()
@@ -210,12 +196,6 @@ def test_a_field_that_does_not_exist_says_where_it_does() -> None:
 
 
 BLOCK = {"variant": "block_tp", "tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
-
-
-@pytest.mark.parametrize("problem", [TINY, {**BIGRAM, "variant": "dense_reduce_scatter"}, {**BLOCK, "tp_size": 2}])
-def test_inputs_can_be_fresh_in_each_iteration(problem: dict[str, object]) -> None:
-    job = parse_job({**problem, "fresh": True})
-    assert job.measure.fresh and unsupported_reason(job) is None
 
 
 def test_inputs_of_iterations_that_continue_each_other_cannot_be_fresh() -> None:
@@ -248,13 +228,3 @@ def test_settings_that_a_stack_ignores_are_not_in_its_key() -> None:
     assert len({parse_job({**stack, **other}).key for other in [{}, *others]}) == 5
     block = {**stack, "layers": 0}
     assert parse_job({**block, **ignored}).key != parse_job(block).key
-
-
-def test_each_unknown_name_has_a_complaint_of_its_own() -> None:
-    with pytest.raises(JobError) as caught:
-        parse_job({**TINY, "seed": -1}, chosen=["tokns", "vocb", "tokns", "algorithm"])
-    assert [line.split(",")[0] for line in str(caught.value).splitlines()] == [
-        "no field of entropy_loss is called tokns",
-        "no field of entropy_loss is called vocb",
-        "seed=-1 must be between 0 and 2147483647 (seed of the inputs)",
-    ]

@@ -30,10 +30,6 @@ def test_only_a_close_name_is_suggested(name, valid, suggestion):
     assert nearest(name, valid) == suggestion
 
 
-def test_the_valid_names_are_listed():
-    assert unknown("measure", "fast", ("quick", "default")) == "no measure is called fast (valid: default, quick)"
-
-
 def test_a_long_list_is_named_and_three_names_are_suggested():
     columns = ["time_ms", "time_min_ms", "time_p5_ms", *(f"other_{index}" for index in range(187))]
     message = unknown("column", "time_mss", columns, "outputs/SCHEMA.md")
@@ -111,17 +107,6 @@ def test_an_alias_sets_its_field():
     assert parsed(method="second").way == parsed(manner="second").way == "second"
     assert parsed(method="second", way="first").way == "second"  # a default beside it was not set by anyone
     assert aliases(Settings) == {"method": "way", "manner": "way"}
-
-
-def test_three_near_names_are_a_list_and_two_are_a_choice():
-    assert nearest("abcd", ("abce", "abcf", "abcg"), most=3).count(",") == 2
-    assert nearest("abcd", ("abce", "xyzw"), most=2) == ", did you mean abce?"
-    assert nearest("abcd", ("abce", "abcf"), most=2) in (
-        ", did you mean abce or abcf?", ", did you mean abcf or abce?",
-    )  # fmt: skip
-    assert nearest("abc", ("abc_x",)) == ", did you mean abc_x?"  # similar enough
-    assert nearest("gpus", ("number_gpus_of_all_the_hosts",)) == ", did you mean number_gpus_of_all_the_hosts?"
-    assert nearest("gpu", ("number_gpu_of_all_the_hosts",)) == ""  # too short to be a word of a name
 
 
 def test_numbers_among_valid_names_are_sorted_by_value_and_come_first():

@@ -123,7 +123,7 @@ def _imports(body: Iterable[ast.AST], package: Path) -> Iterator[tuple[ast.alias
 def _found(module: str, name: str, package: Path) -> tuple[Path | None, bool]:
     """Return the file with what `from MODULE import NAME` imports, and whether NAME is a module.
 
-    A package's `__init__` may import the name from another module. There is no file outside tpbench.
+    A package's `__init__` may import the name from another module. The file is None if tpbench doesn't have the module.
     """
     top, *parts = module.split(".")
     if top != tpbench.__name__:

@@ -61,23 +61,27 @@ def _table(answer: Answer) -> str:
         f"in {number(free)} GiB",
     ]
     grid = [columns]
-    for each in answer.predictions:
+    for prediction in answer.predictions:
         grid.append([
-            each.label, _with_error(each.time_ms, "ms"), _with_error(each.device_ms, "ms"),
-            _communication(each, answer.target),
-            UNKNOWN if each.bytes_communicated is None else f"{number(each.bytes_communicated / 2**20)} MiB",
-            _with_error(each.peak_gib, "GiB"), each.memory_outcome(free),
+            prediction.label, _with_error(prediction.time_ms, "ms"), _with_error(prediction.device_ms, "ms"),
+            _communication(prediction, answer.target),
+            UNKNOWN if (sent := prediction.bytes_communicated) is None else f"{number(sent / 2**20)} MiB",
+            _with_error(prediction.peak_gib, "GiB"), prediction.memory_outcome(free),
         ])  # fmt: skip
-    cells = sum(len(answer.models[each.label].cells) for each in answer.predictions)
+    cells = sum(len(answer.models[prediction.label].cells) for prediction in answer.predictions)
     notes = [
         answer.target.speed_text(),
         answer.target.memory_text(size),
-        extrapolation([answer.models[each.label] for each in answer.predictions], size),
+        extrapolation([answer.models[prediction.label] for prediction in answer.predictions], size),
         f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
         f"grows with each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}, so measure a "
         "cell of about that size",
         _unknown_communication(answer),
-        *(f"{each.label}: {reason}" for each in answer.predictions if (reason := each.memory_reason(free))),
+        *(
+            f"{prediction.label}: {reason}"
+            for prediction in answer.predictions
+            if (reason := prediction.memory_reason(free))
+        ),
     ]
     lines = [
         f"{size}: predicted from {cells} cells measured on {gpu}",
@@ -94,7 +98,9 @@ def _communication(prediction: Prediction, target: Target) -> str:
 
 
 def _unknown_communication(answer: Answer) -> str | None:
-    if answer.target.slowdown is None or all(each.communication_ms is not None for each in answer.predictions):
+    if answer.target.slowdown is None or all(
+        prediction.communication_ms is not None for prediction in answer.predictions
+    ):
         return None
     return f"communication is {UNKNOWN} if the rows of a variant do not tell its time apart from the rest"
 
@@ -130,14 +136,15 @@ def _estimate_object(estimate: Estimate | None) -> dict[str, object] | None:
 def _answer_object(answer: Answer) -> dict[str, object]:
     size, target = answer.size, answer.target
     variants = {
-        each.label: {
-            "time_ms": _estimate_object(each.time_ms), "device_ms": _estimate_object(each.device_ms),
-            "communication_ms": each.communication_ms, "bytes_communicated": each.bytes_communicated,
-            "peak_gib": _estimate_object(each.peak_gib),
-            "memory": each.memory_outcome(answer.free_gib), "memory_reason": each.memory_reason(answer.free_gib),
-            "beyond": extrapolation_factors(answer.models[each.label].cells, size),
+        prediction.label: {
+            "time_ms": _estimate_object(prediction.time_ms), "device_ms": _estimate_object(prediction.device_ms),
+            "communication_ms": prediction.communication_ms, "bytes_communicated": prediction.bytes_communicated,
+            "peak_gib": _estimate_object(prediction.peak_gib),
+            "memory": prediction.memory_outcome(answer.free_gib),
+            "memory_reason": prediction.memory_reason(answer.free_gib),
+            "beyond": extrapolation_factors(answer.models[prediction.label].cells, size),
         }
-        for each in answer.predictions
+        for prediction in answer.predictions
     }  # fmt: skip
     problem: dict[str, object] = asdict(size)
     return {
@@ -166,9 +173,9 @@ def first_sentence(
     `free`: memory that the operation may use, inputs included, in GiB. If the variants were `filtered`, the answer
     claims nothing about others.
     """
-    asked = next((each for each in predictions if question and each.label == question.variant), None)
-    others = [each for each in predictions if each is not asked]
-    fitting = [each for each in others if each.memory_outcome(free) == "fits"]
+    asked = next((prediction for prediction in predictions if question and prediction.label == question.variant), None)
+    others = [prediction for prediction in predictions if prediction is not asked]
+    fitting = [prediction for prediction in others if prediction.memory_outcome(free) == "fits"]
     best = min(fitting, key=_order, default=None)
     if asked is None or question is None:
         return _fastest(fitting, best, others, free, filtered)
@@ -226,7 +233,7 @@ def _fastest(
     filtered: bool,
 ) -> str:
     if best is None:
-        smallest = min(all_of_them, key=lambda each: each.peak_gib.value)
+        smallest = min(all_of_them, key=lambda prediction: prediction.peak_gib.value)
         return (
             f"No {'chosen ' if filtered else ''}variant surely fits into {number(free)} GiB: the smallest, "
             f"{smallest.label}, takes {number(smallest.needed_gib)} GiB{_because(smallest, free)}"

@@ -71,7 +71,7 @@ class MeasuredCells:
 
 def predictable() -> dict[str, Workload]:
     """Return the workloads that have a cost model, by name."""
-    return {name: each for name, each in workloads().items() if each.cost_model is not None}
+    return {name: workload for name, workload in workloads().items() if workload.cost_model is not None}
 
 
 def cost_model_of(workload: Workload) -> CostModel:
@@ -124,7 +124,9 @@ def _cell(label: str, size: ProblemSize, record: dict[str, object]) -> MeasuredC
 def span(cells: Iterable[MeasuredCell]) -> dict[str, tuple[int, int]]:
     """Return the smallest and the largest measured value of each whole number in the size."""
     sizes = [cell.size for cell in cells if cell.status == "ok"]
-    names = [each.name for each in fields(sizes[0]) if isinstance(getattr(sizes[0], each.name), int)] if sizes else []
+    names = (
+        [field.name for field in fields(sizes[0]) if isinstance(getattr(sizes[0], field.name), int)] if sizes else []
+    )
     return {
         name: (min(getattr(size, name) for size in sizes), max(getattr(size, name) for size in sizes)) for name in names
     }

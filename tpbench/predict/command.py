@@ -69,8 +69,8 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
         epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024). What a model leaves free is an "
         f"assumption: {ASSUMPTION}.",
     )
-    for each in fields(cost_model_of(workload).size):
-        _add_size(parser, each, workload)
+    for field in fields(cost_model_of(workload).size):
+        _add_size(parser, field, workload)
     parser.add_argument(
         "--gpu-memory",
         type=_positive_float,
@@ -102,8 +102,8 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
 
 def _add_size(parser: argparse.ArgumentParser, size: Field[Any], workload: Workload) -> None:
     """Add the option for one field of the size. Its help and choices are those of the job's field."""
-    owner = workload.problem if size.name in {each.name for each in fields(workload.problem)} else Job
-    help_text = next(each.metadata["help"] for each in fields(owner) if each.name == size.name)
+    owner = workload.problem if size.name in {field.name for field in fields(workload.problem)} else Job
+    help_text = next(field.metadata["help"] for field in fields(owner) if field.name == size.name)
     choices = typing.get_args(typing.get_type_hints(owner)[size.name])
     parser.add_argument(
         _flag(size.name),
@@ -128,7 +128,7 @@ def _flag(name: str) -> str:
 def _sizes(workload: Workload, options: argparse.Namespace) -> list[Any]:
     """Return a size for every combination of the numbers that the user gave."""
     size = cost_model_of(workload).size
-    names = [each.name for each in fields(size)]
+    names = [field.name for field in fields(size)]
     given = [value if isinstance(value := getattr(options, name), list) else [value] for name in names]
     return [size(**dict(zip(names, values, strict=True))) for values in itertools.product(*given)]
 
@@ -140,7 +140,7 @@ def _answers(
     target = find_target(cells, options.gpu, options.gpu_memory, options.bandwidth, MODELS.get(options.beside))
     answers = []
     for size in _sizes(workload, options):
-        problem = {each.name: getattr(size, each.name) for each in fields(size) if each.name != "tp_size"}
+        problem = {field.name: getattr(size, field.name) for field in fields(size) if field.name != "tp_size"}
         if complaints := workload.problem(**problem).check(size.tp_size, 1):
             raise JobError("\n".join(complaints))
         chosen = _chosen(
@@ -249,7 +249,7 @@ def _predicted_memory(model: VariantModel, cell: MeasuredCell) -> str:
     """Return the predicted memory outcome of a cell that ran out of memory, as if it was not measured."""
     if cell.size.kind not in model.fits["peak_gib"].kinds:
         return "unknown"
-    others = replace(model, ran_out=tuple(each for each in model.ran_out if each.size != cell.size))
+    others = replace(model, ran_out=tuple(other for other in model.ran_out if other.size != cell.size))
     predicted, free = others(cell.size), free_gib(cell.memory_limit_gib or 0.0, cell.size)
     return f"{predicted.memory_outcome(free)}, {number(predicted.needed_gib)} GiB of {number(free)} GiB"
 

@@ -103,7 +103,7 @@ def fit_cells(cost_model: CostModel, cells: Sequence[MeasuredCell]) -> dict[str,
         elif sizes:
             sent = fits.get("sent", lambda size: 0.0)
             tried = [fit(_with_sent(terms, sent), sizes, values) for terms in cost_model.time_terms]
-            fits[clock] = min(tried, key=lambda each: _error(each, sizes, values))
+            fits[clock] = min(tried, key=lambda fitted: _error(fitted, sizes, values))
     return fits
 
 

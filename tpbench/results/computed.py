@@ -46,16 +46,17 @@ def _key_of(job: str) -> str | None:
 @functools.cache
 def column_defaults() -> dict[str, dict[str, Any]]:
     """Return the default of each column that holds a field, by workload. Fields that may be null are left out."""
-    columns, found = all_columns(), {}
+    columns = all_columns()
+    defaults_by_workload: dict[str, dict[str, Any]] = {}
     for name, workload in workloads().items():
         types = typing.get_type_hints(MeasureSettings) | typing.get_type_hints(workload.problem)
         fields = defaults(MeasureSettings) | defaults(workload.problem)
-        found[name] = {
+        defaults_by_workload[name] = {
             field: str(default) if columns[field].type == TEXT else default
             for field, default in fields.items()
             if field in columns and type(None) not in typing.get_args(types[field])
         }
-    return found
+    return defaults_by_workload
 
 
 def with_defaults(table: pa.Table) -> pa.Table:

@@ -67,9 +67,9 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
     columns = {}
     for name, doc in workload.row_columns.items():
         if name not in common:
-            found = _UNIT.fullmatch(doc)
+            match = _UNIT.fullmatch(doc)
             named = next((unit for end, unit in _NAMED_UNITS.items() if name.endswith(end)), "")
-            meaning, unit = (found["meaning"], found["unit"]) if found else (doc, named)
+            meaning, unit = (match["meaning"], match["unit"]) if match else (doc, named)
             columns[name] = Column(name, type_from_hint(hints[name]) if name in hints else pa.null(), meaning, unit)
     return columns
 

@@ -139,8 +139,8 @@ def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
     UTC."""
     if value is None:
         return pa.nulls(1, kind)
-    found = type_of(value)
-    if found is None or (found != kind and (found, kind) != (INT, REAL)):
+    value_type = type_of(value)
+    if value_type is None or (value_type != kind and (value_type, kind) != (INT, REAL)):
         raise RowError(f"{name}={_short(value)} is a {type(value).__name__}: the column is {kind or 'of no such type'}")
     if kind == TEXT:
         # The output of a process may hold bytes that are not UTF-8; they must not cost the row.

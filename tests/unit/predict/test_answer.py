@@ -101,20 +101,6 @@ def test_communication_that_the_rows_do_not_tell_is_unknown(tmp_path, capsys, wo
     assert json.loads(capsys.readouterr().out)["variants"]["triton_tp"]["communication_ms"] is None
 
 
-@pytest.mark.parametrize(
-    "predictions, said",
-    [
-        ([("a", 1, 3), ("b", 1, 2)], "b takes 1.000 GiB and fits, in 2.000 ms, the fastest of 2 that fit"),
-        ([("a", 1, 3)], "a takes 1.000 GiB and fits, in 3.000 ms"),
-        ([("a", 1)], "a takes 1.000 GiB and fits; its time on this GPU is not known well enough"),
-        ([("a", 99, 1), ("b", 98, 1)], "No variant surely fits into 78.00 GiB: the smallest, b, takes 98.13 GiB"),
-    ],
-)
-def test_the_first_sentence_without_the_gather(predictions, said):
-    made = [prediction(*each) for each in predictions]
-    assert first_sentence(made, GATHER, 78.0) == first_sentence(made, None, 78.0) == said
-
-
 def test_numbers_of_people():
     assert whole_numbers("4,8") == [4, 8] and whole_numbers("128k") == [131072] and whole_numbers("1M, 2") == [2**20, 2]
     for text in ("4x", "", "0", "-1", "1.5k", "k", "4,,8"):

@@ -70,32 +70,11 @@ def test_a_fit_finds_the_coefficients():
     assert fits["device_ms"].kinds == {"usual"}
 
 
-def test_a_slower_memory_stretches_the_terms_of_bytes_only():
-    fitted, size = fit_cells(COST, CELLS)["device_ms"], Size(4096, 2)
-    parts = fitted.parts(size)
-    assert parts["bytes_of_tokens"] == pytest.approx(2.8)
-    assert fitted(size) == pytest.approx(sum(parts.values())) == pytest.approx(device_ms(size))
-    assert fitted(size, 3.0) == pytest.approx(device_ms(size) + 2 * 2.8)
-    assert fitted.communication(size) == pytest.approx(0.2 + 1e-6 * sent(size))
-    assert fitted.communication(Size(4096)) == 0.0
-
-
 def test_a_coefficient_is_never_negative():
     found = fit(lambda size: {"one": 1.0, "tokens": float(size.tokens)}, [Size(1), Size(2), Size(3)], [3.0, 2.0, 1.0])
     assert min(found.coefficients.values()) >= 0.0 and found.coefficients["one"] > 0
     empty = fit(lambda size: {"none": 0.0, "one": 1.0}, [Size(1), Size(2)], [2.0, 2.0])
     assert empty.coefficients["one"] == pytest.approx(2.0) and math.isfinite(empty(Size(1)))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "separable"),
-    [(SIZES, True), (SIZES[::2], False), ([Size(1024 * at, 2) for at in (1, 2, 5, 9)], False)],
-)
-def test_collectives_are_told_apart_if_some_cells_have_none(sizes, separable):
-    fitted = fit_cells(COST, tuple(map(cell, sizes)))["device_ms"]
-    assert fitted.separates_collectives == separable
-    if sizes[0].tp_size > 1:
-        assert fitted.communication(Size(4096, 2)) is None
 
 
 def test_a_wall_time_is_the_device_time_and_a_part_of_the_host_that_does_not_depend_on_bytes():
@@ -116,17 +95,6 @@ def made(cells=CELLS, **fields):
     return VariantModel("v", tuple(cells), fit_cells(COST, cells), **fields)
 
 
-def test_a_prediction_within_the_measured_sizes():
-    errors = {"time_ms": [0.1] * 10, "device_ms": [0.0] * 9 + [1.0], "peak_gib": []}
-    found = made(errors=errors)(Size(4096, 2))
-    assert found.device_ms.value == pytest.approx(device_ms(Size(4096, 2)))
-    assert found.time_ms.value == pytest.approx(1.0 + device_ms(Size(4096, 2)))
-    assert found.device_ms.error == pytest.approx(0.1) and found.time_ms.error == pytest.approx(0.1)  # 90% are below
-    assert found.peak_gib.error == 1.0  # nothing is known about it
-    assert found.bytes_communicated == pytest.approx(sent(Size(4096, 2)))
-    assert found.communication_ms == pytest.approx(0.2 + 1e-6 * sent(Size(4096, 2)))
-
-
 def test_on_one_rank_nothing_is_sent():
     found = made()(Size(4096, 1))
     assert (found.bytes_communicated, found.communication_ms) == (0.0, 0.0)
@@ -134,14 +102,6 @@ def test_on_one_rank_nothing_is_sent():
     assert silent(Size(4096, 1)).bytes_communicated == 0.0
     assert silent(Size(4096, 2)).bytes_communicated is None and silent(Size(4096, 2)).communication_ms is None
     assert made()(Size(4096, 2, "other")).bytes_communicated is None  # no cell of that kind tells it
-
-
-def test_times_of_an_unknown_gpu_are_withheld_and_those_of_a_slower_one_are_stretched():
-    withheld = made()(Size(4096, 2), None)
-    assert withheld.time_ms is withheld.device_ms is withheld.communication_ms is None
-    assert withheld.peak_gib.value == pytest.approx(4.096) and withheld.bytes_communicated > 0
-    assert made()(Size(4096), 2.0).device_ms.value == pytest.approx(device_ms(Size(4096)) + 2.8)
-    assert made()(Size(4096), 2.0).peak_gib.value == pytest.approx(4.096)
 
 
 def cells_of(*cells, gpu="GPU"):

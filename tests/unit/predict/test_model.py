@@ -72,11 +72,6 @@ def test_extrapolation_has_a_larger_error(made):
     assert model(near).time_ms.low < model(near).time_ms.value < model(near).time_ms.high
 
 
-def test_too_few_cells_predict_nothing(tmp_path):
-    few = [synthetic.cell("triton_tp", vocab, 4) for vocab in (32768, 65536)]
-    assert models(measured(load(synthetic.write(few, tmp_path)), WORKLOAD)) == {}
-
-
 def test_the_limit_is_where_it_stops_fitting(made):
     gather = made["pytorch_gather"]
     tokens = most_tokens(gather, Size(vocab=131072, tp_size=4), 80, None)

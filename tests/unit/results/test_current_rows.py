@@ -29,12 +29,6 @@ def test_a_row_without_a_key_stays(tmp_path, row):
     assert kept(tmp_path, row(1, key=None), row(2, key=None), row(3)) == ["r0", "r1", "r2"]
 
 
-def test_a_later_end_counts_not_a_later_start(tmp_path, row):
-    late = row(1) | {"finished_at": row(9)["finished_at"]}
-    assert kept(tmp_path, late, row(2)) == ["r0"]
-    assert kept(tmp_path / "b", row(1), row(2, finished_at=None)) == ["r1"]
-
-
 def test_a_skipped_cell_is_replaced_by_its_run(tmp_path, row):
     skipped = row(1, status="skipped", device=None, gpu_name=None)
     assert kept(tmp_path, skipped, row(2)) == ["r1"]

@@ -24,7 +24,7 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results import row_files as files
 from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, REALS, TEXT, TIME
 from tpbench.results.computed import column_defaults
-from tpbench.results.read import RowWarning, load, plain_rows
+from tpbench.results.read import RowWarning, load
 from tpbench.results.row_files import is_damaged, with_checksum
 from tpbench.results.schema import SCHEMA_VERSION, STATUSES, all_columns
 from tpbench.results.write import write_row
@@ -129,15 +129,6 @@ def test_one_workload_has_only_its_columns(tmp_path, row):
     assert train.mfu.tolist() == [0.4] and "exchange" not in train
     assert load(tmp_path / "loss", workload="train_step").columns.tolist() == train.columns.tolist()
     assert load(tmp_path / "loss", columns=["mfu"]).mfu.isna().all()
-
-
-def test_plain_rows(tmp_path, row):
-    made = row(reason=None, nodes=1)
-    write_row(made, tmp_path, "r1")
-    (stored,) = plain_rows(quietly(tmp_path))
-    assert all(same(value, stored[name]) for name, value in made.items())
-    assert [type(stored[name]) for name in ("tokens", "interpreted", "time_ms")] == [int, bool, float]
-    assert stored["gpu_count"] is None and stored["device_ms"] is None and stored["reason"] is None
 
 
 def test_places(tmp_path, row, monkeypatch):
@@ -259,18 +250,6 @@ def test_rows_dated_years_ahead_and_different_rows_of_one_name_are_named(tmp_pat
     ]  # fmt: skip
 
 
-def test_files_that_another_program_rewrote(tmp_path, row):
-    """The rewritten files name the elements of lists differently."""
-    for index in range(6):
-        path = write_row(row(index, block_used=[4096, 0.5, None][index % 3]), tmp_path, f"r{index}")
-        if index % 2:
-            pq.write_table(pq.read_table(path), path)
-    frame = quietly(tmp_path)
-    assert frame.row_id.tolist() == [f"r{index}" for index in range(6)]
-    assert frame.block_used.tolist()[:2] == [4096.0, 0.5] and frame.samples_ms[1].tolist() == [0.2, 0.227, 0.3]
-    assert load(tmp_path, columns=["time_ms"], seed=7).time_ms.tolist() == [0.227] * 6
-
-
 class Bomb:
     """Unpickled, it makes a folder."""
 
@@ -300,14 +279,6 @@ def test_foreign_files_are_named_and_not_evaluated(tmp_path, row):
     assert named == ["empty.parquet", "pandas.parquet", "text.parquet"]
     assert frame.reason.dropna().tolist() == ["x"]
     assert not (tmp_path / "exploded").exists()
-
-
-@pytest.mark.parametrize("version", [b"one", b"", b"1.5", b"\xff"])
-def test_a_version_that_is_none(tmp_path, version):
-    table = pa.table({"status": ["ok"]}).replace_schema_metadata({b"tpbench.schema_version": version})
-    pq.write_table(table, tmp_path / "x.parquet")
-    frame, said = complaints(tmp_path)
-    assert frame.empty and len(said) == 1 and "x.parquet" in said[0]
 
 
 def test_a_column_of_the_wrong_type_or_twice(tmp_path):
