@@ -119,6 +119,7 @@ def _doubts(
     if not order:
         return ("unmeasured",)
     records = [cell.record for cell in (order[0], _runner_up(order)) if cell]
+    marks = "".join(map(remark_marks, records))
     holds = {
         "tie": compared is not None and compared.low is not None and compared.low <= 1,
         "alone": compared is None,
@@ -126,9 +127,9 @@ def _doubts(
         "wall differs": wall_fastest != order[0].column,
         "losses differ": any(str(record["row_id"]) in disputed for record in records),
         "mixed": bool(differing_provenance(records)),
-        "host-bound": any(HOST_BOUND in remark_marks(record) for record in records),
-        "throttled": any(THROTTLED in remark_marks(record) for record in records),
-        "below floor": any(BELOW_FLOOR in remark_marks(record) for record in records),
+        "host-bound": HOST_BOUND in marks,
+        "throttled": THROTTLED in marks,
+        "below floor": BELOW_FLOOR in marks,
         "shared host": any(record["beside"] for record in records),
     }
     return tuple(name for name in DOUBTS if holds.get(name))
