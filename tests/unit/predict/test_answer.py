@@ -18,11 +18,6 @@ from tpbench.workloads.entropy_loss.cost_model import LossSize
 GATHER = Question("pytorch_gather", "The gather", "gather")
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return str(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("answer")))
-
-
 @pytest.fixture
 def predict(rows, capsys):
     def run(*arguments):

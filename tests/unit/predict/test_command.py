@@ -8,11 +8,6 @@ from tests.support import synthetic
 from tpbench.predict.command import main
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return str(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("predict")))
-
-
 def test_text_answer(rows, capsys):
     arguments = ["--vocab", "131072", "--tp", "8", "--tokens", "8192", "--gpu-memory", "80", "--rows", rows]
     assert main(arguments) == 0

@@ -19,16 +19,12 @@ WORKLOAD = workloads()["entropy_loss"]
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return load(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
 def made(rows):
-    return models(measured(rows, WORKLOAD))
+    return models(measured(load(rows), WORKLOAD))
 
 
 def test_usable_rows(rows):
+    rows = load(rows)
     found = measured(rows, WORKLOAD)
     assert found.gpu == "NVIDIA H200" and set(found.labels) == set(synthetic.VARIANTS)
     assert {cell.status for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
@@ -94,4 +90,4 @@ def test_predicted_oom_of_a_cell(made):
 
 def test_a_workload_without_a_cost_model_gets_one_clear_message(rows):
     with pytest.raises(JobError, match=r"tp_block has no cost model, .*\(workloads with one: entropy_loss\)"):
-        measured(rows, workloads()["tp_block"])
+        measured(load(rows), workloads()["tp_block"])
