@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import tpbench
 from tpbench.job import parse_job
-from tpbench.launcher.cells.row import new_task
+from tpbench.launcher.attempt import new_task
 from tpbench.report.pivot import pivot
 from tpbench.results.compact import compact, publish
 from tpbench.results.write import parquet_bytes, row_table

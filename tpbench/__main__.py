@@ -25,7 +25,7 @@ with packages.explain_missing():
     from tpbench.launcher.command_line import original_arguments, outside_variants
     from tpbench.launcher.command_line.checks import check_overrides
     from tpbench.launcher.command_line.rewrites import flat_names, force_fields, options_first, quote_numbers
-    from tpbench.launcher.process import Terminated, raise_on_termination
+    from tpbench.launcher.interrupts import Terminated, raise_on_termination
     from tpbench.settings import JobError
     from tpbench.suggestions import printable
 

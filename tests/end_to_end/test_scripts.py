@@ -12,7 +12,7 @@ import tpbench
 from tests.support import synthetic
 from tests.support.command import ROOT, environment
 from tests.support.launcher_rows import cell
-from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher.attempt import Attempt
 
 REPORT = ROOT / "scripts/report.py"
 PREDICT = ROOT / "scripts/predict.py"
@@ -75,30 +75,20 @@ def test_a_rank_imports_neither_pandas_nor_arrow_nor_scipy(tmp_path: Path) -> No
     """Each would cost every job a third of a second or more, and does not load under a memory limit just hit."""
     code = (
         "import os, pathlib, sys; os.environ['RANK'] = '0'\n"
-        "import tpbench.worker.rank, tpbench.worker.server, tpbench.measure.run\n"
+        "import tpbench.worker.start, tpbench.worker.rank, tpbench.measure.run\n"
         "from tpbench.worker.task import Task\n"
         "task = Task.load(pathlib.Path(sys.argv[1]))\n"
         "task.job.workload.bench\n"
         "task.result('ok', samples_ms=[1.0, 2.0], graph=False).save(task.folder)\n"
         "print({'pandas', 'pyarrow', 'scipy', 'hydra', 'tpbench.launcher'} & set(sys.modules))\n"
     )
-    attempt = Attempt.begin(cell(3, tmp_path / "outputs"), tmp_path, {}, number=1)
-    attempt.create_folder()
+    attempt = Attempt.plan(cell(3, tmp_path / "outputs"), tmp_path, {}, number=1).begin()
     attempt.task.save(attempt.task_file)
     command = [sys.executable, "-c", code, str(attempt.task_file)]
     assert subprocess.check_output(command, text=True, cwd=ROOT).strip() == "set()"
     row = attempt.close().row
     assert row is not None and row["samples_ms"] == [1.0, 2.0]
     assert tpbench.load(tmp_path).cell.tolist() == [3]
-
-
-def test_settings_that_are_loaded_are_not_settings_that_are_changed() -> None:
-    load = (
-        "from tpbench.worker.reuse import settings, changed; import torch; before = settings();"
-        "import torch._dynamo, torch._inductor.config; print(changed(before, settings()))"
-    )
-    done = subprocess.run([sys.executable, "-c", load], cwd=ROOT, env=environment(), capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.parametrize(("script", "variant"), [("run_autotp.sh", "autotp"), ("run_fsdp_dtensor.sh", "fsdp_dtensor")])

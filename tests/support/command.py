@@ -172,7 +172,7 @@ class Running:
         found = []
         for each in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                if {"tpbench.worker.rank", "tpbench.worker.server"} & set(each.cmdline()) and "RANK" in each.environ():
+                if "tpbench.worker.rank" in each.cmdline() and "RANK" in each.environ():
                     found.append(each)
             except psutil.Error:
                 continue

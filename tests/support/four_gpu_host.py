@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tpbench.job import Job, parse_job
-from tpbench.launcher.devices import gpus, leases
-from tpbench.launcher.devices.gpus import Gpu
+from tpbench.launcher import leases
+from tpbench.launcher.devices import Device
 
 
 def job(ranks: int, device: str = "cuda") -> Job:
@@ -19,6 +19,6 @@ def job(ranks: int, device: str = "cuda") -> Job:
 def pretend_four_gpus(monkeypatch: pytest.MonkeyPatch, locks: Path) -> None:
     """Pretend that this host has four GPUs, with a link between 0 and 2 and a link between 1 and 3."""
     monkeypatch.setattr(leases, "FOLDER", locks)
-    monkeypatch.setattr(gpus, "usable", lambda: [Gpu(f"GPU-{each}", str(each)) for each in range(4)])
+    monkeypatch.setattr(leases, "usable_gpus", lambda: [Device(f"GPU-{each}", str(each)) for each in range(4)])
     pairs = {frozenset(("GPU-0", "GPU-2")): 400.0, frozenset(("GPU-1", "GPU-3")): 400.0}
-    monkeypatch.setattr(gpus, "links", lambda uuids: pairs)
+    monkeypatch.setattr(leases, "links", lambda uuids: pairs)

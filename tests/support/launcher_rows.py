@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tpbench.job import parse_job
-from tpbench.launcher.cells.row import new_task, store
+from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.planning.plan import Cell
 
 FACTS = {

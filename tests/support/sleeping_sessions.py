@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import TypeVar
+
 import torch
 
 from tests.support.ranks import Rank
 from tests.support.simulated_time import SimulatedTime
+from tpbench.measure.rounds import RoundRequest
 from tpbench.measure.session import Context, Costs, Verdict
+
+Result = TypeVar("Result")
 
 
 def cpu_context(here: Rank) -> Context:
@@ -40,3 +46,17 @@ class Sleeper:
 
     def check(self) -> Verdict:
         return Verdict({"loss_value": 1.0}, self.wrong)
+
+
+def answered(
+    steps: Generator[RoundRequest, bool, Result], rounds: int, even_if_no_more: bool = False
+) -> tuple[list[RoundRequest], Result]:
+    """Answer requests with a round each, up to a number or the last request. Return the requests and the result."""
+    requests: list[RoundRequest] = []
+    try:
+        requests.append(next(steps))
+        while True:
+            goes_on = len(requests) <= rounds and (even_if_no_more or requests[-1] != RoundRequest.NO_MORE)
+            requests.append(steps.send(goes_on))
+    except StopIteration as end:
+        return requests, end.value

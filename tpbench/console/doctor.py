@@ -13,7 +13,7 @@ from typing import Any
 from tpbench import packages
 from tpbench.console import machine_checks
 from tpbench.console.machine_checks import Finding
-from tpbench.launcher.devices.cores import available_cores
+from tpbench.launcher.devices import available_cores
 from tpbench.measure import machine
 from tpbench.worker.start import STORE_FILE
 

@@ -16,13 +16,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tpbench.launcher.cells.failure import current_phase, log_of
+from tpbench.launcher.failure import current_phase, log_of
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
 if TYPE_CHECKING:
-    from tpbench.launcher.cells.attempt import Attempt
-    from tpbench.launcher.cells.outcome import Outcome
+    from tpbench.launcher.attempt import Attempt
 
 MAX_SHOWN = 12
 """Most finished cells in the live table. More would not fit on the screen."""
@@ -63,7 +62,7 @@ class Display:
         self.console = Console()
         self.folder = folder
         self.total = total
-        self.done: list[tuple[Outcome, float]] = []
+        self.done: list[tuple[Attempt, float]] = []
         """Finished cells with their seconds."""
         self.running: dict[int, Running] = {}
         """Running cells by index."""
@@ -100,9 +99,9 @@ class Display:
         if self.live and time.monotonic() - self.phases_read > PHASE_POLL_S:
             self.phases_read = time.monotonic()
             shown = dict(list(self.running.items())[:MAX_SHOWN])
-            for each in attempts:
-                if each.cell.index in shown:
-                    shown[each.cell.index].phase = current_phase(each.folder)
+            for attempt in attempts:
+                if attempt.cell.index in shown:
+                    shown[attempt.cell.index].phase = current_phase(attempt.folder)
 
     def blocked(self, cell: Cell) -> None:
         """Print once that no cell can run, because other processes have the devices."""
@@ -120,11 +119,11 @@ class Display:
             self.explained |= set() if runs else {cell.index}
             self._print(printable(f"{'runs' if runs else 'done'} {cell}: {reason}"))
 
-    def retry(self, outcome: Outcome) -> None:
+    def retry(self, attempt: Attempt) -> None:
         """Print that an attempt at a cell failed, or was throttled, and that another one follows."""
-        del self.running[outcome.cell.index]
-        throttled = ", throttled" if outcome.throttled else ""
-        self._print(printable(f"retry {outcome.cell}: {_result(outcome)}{throttled}"))
+        del self.running[attempt.cell.index]
+        throttled = ", throttled" if attempt.throttled else ""
+        self._print(printable(f"retry {attempt.cell}: {_result(attempt)}{throttled}"))
 
     def tick(self) -> None:
         """Redraw the table, if there is a terminal."""
@@ -132,14 +131,14 @@ class Display:
             self.progress.update(self.task, completed=len(self.done), description=self._time_left())
             self.live.update(Group(self._table(), self.progress), refresh=True)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, attempt: Attempt) -> None:
         """Show the result of a cell that has its row."""
-        running = self.running.pop(outcome.cell.index, None)
+        running = self.running.pop(attempt.cell.index, None)
         seconds = running.seconds if running else 0.0
-        self.done.append((outcome, seconds))
-        if not self.live and outcome.cell.index not in self.explained:
+        self.done.append((attempt, seconds))
+        if not self.live and attempt.cell.index not in self.explained:
             print(
-                f"[{len(self.done)}/{self.total}] {printable(str(outcome.cell))}: {_result(outcome)} ({seconds:.0f} s)",
+                f"[{len(self.done)}/{self.total}] {printable(str(attempt.cell))}: {_result(attempt)} ({seconds:.0f} s)",
                 flush=True,
             )
         self.tick()
@@ -153,7 +152,7 @@ class Display:
             self._print(f"Interrupted: {finished} of {self.total} cells have their rows. Run the others with")
             self._print(f"    python -m tpbench {printable(again, 100_000)}")
 
-    def end(self, outcomes: Sequence[Outcome]) -> None:
+    def end(self, attempts: Sequence[Attempt]) -> None:
         """Print the sweep's table and the folder of its rows."""
         from tpbench.report.pivot import pivot
         from tpbench.results.read import frame_of
@@ -163,27 +162,27 @@ class Display:
             self.live.stop()
             if self.total > 1:
                 self.console.print(self._table(self.total))
-        rows = {str(outcome.row["row_id"]): outcome.row for outcome in outcomes if outcome.row is not None}
+        rows = {str(attempt.row["row_id"]): attempt.row for attempt in attempts if attempt.row is not None}
         if rows:
             show(pivot(frame_of(rows.values())), self.console)
-        self._print_logs(outcomes)
-        folders = sorted({f"{outcome.cell.job.output_dir}/rows" for outcome in outcomes})
+        self._print_logs(attempts)
+        folders = sorted({f"{attempt.cell.job.output_dir}/rows" for attempt in attempts})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
-        if submitted := [outcome for outcome in outcomes if outcome.row is None]:
-            sweeps = sorted({str(outcome.sweep) for outcome in submitted})  # a running job may be an earlier sweep's
+        if submitted := [attempt for attempt in attempts if attempt.row is None]:
+            sweeps = sorted({str(attempt.folder.parent) for attempt in submitted})  # also earlier sweeps
             collect = "; ".join(shlex.join(["scripts/collect.py", each]) for each in sweeps)
             how = f"{collect} or the same command with resume=true collects them"
             print(f"{len(submitted)} jobs are left to Slurm: {how}")
 
-    def _print_logs(self, outcomes: Sequence[Outcome]) -> None:
+    def _print_logs(self, attempts: Sequence[Attempt]) -> None:
         """Print the path of a log for each cell that failed, once for cells that are the same job."""
-        failed: dict[str, Outcome] = {}
-        for outcome in outcomes:
-            if outcome.row is not None and outcome.status in ("error", "timeout"):
-                failed.setdefault(str(outcome.row["log_dir"]), outcome)
-        for folder, outcome in list(failed.items())[:MAX_SHOWN]:
-            log = log_of(Path(folder), str(outcome.reason))
-            self._print(printable(f"{outcome.status} of {outcome.cell}: the log is {_short(log)}", MAX_LENGTH))
+        failed: dict[str, Attempt] = {}
+        for attempt in attempts:
+            if attempt.row is not None and attempt.status in ("error", "timeout"):
+                failed.setdefault(str(attempt.row["log_dir"]), attempt)
+        for folder, attempt in list(failed.items())[:MAX_SHOWN]:
+            log = log_of(Path(folder), str(attempt.reason))
+            self._print(printable(f"{attempt.status} of {attempt.cell}: the log is {_short(log)}", MAX_LENGTH))
         if len(failed) > MAX_SHOWN:
             self._print(f"{len(failed) - MAX_SHOWN} more cells failed: log_dir in their rows is the folder of the logs")
 
@@ -196,7 +195,7 @@ class Display:
         A running cell that takes longer than the mean gives no estimate of its own end. The result is then a lower
         bound (`more than`), or empty if no other cell is left.
         """
-        ran = [seconds for outcome, seconds in self.done if outcome.status != "skipped" and seconds > 0.5]
+        ran = [seconds for attempt, seconds in self.done if attempt.status != "skipped" and seconds > 0.5]
         if not ran:
             return ""
         mean = sum(ran) / len(ran)
@@ -214,10 +213,10 @@ class Display:
             table.add_column(column, justify="right" if column in ("cell", "s") else "left", overflow="fold")
         if len(self.done) > shown:
             table.add_row("", f"({len(self.done) - shown} before)", "", "")
-        for outcome, seconds in self.done[-shown:]:
-            style = STYLES.get(outcome.status, "")
-            result = f"[{style}]{escape(_result(outcome))}[/]"
-            table.add_row(str(outcome.cell.index), escape(str(outcome.cell)), result, f"{seconds:.0f}")
+        for attempt, seconds in self.done[-shown:]:
+            style = STYLES.get(attempt.status, "")
+            result = f"[{style}]{escape(_result(attempt))}[/]"
+            table.add_row(str(attempt.cell.index), escape(str(attempt.cell)), result, f"{seconds:.0f}")
         for each in list(self.running.values())[:shown]:
             status = ": ".join(filter(None, (each.status, printable(each.phase))))
             table.add_row(str(each.cell.index), escape(str(each.cell)), escape(status), f"{each.seconds:.0f}")
@@ -229,12 +228,12 @@ def _short(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _result(outcome: Outcome) -> str:
+def _result(attempt: Attempt) -> str:
     """Return one line: the time of a cell that was measured, else its status and reason."""
-    row = outcome.row
-    result = f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status
+    row = attempt.row
+    result = f"{attempt.status}: {attempt.reason}" if attempt.reason else attempt.status
     if row is None:
         return printable(result, MAX_REASON)
-    if outcome.status == "ok":
+    if attempt.status == "ok":
         result = f"ok {row['time_ms']:.3f} ms" + (" (interpreted: no measurement)" if row["interpreted"] else "")
-    return printable(f"{result} ({outcome.note})" if outcome.note else result, MAX_REASON)
+    return printable(f"{result} ({attempt.note})" if attempt.note else result, MAX_REASON)

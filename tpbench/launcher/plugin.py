@@ -18,10 +18,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from tpbench import packages
-from tpbench.launcher.cells.outcome import FAILURES
+from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.command_line import outside_variants
 from tpbench.launcher.command_line.rewrites import chosen_fields, without_aliases
-from tpbench.launcher.host.runner import Host
+from tpbench.launcher.host import Host
 from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, Request, plan, sweep_options
@@ -109,13 +109,13 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
         if options.dry_run:
             raise DryRun(cells, decide(cells, runner.facts) if options.resume else {})
         packages.require("torch")  # the ranks import it, and this process does not
-        outcomes = run_sweep(cells, folder.absolute(), options, runner)
+        attempts = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None
-    failed = Counter(outcome.status for outcome in outcomes if outcome.status in FAILURES)
+    failed = Counter(attempt.status for attempt in attempts if attempt.status in FAILURES)
     if failed:
         counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
-        raise CompactHydraException(f"{failed.total()} of {len(outcomes)} cells failed ({counts})")
+        raise CompactHydraException(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
 
 
 def _runner(launcher: DictConfig, options: SweepOptions) -> Runner:

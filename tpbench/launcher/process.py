@@ -11,33 +11,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
-from tpbench.launcher.torchrun import LAUNCHER, OUTPUT_DIR
 from tpbench.worker.start import MARKER, STORE_FILE, die_with_parent
 
+LAUNCHER = "TPBENCH_LAUNCHER"
+"""Environment variable of every process of a job: the launcher that started it, to tell whether that is dead."""
 
-class Terminated(BaseException):
-    """SIGTERM or SIGHUP reached this process.
+OUTPUT_DIR = "TPBENCH_OUTPUT_DIR"
+"""Environment variable of every process of a job: its output folder. A sweep ends orphans of its own folder only."""
 
-    A BaseException, as KeyboardInterrupt is, so that no handler catches it by mistake.
-    """
-
-
-def raise_on_termination() -> None:
-    """Make SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that all started processes are ended.
-
-    SIGHUP comes when a terminal or a connection closes. A process under `nohup` ignores it, and continues to do so.
-    """
-
-    def raise_terminated(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, raise_terminated)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, raise_terminated)
+KILL_S = 30.0
+"""Longest wait for processes that were killed. One that waits for a broken disk may not end at all."""
 
 
 def _identity(pid: int) -> str | None:
@@ -104,15 +90,11 @@ class ProcessTree:
                 preexec_fn=bind,
             )
 
-    def wait(self, timeout_s: float, tick: Callable[[], None]) -> int | None:
-        """Return the agent's exit code, or None after the timeout. Calls `tick` about ten times a second."""
+    def wait(self, timeout_s: float) -> int | None:
+        """Return the agent's exit code, or None after the timeout."""
         deadline = time.monotonic() + timeout_s
-        while (code := self.agent.poll()) is None:
-            if time.monotonic() > deadline:
-                return None
-            tick()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.agent.wait(0.1)
+        while (code := self.agent.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
         return code
 
     def end(self, grace_s: float = 5.0) -> None:
@@ -121,18 +103,20 @@ class ProcessTree:
             self.agent.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.agent.wait(grace_s)
-        while strays := list(self._alive()):
-            for process in strays:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(strays, timeout=1.0)
-        self.agent.wait()
+        _kill(lambda: [process for process, environ in _marked() if environ[MARKER] == self.marker])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.agent.wait(KILL_S)
         shutil.rmtree(self.store, ignore_errors=True)
 
-    def _alive(self) -> Iterator[psutil.Process]:
-        for process, environ in _marked():
-            if environ[MARKER] == self.marker:
-                yield process
+
+def _kill(find: Callable[[], list[psutil.Process]]) -> None:
+    """Kill the processes that `find` returns until there are none."""
+    deadline = time.monotonic() + KILL_S
+    while (processes := find()) and time.monotonic() < deadline:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=1.0)
 
 
 def end_orphans(output_dirs: Iterable[str]) -> None:
@@ -142,11 +126,7 @@ def end_orphans(output_dirs: Iterable[str]) -> None:
     process cannot see it.
     """
     here = {os.path.realpath(each) for each in output_dirs}
-    while orphans := [process for process, environ in _marked() if _is_orphan(environ, here)]:
-        for process in orphans:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(orphans, timeout=1.0)
+    _kill(lambda: [process for process, environ in _marked() if _is_orphan(environ, here)])
 
 
 def _is_orphan(environ: Mapping[str, str], output_dirs: Set[str]) -> bool:

@@ -3,7 +3,7 @@
 The modules, in the order of a first reading:
 
 - Order of a measurement: `run` measures a `session`, as `settings` say. `scheduled` does so for a fixed number of
-  iterations. `interleaving` and `rounds` let other cells run in between.
+  iterations. `rounds` let other cells run in between.
 - Times: `clock` has wall and device time, `stopwatch` times parts of an iteration, and `statistics` decides when the
   median is precise. `ranks` gathers the numbers of all ranks.
 - Trust: `audit` has three guards against stale results.

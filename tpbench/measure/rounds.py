@@ -1,9 +1,13 @@
-"""The rounds of an interleaved cell: between them, other cells of the same problem run theirs."""
+"""Rounds of interleaved cells: between the rounds of one cell, other cells of the same problem run theirs.
+
+All cells run in the same processes. A cell that waits keeps its inputs in memory and runs nothing.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -12,7 +16,7 @@ import torch.distributed as dist
 
 from tpbench.measure.audit import restore_before
 from tpbench.measure.clock import Clock
-from tpbench.measure.interleaving import InterleavedRank, RoundRequest
+from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, Session
 from tpbench.measure.settings import MeasureSettings
@@ -29,6 +33,30 @@ REWARM_ITERATIONS = 1
 
 FIRST_ROUND_ITERATIONS = 2
 """Iterations of the first round, which shows the time of one iteration with its overhead."""
+
+
+class RoundRequest(IntEnum):
+    """A cell's request after a round."""
+
+    MORE = 0
+    """The cell's medians are not precise enough yet."""
+    ENOUGH = 1
+    """The cell's medians are precise. It runs further rounds while other cells need more: all get equally many."""
+    NO_MORE = 2
+    """The cell's time budget or its number of iterations is used up."""
+
+
+def next_cells(requests: Mapping[int, RoundRequest]) -> Iterator[int]:
+    """Yield the cell that runs the next round, in the order A B B A: every second pass is reversed.
+
+    So drift affects all cells alike. `requests` has the present request of each cell; the caller updates it after each
+    round. The rounds end when no cell needs more.
+    """
+    while RoundRequest.MORE in requests.values():
+        order = list(requests)
+        for cell in (*order, *reversed(order)):
+            if requests[cell] != RoundRequest.NO_MORE:
+                yield cell
 
 
 class ClockRounds:
@@ -87,28 +115,30 @@ def timed_iterations(
     return gather_numbers(clock.samples(step, restore_before(session, iterations), iterations), context)
 
 
-def run_rounds(rank: InterleavedRank, clocks: Sequence[ClockRounds], session: Session, context: Context) -> None:
-    """Run a round of every clock for each grant, until all cells have precise medians. Collective."""
-    while any(iterations := _next_round(rank, clocks, session, context)):
-        for clock, count in zip(clocks, iterations, strict=True):
-            clock.run(count)
+def run_rounds(
+    clocks: Sequence[ClockRounds], session: Session, context: Context, watch: ClockWatch
+) -> Generator[RoundRequest, bool, None]:
+    """Yield the cell's request before each round. Run the round if the answer is true, and end if it is false.
 
-
-def _next_round(rank: InterleavedRank, clocks: Sequence[ClockRounds], session: Session, context: Context) -> list[int]:
-    """Wait for the next grant and return the iterations of each clock's round, 0 for none.
-
-    Rank 0 waits for the grant, the other ranks wait in the broadcast. Meanwhile this cell holds only its inputs and,
-    with a CUDA graph, the graph's memory.
+    Collective: rank 0 decides the request and the iterations of each clock's round. While the cell waits, its inputs
+    are as they were, and it holds only them and, with a CUDA graph, the graph's memory. `watch` sees only the rounds.
     """
-    session.release()
-    if context.device.type == "cuda":
-        torch.cuda.synchronize(context.device)
-        torch.cuda.empty_cache()
-    iterations = torch.zeros(len(clocks), dtype=torch.int64)
-    if context.rank == 0:
-        requests = {clock.request() for clock in clocks}
-        precedence = (RoundRequest.NO_MORE, RoundRequest.MORE, RoundRequest.ENOUGH)
-        if rank.request_round(next(request for request in precedence if request in requests)):
-            iterations = torch.tensor([clock.next_iterations for clock in clocks])
-    dist.broadcast(iterations, src=0)
-    return [int(count) for count in iterations]
+    while True:
+        session.restore()
+        session.release()
+        request, *iterations = _of_rank_0(clocks)
+        if not (yield RoundRequest(request)):
+            return
+        with watch:
+            for clock, count in zip(clocks, iterations, strict=True):
+                clock.run(count)
+
+
+def _of_rank_0(clocks: Sequence[ClockRounds]) -> list[int]:
+    """Return the request of rank 0, whose clocks have spent other times than those of this rank, and its iterations."""
+    requests = {clock.request() for clock in clocks}
+    precedence = (RoundRequest.NO_MORE, RoundRequest.MORE, RoundRequest.ENOUGH)
+    request = next(request for request in precedence if request in requests)
+    agreed = torch.tensor([request, *(clock.next_iterations for clock in clocks)])
+    dist.broadcast(agreed, src=0)
+    return [int(number) for number in agreed]

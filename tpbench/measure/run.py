@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from tpbench.measure.audit import (
 )
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.gpu import SAMPLE_S, ClockWatch, this_gpu
-from tpbench.measure.interleaving import InterleavedRank
 from tpbench.measure.measured_columns import (
     Samples,
     clock_columns,
@@ -32,7 +31,7 @@ from tpbench.measure.measured_columns import (
     time_columns,
 )
 from tpbench.measure.ranks import gather_number
-from tpbench.measure.rounds import ClockRounds, run_rounds, timed_iterations
+from tpbench.measure.rounds import ClockRounds, RoundRequest, run_rounds, timed_iterations
 from tpbench.measure.scheduled import run_scheduled
 from tpbench.measure.session import Context, ScheduledSession, Session, Verdict
 from tpbench.measure.settings import MeasureSettings
@@ -43,15 +42,15 @@ FIRST_BLOCK = 5
 """Iterations of the first block."""
 
 
-def run(
+def measurement(
     session: Session,
     context: Context,
     settings: MeasureSettings,
     copy_gb_per_s: float,
     say: Callable[[str], None],
     interpreted: bool = False,
-    interleaved: InterleavedRank | None = None,
-) -> tuple[Verdict, dict[str, Any]]:
+    interleaved: bool = False,
+) -> Generator[RoundRequest, bool, tuple[Verdict, dict[str, Any]]]:
     """Return the verdict of a session and the columns of its row. A wrong result has no time. Collective.
 
     The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then both
@@ -65,7 +64,8 @@ def run(
         say: writes a progress line.
         interpreted: True if Triton's interpreter runs the kernels. If one pass then exceeds the time budget, it is the
             only one: it is checked and its time counts (`warmed_up` is false).
-        interleaved: if given, the clocks run in rounds, between which other cells run.
+        interleaved: True if the clocks run in rounds. Before each one the generator yields the cell's request; the
+            answer says whether to run it (see `run_rounds`). Otherwise the generator yields nothing.
 
     The columns are complete on rank 0.
     """
@@ -93,8 +93,8 @@ def run(
     say("timing")
     if is_audited(session):
         session.fresh = settings.fresh
-    if interleaved is not None and not passes.exceed(settings):
-        timed = cell.time_in_rounds(interleaved, passes.step, watch)
+    if interleaved and not passes.exceed(settings):
+        timed = yield from cell.time_in_rounds(passes.step, watch)
     else:
         timed = cell.time_each_clock(passes, watch)
     launches = launch_samples(wall, len(timed.wall), context)
@@ -104,6 +104,23 @@ def run(
     columns = time_columns(session, context, timed.wall, timed.device, launches, columns, say)
     energy_s = min(SAMPLE_S, settings.time_budget_s)
     return verdict, columns | iteration_columns(passes.step, session, wall, gpu, context, columns, say, energy_s)
+
+
+def run(
+    session: Session,
+    context: Context,
+    settings: MeasureSettings,
+    copy_gb_per_s: float,
+    say: Callable[[str], None],
+    interpreted: bool = False,
+) -> tuple[Verdict, dict[str, Any]]:
+    """Return the verdict and the columns of a `measurement` without interruption. Collective."""
+    try:
+        next(measurement(session, context, settings, copy_gb_per_s, say, interpreted))
+    except StopIteration as end:
+        verdict, columns = end.value
+        return verdict, columns
+    raise AssertionError("only an interleaved measurement yields")
 
 
 @dataclass(frozen=True)
@@ -188,11 +205,10 @@ class _Cell:
         """The wall clock comes first, then, on a GPU, the device clock."""
         return [self.wall] if self.device_clock is None else [self.wall, self.device_clock]
 
-    def time_in_rounds(self, interleaved: InterleavedRank, step: Callable[[], None], watch: ClockWatch) -> _Timed:
+    def time_in_rounds(self, step: Callable[[], None], watch: ClockWatch) -> Generator[RoundRequest, bool, _Timed]:
         """Time rounds of both clocks, between which other cells run theirs."""
         rounds = [ClockRounds(clock, step, self.session, self.context, self.settings) for clock in self._clocks]
-        with watch:
-            run_rounds(interleaved, rounds, self.session, self.context)
+        yield from run_rounds(rounds, self.session, self.context, watch)
         medians = dict(zip(("round_ms", "device_round_ms"), (each.medians_ms for each in rounds), strict=False))
         return _Timed([each.samples for each in rounds], medians, None)
 

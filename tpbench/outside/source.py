@@ -33,6 +33,7 @@ def variant(
     requires_cuda: bool = False,
     cpu_only_reason: str = "",
     no_graph_reason: str = "",
+    process_settings: str = "",
     uses_triton: bool | None = None,
     unsupported_reason: Callable[[Any, int], str | None] | None = None,
 ) -> Callable[[FunctionT], FunctionT]:
@@ -48,6 +49,8 @@ def variant(
         requires_cuda: True if the variant is skipped on a CPU.
         cpu_only_reason: why the variant cannot run on GPUs. Empty if it can.
         no_graph_reason: why an iteration cannot be captured in a CUDA graph. Empty if it can.
+        process_settings: settings of the whole process that the function changes, such as a switch of torch or an
+            environment variable. Its jobs then share their processes with no others. Empty: none.
         uses_triton: True if the kernels run in Triton's interpreter on a CPU. None: if the file imports triton.
         unsupported_reason: `(problem, tp_size) -> str | None`. It returns why the variant cannot run a problem. The
             ranks call it, and the cell is then skipped with that reason.

@@ -31,6 +31,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "requires_cuda": bool,
     "cpu_only_reason": str,
     "no_graph_reason": str,
+    "process_settings": str,
     "uses_triton": (bool, type(None)),
 }
 """The arguments of `variant` that the launcher reads, with their types."""
@@ -59,6 +60,7 @@ class OutsideVariant:
     requires_cuda: bool = False
     cpu_only_reason: str = ""
     no_graph_reason: str = ""
+    process_settings: str = ""
     uses_triton: bool = False
 
     @property
@@ -77,6 +79,7 @@ class OutsideVariant:
             requires_cuda=self.requires_cuda,
             cpu_only_reason=self.cpu_only_reason,
             no_graph_reason=self.no_graph_reason,
+            process_settings=self.process_settings,
             uses_triton=self.uses_triton,
             place=(self.path, self.line),
         )

@@ -1,68 +1,83 @@
-"""The life of a rank: start the process group, set up the workload, check it, measure it, save the result.
+"""The life of a rank: start the process group, set up each task's workload, check it, measure it, save the result.
 
-torchrun starts one process per rank: `python -m tpbench.worker.rank TASK_FILE`. A rank says on stderr what it begins,
-so that the last line of a rank that hung or died shows where.
+torchrun starts one process per rank: `python -m tpbench.worker.rank FILE`. The file is a task, or a list of tasks that
+grows. A rank says on stderr what it begins, so that the last line of a rank that hung or died shows where.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import re
 import sys
 import time
 import traceback
+from collections.abc import Generator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpbench.measure.interleaving import FOLDER, InterleavedRank
-from tpbench.worker.context import context_of, device_of_rank, torch_columns
-from tpbench.worker.error_location import location
-from tpbench.worker.result import ERROR, PEER_LOST, SHARED_MEMORY_FULL
-from tpbench.worker.reuse import ReusableProcess
+from tpbench.worker.context import context_of, device_of_rank, location, torch_columns
+from tpbench.worker.process import WorkerProcess
+from tpbench.worker.result import ERROR, PEER_LOST
 from tpbench.worker.start import die_with_parent, import_once, parent_runs_job
-from tpbench.worker.task import Task
+from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
+
+    from tpbench.measure.rounds import RoundRequest
 
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|gloo/transport"
 )
 """Messages of gloo and NCCL in a rank whose peer has ended."""
 
+POLL_S = 0.005
+"""Seconds between two looks for the next tasks."""
+AGREEMENT_S = 10.0
+"""Longest wait of a rank without memory for its peers: they may wait for it in a collective of the variant."""
+
 RANK = int(os.environ["RANK"])
 started = time.monotonic()
-"""Time of this process at which the current task began; a reused process sets it anew for each task."""
+"""Time of this process at which the present tasks began."""
 
 
-def main(task_file: Path) -> NoReturn:
-    """Run one task in a process of its own, then exit."""
+def main(file: Path) -> NoReturn:
+    """Run the task in the file, or the tasks of a list until it ends, and exit."""
+    global started
     die_with_parent()
-    task = Task.load(task_file)
+    faulthandler.enable()
+    process = WorkerProcess()
+    if file.name == TASK_FILE:
+        task = Task.load(file)
+        _require_parent(task)
+        run(Tasks([task], process, None))
+        leave()
+    lines, progress = JsonLines(file), JsonLines(file.with_name(PROGRESS_FILE))
+    while True:
+        for task_files in _next_lines(lines):
+            started = time.monotonic()
+            tasks = [Task.load(Path(task_file)) for task_file in task_files]
+            if process.tasks_done == 0:
+                _require_parent(tasks[0])
+            if not run(Tasks(tasks, process, progress)):
+                leave()
+
+
+def _require_parent(task: Task) -> None:
+    """Exit if torchrun ended before this process could ask to end with it. `task`: the first one of the torchrun."""
     if not parent_runs_job(task.row_id):
         os._exit(ERROR)
-    run(task, "", ReusableProcess())
-    leave()
 
 
-def run(task: Task, group_prefix: str, process: ReusableProcess) -> bool:
-    """Run a task on this rank. If the task fails, the process exits here.
-
-    `group_prefix` distinguishes this process group from others of the same torchrun. Returns True if this process may
-    run another task: the same value on every rank.
-    """
-    faulthandler.enable()
-    try:
-        return _measure(task, group_prefix, process)
-    except Exception as error:
-        traceback.print_exc()
-        if _PEER_LOST.search(str(error)):  # the rank that broke the collective knows the reason
-            leave(PEER_LOST)
-        _save_failure(task, error)
-        leave(ERROR)
+def _next_lines(lines: JsonLines) -> list[Any]:
+    while not (values := lines.read()):
+        time.sleep(POLL_S)
+    return values
 
 
 def leave(code: int = 0) -> NoReturn:
@@ -73,61 +88,180 @@ def leave(code: int = 0) -> NoReturn:
     os._exit(code)
 
 
-def _measure(task: Task, group_prefix: str, process: ReusableProcess) -> bool:
-    say("importing torch")
-    import_once("torch.distributed", "tpbench.measure.run", task.job.workload.bench_module)
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import PrefixStore
+def run(tasks: Tasks) -> bool:
+    """Run tasks on this rank. If one fails, the process exits here.
 
-    from tpbench.worker.rendezvous import store_of_agents
+    Returns True if this process may run other tasks: the same value on every rank.
+    """
+    try:
+        return tasks.run()
+    except Exception as error:
+        traceback.print_exc()
+        if _PEER_LOST.search(str(error)):  # the rank that broke the collective knows the reason
+            leave(PEER_LOST)
+        _save_failure(tasks.now, error)
+        leave(ERROR)
 
-    job = task.job
-    device = device_of_rank(job.device)
-    process.begin_task(job)
-    if not dist.is_initialized():
-        # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
+
+class Tasks:
+    """Tasks that run together in this process: one, or the interleaved ones of a problem."""
+
+    def __init__(self, tasks: Sequence[Task], process: WorkerProcess, progress: JsonLines | None) -> None:
+        """`progress`: lines for the launcher, if the process may run other tasks later. None: this is its only one."""
+        self.tasks, self.process, self.progress = tasks, process, progress
+        self.now = tasks[0]
+        """The task that runs now."""
+        self.measurements: dict[int, Generator[RoundRequest, bool, Any]] = {}
+        """The tasks that are not finished, by their place."""
+        self.requests: dict[int, RoundRequest] = {}
+        """What each of these asked for after its last round."""
+        self.columns: dict[int, dict[str, Any]] = {}
+
+    def run(self) -> bool:
+        """Run all tasks and save their results. Return whether this process may run others."""
+        self._turn_to(0)
+        say("importing torch")
+        job = self.now.job
+        import_once("torch.distributed", "tpbench.measure.run", job.workload.bench_module)
+        import torch
+        import torch.distributed as dist
+
+        from tpbench.measure.rounds import next_cells
+
+        device = device_of_rank(job.device)
+        self.process.begin_tasks()
+        self._start_process_group(device)
+        jobs_before = self.process.tasks_done
+        for place in range(len(self.tasks)):
+            self._turn_to(place)
+            self._set_up(place, device, jobs_before)
+            self.process.tasks_done += 1
+        for place in next_cells(self.requests):
+            self._turn_to(place)
+            self._go_on(place, True)
+        for place in list(self.measurements):
+            self._turn_to(place)
+            self._go_on(place, False)
+        reason = self.process.reason_to_end(device, job.world_size) if self.progress else ""
+        say(f"done; this process ends: {reason}" if reason else "done")
+        stays = torch.tensor(not reason, dtype=torch.int32)
+        dist.all_reduce(stays, dist.ReduceOp.MIN)
+        if self.progress and RANK == 0:
+            self.progress.append(reason or ("" if stays else "another rank's process ends"))
+        return bool(stays)
+
+    def _turn_to(self, place: int) -> None:
+        """Let a task run now: its folder gets the output."""
+        self.now = self.tasks[place]
+        if self.progress is None:
+            return  # torchrun has redirected the output
+        _redirect_output(self.now.folder)
+        if RANK == 0:
+            self.progress.append(place)
+
+    def _start_process_group(self, device: torch.device) -> None:
+        import torch.distributed as dist
+
+        from tpbench.worker.rendezvous import store_of_agents
+
+        if dist.is_initialized():
+            return
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=(job.timeout_s + 60) * task.sharing_cells),
-            store=PrefixStore(group_prefix, store_of_agents()),
+            # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
+            timeout=timedelta(seconds=self.now.job.timeout_s + 60),
+            store=store_of_agents(),
             rank=RANK,
-            world_size=job.world_size,
+            world_size=self.now.job.world_size,
         )
-    process.remember_settings()
-    _measure_in_group(task, device, process)
-    reason = process.reason_to_exit(device)
-    say(f"done; this process ends: {reason}" if reason else "done; this process may run another task")
-    stays = torch.tensor(not reason, dtype=torch.int32)
-    dist.all_reduce(stays, dist.ReduceOp.MIN)
-    return bool(stays)
+        if self.progress:
+            self.process.agreement = dist.new_group(backend="gloo")
+
+    def _set_up(self, place: int, device: torch.device, jobs_before: int) -> None:
+        """Set a task up, check it, and measure it if no other one runs with it.
+
+        Out of memory during the set-up ends only this task, if the process may run others.
+        """
+        from tpbench.measure import rank_memory
+        from tpbench.measure.rates import copy_gb_per_s
+        from tpbench.measure.run import measurement
+
+        task, job = self.now, self.now.job
+        columns = self.columns[place] = torch_columns(device)
+        if job.outside is not None and (refusal := job.outside.refusal(job.problem, job.tp_size)):
+            if RANK == 0:
+                _save(task, "skipped", refusal, **columns)
+            return
+        self.process.reset_random_numbers()
+        context = context_of(job, device, task.folder, process_stays=self.progress is not None, say=say)
+        limit = rank_memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]))
+        columns |= {"memory_limit_gib": limit, "jobs_before": jobs_before}
+        say("setting up")
+        copy = copy_gb_per_s(device)
+        session: Any = None
+        lacks_memory = False
+        try:
+            session = job.workload.bench.setup(job.problem, job.implementation, context)
+        except Exception as error:
+            if self.progress is None or rank_memory.shortage(error) is None:
+                raise
+            traceback.print_exc()
+            _save_failure(task, error)
+            lacks_memory = True
+        if self.progress and _any_rank(lacks_memory, self.process.agreement):
+            say("out of memory during the set-up")
+            del session
+            gc.collect()
+            return
+        interleaved = len(self.tasks) > 1
+        self.measurements[place] = measurement(
+            session, context, job.measure, copy, say, job.interpreted, interleaved=interleaved
+        )
+        del session
+        self._go_on(place, None)
+
+    def _go_on(self, place: int, answer: bool | None) -> None:
+        """Continue a measurement until its next request, or until its result, and save that.
+
+        `answer`: that to the last request. None begins the measurement.
+        """
+        measurement = self.measurements[place]
+        try:
+            self.requests[place] = next(measurement) if answer is None else measurement.send(answer)
+        except StopIteration as end:
+            verdict, measured = end.value
+            self.requests.pop(place, None)
+            del self.measurements[place]
+            if RANK == 0:
+                columns = {**self.columns[place], **measured, **verdict.columns}
+                _save(self.now, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
 
 
-def _measure_in_group(task: Task, device: torch.device, process: ReusableProcess) -> None:
-    """Measure the cell within the process group and save the result.
+def _any_rank(flag: bool, group: ProcessGroup) -> bool:
+    """Return True if the flag is set on any rank. Collective.
 
-    When this returns, nothing refers to the cell's tensors.
+    Raises RuntimeError on a rank whose flag is set if the others do not come: they may wait for it elsewhere.
     """
-    from tpbench.measure import rank_memory
-    from tpbench.measure.rates import copy_gb_per_s
-    from tpbench.measure.run import run as measure
+    import torch
+    import torch.distributed as dist
 
-    job = task.job
-    bench = job.workload.bench
-    if job.outside is not None and (reason := job.outside.refusal(job.problem, job.tp_size)):
-        if RANK == 0:
-            _save(task, "skipped", reason, **torch_columns(device))
-        return
-    context = context_of(job, device, task.folder, process.reusable, say)
-    limit = rank_memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * task.sharing_cells)
-    say("setting up")
-    columns = {"memory_limit_gib": limit, "jobs_before": process.tasks_done, **torch_columns(device)}
-    copy = copy_gb_per_s(device)
-    session = bench.setup(job.problem, job.implementation, context)
-    interleaved = InterleavedRank(task.folder / FOLDER) if task.interleaving else None
-    verdict, measured = measure(session, context, job.measure, copy, say, job.interpreted, interleaved)
-    if RANK == 0:
-        _save(task, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns, **measured, **verdict.columns)
+    flags = torch.tensor(int(flag))
+    work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=group, async_op=True)
+    assert work is not None
+    work.wait(timedelta(seconds=AGREEMENT_S)) if flag else work.wait()
+    return bool(flags)
+
+
+def _redirect_output(folder: Path) -> None:
+    """Write stdout and stderr of this process to log files in a cell's folder, as torchrun does."""
+    logs = folder / "warm" / "attempt_0" / os.environ["LOCAL_RANK"]
+    logs.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    for descriptor, name in ((1, "stdout.log"), (2, "stderr.log")):
+        file = os.open(logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(file, descriptor)
+        os.close(file)
 
 
 def _save(task: Task, status: str, reason: str | None, **columns: Any) -> None:
@@ -146,9 +280,6 @@ def _save_failure(task: Task, error: Exception) -> None:
         place = location(error)
         _save(task, "error", f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}: {error}")
         return
-    if task.sharing_cells > 1:  # interleaved cells share the memory: this says nothing about the cell alone
-        say("out of memory beside interleaved cells")
-        os._exit(SHARED_MEMORY_FULL)
     asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
     _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
 

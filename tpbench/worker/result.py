@@ -33,12 +33,6 @@ ERROR = 70
 PEER_LOST = 71
 """Exit code of a rank: a collective broke because another rank had ended. That rank is the cause."""
 
-SHARED_MEMORY_FULL = 72
-"""Exit code of a rank: memory ran out that interleaved cells share. The cell is measured again, alone."""
-
-TASK_LEFT = 75
-"""Exit code of a reused process that did not take the next task (EX_TEMPFAIL). A new process takes it."""
-
 
 @dataclass(frozen=True)
 class Result:

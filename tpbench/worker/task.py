@@ -1,4 +1,4 @@
-"""The task of a cell: everything that its ranks must know."""
+"""The task of a cell: everything that its ranks must know. A torchrun runs a list of tasks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ from tpbench.worker.result import Result
 TASK_FILE = "task.json"
 """Name of the task's file in the folder of a cell."""
 
+LIST_FILE = "tasks.jsonl"
+"""Name of the file with the list of tasks of a torchrun that stays. Each line is a list of task files: one task, or
+tasks that are interleaved. The launcher appends a line as soon as the ranks are free."""
 
-@dataclass(frozen=True)
-class Interleaving:
-    """The cells with which a cell is interleaved: their rounds alternate on the same devices."""
-
-    group: str
-    """The name that the rows of all these cells have in common."""
-    cells: int
-    """Number of these cells, this one included. Each has its own processes and memory."""
+PROGRESS_FILE = "progress.jsonl"
+"""Name of the file beside the list to which rank 0 appends what the ranks do. A number is the place, in its line of the
+list, of the task that runs now. A text ends a line of the list: why the ranks run no other one; empty if they do."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,8 @@ class Task:
     """The cell's folder: logs, the result, and files that a workload leaves beside them."""
     started_at: datetime
     """Start of the attempt, UTC."""
-    interleaving: Interleaving | None = None
-    """None: the cell is measured without interruption."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the row that are known before the ranks start. The ranks copy them into the result."""
-
-    @property
-    def sharing_cells(self) -> int:
-        """Number of cells that share the devices and their memory, this one included."""
-        return self.interleaving.cells if self.interleaving else 1
 
     def with_columns(self, **columns: Any) -> Task:
         """Return the same task with more columns."""
@@ -60,8 +51,6 @@ class Task:
 
     def result(self, status: str, reason: str | None = None, **columns: Any) -> Result:
         """Return the result of this attempt, ending now. `columns` are those known only at the end."""
-        if self.interleaving:
-            columns |= {"interleaved": self.interleaving.group, "interleaved_cells": self.interleaving.cells}
         return Result(self.row_id, status, reason, self.started_at, datetime.now(UTC), {**self.columns, **columns})
 
     def save(self, file: Path) -> None:
@@ -71,7 +60,6 @@ class Task:
             "row_id": self.row_id,
             "folder": str(self.folder.absolute()),
             "started_at": self.started_at.isoformat(),
-            "interleaving": [self.interleaving.group, self.interleaving.cells] if self.interleaving else None,
             "columns": dict(self.columns),
             "outside": self.job.outside.plain() if self.job.outside else None,
         }
@@ -91,8 +79,31 @@ class Task:
                 content["row_id"],
                 Path(content["folder"]),
                 datetime.fromisoformat(content["started_at"]),
-                Interleaving(*content["interleaving"]) if content["interleaving"] else None,
                 content["columns"],
             )
         except JobError as error:
             raise JobError(f"{file} cannot be understood: {error}") from None
+
+
+class JsonLines:
+    """A file of JSON lines that one process appends, and that others read as they come."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.position = file, 0
+
+    def append(self, value: Any) -> None:
+        """Add a line."""
+        with self.file.open("a") as stream:
+            stream.write(f"{json.dumps(value)}\n")
+
+    def read(self) -> list[Any]:
+        """Return the values of the complete lines that were added since the last call."""
+        try:
+            with self.file.open("rb") as stream:
+                stream.seek(self.position)
+                content = stream.read()
+        except FileNotFoundError:
+            return []
+        complete = content[: content.rfind(b"\n") + 1]
+        self.position += len(complete)
+        return [json.loads(line) for line in complete.splitlines()]

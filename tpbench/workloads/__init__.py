@@ -45,6 +45,8 @@ class Variant:
     unsupported_reason: Callable[[Any, int], str | None] = lambda problem, tp_size: None
     """Return why the variant cannot run a (valid) problem on tp_size ranks, or None if it can. The cell is skipped with
     that reason."""
+    process_settings: str = ""
+    """Settings of the whole process that the variant changes. No other job runs in its processes. Empty: none."""
     place: tuple[str, int] | None = None
     """File and line of a function outside this package. None for a variant of this package."""
 
@@ -155,7 +157,7 @@ class Workload:
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
     applies, and cells cannot be interleaved. Sessions are `ScheduledSession`s. May be a function of the problem."""
     reusable_process: bool = False
-    """True if the workload's own variants leave no state in a process, so that a warm process may run the next job."""
+    """True if jobs leave no state in a process, so that it may run the next job, or interleave both."""
     variants: dict[str, Variant] = field(default_factory=dict)
 
     @functools.cached_property

@@ -11,7 +11,7 @@ import pytest
 
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell, measured
-from tpbench.launcher.cells.row import new_task, store
+from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.planning.resume import decide
 from tpbench.results.read import RowWarning
 from tpbench.results.write import write_row

@@ -15,8 +15,7 @@ from tests.support.command import COMMAND, environment
 from tests.support.fault_catalogue import SINGLE
 from tests.support.held_ranks import Held
 from tpbench.launcher import process
-from tpbench.launcher.process import end_orphans
-from tpbench.launcher.torchrun import LAUNCHER, MARKER, OUTPUT_DIR
+from tpbench.launcher.process import LAUNCHER, MARKER, OUTPUT_DIR, end_orphans
 
 DEAD = "4194305:1"
 """A launcher with a number that Linux gives to no process."""

@@ -12,16 +12,16 @@ import pytest
 import tpbench as package
 from tests.support.command import ROOT, environment, tpbench
 from tests.support.four_gpu_host import job, pretend_four_gpus
-from tpbench.launcher.devices import leases
-from tpbench.launcher.devices.leases import Devices
+from tpbench.launcher import leases
+from tpbench.launcher.leases import Devices
 
 
 def test_devices_of_another_process_are_free_when_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pretend_four_gpus(monkeypatch, tmp_path / "locks")
     probe = (
-        "from pathlib import Path; from tpbench.launcher.devices import leases;"
+        "from pathlib import Path; from tpbench.launcher import leases;"
         f"leases.FOLDER = Path({str(leases.FOLDER)!r});"
-        "locks = [leases._lock(leases.Device(f'GPU-{each}', str(each))) for each in (0, 2)];"
+        "locks = [leases._locked_file(leases.Device(f'GPU-{each}', str(each))) for each in (0, 2)];"
         "print(None not in locks, flush=True); input()"
     )
     other = subprocess.Popen([sys.executable, "-c", probe], cwd=ROOT, env=environment(), text=True,
@@ -42,7 +42,7 @@ def test_devices_of_another_process_are_free_when_it_ends(monkeypatch: pytest.Mo
 
 def test_the_folder_of_locks_does_not_depend_on_tmpdir(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from tpbench.launcher.devices import leases; print(leases.FOLDER)"],
+        [sys.executable, "-c", "from tpbench.launcher import leases; print(leases.FOLDER)"],
         cwd=ROOT, env={**environment(), "TMPDIR": str(tmp_path)}, text=True, capture_output=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == str(leases.FOLDER)
@@ -51,7 +51,7 @@ def test_the_folder_of_locks_does_not_depend_on_tmpdir(tmp_path: Path) -> None:
 ON_TWO_CORES = """
 import os, pathlib
 from tpbench.__main__ import main
-from tpbench.launcher.devices import leases
+from tpbench.launcher import leases
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 leases.FOLDER = pathlib.Path("locks").absolute()
 main()

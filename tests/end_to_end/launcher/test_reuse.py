@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import tpbench as package
-from tests.support.command import ROOT, Running, environment, gone, tpbench
+from tests.support.command import ROOT, Running, gone, tpbench
 from tests.support.fault_catalogue import WITHOUT_END
 
 PROBLEM = ("tokens=64", "vocab=2048", "tp_size=2", "dtype=float32", "device=cpu")
 SMALL = (*PROBLEM, "time_budget_s=60", "max_iterations=3")
 """A job of three iterations on a machine of any load. The time budget of measure=quick may allow only one."""
 SAME = ["loss_value", "loss_error", "grad_error", "loss_identical", "iterations", "warmed_up", "bytes_moved",
-        "bytes_communicated", "memory_limit_gib", "environment", "key", "job", "status"]  # fmt: skip
+        "bytes_communicated", "environment", "key", "job", "status"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> pd.Series:
     """Return the row of a job that had processes of its own."""
     folder = tmp_path_factory.mktemp("fresh")
-    done = tpbench("-m", "variant=pytorch_gather", "seed=5", *SMALL, "memory_limit_gib=2", cwd=folder)
+    done = tpbench("-m", "variant=pytorch_gather", "seed=5", *SMALL, cwd=folder)
     assert done.returncode == 0, done.stderr
     (row,) = (row for _, row in package.load(folder / "outputs").iterrows())
     assert row["jobs_before"] == 0
@@ -34,12 +32,14 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> pd.Series:
 
 
 def test_the_twelfth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Path, fresh: pd.Series) -> None:
-    # Before the last one: other seeds, another variant, a limit on memory that must not stay.
-    warm = tpbench("-m", "memory_limit_gib=0.5,2", "seed=3,4,5", "variant=pytorch_tp_manual,pytorch_gather", *SMALL,
+    """Before it are other seeds, sizes and variants."""
+    sizes = [each for each in SMALL if not each.startswith("tokens")]
+    warm = tpbench("-m", "tokens=128,64", "seed=3,4,5", "variant=pytorch_tp_manual,pytorch_gather", *sizes,
                    "reuse=true", cwd=tmp_path)  # fmt: skip
     assert warm.returncode == 0, warm.stderr
     rows = package.load(tmp_path / "outputs").sort_values("cell")
     assert list(rows["warm"]) == [False] + [True] * 11
+    assert list(rows["jobs_before"]) == list(range(12))
     last = rows.iloc[-1]
     assert (last["variant"], last["seed"]) == ("pytorch_gather", 5)
     assert last[SAME].to_dict() == fresh[SAME].to_dict()
@@ -47,61 +47,30 @@ def test_the_twelfth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Pat
     assert len(list((tmp_path / "outputs/sweeps").glob("*/group-*"))) == 1
 
 
-STAYING = (
-    "import tpbench.launcher.host.warm as w; w.reusable = lambda job: True; from tpbench.__main__ import main; main()"
-)
-"""Program that behaves as on GPUs: a process without observable state of its last job runs the next job too."""
-
-
-def test_reused_processes_make_the_same_rows_as_new_ones(tmp_path: Path, fresh: pd.Series) -> None:
-    sweep = ("-m", "variant=pytorch_tp_manual,pytorch_gather", "seed=4,5", *SMALL, "memory_limit_gib=2", "reuse=true")
-    done = tpbench(*sweep, cwd=tmp_path, program=("-c", STAYING))
-    assert done.returncode == 0, done.stderr
-    rows = package.load(tmp_path / "outputs").sort_values("cell")
-    assert list(rows["jobs_before"]) == [0, 1, 2, 3]
-    assert rows.iloc[-1][SAME].to_dict() == fresh[SAME].to_dict()
-
-
-def test_who_stays_makes_room_for_other_groups(tmp_path: Path) -> None:
-    """On two cores: on more both cells of two ranks would run at once."""
-    two = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2]); {STAYING}"
-    small = [each for each in SMALL if not each.startswith("tp_size")]
-    sweep = ("-m", "variant=pytorch_gather", *small, "reuse=true", "parallel=auto", "tp_size=2,1", "seed=1,2")
-    done = tpbench(*sweep, cwd=tmp_path, program=("-c", two))
-    assert done.returncode == 0, done.stderr
-    rows = package.load(tmp_path / "outputs").sort_values("cell")
-    assert set(rows["status"]) == {"ok"}
-    assert list(rows.loc[rows["tp_size"] == 2, "jobs_before"]) == [0, 1]
-
-
-CHANGING = """
+COMPILING = """
 import sys
 def hook(event, arguments):
     torch = sys.modules.get("torch")
-    if event == "import" and arguments[0] == "tpbench.workloads.entropy_loss.manual":
+    if event == "import" and arguments[0] == "tpbench.workloads.entropy_loss.in_torch":
         compile = torch.compile
         torch.compile = lambda function, **options: compile(function, backend="eager", **options)
-    if event == "os.rename" and str(arguments[1]).endswith("/result.json") and "/2/" in str(arguments[1]):
-        torch.backends.cudnn.benchmark = True
 sys.addaudithook(hook)
 """
-"""A rank that saves the result of cell 2 changes a setting of torch. torch.compile needs no compiler of C++."""
+"""torch.compile needs no compiler of C++."""
 
 
-def test_a_process_that_has_compiled_or_changed_a_setting_is_not_reused_and_says_why(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(CHANGING)
-    sweep = ("-m", "variant=pytorch_tp_manual", "compile=true,false", *SMALL, "tp_size=1", "reuse=true", "seed=1,2")
-    env = {**environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    line = [sys.executable, "-c", STAYING, *sweep]
-    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert list(package.load(tmp_path / "outputs").sort_values("cell")["jobs_before"]) == [0, 0, 0, 0]
-    logs = [
-        "".join(log.read_text() for log in tmp_path.glob(f"outputs/sweeps/*/{cell}/warm/attempt_0/0/stderr.log"))
-        for cell in range(3)
-    ]
-    assert all("this process ends: " in log for log in logs)
-    assert "this process ends: the job changed torch.backends.cudnn.benchmark\n" in logs[2]
+def test_a_process_compiles_for_as_many_jobs_as_it_runs(tmp_path: Path) -> None:
+    """torch would compile a function for eight shapes, and then run it without compiling."""
+    (tmp_path / "sitecustomize.py").write_text(COMPILING)
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    tokens = ",".join(str(16 + at) for at in range(10))
+    sweep = ("-m", "variant=pytorch_tp_manual", "compile=true", f"tokens={tokens}", "vocab=64", "dtype=float32",
+             "tp_size=1", "device=cpu", "time_budget_s=60", "max_iterations=3", "reuse=true")  # fmt: skip
+    code, output = Running(*sweep, cwd=tmp_path, env=env).end()
+    assert code == 0, output
+    assert list(package.load(tmp_path / "outputs").sort_values("cell")["jobs_before"]) == list(range(10))
+    logs = tmp_path.glob("outputs/sweeps/*/*/warm/**/stderr.log")
+    assert "recompile_limit" not in "".join(log.read_text() for log in logs)
 
 
 def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import tpbench as package
 from tests.support.command import ROOT, environment, refused, tpbench
 from tests.support.composed_jobs import job
 from tpbench.job import Job, unsupported_reason
-from tpbench.launcher.cells.row import new_task, store
+from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.report.analysis.metrics import number
 from tpbench.report.pivot import pivot

@@ -8,37 +8,24 @@ import pytest
 
 from tests.support.ranks import Rank, run_on_ranks
 from tests.support.simulated_time import simulated_time
-from tests.support.sleeping_sessions import Sleeper, cpu_context
+from tests.support.sleeping_sessions import Sleeper, answered, cpu_context
 from tpbench.measure import run as running
-from tpbench.measure.interleaving import RoundRequest
+from tpbench.measure.rounds import RoundRequest
 from tpbench.measure.settings import MeasureSettings
 
 
-class GrantAll:
-    """Stands in for `InterleavedRank`: grants each round at once, up to a number or the cell's last request."""
-
-    def __init__(self, rounds: int) -> None:
-        self.left = rounds
-        self.requests: list[RoundRequest] = []
-
-    def request_round(self, request: RoundRequest) -> bool:
-        self.requests.append(request)
-        self.left -= 1
-        return self.left >= 0 and request != RoundRequest.NO_MORE
-
-
 def measured(here: Rank, settings: MeasureSettings, rounds: int) -> tuple[dict[str, Any], int, list[RoundRequest]]:
-    grants: Any = GrantAll(rounds)
     with simulated_time() as time:
         session = Sleeper(here, time, 0.001)
-        _, columns = running.run(session, cpu_context(here), settings, 2.0, lambda message: None, interleaved=grants)
-    return columns, session.steps, grants.requests
+        steps = running.measurement(session, cpu_context(here), settings, 2.0, lambda message: None, interleaved=True)
+        requests, (_, columns) = answered(steps, rounds)
+    return columns, session.steps, requests
 
 
 def test_rounds_of_all_ranks_until_the_median_is_precise() -> None:
     settings = MeasureSettings(time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5)
     (columns, steps, requests), (_, other_steps, other_requests) = run_on_ranks(2, measured, settings, 15)
-    assert steps == other_steps and other_requests == []  # rank 0 requests for all
+    assert steps == other_steps and other_requests == requests  # rank 0 requests for all
     assert requests == [RoundRequest.MORE] * 12 + [RoundRequest.ENOUGH] * 4
     assert len(columns["round_ms"]) == 15 and "device_round_ms" not in columns
     assert len(columns["samples_ms"]) == columns["iterations"] >= 15

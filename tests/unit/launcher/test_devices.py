@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.four_gpu_host import job, pretend_four_gpus
-from tpbench.launcher.devices import gpus, leases
-from tpbench.launcher.devices.choice import Device, choose
-from tpbench.launcher.devices.gpus import Gpu
-from tpbench.launcher.devices.leases import Devices
+from tpbench.launcher import devices, leases
+from tpbench.launcher.devices import Device
+from tpbench.launcher.leases import Devices, choose
 from tpbench.settings import JobError
 
 
@@ -47,7 +46,7 @@ def test_a_single_gpu_leaves_a_linked_pair() -> None:
 def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(leases, "FOLDER", tmp_path / "file")
-    monkeypatch.setattr(gpus, "usable", lambda: [Gpu("GPU-0", "0")])
+    monkeypatch.setattr(leases, "usable_gpus", lambda: [Device("GPU-0", "0")])
     with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be opened .*all users"):
         Devices(split_cpu=False).lease(job(1))
 
@@ -76,7 +75,7 @@ def test_among_many_gpus_the_linked_ones_are_found_without_comparing_all_sets() 
 
 
 def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "usable", list)
+    monkeypatch.setattr(leases, "usable_gpus", list)
     host = Devices(split_cpu=False)
     first, second = host.lease(job(2, "cpu")), host.lease(job(2, "cpu"))
     assert first == second == leases.Lease()
@@ -102,9 +101,9 @@ def test_only_admitted_gpus_are_used(visible: str | None, names: list[str], monk
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [each.uuid for each in gpus.usable()] == names
+    assert [device.name for device in devices.usable_gpus()] == names
 
 
 def test_the_memory_of_the_smallest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml)
-    assert gpus.smallest_memory_gib() == 40
+    assert devices.smallest_memory_gib() == 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,15 @@ import pytest
 
 from tests.support.launcher_rows import cell, measured
 from tpbench.launcher import display
-from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.command_line import original_arguments
-from tpbench.launcher.planning.plan import distinguish
+from tpbench.launcher.planning.plan import Cell, distinguish
 from tpbench.results.read import load, plain_rows
+
+
+def ended(of: Cell, sweep: Path, row: dict[str, Any] | None = None, note: str | None = None) -> Attempt:
+    """Return an attempt with its row."""
+    return replace(Attempt.plan(of, sweep, {}, number=1), row=row, note=note)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +56,8 @@ def test_cells_that_differ_in_their_seed_have_different_lines(
     shown.start(one)
     shown.start(two)
     shown.console.print(shown._table())
-    shown.retry(Outcome(two, None, "it broke"))
-    shown.finish(Outcome(one, None))
+    shown.retry(ended(two, tmp_path, note="it broke"))
+    shown.finish(ended(one, tmp_path))
     shown.blocked(two)
     lines = capsys.readouterr().out.splitlines()
     assert [line.count("seed=1") for line in lines] == [1, 0, 0, 1, 0, 0, 1, 0]
@@ -80,7 +86,7 @@ def test_a_running_cell_shows_the_last_phase_of_its_rank_0(tmp_path: Path) -> No
 
 def test_submitted_jobs_are_collected_from_their_own_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = display.Display(3, tmp_path / "this")
-    left = [Outcome(cell(at, tmp_path), None, sweep=tmp_path / name) for at, name in enumerate(["one", "two", "one"])]
+    left = [ended(cell(at, tmp_path), tmp_path / name) for at, name in enumerate(["one", "two", "one"])]
     shown.end(left)
     assert (
         f"3 jobs are left to Slurm: scripts/collect.py {tmp_path}/one; scripts/collect.py {tmp_path}/two or the same"
@@ -101,8 +107,8 @@ def test_a_failed_cell_shows_the_path_of_its_log(
         measured(cell(index, tmp_path / "out", seed=index), status, reason, log_dir=str(tmp_path / f"sweeps/{index}"))
     rows = plain_rows(load(tmp_path / "out"))
     cells = distinguish([cell(index, tmp_path / "out", seed=index) for index in range(3)])
-    outcomes = [Outcome(each, row) for each, row in zip(cells, rows, strict=True)]
-    display.Display(4, tmp_path).end([*outcomes, outcomes[0]])  # the last one: the same job as the first
+    attempts = [ended(each, tmp_path, row) for each, row in zip(cells, rows, strict=True)]
+    display.Display(4, tmp_path).end([*attempts, attempts[0]])  # the last one: the same job as the first
     lines = [line for line in capsys.readouterr().out.splitlines() if "the log is" in line]
     assert lines == [
         f"error of {cells[0]}: the log is sweeps/0/torchrun/attempt_0/1/stderr.log",

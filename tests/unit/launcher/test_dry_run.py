@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
-from tpbench.launcher.devices import gpus
+from tpbench.launcher import devices
 from tpbench.launcher.planning.forecast import Forecast, dry_run_text, plan_text
 from tpbench.launcher.planning.plan import Cell, distinguish
 from tpbench.launcher.planning.resume import decide
@@ -48,7 +48,7 @@ def test_no_two_lines_are_the_same():
 
 
 def test_from_the_output_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpus, "smallest_memory_gib", lambda: 80.0)
+    monkeypatch.setattr(devices, "smallest_memory_gib", lambda: 80.0)
     monkeypatch.chdir(tmp_path)
     out = str(tmp_path / "out")
     big = Cell(0, job("pytorch_gather", tokens=65536, output_dir=out), None)

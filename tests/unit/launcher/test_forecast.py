@@ -5,7 +5,7 @@ import pytest
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.job import parse_job
-from tpbench.launcher.devices import gpus
+from tpbench.launcher import devices
 from tpbench.launcher.planning.forecast import START_S, Forecast, skip_predicted_oom, variant_label
 from tpbench.launcher.planning.plan import Cell
 from tpbench.measure.settings import MeasureSettings
@@ -47,7 +47,7 @@ def test_predicted_oom(rows):
 
 
 def test_cells_are_skipped_by_rows_of_their_output_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpus, "smallest_memory_gib", lambda: 80.0)
+    monkeypatch.setattr(devices, "smallest_memory_gib", lambda: 80.0)
     monkeypatch.chdir(tmp_path)
     out = str(tmp_path / "out")
     big = Cell(0, job("pytorch_gather", tokens=65536, output_dir=out), None)

@@ -9,7 +9,7 @@ import pytest
 
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell, measured
-from tpbench.launcher.cells.leftovers import discard_rows
+from tpbench.launcher.attempt import discard_rows
 from tpbench.launcher.planning import resume
 from tpbench.launcher.planning.resume import decide
 from tpbench.results.current_rows import newest

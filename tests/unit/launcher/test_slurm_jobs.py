@@ -16,15 +16,13 @@ from omegaconf import OmegaConf
 from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
 from tpbench.launcher import torchrun
-from tpbench.launcher.cells.attempt import Attempt
-from tpbench.launcher.cells.leftovers import abandon, discard_rows
-from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.attempt import Attempt, abandon, discard_rows
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster, collect
 from tpbench.launcher.slurm.runner import Slurm
 from tpbench.launcher.slurm.settings import SlurmSettings
-from tpbench.launcher.slurm.submitted import NO_JOB, Submitted, left_behind, record, unfinished
+from tpbench.launcher.slurm.submitted import NO_JOB, closed, is_wanted, job_of, left_behind, record
 from tpbench.settings import JobError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -65,15 +63,16 @@ def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:
     ],
 )
 def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, said: str, tmp_path: Path) -> None:
-    submitted = Submitted(_begun(tmp_path), "7_0")
-    assert submitted.outcome("RUNNING") is None
-    outcome = submitted.outcome(state)
-    assert outcome is not None
-    assert outcome.status == status
-    assert said in str(outcome.reason)
-    again = submitted.outcome("RUNNING")
-    assert again is not None and again.row and outcome.row
-    assert again.row["row_id"] == outcome.row["row_id"]
+    attempt = _begun(tmp_path)
+    record(attempt.folder, "7_0")
+    assert closed(attempt, "RUNNING") is None
+    done = closed(attempt, state)
+    assert done is not None
+    assert done.status == status
+    assert said in str(done.reason)
+    again = closed(attempt, "RUNNING")
+    assert again is not None and again.row and done.row
+    assert again.row["row_id"] == done.row["row_id"]
 
 
 def test_a_cell_belongs_to_the_first_job_that_says_so(tmp_path: Path) -> None:
@@ -97,10 +96,10 @@ def test_only_attempts_without_a_row_are_left_behind(tmp_path: Path) -> None:
     attempt = _begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
     record(attempt.folder, "7_0")
-    assert [each.job_id for each in left_behind([str(tmp_path)], {attempt.cell.job.key})] == ["7_0"]
+    assert [job_of(each) for each in left_behind([str(tmp_path)], {attempt.cell.job.key})] == ["7_0"]
     assert list(left_behind([str(tmp_path)], {"another"})) == []
     attempt.close("ok")
-    assert list(unfinished(attempt.folder.parent)) == []
+    assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
 
 
 def test_an_abandoned_attempt_gets_no_row(
@@ -108,9 +107,9 @@ def test_an_abandoned_attempt_gets_no_row(
 ) -> None:
     attempt = _begun(tmp_path)
     record(attempt.folder, "7_0")
-    assert Submitted.find(attempt).wanted
+    assert is_wanted(attempt)
     abandon(attempt.folder)
-    assert Submitted.find(attempt).outcome("CANCELLED") is None
+    assert closed(attempt, "CANCELLED") is None
     monkeypatch.setattr(cluster.subprocess, "run", lambda *_, **__: pytest.fail("asked for the state of its job"))
     assert collect.main([str(attempt.folder.parent)]) == 3
     assert "no job runs it: run the sweep again with resume=true" in capsys.readouterr().out
@@ -122,7 +121,7 @@ def test_the_row_of_a_failed_attempt_is_deleted_for_good(tmp_path: Path) -> None
     record(attempt.folder, "7_0")
     _discard(attempt.close("error", "it failed"))
     assert not attempt.has_row
-    assert Submitted.find(attempt).outcome("COMPLETED") is None
+    assert closed(attempt, "COMPLETED") is None
 
 
 def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,20 +163,19 @@ def test_a_sweep_of_one_host_is_looked_at_without_slurm(
     """Only the last attempt at each cell counts: a retry, or an attempt that was started again without other cells."""
     monkeypatch.setenv("PATH", str(tmp_path))
     crowded = _begun(tmp_path)
-    alone = crowded.alone("memory ran out")
+    alone = crowded.again(not_interleaved="memory ran out").begin()
     alone.task.save(alone.task_file)
     alone.close("oom", "")
     sweep = crowded.folder.parent
-    failed = Attempt.begin(cell(1, tmp_path), sweep, {}, number=1)
-    again = Attempt.begin(cell(1, tmp_path), sweep, {}, number=2)
+    failed = Attempt.plan(cell(1, tmp_path), sweep, {}, number=1).begin()
+    again = Attempt.plan(cell(1, tmp_path), sweep, {}, number=2).begin()
     for each in (failed, again):
-        each.create_folder()
         each.task.save(each.task_file)
     _discard(failed.close("error", "it failed"))
     again.close("timeout", "")
     assert collect.main([str(sweep)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["0-alone", "1.2", "2 cells"]
+    assert [line.partition(":")[0] for line in lines] == ["0-again", "1.2", "2 cells"]
     assert "2 cells: 2 done, 1 of them failed, 0 not done yet" in lines[-1]
 
 
@@ -209,7 +207,7 @@ def test_cells_are_collected_after_the_folder_of_their_model_is_deleted(
     attempt = _begun(tmp_path, train)
     (attempt.folder.parent / "slurm").mkdir()
     record(attempt.folder, "7_0")
-    assert [each.attempt.cell.job for each in left_behind([str(tmp_path)], {train.job.key})] == [train.job]
+    assert [each.cell.job for each in left_behind([str(tmp_path)], {train.job.key})] == [train.job]
     attempt.close("error", "it broke")
     assert collect.main([str(attempt.folder.parent)]) == 1
     assert "model=model" in capsys.readouterr().out
@@ -256,12 +254,11 @@ MODEL = {
 def _begun(output_dir: Path, of: Cell | None = None) -> Attempt:
     sweep = output_dir / "sweeps" / "S"
     sweep.mkdir(parents=True)
-    attempt = Attempt.begin(of or cell(0, output_dir), sweep, {}, number=1)
-    attempt.create_folder()
+    attempt = Attempt.plan(of or cell(0, output_dir), sweep, {}, number=1).begin()
     attempt.task.save(attempt.task_file)
     return attempt
 
 
-def _discard(outcome: Outcome) -> None:
-    assert outcome.row is not None
-    discard_rows(outcome.cell.job.output_dir, [outcome.row])
+def _discard(attempt: Attempt) -> None:
+    assert attempt.row is not None
+    discard_rows(attempt.cell.job.output_dir, [attempt.row])

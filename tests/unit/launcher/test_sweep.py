@@ -14,14 +14,13 @@ import pytest
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell
 from tpbench.launcher import sweep
-from tpbench.launcher.cells.attempt import Attempt, StartAttempt
-from tpbench.launcher.cells.leftovers import discard_rows, store_left_results
-from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher.attempt import Attempt, discard_rows
+from tpbench.launcher.claims import store_left_results
 from tpbench.launcher.display import Display
-from tpbench.launcher.host.runner import _require_folders
+from tpbench.launcher.host import _require_folders
+from tpbench.launcher.interrupts import Terminated, raise_on_termination
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost
-from tpbench.launcher.process import Terminated, raise_on_termination
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 
@@ -44,14 +43,13 @@ class InstantRunner:
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
         return {}
 
-    def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
-        for one in cells:
-            self.started.append(one.index)
-            display.start(one)
-            attempt = begin(one)
-            attempt.create_folder()
-            failing = one.index in self.fail_once
-            self.fail_once.discard(one.index)
+    def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
+        for planned in attempts:
+            self.started.append(planned.cell.index)
+            display.start(planned.cell)
+            attempt = planned.begin()
+            failing = planned.cell.index in self.fail_once
+            self.fail_once.discard(planned.cell.index)
             yield attempt.close("error" if failing else "oom", "it broke" if failing else None)
 
 
@@ -61,8 +59,8 @@ def test_a_long_sweep_merges_its_rows_and_still_retries_and_resumes(
     monkeypatch.setattr(sweep, "MERGE_AFTER_ROWS", 3)
     cells = [cell(index, tmp_path, seed=index) for index in range(8)]
     runner = InstantRunner(fail_once=[1])
-    outcomes = sweep.run_sweep(cells, tmp_path / "logs", SweepOptions(retries=1), runner)
-    assert [each.status for each in outcomes] == ["oom"] * 8
+    attempts = sweep.run_sweep(cells, tmp_path / "logs", SweepOptions(retries=1), runner)
+    assert [each.status for each in attempts] == ["oom"] * 8
     assert runner.started == [*range(8), 1]
 
     rows = package.load(tmp_path)
@@ -73,9 +71,9 @@ def test_a_long_sweep_merges_its_rows_and_still_retries_and_resumes(
     assert [name.startswith("merged-") for name in files] == [True] * 3
 
     again = InstantRunner()
-    outcomes = sweep.run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)
+    attempts = sweep.run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)
     assert again.started == []
-    assert {each.note for each in outcomes} == {"measured before"}
+    assert {each.note for each in attempts} == {"measured before"}
 
 
 class HotRunner(InstantRunner):
@@ -85,13 +83,13 @@ class HotRunner(InstantRunner):
         super().__init__()
         self.throttled = throttled
 
-    def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
-        for one in cells:
-            self.started.append(one.index)
-            display.start(one)
-            attempt = begin(one)
-            attempt.create_folder()
-            hot = self.started.count(one.index) <= self.throttled[one.index]
+    def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
+        for planned in attempts:
+            index = planned.cell.index
+            self.started.append(index)
+            display.start(planned.cell)
+            attempt = planned.begin()
+            hot = self.started.count(index) <= self.throttled[index]
             yield attempt.with_columns(time_ms=1.0, throttle_reasons="power" if hot else "none").close("ok")
 
 
@@ -112,8 +110,8 @@ def test_throttled_cells_are_measured_again_at_most_twice(
 class FullDisk(InstantRunner):
     """A disk that is full when the second cell is to begin."""
 
-    def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
-        yield from super().run(cells[:1], begin, display)
+    def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
+        yield from super().run(attempts[:1], display)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/file")
 
 
@@ -129,8 +127,7 @@ def test_a_result_saved_from_a_full_disk_becomes_a_row(moved: bool, tmp_path: Pa
     outputs = tmp_path / "outputs"
     one = cell(0, outputs)
     (outputs / "sweeps" / "s").mkdir(parents=True)
-    attempt = Attempt.begin(one, outputs / "sweeps" / "s", FACTS, 1)
-    attempt.create_folder()
+    attempt = Attempt.plan(one, outputs / "sweeps" / "s", FACTS, 1).begin()
     attempt.task.save(attempt.task_file)
     attempt.task.result("ok", time_ms=1.5).save(attempt.folder)
     if moved:
@@ -156,7 +153,7 @@ def test_a_row_cannot_have_a_file_made_outside_of_its_sweeps(tmp_path: Path) -> 
 
 
 def test_a_removed_folder_ends_the_sweep_in_one_line(tmp_path: Path) -> None:
-    attempt = Attempt.begin(cell(0, tmp_path), tmp_path / "sweep", FACTS, 1)
+    attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "sweep", FACTS, 1)
     with pytest.raises(JobError, match=r"sweep/0 was removed while its job ran.* resume=true$"):
         _require_folders([attempt])
 

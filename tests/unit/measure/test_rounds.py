@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import simulated_time
-from tests.support.sleeping_sessions import Sleeper, cpu_context
+from tests.support.sleeping_sessions import Sleeper, answered, cpu_context
 from tpbench.measure import clock
-from tpbench.measure.interleaving import InterleavedRank, InterleavingQueue, RoundRequest
-from tpbench.measure.rounds import MIN_ROUNDS, ROUNDS, ClockRounds, run_rounds
+from tpbench.measure.gpu import ClockWatch
+from tpbench.measure.rounds import MIN_ROUNDS, ROUNDS, ClockRounds, RoundRequest, next_cells, run_rounds
 from tpbench.measure.settings import MeasureSettings
 
 SETTINGS: dict[str, Any] = {"time_budget_s": 2.4, "min_iterations": 1, "max_iterations": 10**6, "precision": 0.0}
@@ -73,29 +75,16 @@ def test_a_median_that_varies_needs_more_rounds() -> None:
     assert len(found.samples) == 2 * MIN_ROUNDS
 
 
-class Queue(InterleavedRank):
-    """A rank whose requests are granted at once, up to a number."""
-
-    def __init__(self, grants: int) -> None:
-        self.left, self.requests = grants, []  # type: ignore[var-annotated]
-
-    def request_round(self, request: RoundRequest) -> bool:
-        self.requests.append(request)
-        self.left -= 1
-        return self.left >= 0
-
-
-def test_rounds_of_two_clocks_end_with_the_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_two_clocks_end_with_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     here = lone_rank(monkeypatch)
     monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
-    queue = Queue(3)
     with simulated_time() as time:
         session = Sleeper(here, time, 0.001)
         wall, context = clock.WallClock(here.device, clock.ColdCache(here.device, 2)), cpu_context(here)
         settings = [MeasureSettings(**{**SETTINGS, "time_budget_s": budget}) for budget in (2.41, 0.001)]
         clocks = [ClockRounds(wall, session.step, session, context, each) for each in settings]
-        run_rounds(queue, clocks, session, context)
-    assert queue.requests == [RoundRequest.MORE, *[RoundRequest.NO_MORE] * 3]  # the request of the shorter budget
+        requests, _ = answered(run_rounds(clocks, session, context, ClockWatch(None)), 3, even_if_no_more=True)
+    assert requests == [RoundRequest.MORE, *[RoundRequest.NO_MORE] * 3]  # the request of the shorter budget
     assert [len(each) for each in clocks[0].rounds] == [2, 99, 99]  # 0.1 s each, after one iteration of warm-up
     assert [len(each) for each in clocks[1].rounds] == [2, 1, 1]
     assert clocks[0].spent_s == pytest.approx((3 + 100 + 100) * 0.001)
@@ -103,29 +92,37 @@ def test_rounds_of_two_clocks_end_with_the_grants(monkeypatch: pytest.MonkeyPatc
     assert ROUNDS == 24
 
 
-def test_other_ranks_take_the_iterations_of_rank_0_and_request_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_take_the_request_and_the_iterations_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     here = lone_rank(monkeypatch)
-    queue, asked = Queue(3), iter([[2, 1], [0, 0]])
-    monkeypatch.setattr(dist, "broadcast", lambda iterations, src: iterations.copy_(torch.tensor(next(asked))))
+    agreed = iter([[RoundRequest.MORE, 2, 1], [RoundRequest.NO_MORE, 1, 1]])
+    monkeypatch.setattr(dist, "broadcast", lambda numbers, src: numbers.copy_(torch.tensor(next(agreed))))
     monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
     with simulated_time() as time:
         session, context = Sleeper(here, time, 0.001), replace(cpu_context(here), rank=1)
         wall = clock.WallClock(here.device, clock.ColdCache(here.device, 2))
         clocks = [ClockRounds(wall, session.step, session, context, MeasureSettings(**SETTINGS)) for _ in range(2)]
-        run_rounds(queue, clocks, session, context)
-    assert queue.requests == []
+        requests, _ = answered(run_rounds(clocks, session, context, ClockWatch(None)), 1)
+    assert requests == [RoundRequest.MORE, RoundRequest.NO_MORE]
     assert [[len(each) for each in of.rounds] for of in clocks] == [[2], [1]]
 
 
-def test_a_request_waits_in_a_file_for_its_grant(tmp_path: Any) -> None:
-    queue = InterleavingQueue(tmp_path / "interleaving")
-    rank = InterleavedRank(queue.folder)
-    assert queue.pending_request() is None
-    for number, (request_, last) in enumerate([(RoundRequest.MORE, False), (RoundRequest.NO_MORE, True)]):
-        (queue.folder / f"{number}.grant").write_text("finish" if last else "measure")  # it does not have to wait
-        assert rank.request_round(request_) is not last
-        assert queue.pending_request() == request_
-        queue.grant(last)
-        assert queue.pending_request() is None
-    assert sorted(each.name for each in queue.folder.iterdir()) == ["0.grant", "0.request", "1.grant", "1.request"]
-    assert [(queue.folder / f"{number}.grant").read_text() for number in (0, 1)] == ["measure", "finish"]
+@given(st.dictionaries(st.integers(0, 3), st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1))
+def test_cells_take_turns_until_none_needs_more(wanted: dict[int, tuple[int, int]]) -> None:
+    """`wanted`: by cell, the rounds until its median is precise, and the most that it can run."""
+
+    def request(cell: int) -> RoundRequest:
+        enough, most = wanted[cell]
+        if order.count(cell) >= most:
+            return RoundRequest.NO_MORE
+        return RoundRequest.MORE if order.count(cell) < enough else RoundRequest.ENOUGH
+
+    order: list[int] = []
+    requests = {cell: request(cell) for cell in wanted}
+    for cell in next_cells(requests):
+        order.append(cell)
+        requests[cell] = request(cell)
+    assert RoundRequest.MORE not in requests.values()
+    assert all(order.count(cell) <= most for cell, (_, most) in wanted.items())
+    if all(most == 6 for _, most in wanted.values()):
+        pairs = -(-max(enough for enough, _ in wanted.values()) // 2)
+        assert order == [*wanted, *reversed(wanted)] * pairs

@@ -11,7 +11,7 @@ import pytest
 from tests.support.launcher_rows import FACTS, cell, measured
 from tpbench.console import information
 from tpbench.job import parse_job
-from tpbench.launcher.cells.row import new_task
+from tpbench.launcher.attempt import new_task
 from tpbench.launcher.command_line import outside_variants
 from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.launcher.planning.plan import Cell

@@ -9,7 +9,7 @@ import pytest
 import tpbench
 from tests.support.launcher_rows import cell, measured
 from tpbench.files import lock
-from tpbench.launcher.cells.row import new_task, store
+from tpbench.launcher.attempt import new_task, store
 from tpbench.results.compact import Busy, compact
 from tpbench.results.write import RowExists, row_exists
 

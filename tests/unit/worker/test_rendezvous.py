@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from tpbench.launcher.process import ProcessTree
-from tpbench.launcher.slurm.interface import gloo_interface, reachable_address
+from tpbench.launcher.slurm.node import gloo_interface, reachable_address
 from tpbench.worker import torchrun
 from tpbench.worker.rendezvous import BACKEND, FixedNodes, store_of_agents
 from tpbench.worker.start import MARKER, SECRET, STORE_FILE, create_secret, load_secret
@@ -57,7 +57,7 @@ def test_the_folder_of_the_store_is_its_users_alone_and_does_not_stay(tmp_path: 
     log = tmp_path / "log"
     report = f'folder=$(dirname "${STORE_FILE}"); stat -c "%n %a" "$folder"'
     tree = ProcessTree(["sh", "-c", report], {MARKER: "test", "PATH": os.environ["PATH"]}, log)
-    assert tree.wait(60, lambda: None) == 0
+    assert tree.wait(60) == 0
     folder, mode = log.read_text().split()
     assert mode == "700"
     tree.end()

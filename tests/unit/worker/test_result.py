@@ -12,25 +12,24 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import FACTS, cell
-from tpbench.launcher.cells.attempt import Attempt
-from tpbench.launcher.cells.leftovers import abandon, store_left_results
+from tpbench.launcher.attempt import Attempt, abandon
+from tpbench.launcher.claims import store_left_results
 from tpbench.settings import JobError
 from tpbench.worker.result import RESERVED_FILE, RESULT_FILE, Result
-from tpbench.worker.task import Interleaving, Task
+from tpbench.worker.task import Task
 
 
 def begun(folder: Path, index: int = 0) -> Attempt:
     """An attempt whose ranks have not started yet."""
     sweep = folder / "sweeps" / "S"
     sweep.mkdir(parents=True, exist_ok=True)
-    attempt = Attempt.begin(cell(index, folder, seed=index), sweep, FACTS, number=1)
-    attempt.create_folder()
+    attempt = Attempt.plan(cell(index, folder, seed=index), sweep, FACTS, number=1).begin()
     attempt.task.save(attempt.task_file)
     return attempt
 
 
 def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
-    task = replace(begun(tmp_path).task, interleaving=Interleaving("S-0-1", 3))
+    task = begun(tmp_path).task.with_columns(interleaved="S-0-1", interleaved_cells=3)
     task.save(tmp_path / "task.json")
     assert Task.load(tmp_path / "task.json") == task
     with pytest.raises(FrozenInstanceError):
@@ -53,8 +52,8 @@ def test_the_first_result_of_several_ranks_counts(tmp_path: Path) -> None:
     attempt = begun(tmp_path)
     attempt.task.result("oom", "rank 1").save(attempt.folder)
     attempt.task.result("error", "rank 0").save(attempt.folder)
-    outcome = attempt.ended(1)
-    assert outcome.status == "oom" and str(outcome.reason).startswith("rank 1")
+    ended = attempt.ended(1)
+    assert ended.status == "oom" and str(ended.reason).startswith("rank 1")
     assert not attempt.has_result and attempt.has_row
 
 
@@ -75,8 +74,8 @@ def test_the_reserved_space_is_returned(tmp_path: Path) -> None:
 def test_a_result_that_cannot_be_read_is_an_error_row(tmp_path: Path) -> None:
     attempt = begun(tmp_path)
     (attempt.folder / RESULT_FILE).write_text(json.dumps({"row_id": 1}))
-    outcome = attempt.ended(0)
-    assert outcome.status == "error" and "the result cannot be read" in str(outcome.reason)
+    ended = attempt.ended(0)
+    assert ended.status == "error" and "the result cannot be read" in str(ended.reason)
 
 
 def test_results_that_a_killed_launcher_left_become_rows_once(tmp_path: Path) -> None:

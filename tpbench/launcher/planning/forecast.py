@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from tpbench.job import Job
-from tpbench.launcher.devices import gpus
-from tpbench.launcher.devices.cores import available_cores
+from tpbench.launcher import devices
+from tpbench.launcher.devices import available_cores
 from tpbench.launcher.planning.plan import Cell, ignored_notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.predict.cells import measured, predictable
@@ -65,7 +65,7 @@ class Forecast:
         existing = [folder for folder in folders if Path(folder).exists()]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return cls(load(existing) if existing else None, gpus.smallest_memory_gib())
+            return cls(load(existing) if existing else None, devices.smallest_memory_gib())
 
     def seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job in seconds, or None if it is unknown.

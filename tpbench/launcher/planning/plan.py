@@ -12,7 +12,7 @@ import yaml
 
 from tpbench import packages
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.devices.cores import available_cores, too_many_ranks
+from tpbench.launcher.devices import available_cores, too_many_ranks
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
-import time
 from collections.abc import Iterable, Sequence
 
+from tpbench.launcher import interrupts
 from tpbench.settings import JobError
 
 ENDED = frozenset(
@@ -20,6 +21,9 @@ DEFAULT_MAX_ARRAY_SIZE = 1001
 
 POLL_S = 0.5
 """Seconds between two queries of jobs that are about to end."""
+
+ANSWER_S = 60.0
+"""Longest wait for an answer of Slurm. A controller that is down keeps its clients waiting for minutes."""
 
 
 class JobState(str):
@@ -69,7 +73,7 @@ def final_states(job_ids: Iterable[str]) -> dict[str, JobState]:
     """Return the states as soon as no job is COMPLETING: only then the final state of such a job is known."""
     asked = set(job_ids)
     while "COMPLETING" in (current := states(asked)).values():
-        time.sleep(POLL_S)
+        interrupts.sleep(POLL_S)
     return current
 
 
@@ -104,7 +108,8 @@ def address(node: str) -> str:
 def cancel(job_ids: Sequence[str]) -> None:
     """Cancel running and pending jobs."""
     if job_ids:
-        subprocess.run(["scancel", *job_ids], capture_output=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(["scancel", *job_ids], capture_output=True, timeout=ANSWER_S)
 
 
 def cancel_and_wait(job_ids: Iterable[str]) -> None:
@@ -112,14 +117,17 @@ def cancel_and_wait(job_ids: Iterable[str]) -> None:
     asked = set(job_ids)
     while left := sorted(asked - {job_id for job_id, state in states(asked).items() if state in ENDED}):
         cancel(left)
-        time.sleep(POLL_S)
+        interrupts.sleep(POLL_S)
 
 
 def _query(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
     """Return the state text of each job by its number, or None if Slurm does not answer."""
     arrays = sorted({each.partition("_")[0] for each in job_ids})
     try:
-        answer = subprocess.run([*command, f"--jobs={','.join(arrays)}"], capture_output=True, text=True)
+        line = [*command, f"--jobs={','.join(arrays)}"]
+        answer = subprocess.run(line, capture_output=True, text=True, timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        return None
     except FileNotFoundError:
         raise JobError(f"this needs Slurm's commands: there is no {command[0]} here") from None
     if answer.returncode and "Invalid job id" not in answer.stderr:

@@ -10,14 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.launcher.cells.attempt import Attempt
-from tpbench.launcher.cells.leftovers import discard_rows
-from tpbench.launcher.cells.locks import CellLocks
-from tpbench.launcher.cells.outcome import FAILURES, Outcome
+from tpbench.launcher.attempt import FAILURES, Attempt, discard_rows
+from tpbench.launcher.claims import CellLocks
 from tpbench.launcher.planning.plan import distinguish
 from tpbench.launcher.planning.resume import superseded
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.submitted import Submitted, attempts_of
+from tpbench.launcher.slurm.submitted import attempts_of, closed, is_wanted, job_of
 from tpbench.results.current_rows import MEASURED, changes, newest
 from tpbench.results.read import load, plain_rows
 from tpbench.settings import JobError
@@ -47,39 +45,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _collect(attempts: Sequence[Attempt]) -> int:
-    submitted = [Submitted.find(each) for each in attempts]
-    states = cluster.states(each.job_id for each in submitted if each.wanted and not each.attempt.has_row)
-    outcomes = [each.outcome(states.get(each.job_id, "UNKNOWN")) for each in submitted]
-    stored = {each: load(each) for each in {each.cell.job.output_dir for each in attempts} if Path(each).exists()}
-    _tidy([each for each in outcomes if each], stored)
+    wanted = {attempt.folder: job_of(attempt) for attempt in attempts if is_wanted(attempt)}
+    states = cluster.states(
+        wanted[attempt.folder] for attempt in attempts if attempt.folder in wanted and not attempt.has_row
+    )
+    ended = [closed(attempt, states.get(job_of(attempt), "UNKNOWN")) for attempt in attempts]
+    output_dirs = {attempt.cell.job.output_dir for attempt in attempts}
+    stored = {output_dir: load(output_dir) for output_dir in output_dirs if Path(output_dir).exists()}
+    _tidy([attempt for attempt in ended if attempt], stored)
     failed = busy = 0
-    cells = distinguish([each.cell for each in attempts])
-    for each, outcome, cell in zip(submitted, outcomes, cells, strict=True):
-        other_row = None if outcome or each.wanted else _row_of_another_sweep(each.attempt, stored)
-        if row := outcome.row if outcome else other_row:
+    cells = distinguish([attempt.cell for attempt in attempts])
+    for attempt, done, cell in zip(attempts, ended, cells, strict=True):
+        job_id = wanted.get(attempt.folder)
+        other_row = None if done or job_id else _row_of_another_sweep(attempt, stored)
+        if row := done.row if done else other_row:
             reason = str(row["reason"] or "").partition("\n")[0]
             sweep = f"(sweep {row['sweep_id']})" if other_row else ""
             result = " ".join(filter(None, (str(row["status"]), reason, sweep)))
             failed += row["status"] in FAILURES
         else:
-            state = states.get(each.job_id, cluster.UNKNOWN)
-            result = f"job {each.job_id}, {state.text}" if each.wanted else NO_JOB
+            state = states.get(str(job_id), cluster.UNKNOWN)
+            result = f"job {job_id}, {state.text}" if job_id else NO_JOB
             busy += 1
-        print(printable(f"{each.attempt.folder.name}: {cell}: {result}"))
+        print(printable(f"{attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
     return 3 if busy else int(failed > 0)
 
 
-def _tidy(outcomes: Sequence[Outcome], stored: Mapping[str, pd.DataFrame]) -> None:
+def _tidy(ended: Sequence[Attempt], stored: Mapping[str, pd.DataFrame]) -> None:
     """Delete the rows of failed attempts at cells that have another row now, unless a running sweep has the cell."""
     locks = CellLocks(stored)
-    for each in outcomes:
-        output_dir = each.cell.job.output_dir
-        if each.row is None or output_dir not in stored:
+    for attempt in ended:
+        output_dir = attempt.cell.job.output_dir
+        if attempt.row is None or output_dir not in stored:
             continue
         rows = stored[output_dir]
-        failures = superseded(each.row, plain_rows(rows[rows["key"] == each.row["key"]]))
-        if failures and locks.acquire(each.cell):
+        failures = superseded(attempt.row, plain_rows(rows[rows["key"] == attempt.row["key"]]))
+        if failures and locks.acquire(attempt.cell):
             with contextlib.suppress(OSError):  # a row of another user: both stay
                 discard_rows(output_dir, failures)
     locks.close()

@@ -1,4 +1,8 @@
-"""Placement of a job's ranks on nodes: tensor-parallel ranks within a node, replicas across nodes."""
+"""What is asked of Slurm: the nodes of a job, and the arrays of many jobs.
+
+Tensor-parallel ranks share a node; replicas may be on several. An array has a maximum length, and a limit on the jobs
+that run at once.
+"""
 
 from __future__ import annotations
 
@@ -57,3 +61,36 @@ def layout(job: Job, ranks_per_node: int) -> Layout:
     fitting = ranks_per_node // job.tp_size
     replicas = max(count for count in range(1, max(fitting, 1) + 1) if job.dp_size % count == 0)
     return Layout(job.dp_size // replicas, replicas * job.tp_size, job.device)
+
+
+@dataclass(frozen=True)
+class ArrayPlan:
+    """One array of jobs."""
+
+    size: int
+    parallelism: int
+    """Most of its jobs that may run at once."""
+    after: int | None
+    """Index of the array that must end before this one begins, or None."""
+
+
+def split_into_arrays(jobs: int, max_length: int, parallelism: int) -> list[ArrayPlan]:
+    """Return the fewest arrays that hold the jobs, of about equal size.
+
+    All arrays together run at most `parallelism` jobs at once. Each array gets a share of that number. If there are
+    more arrays than shares, the other arrays wait for one of the first.
+    """
+    count = math.ceil(jobs / max_length)
+    shares = min(count, parallelism)
+    return [
+        ArrayPlan(
+            size=_share(jobs, count, index),
+            parallelism=_share(parallelism, shares, index % shares),
+            after=index - shares if index >= shares else None,
+        )
+        for index in range(count)
+    ]
+
+
+def _share(total: int, count: int, index: int) -> int:
+    return total // count + (index < total % count)

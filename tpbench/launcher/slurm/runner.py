@@ -10,20 +10,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpbench.launcher import torchrun
-from tpbench.launcher.cells.attempt import Attempt, StartAttempt
-from tpbench.launcher.cells.leftovers import abandon
-from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher import interrupts, torchrun
+from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.arrays import split_into_arrays
 from tpbench.launcher.slurm.cluster import ENDED, JobState
-from tpbench.launcher.slurm.layout import Layout, layout
+from tpbench.launcher.slurm.layout import Layout, layout, split_into_arrays
 from tpbench.launcher.slurm.partition import Partition
 from tpbench.launcher.slurm.settings import SlurmSettings
-from tpbench.launcher.slurm.submitted import SUBMITIT, Submitted, left_behind, record
+from tpbench.launcher.slurm.submitted import SUBMITIT, closed, is_wanted, job_of, left_behind, mark_ended, record
 from tpbench.measure import machine
 from tpbench.settings import JobError, spelled
 from tpbench.worker.start import create_secret
@@ -48,7 +45,7 @@ class Slurm:
         # The software is the cluster's too; its GPUs are unknown here, and each row names them.
         software = ("torch_version", "triton_version", "tpbench_version", "git_commit", "git_dirty")
         self.facts = {name: value for name, value in machine.facts().items() if name in software}
-        self.adopted: dict[int, Submitted] = {}
+        self.adopted: dict[int, Attempt] = {}
         self.tried: dict[int, str] = {}
         """By the cell's index: the job that ran its last attempt."""
 
@@ -58,88 +55,83 @@ class Slurm:
         Returns, by the cell's index, the description of each job that is still queued or running. `run` waits for it.
         """
         by_key = {cell.job.key: cell for cell in cells}
-        left = list(left_behind({cell.job.output_dir for cell in cells}, by_key.keys()))
-        unwanted = [each for each in left if not each.wanted]
-        cluster.cancel_and_wait(each.job_id for each in unwanted)
-        for each in unwanted:
-            each.mark_ended()
-        left = [each for each in left if each.wanted]
-        states = cluster.final_states(each.job_id for each in left)
-        for each in left:
-            state = states.get(each.job_id, "UNKNOWN")
-            if each.outcome(state) is None:
-                cell = by_key[each.attempt.cell.job.key]
-                self.adopted[cell.index] = replace(each, attempt=replace(each.attempt, cell=cell))
-        return {index: f"already submitted as Slurm job {each.job_id}" for index, each in self.adopted.items()}
+        wanted: dict[str, Attempt] = {}
+        unwanted: dict[str, Attempt] = {}
+        for attempt in left_behind({cell.job.output_dir for cell in cells}, by_key.keys()):
+            (wanted if is_wanted(attempt) else unwanted)[job_of(attempt)] = attempt
+        cluster.cancel_and_wait(unwanted)
+        for attempt in unwanted.values():
+            mark_ended(attempt)
+        states = cluster.final_states(wanted)
+        for job_id, attempt in wanted.items():
+            if closed(attempt, states.get(job_id, "UNKNOWN")) is None:
+                cell = by_key[attempt.cell.job.key]
+                self.adopted[cell.index] = replace(attempt, cell=cell)
+        return {index: f"already submitted as Slurm job {job_of(attempt)}" for index, attempt in self.adopted.items()}
 
-    def run(self, cells: Sequence[Cell], begin: StartAttempt, display: Display) -> Iterator[Outcome]:
-        """Submit all cells, and yield each outcome as its job ends. Cancels all other jobs when it is closed."""
+    def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
+        """Submit all attempts, and yield each as its job ends. Cancels all other jobs when it is closed."""
         # The row of a failed attempt exists before its job has ended, and the job could store it once more.
-        cluster.cancel_and_wait(self.tried.pop(cell.index) for cell in cells if cell.index in self.tried)
-        waiting: list[Submitted] = [self.adopted.pop(cell.index) for cell in cells if cell.index in self.adopted]
-        adopted = {each.attempt.cell.index for each in waiting}
+        indices = [attempt.cell.index for attempt in attempts]
+        cluster.cancel_and_wait(self.tried.pop(index) for index in indices if index in self.tried)
+        adopted = [self.adopted.pop(index) for index in indices if index in self.adopted]
+        waiting = {job_of(attempt): attempt for attempt in adopted}
         arrays: dict[Layout, list[Attempt]] = defaultdict(list)
-        for cell in cells:
-            if cell.index not in adopted:
-                arrays[layout(cell.job, self.target.max_ranks_per_node(cell.job))].append(begin(cell))
+        for attempt in attempts:
+            if not any(attempt.cell.index == other.cell.index for other in adopted):
+                job = attempt.cell.job
+                arrays[layout(job, self.target.max_ranks_per_node(job))].append(attempt)
         try:
-            for shape, attempts in arrays.items():
-                for array in self._submit(shape, attempts):
-                    waiting += array
-            for each in waiting:
-                display.start(each.attempt.cell, f"job {each.job_id}")
+            for shape, alike in arrays.items():
+                for array in self._submit(shape, [attempt.begin() for attempt in alike]):
+                    waiting |= array
+            for job_id, attempt in waiting.items():
+                display.start(attempt.cell, f"job {job_id}")
             if self.wait:
                 yield from self._collect(waiting, display)
-            else:
-                done, waiting = waiting, []
-                for each in done:
-                    yield Outcome(
-                        each.attempt.cell,
-                        None,
-                        f"submitted as Slurm job {each.job_id}",
-                        sweep=each.attempt.folder.parent,
-                    )
+            left, waiting = waiting, {}  # a sweep that does not wait leaves its jobs
+            for job_id, attempt in left.items():
+                yield replace(attempt, note=f"submitted as Slurm job {job_id}")
         finally:
-            for each in waiting:
-                abandon(each.attempt.folder)
-            cluster.cancel([each.job_id for each in waiting])
+            for attempt in waiting.values():
+                abandon(attempt.folder)
+            cluster.cancel(list(waiting))
 
-    def _submit(self, shape: Layout, attempts: Sequence[Attempt]) -> Iterator[list[Submitted]]:
-        """Submit the attempts, and yield the jobs of one array after the other."""
+    def _submit(self, shape: Layout, attempts: Sequence[Attempt]) -> Iterator[dict[str, Attempt]]:
+        """Submit attempts that have begun, and yield those of one array after the other, by the job's number."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from submitit import SlurmExecutor
             from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-            from tpbench.launcher.slurm.task import NodeTask
+            from tpbench.launcher.slurm.node import NodeTask
         for attempt in attempts:
-            attempt.create_folder()
             if shape.nodes > 1:
                 create_secret(attempt.folder)
             attempt.task.save(attempt.task_file)
         executor = SlurmExecutor(attempts[0].folder.parent / SUBMITIT, max_num_timeout=self.settings.requeues)
         path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
         setup = [*([] if torchrun.INSTALLED else [path]), *self.settings.setup]
-        timeout_s = max(each.cell.job.timeout_s for each in attempts)
+        timeout_s = max(attempt.cell.job.timeout_s for attempt in attempts)
         left = iter(attempts)
         arrays: list[str] = []
         for part in split_into_arrays(len(attempts), cluster.max_array_length(), self.settings.array_parallelism):
             after = None if part.after is None else arrays[part.after]
             resources = shape.resources(self.settings, timeout_s, part.parallelism, after)
             executor.update_parameters(job_name="tpbench", setup=setup, **resources)
-            these = list(itertools.islice(left, part.size))
+            in_array = list(itertools.islice(left, part.size))
             try:
                 with executor.batch():
-                    jobs = [executor.submit(NodeTask(str(each.folder))) for each in these]
+                    jobs = [executor.submit(NodeTask(str(attempt.folder))) for attempt in in_array]
             except (FailedJobError, FailedSubmissionError, OSError) as error:
                 raise JobError(cluster.rejection_message(str(error))) from None
             arrays.append(jobs[0].job_id.partition("_")[0])
-            for attempt, job in zip(these, jobs, strict=True):
+            for attempt, job in zip(in_array, jobs, strict=True):
                 record(attempt.folder, job.job_id)
-            yield [Submitted(attempt, job.job_id) for attempt, job in zip(these, jobs, strict=True)]
+            yield {job.job_id: attempt for attempt, job in zip(in_array, jobs, strict=True)}
 
-    def _collect(self, waiting: list[Submitted], display: Display) -> Iterator[Outcome]:
-        """Yield the outcomes. Removes each job from `waiting` once it has its outcome."""
+    def _collect(self, waiting: dict[str, Attempt], display: Display) -> Iterator[Attempt]:
+        """Yield the attempts as they get their rows, and remove them from `waiting`."""
         queried_at = float("-inf")
         states: dict[str, JobState] = {}
         ended: dict[str, float] = {}
@@ -147,21 +139,21 @@ class Slurm:
             now = time.monotonic()
             if now - queried_at > self.settings.poll_s:
                 queried_at = now
-                states |= cluster.states(each.job_id for each in waiting)
+                states |= cluster.states(waiting)
                 for job_id, state in states.items():
                     if state in ENDED:
                         ended.setdefault(job_id, now)
                     else:
                         ended.pop(job_id, None)  # requeued
-            for each in list(waiting):
-                state = states.get(each.job_id, JobState("PENDING"))
-                display.set_status(each.attempt.cell, f"job {each.job_id}: {state.text}")
+            for job_id, attempt in list(waiting.items()):
+                state = states.get(job_id, JobState("PENDING"))
+                display.set_status(attempt.cell, f"job {job_id}: {state.text}")
                 delay_s = ROW_DELAY_S if state == "COMPLETED" else self.settings.poll_s
-                has_ended = now - ended.get(each.job_id, now) > delay_s
-                if (each.attempt.has_row or has_ended) and (outcome := each.outcome(state)):
-                    waiting.remove(each)
-                    self.tried[each.attempt.cell.index] = each.job_id
-                    yield outcome
-            display.read_phases(each.attempt for each in waiting)
+                has_ended = now - ended.get(job_id, now) > delay_s
+                if (attempt.has_row or has_ended) and (done := closed(attempt, state)):
+                    del waiting[job_id]
+                    self.tried[attempt.cell.index] = job_id
+                    yield done
+            display.read_phases(waiting.values())
             display.tick()
-            time.sleep(0.2)
+            interrupts.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Jobs in Slurm's queue: which job runs a cell, how it ended, and which jobs earlier sweeps left."""
+"""Attempts in Slurm's queue: which job runs one, how it ended, and which ones earlier sweeps left."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
 from pathlib import Path
 
-from tpbench.launcher.cells import failure
-from tpbench.launcher.cells.attempt import Attempt
-from tpbench.launcher.cells.outcome import Outcome
+from tpbench.launcher import failure
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.slurm.cluster import ENDED
 from tpbench.worker.task import TASK_FILE
 
@@ -35,48 +33,44 @@ CAUSES = {
 """By Slurm's state: the status of a cell whose job ended without a result, and the cause of the job's end."""
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """An attempt that was submitted to Slurm."""
+def job_of(attempt: Attempt) -> str:
+    """Return the number of the job that runs the attempt. Empty while no job is known."""
+    try:
+        return (attempt.folder / JOB).read_text()
+    except FileNotFoundError:
+        return ""
 
-    attempt: Attempt
-    job_id: str
-    """The number of its job. Empty while no job is known."""
 
-    @classmethod
-    def find(cls, attempt: Attempt) -> Submitted:
-        """Return the attempt with the job that its folder names."""
-        job = attempt.folder / JOB
-        return cls(attempt, job.read_text() if job.exists() else "")
+def is_wanted(attempt: Attempt) -> bool:
+    """Return True if a job runs the attempt, and the attempt was not abandoned."""
+    return job_of(attempt) not in ("", NO_JOB) and not attempt.abandoned
 
-    @property
-    def wanted(self) -> bool:
-        """True if a job runs the attempt, and the attempt was not abandoned."""
-        return self.job_id not in ("", NO_JOB) and not self.attempt.abandoned
 
-    def mark_ended(self) -> None:
-        """Note that the job of an abandoned attempt has ended.
+def mark_ended(attempt: Attempt) -> None:
+    """Note that the job of an abandoned attempt has ended.
 
-        No sweep may end it again: by then its number may belong to another job.
-        """
-        (self.attempt.folder / JOB).write_text(NO_JOB)
+    No sweep may end it again: by then its number may belong to another job.
+    """
+    (attempt.folder / JOB).write_text(NO_JOB)
 
-    def outcome(self, state: str) -> Outcome | None:
-        """Return the outcome of a cell with a row, and of one whose job has ended.
 
-        None: the job is not done, or the attempt was abandoned.
-        """
-        if self.attempt.has_row:
-            return self.attempt.close()
-        if state not in ENDED or not self.wanted:
-            return None
-        if self.attempt.has_result:
-            return self.attempt.close()
-        status, cause = CAUSES.get(state, ("error", "before it wrote a row"))
-        submitit_log = self.attempt.folder.parent / SUBMITIT / f"{self.job_id}_0_log.err"
-        lines = failure.last_lines(self.attempt.folder) or failure.tail(submitit_log)
-        logs = f"; the last lines:\n{lines}" if lines else ""
-        return self.attempt.close(status, f"Slurm job {self.job_id} ended {cause} ({state}){logs}")
+def closed(attempt: Attempt, state: str) -> Attempt | None:
+    """Return the attempt with its row if it has one, or if its job has ended. `state`: Slurm's name of the job's state.
+
+    None: the job is not done, or the attempt was abandoned.
+    """
+    if attempt.has_row:
+        return attempt.close()
+    if state not in ENDED or not is_wanted(attempt):
+        return None
+    if attempt.has_result:
+        return attempt.close()
+    status, cause = CAUSES.get(state, ("error", "before it wrote a row"))
+    job_id = job_of(attempt)
+    submitit_log = attempt.folder.parent / SUBMITIT / f"{job_id}_0_log.err"
+    lines = failure.last_lines(attempt.folder) or failure.tail(submitit_log)
+    logs = f"; the last lines:\n{lines}" if lines else ""
+    return attempt.close(status, f"Slurm job {job_id} ended {cause} ({state}){logs}")
 
 
 def record(folder: Path, job_id: str) -> bool:
@@ -105,26 +99,22 @@ def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
             continue
         if keys is None or key in keys:
             attempts.append(Attempt.load(file.parent))
-    # A cell that was measured alone after interleaving has two folders of the same number: the longer name is later.
-    attempts.sort(key=lambda each: (each.cell.index, each.task.columns["tries"], each.folder.name))
-    return list({each.cell.index: each for each in attempts}.values())
+    # An attempt that ran once more has another folder of the same number: the longer name is later.
+    attempts.sort(key=lambda attempt: (attempt.cell.index, attempt.task.columns["tries"], attempt.folder.name))
+    return list({attempt.cell.index: attempt for attempt in attempts}.values())
 
 
-def unfinished(sweep: Path, keys: Set[str] | None = None) -> Iterator[Submitted]:
-    """Yield the attempts of a sweep that have no row yet."""
-    return (Submitted.find(attempt) for attempt in attempts_of(sweep, keys) if not attempt.has_row)
-
-
-def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Submitted]:
+def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Attempt]:
     """Yield the attempts of earlier sweeps at jobs with these keys that have no row yet but may get one.
 
     Abandoned attempts are among them: their jobs may still run.
     """
     for output_dir in output_dirs:
         for submitit in Path(output_dir, "sweeps").absolute().glob(f"*/{SUBMITIT}"):
-            for each in unfinished(submitit.parent, keys):
-                if not each.job_id:
-                    record(each.attempt.folder, NO_JOB)  # unless a job comes first
-                    each = Submitted.find(each.attempt)
-                if each.job_id != NO_JOB:
-                    yield each
+            for attempt in attempts_of(submitit.parent, keys):
+                if attempt.has_row:
+                    continue
+                if not job_of(attempt):
+                    record(attempt.folder, NO_JOB)  # unless a job comes first
+                if job_of(attempt) != NO_JOB:
+                    yield attempt

@@ -215,6 +215,7 @@ def _liger_native(problem: LinearLoss, tp_size: int) -> str | None:
 @WORKLOAD.variant(
     "Liger's native tensor-parallel kernel: CUTLASS and NVSHMEM, without multicast",
     requires=("liger_kernel", "liger_cute_kernels"),
+    process_settings="environment variables of NVSHMEM",
     requires_cuda=True,
     unsupported_reason=_liger_native,
 )

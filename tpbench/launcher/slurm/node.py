@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
+import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
-from tpbench.launcher import torchrun
-from tpbench.launcher.cells import failure
-from tpbench.launcher.cells.attempt import Attempt
+from tpbench.launcher import failure, torchrun
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.process import ProcessTree
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.interface import gloo_interface, reachable_address
 from tpbench.launcher.slurm.submitted import record
 from tpbench.measure import machine
 from tpbench.worker.start import SECRET, load_secret
@@ -53,7 +54,7 @@ class NodeTask:
         facts = {**machine.facts(), "kernels_version": attempt.cell.job.kernels_version}
         task = attempt.task.restarted(**{**facts, "host": hosts[0], "nodes": len(hosts)})
         try:
-            _run(Attempt(attempt.cell, task, own), _rendezvous(here.raw_job_id, here.node, hosts))
+            _run(replace(attempt, task=task, folder=own), _rendezvous(here.raw_job_id, here.node, hosts))
         except UncompletedJobError as error:  # submitit's, when there are no more requeues
             attempt.close("timeout", f"Slurm's time limit: {error}")
             raise
@@ -87,7 +88,7 @@ def _run(attempt: Attempt, rendezvous: torchrun.Rendezvous) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     tree = ProcessTree(line, env, attempt.agent_log)
     try:
-        code = tree.wait(job.timeout_s, lambda: None)
+        code = tree.wait(job.timeout_s)
         if code is None:
             attempt.ended(None)
     finally:
@@ -118,3 +119,31 @@ def _wait_to_be_killed(signals: list[int]) -> None:
     if signals:
         time.sleep(KILL_S)
         raise RuntimeError("SIGTERM ended torchrun")
+
+
+def reachable_address(own: str, peer: str) -> str:
+    """Return the IP address at which this node's peers reach it.
+
+    `own`: name or address of this node in Slurm's configuration, which this node may resolve to a loopback address.
+    `peer`: name or address of another node.
+    """
+    _, address = _resolve(own)
+    family, of_peer = _resolve(peer)
+    if not ipaddress.ip_address(address).is_loopback:
+        return address
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((of_peer, 9))  # sends nothing; the kernel chooses the interface
+        return str(probe.getsockname()[0])
+
+
+def gloo_interface(address: str) -> dict[str, str]:
+    """Return the variable that makes gloo use the interface with this IP address. Empty if no interface has it."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return {"GLOO_SOCKET_IFNAME": name}
+    return {}
+
+
+def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
+    family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    return family, str(address[0])

@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from tpbench.worker.result import PEER_LOST, SHARED_MEMORY_FULL, load_failures
+from tpbench.worker.result import PEER_LOST, load_failures
 
 AGENT_LOG = "torchrun.log"
 """Output of torchrun's agent, in the folder of a cell."""
@@ -35,7 +35,7 @@ def describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir:
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
     first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, PEER_LOST))
     lines = tail(_stderr(log_dir, first.local_rank))
-    out_of_memory = first.exit_code == SHARED_MEMORY_FULL or (first.exit_code < 0 and _NATIVE_OOM.search(lines))
+    out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
     return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
 
 

@@ -7,19 +7,23 @@ holds it ends: the launcher, or a torchrun that outlives the launcher by a momen
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import itertools
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpbench.files import lock
 from tpbench.job import Job
-from tpbench.launcher.devices import gpus
-from tpbench.launcher.devices.choice import Device, choose
+from tpbench.launcher.devices import Device, links, usable_gpus
 from tpbench.settings import JobError
 
 FOLDER = Path("/tmp/tpbench-devices")
 """Folder of the lock files. All users of the host share it, so it does not depend on a user's TMPDIR."""
+
+MAX_COMPARED_SETS = 20_000
+"""Most sets of devices that are compared. All sets of sixteen GPUs take less than a second."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ class Devices:
     """The GPUs of this host that this process may use and, if `split_cpu`, its CPU cores."""
 
     def __init__(self, split_cpu: bool) -> None:
-        self.gpus = [Device(each.uuid, each.visible) for each in gpus.usable()]
-        self.links = gpus.links([each.name for each in self.gpus])
+        self.gpus = usable_gpus()
+        self.links = links([each.name for each in self.gpus])
         cores = sorted(os.sched_getaffinity(0)) if split_cpu and hasattr(os, "sched_getaffinity") else []
         self.cores = [Device(f"core-{each}", str(each)) for each in cores]
         self.leased: set[str] = set()
@@ -60,12 +64,14 @@ class Devices:
         if not pool:
             return Lease()
         count = min(job.world_size, len(pool))
-        locks = {each: lock for each in pool if each.name not in self.leased and (lock := _lock(each)) is not None}
+        locks = {
+            each: file for each in pool if each.name not in self.leased and (file := _locked_file(each)) is not None
+        }
         beside_others = len(locks) + len(self.leased & {each.name for each in pool}) < len(pool)
         chosen = choose(list(locks), count, self.links) if len(locks) >= count else ()
-        for device, lock in locks.items():
+        for device, file in locks.items():
             if device not in chosen:
-                os.close(lock)
+                os.close(file)
         if not chosen:
             return None
         self.leased |= {each.name for each in chosen}
@@ -84,7 +90,7 @@ class Devices:
         lease.close()
 
 
-def _lock(device: Device) -> int | None:
+def _locked_file(device: Device) -> int | None:
     """Return the open, locked file of a device, or None if another process has the lock.
 
     Raises JobError if the file cannot be opened.
@@ -97,12 +103,10 @@ def _lock(device: Device) -> int | None:
             f"{path} cannot be opened ({error.strerror}): sweeps share devices by locks in {FOLDER}, so all users of "
             "this host must be able to create files there"
         ) from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return None
-    return file
+    if lock(file):
+        return file
+    os.close(file)
+    return None
 
 
 def _open(path: Path) -> int:
@@ -115,3 +119,35 @@ def _open(path: Path) -> int:
         return os.open(path, flags | os.O_CREAT, 0o666)
     finally:
         os.umask(old)
+
+
+def choose(free: Sequence[Device], count: int, weights: Mapping[frozenset[str], float]) -> tuple[Device, ...]:
+    """Return the `count` devices with the most bandwidth among themselves.
+
+    Ties: the best bandwidth among the devices that remain, then the first devices. `weights` has that of
+    each pair of device names.
+    """
+    if len({_weight(weights, a, b) for a, b in itertools.combinations(free, 2)}) < 2:  # cores, or GPUs on one switch
+        return tuple(free[:count])
+
+    def bandwidth(chosen: Sequence[Device]) -> float:
+        return sum(_weight(weights, a, b) for a, b in itertools.combinations(chosen, 2))
+
+    def rank(chosen: tuple[Device, ...]) -> tuple[float, float]:
+        return bandwidth(chosen), bandwidth([each for each in free if each not in chosen])
+
+    def grow(first: Device) -> tuple[Device, ...]:
+        """Add the best connected device to the set until the set is complete."""
+        chosen = [first]
+        while len(chosen) < count:
+            rest = [each for each in free if each not in chosen]
+            chosen.append(max(rest, key=lambda each: bandwidth([*chosen, each])))
+        return tuple(each for each in free if each in chosen)
+
+    if math.comb(len(free), count) <= MAX_COMPARED_SETS:
+        return max(itertools.combinations(free, count), key=rank)
+    return max(map(grow, free), key=rank)
+
+
+def _weight(weights: Mapping[frozenset[str], float], a: Device, b: Device) -> float:
+    return weights.get(frozenset((a.name, b.name)), 0.0)

@@ -1,14 +1,16 @@
-"""The GPUs of this host as NVML reports them: which ones this process may use, and how they are connected."""
+"""The GPUs of this host as NVML reports them, and the limit of the ranks on its CPU cores."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpbench.job import Job
 from tpbench.measure.machine import nvml_session, nvml_text
 
 NVLINK_WEIGHT = 100.0
@@ -16,16 +18,18 @@ NVLINK_WEIGHT = 100.0
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU that CUDA_VISIBLE_DEVICES admits."""
+class Device:
+    """A GPU, or a CPU core if jobs run side by side on a CPU."""
 
-    uuid: str
+    name: str
+    """Name that is the same for all users of this host: the UUID of a GPU."""
     visible: str
-    """Name in CUDA_VISIBLE_DEVICES: as the user wrote it, else the UUID, which does not depend on an order."""
+    """Name in CUDA_VISIBLE_DEVICES, as the user wrote it, else the UUID, which does not depend on an order; or the
+    number of the core."""
 
 
-def usable() -> list[Gpu]:
-    """Return the GPUs that a job started by this process could use."""
+def usable_gpus() -> list[Device]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES admits: a job started by this process could use them."""
     with nvml_session() as nvml:
         if nvml is None:
             return []
@@ -33,15 +37,15 @@ def usable() -> list[Gpu]:
         present = [nvml_text(nvml.nvmlDeviceGetUUID(each)) for each in handles]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return [Gpu(uuid, uuid) for uuid in present]
+        return [Device(uuid, uuid) for uuid in present]
     names = filter(None, (each.strip() for each in visible.split(",")))
-    return [Gpu(_uuid(name, present), name) for name in names]
+    return [Device(_uuid(name, present), name) for name in names]
 
 
 def _uuid(name: str, present: Sequence[str]) -> str:
     """Return the UUID of a GPU by its index or by a prefix of its UUID.
 
-    An unknown name stands for itself: its lock file then has that name.
+    An unknown name stands for itself.
     """
     if name.isdigit() and int(name) < len(present):
         return present[int(name)]
@@ -88,3 +92,19 @@ def _nvlink_peers(nvml: Any, handle: Any) -> list[str]:
             if nvml.nvmlDeviceGetNvLinkState(handle, link):
                 peers.append(nvml_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
     return peers
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def too_many_ranks(job: Job, cores: int, ranks_per_core: int) -> str | None:
+    """Return why a job on the CPU has too many ranks for that many cores, or None if it has not."""
+    if job.device != "cpu" or job.world_size <= ranks_per_core * cores:
+        return None
+    needed = math.ceil(job.world_size / cores)
+    return (
+        f"{job.world_size} ranks would share {cores} CPU core{'s' * (cores > 1)}, and max_ranks_per_core="
+        f"{ranks_per_core} allows {ranks_per_core * cores}: set max_ranks_per_core={needed} to run them"
+    )

@@ -1,0 +1,79 @@
+"""Signals that reach a launcher: noted at once, raised where nothing is half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import ROOT, environment
+from tpbench.launcher import interrupts
+from tpbench.launcher.interrupts import Terminated
+from tpbench.launcher.process import ProcessTree
+from tpbench.worker.start import MARKER
+
+
+class SignalledLock:
+    """The lock of `Popen`, which a signal follows: it comes after the lock is taken, and before the `try`."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.lock = number, threading.Lock()
+
+    def acquire(self, *arguments: Any) -> bool:
+        taken = self.lock.acquire(*arguments)
+        number, self.number = self.number, 0
+        signal.raise_signal(number) if number else None
+        return taken
+
+    def release(self) -> None:
+        self.lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("how", ["poll", "wait"])
+def test_a_signal_within_popen_leaves_no_lock_behind(how: str, number: signal.Signals, tmp_path: Path) -> None:
+    with pytest.raises(Terminated), interrupts.noted():
+        tree = ProcessTree(["sleep", "60"], {**os.environ, MARKER: tmp_path.name}, tmp_path / "log")
+        tree.agent._waitpid_lock = SignalledLock(number)  # type: ignore[attr-defined]
+        try:
+            if how == "poll":
+                assert tree.agent.poll() is None
+            else:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    tree.agent.wait(0.1)
+            interrupts.sleep(60)
+        finally:
+            began = time.monotonic()
+            tree.end()
+            assert time.monotonic() - began < 20
+            assert tree.agent.returncode is not None
+    interrupts.check()  # raised once
+
+
+TWICE = """
+import os, signal, time
+from tpbench.launcher import interrupts
+with interrupts.noted():
+    signal.raise_signal(signal.SIGTERM)
+    print("noted", flush=True)
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(60)
+"""
+
+
+def test_a_second_signal_ends_the_launcher_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", TWICE], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("noted\n", -signal.SIGINT)

@@ -1,0 +1,278 @@
+"""One attempt at a cell: its folder, its task, how it ended, and the row that is made of its end.
+
+Only the launching side writes rows: the launcher, `resume=true`, `scripts/collect.py`, and the Slurm task on its node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tpbench.files import NO_SPACE
+from tpbench.job import Job
+from tpbench.launcher import failure
+from tpbench.launcher.planning.plan import Cell
+from tpbench.packages import versions
+from tpbench.results.read import load_row
+from tpbench.results.schema import all_columns, common_columns
+from tpbench.results.write import RowExists, row_exists, row_path, write_row
+from tpbench.settings import JobError
+from tpbench.worker.result import RESULT_FILE, Result
+from tpbench.worker.task import TASK_FILE, Task
+
+ABANDONED_FILE = "abandoned"
+"""Marker file: this attempt was abandoned. It was cut off, or another attempt follows it; it must not have a row."""
+
+CONCURRENT_FILE = "beside"
+"""File in a cell's folder with the rows of the cells that ran at the same time. It grows while the cell runs."""
+
+FAILURES = ("error", "timeout", "wrong")
+"""Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a cell, with its folder."""
+
+    cell: Cell
+    task: Task
+    folder: Path
+    """Logs of this attempt and the task file. On a cluster each node has a folder of its own within the cell's."""
+    replaced: Sequence[Mapping[str, Any]] = ()
+    """Rows of earlier attempts, which are deleted as this attempt begins."""
+    row: Mapping[str, Any] | None = None
+    """The cell's row once the attempt has ended, with None for an empty column."""
+    note: str | None = None
+    """Why the cell has a stored row, or why it has none yet."""
+
+    @classmethod
+    def plan(
+        cls,
+        cell: Cell,
+        sweep: Path,
+        facts: Mapping[str, Any],
+        number: int,
+        replaced: Sequence[Mapping[str, Any]] = (),
+    ) -> Attempt:
+        """Return an attempt that has not begun. `facts`: columns of the machine. `number` counts from 1."""
+        folder = sweep / (str(cell.index) if number == 1 else f"{cell.index}.{number}")
+        columns = {"sweep_id": sweep.name, "cell": cell.index, "tries": number, "nodes": 1, "log_dir": str(folder)}
+        return cls(cell, new_task(cell.job, folder, **{**columns, **facts}), folder, replaced)
+
+    @classmethod
+    def load(cls, folder: Path) -> Attempt:
+        """Return the attempt that was begun in that folder."""
+        task = Task.load(folder / TASK_FILE)
+        return cls(Cell(int(task.columns["cell"]), task.job, None), task, folder)
+
+    def moved_to(self, folder: Path, output_dir: str) -> Attempt:
+        """Return the same attempt in this folder: a user may have moved it away from a full disk."""
+        job = replace(self.cell.job, output_dir=output_dir)
+        task = replace(self.task, job=job, folder=folder)
+        return replace(self, cell=replace(self.cell, job=job), task=task, folder=folder)
+
+    @property
+    def task_file(self) -> Path:
+        return self.folder / TASK_FILE
+
+    @property
+    def agent_log(self) -> Path:
+        """Output of torchrun's agent."""
+        return self.folder / failure.AGENT_LOG
+
+    @property
+    def has_row(self) -> bool:
+        return row_exists(self.cell.job.output_dir, self.task.row_id)
+
+    @property
+    def has_result(self) -> bool:
+        """True if a rank has saved a result that is not a row yet."""
+        return (self.task.folder / RESULT_FILE).exists()
+
+    @property
+    def abandoned(self) -> bool:
+        return (self.task.folder / ABANDONED_FILE).exists()
+
+    @property
+    def status(self) -> str:
+        return str(self.row["status"]) if self.row else "submitted"
+
+    @property
+    def reason(self) -> str | None:
+        """Why the status is not ok."""
+        return self.row["reason"] if self.row else self.note
+
+    @property
+    def throttled(self) -> bool:
+        """True if a GPU lowered its clocks while the cell was measured."""
+        return self.row is not None and self.row.get("throttle_reasons") not in (None, "none")
+
+    @property
+    def crowded(self) -> bool:
+        """True if the result is that memory ran out beside interleaved cells: this says nothing about the cell."""
+        if (self.task.columns.get("interleaved_cells") or 1) == 1:
+            return False
+        result = self._saved_result()
+        return result is not None and result.status == "oom"
+
+    def begin(self, **columns: Any) -> Attempt:
+        """Return the attempt as it starts now: with its folder, space for its result, and more columns.
+
+        The rows of earlier attempts go right before. A sweep that is killed in between leaves no row, which is resumed;
+        the other order could leave two rows.
+        """
+        discard_rows(self.cell.job.output_dir, self.replaced)
+        attempt = replace(self, task=self.task.restarted(**columns), replaced=())
+        attempt.folder.mkdir()
+        attempt.reserve_result()
+        return attempt
+
+    def again(self, **columns: Any) -> Attempt:
+        """Return the same attempt, to be begun once more in another folder, with more columns. Its result is dropped.
+
+        The attempts that it was interleaved with, or one of them, ended its torchrun.
+        """
+        folder = self.folder
+        while folder.exists():
+            folder = folder.with_name(f"{folder.name}-again")
+        columns = {"interleaved": None, "interleaved_cells": None, "log_dir": str(folder), **columns}
+        Result.release(self.task.folder)
+        Result.remove(self.task.folder)
+        return replace(self, task=replace(self.task.with_columns(**columns), folder=folder), folder=folder)
+
+    def reserve_result(self) -> None:
+        """Reserve disk space for the result. Raises JobError if the disk is full."""
+        try:
+            Result.reserve(self.task.folder)
+        except OSError as error:
+            raise _not_stored(self.cell.job, error) from None
+
+    def with_columns(self, **columns: Any) -> Attempt:
+        """Return the same attempt with more columns known."""
+        return replace(self, task=self.task.with_columns(**columns))
+
+    def ran_beside(self, row_id: str) -> None:
+        """Note that another job runs on this host at the same time."""
+        with (self.task.folder / CONCURRENT_FILE).open("a") as file:
+            file.write(f"{row_id}\n")
+
+    def failure(self, agent_code: int | None) -> tuple[str, str]:
+        """Return status and reason of an attempt without a result.
+
+        `agent_code`: torchrun's exit code. None: torchrun exceeds the job's timeout.
+        """
+        return failure.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
+
+    def ended(self, agent_code: int | None) -> Attempt:
+        """Store the row of an attempt whose torchrun has ended, or exceeds the job's timeout (None)."""
+        return self.close() if self.has_row or self.has_result else self.close(*self.failure(agent_code))
+
+    def close(self, status: str = "error", reason: str | None = None) -> Attempt:
+        """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
+        result = self._saved_result() or self.task.result(status, reason)
+        try:
+            row = store(result, self.cell.job, self.task.folder)
+        except RowExists:  # another process has stored it: a Slurm task on its node, or collect
+            row = load_row(self.cell.job.output_dir, self.task.row_id)
+            Result.remove(self.task.folder)
+        except OSError as error:
+            if self.has_result:
+                raise JobError(
+                    f"no row can be written to {self.cell.job.output_dir}: {error.strerror}; the row just measured is "
+                    f"in {self.task.folder / RESULT_FILE}; free some space, then resume=true stores it"
+                ) from None
+            raise _not_stored(self.cell.job, error) from None
+        Result.release(self.task.folder)
+        return replace(self, row=row)
+
+    def _saved_result(self) -> Result | None:
+        try:
+            return Result.load(self.task.folder)
+        except ValueError as error:
+            return self.task.result("error", f"the result cannot be read: {error}")
+
+
+def new_task(job: Job, folder: Path, **columns: Any) -> Task:
+    """Return the task of a job that starts now, with a new row name and every column that the job determines."""
+    flat = job.flat()
+    started = datetime.now(UTC)
+    of_job = {
+        name: value for name, value in flat.items() if name in common_columns() or name in job.workload.row_columns
+    }
+    of_job |= {
+        "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
+        "key": job.key,
+        "world_size": job.world_size,
+        "interpreted": job.interpreted,
+        "kernels_version": job.kernels_version,
+        "variant_version": job.outside.version if job.outside else None,
+        "package_versions": versions(job.implementation.requires),
+        "job": json.dumps(flat, sort_keys=True),
+        **job.workload.planned_columns(job),
+    }
+    row_id = f"{started:%Y%m%dT%H%M%S}-{job.key}-{uuid.uuid4().hex[:6]}"
+    return Task(job, row_id, folder, started, columns={**of_job, **columns})
+
+
+def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
+    """Write the row of a result and return it, with None for empty columns. Then delete the result's file.
+
+    `folder` is the cell's. Raises RowExists if the row is there already, OSError if the disk does not take it.
+    """
+    reason = result.reason
+    if result.status == "oom" and (needed := job.workload.expected_memory(job)):
+        reason = f"{reason}; {needed}"
+    finished_at = max(result.started_at, result.finished_at)  # a clock may be set back while a job runs
+    row = {
+        **result.columns,
+        "row_id": result.row_id,
+        "status": result.status,
+        "reason": reason,
+        "beside": _concurrent_rows(folder),
+        "started_at": result.started_at,
+        "finished_at": finished_at,
+        "wall_s": (finished_at - result.started_at).total_seconds(),
+    }
+    write_row(row, job.output_dir, result.row_id)
+    Result.remove(folder)
+    return {name: row.get(name) for name in all_columns()} | row
+
+
+def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Delete the rows of failed attempts at a cell that has, or will have, another row.
+
+    Each attempt is abandoned first, so that no process stores a row for it again. Raises OSError if one of the two
+    cannot be done: then the row stays.
+    """
+    for row in rows:
+        path = row_path(output_dir, str(row["row_id"]))
+        if path.exists():
+            folder = Path(str(row["log_dir"])).resolve()
+            if folder.is_relative_to(Path(output_dir, "sweeps").resolve()):  # a hostile row may name any folder
+                with contextlib.suppress(FileNotFoundError):  # without the folder no row could be made either
+                    abandon(folder)
+            path.unlink(missing_ok=True)
+
+
+def abandon(folder: Path) -> None:
+    """Mark the attempt in that folder as abandoned: it must not have a row."""
+    (folder / ABANDONED_FILE).touch()
+
+
+def _concurrent_rows(folder: Path) -> str | None:
+    """Return the rows of all cells that ran at the same time, or None."""
+    try:
+        return " ".join(dict.fromkeys((folder / CONCURRENT_FILE).read_text().split()))
+    except OSError:
+        return None
+
+
+def _not_stored(job: Job, error: OSError) -> JobError:
+    advice = "; free some space, then run it again with resume=true" if error.errno in NO_SPACE else ""
+    return JobError(f"no row can be written to {job.output_dir}: {error.strerror}{advice}")

@@ -1,1 +1,0 @@
-"""The GPUs and CPU cores of this host, and leases of them."""

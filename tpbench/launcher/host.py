@@ -1,0 +1,176 @@
+"""Runs cells on this host: one at a time, interleaved or in parallel, in their own torchruns or in one that stays."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tpbench.job import Job
+from tpbench.launcher import interrupts
+from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.claims import store_left_results
+from tpbench.launcher.display import Display
+from tpbench.launcher.leases import Devices, Lease
+from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.planning.plan import Cell, ThisHost
+from tpbench.launcher.process import end_orphans
+from tpbench.launcher.torchrun import Torchrun, key
+from tpbench.measure import machine
+from tpbench.settings import JobError
+
+POLL_S = 0.02
+
+ALONE = "the sweep runs no other cell of its problem"
+"""Why a cell without others is not interleaved."""
+
+
+class Host:
+    """Runs cells in the given order, as far as free devices allow."""
+
+    def __init__(self, options: SweepOptions) -> None:
+        if not options.wait:
+            raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
+        self.target = ThisHost(machine.gpu_count(), max_ranks_per_core=options.max_ranks_per_core)
+        self.facts = machine.facts()
+        self.parallel, self.reuse = options.parallel == "auto", options.reuse
+        self.interleaved = options.order == "interleaved"
+        self.devices = Devices(split_cpu=self.parallel)
+        self.torchruns: list[Torchrun] = []
+
+    def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
+        """End the processes that a dead sweep left of these cells, and store the results that it left."""
+        output_dirs = {cell.job.output_dir for cell in cells}
+        end_orphans(output_dirs)
+        store_left_results(output_dirs, {cell.job.key for cell in cells})
+        return {}
+
+    def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
+        """Yield each attempt as soon as it has its row. Ends every process when the generator is closed."""
+        waiting = self._attempts_started_together(attempts)
+        try:
+            while waiting or self.torchruns:
+                interrupts.check()
+                self._feed(waiting, display)
+                self._start(waiting, display)
+                if waiting and not self.torchruns:
+                    display.blocked(waiting[0][0].cell)
+                for torchrun in list(self.torchruns):
+                    if torchrun.running:
+                        _require_folders(torchrun.running)
+                        yield from torchrun.poll()
+                        waiting[:0] = torchrun.again
+                        torchrun.again = []
+                    if torchrun.over:
+                        self._drop(torchrun)
+                display.read_phases(attempt for torchrun in self.torchruns for attempt in torchrun.running)
+                display.tick()
+                interrupts.sleep(POLL_S)
+        finally:
+            for torchrun in list(self.torchruns):
+                self._drop(torchrun)
+
+    def _feed(self, waiting: list[list[Attempt]], display: Display) -> None:
+        """Let each idle torchrun run the first waiting attempts that it can run, or end it if there are none."""
+        for torchrun in [torchrun for torchrun in self.torchruns if not torchrun.running]:
+            fitting = (
+                each for each in waiting if key(each) == torchrun.key and not own_torchrun_reason(each[0].cell.job)
+            )
+            attempts = next(fitting, None)
+            if attempts is None or torchrun.tree.agent.poll() is not None:
+                self._drop(torchrun)
+            else:
+                waiting.remove(attempts)
+                torchrun.submit(self._begin(attempts, torchrun.lease, display))
+
+    def _start(self, waiting: list[list[Attempt]], display: Display) -> None:
+        """Start torchruns for waiting attempts in order, as far as devices are free.
+
+        Each item of `waiting` holds attempts that start together. Without parallel=auto only one torchrun runs.
+        """
+        too_few: set[tuple[str, int]] = set()
+        for attempts in list(waiting):
+            if self.torchruns and not self.parallel:
+                break
+            job = attempts[0].cell.job
+            needs = job.device, job.world_size
+            if needs in too_few:
+                continue
+            if (lease := self.devices.lease(job)) is None:
+                too_few.add(needs)
+                continue
+            waiting.remove(attempts)
+            stays = self.reuse and not own_torchrun_reason(job)
+            try:
+                self.torchruns.append(Torchrun(self._begin(attempts, lease, display), lease, stays))
+            except BaseException:
+                self.devices.release(lease)
+                raise
+
+    def _drop(self, torchrun: Torchrun) -> None:
+        """End a torchrun and release its devices."""
+        torchrun.end()
+        self.torchruns.remove(torchrun)
+        self.devices.release(torchrun.lease)
+
+    def _begin(self, attempts: Sequence[Attempt], lease: Lease, display: Display) -> list[Attempt]:
+        """Begin attempts that run together on leased devices."""
+        columns: dict[str, Any] = {}
+        if len(attempts) > 1:
+            first = attempts[0]
+            group = f"{first.folder.parent.name}-{first.cell.index}-{first.task.columns['tries']}"
+            columns = {"interleaved": group, "interleaved_cells": len(attempts)}
+        elif self.interleaved:
+            known = attempts[0].task.columns.get("not_interleaved")
+            columns = {"not_interleaved": known or _not_interleaved_reason(attempts[0].cell.job) or ALONE}
+        begun = [attempt.begin(**columns) for attempt in attempts]
+        for other in (
+            other for torchrun in self.torchruns if torchrun.lease is not lease for other in torchrun.running
+        ):
+            for attempt in begun:
+                other.ran_beside(attempt.task.row_id)
+                attempt.ran_beside(other.task.row_id)
+        on = f" on {','.join(device.visible for device in lease.devices)}" if self.parallel else ""
+        for attempt in begun:
+            if lease.beside_others:
+                attempt.ran_beside("another-sweep")
+            display.start(attempt.cell, f"running{on}")
+        return begun
+
+    def _attempts_started_together(self, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
+        """Return the attempts that start together: those of a problem if they are interleaved, else single ones."""
+        together: dict[object, list[Attempt]] = defaultdict(list)
+        for attempt in attempts:
+            alone = not self.interleaved or _not_interleaved_reason(attempt.cell.job)
+            together[attempt.cell.index if alone else problem_of(attempt.cell.job)].append(attempt)
+        return list(together.values())
+
+
+def problem_of(job: Job) -> tuple[tuple[str, Any], ...]:
+    """Return what interleaved cells have in common: all fields but the variant and the options of single variants."""
+    names = {"variant", *(option.name for option in job.workload.options)}
+    return tuple(sorted((name, value) for name, value in job.flat().items() if name not in names))
+
+
+def own_torchrun_reason(job: Job) -> str | None:
+    """Return why no other job may run in the processes of this one, or None if others may."""
+    if job.memory_limit_gib is not None:
+        return "memory_limit_gib limits a whole process"
+    if job.implementation.process_settings:
+        return f"{job.variant} changes its process: {job.implementation.process_settings}"
+    if not job.workload.reusable_process:
+        return f"{job.workload.name} changes its process"
+    return None
+
+
+def _not_interleaved_reason(job: Job) -> str | None:
+    return "each iteration continues the one before" if job.scheduled else own_torchrun_reason(job)
+
+
+def _require_folders(attempts: Sequence[Attempt]) -> None:
+    """Raise JobError if the folder of a running attempt is gone: its ranks could neither save a result nor end."""
+    for attempt in attempts:
+        if not attempt.folder.exists():
+            raise JobError(
+                f"{attempt.folder} was removed while its job ran, so the sweep has ended; run it again with resume=true"
+            )

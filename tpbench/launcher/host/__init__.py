@@ -1,1 +1,0 @@
-"""Cells on this host, each with its own torchrun or in one that stays."""

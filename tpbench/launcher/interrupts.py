@@ -1,0 +1,74 @@
+"""Signals that end a sweep. A handler only notes the signal; the loops of a sweep raise it at places that are safe.
+
+An exception out of a handler could come inside any library: with a lock held, or a file half written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP comes when a terminal or a connection closes. A process under `nohup` ignores it, and continues to do so."""
+
+_received: list[int] = []
+
+
+class Terminated(BaseException):
+    """SIGINT, SIGTERM or SIGHUP reached this process.
+
+    A BaseException, as KeyboardInterrupt is, so that no handler catches it by mistake.
+    """
+
+
+def raise_on_termination() -> None:
+    """Make SIGTERM and SIGHUP unwind the stack as Ctrl-C does, before a sweep begins: then nothing can be lost."""
+
+    def raise_terminated(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    for number in SIGNALS[1:]:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, raise_terminated)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[None]:
+    """Only note signals in this block, for `check`. A second signal ends this process at once."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if _received:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        _received.append(number)
+
+    _received.clear()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def check() -> None:
+    """Raise Terminated, once, if a signal has come. The loops of a sweep call this where nothing is half done."""
+    if _received and _received[0]:
+        _received[0] = 0
+        raise Terminated
+
+
+def sleep(seconds: float) -> None:
+    """Sleep, and raise Terminated if a signal comes meanwhile or has come before."""
+    check()
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(left, 0.1))
+        check()
