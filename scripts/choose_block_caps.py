@@ -11,7 +11,7 @@ import sys
 import _checkout  # noqa: F401  finds the package below
 
 from tpbench.report.command_line import read_rows
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss.winners import choose
 

@@ -26,8 +26,8 @@ with packages.explain_missing():
     from tpbench.launcher.command_line.checks import check_overrides
     from tpbench.launcher.command_line.rewrites import flat_names, force_fields, options_first, quote_numbers
     from tpbench.launcher.process import Terminated, raise_on_termination
-    from tpbench.results.printable import printable
     from tpbench.settings import JobError
+    from tpbench.suggestions import printable
 
 CONF = str(Path(__file__).resolve().parent / "conf")
 

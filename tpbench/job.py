@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.settings import MeasureSettings
-from tpbench.outside.installed import installed_names
-from tpbench.outside.variant import OutsideVariant
+from tpbench.outside.variant import OutsideVariant, installed_names
 from tpbench.settings import JobError, aliases, defaults, parse, setting, spelled
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
@@ -91,8 +90,8 @@ class Job:
 
     def flat(self) -> dict[str, Any]:
         """Return all fields under their flat names, as plain values."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _PARTS}
-        return {"workload": self.workload.name, **own, **asdict(self.measure), **asdict(self.problem)}
+        job_fields = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _PARTS}
+        return {"workload": self.workload.name, **job_fields, **asdict(self.measure), **asdict(self.problem)}
 
     @property
     def key(self) -> str:
@@ -129,15 +128,15 @@ WORLD_SIZE = "world_size"
 
 def field_names(workload: Workload | None = None) -> set[str]:
     """Return the flat names of the fields of one workload's jobs, or of any workload's."""
-    problems = [each.problem for each in ([workload] if workload else workloads().values())]
-    names = {each.name for cls in (Job, MeasureSettings, *problems) for each in fields(cls)}
+    problems = [owner.problem for owner in ([workload] if workload else workloads().values())]
+    names = {field.name for cls in (Job, MeasureSettings, *problems) for field in fields(cls)}
     unused = _MEASURE_DEFAULTS.keys() - {GRAPH} if workload and workload.scheduled is True else set()
     return names - {"problem", "outside"} - unused | {WORLD_SIZE}
 
 
 def field_aliases(workload: Workload | None = None) -> dict[str, str]:
     """Return the aliases of the fields of one workload's jobs, or of any workload's, each with the field's name."""
-    problems = [each.problem for each in ([workload] if workload else workloads().values())]
+    problems = [owner.problem for owner in ([workload] if workload else workloads().values())]
     return {alias: name for cls in (Job, MeasureSettings, *problems) for alias, name in aliases(cls).items()}
 
 
@@ -237,7 +236,7 @@ def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str
             f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
             f"{' (steps=2 makes it short)' if 'steps' in valid else ''}"
         )
-    others = [each.name for each in workloads().values() if name in field_names(each)]
+    others = [other.name for other in workloads().values() if name in field_names(other)]
     if others:
         return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
     return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {workload.name}")
@@ -303,7 +302,7 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _without_ignored_options(workload: Workload, variant: Variant, problem: Any) -> Any:
     """Set options that this variant ignores to their defaults, so that equal jobs have equal keys."""
-    ignored = {each.name for each in workload.options if each.ignorable} - variant.options
+    ignored = {option.name for option in workload.options if option.ignorable} - variant.options
     return replace(problem, **{name: workload.option_defaults[name] for name in ignored})
 
 
@@ -320,7 +319,7 @@ def unsupported_reason(job: Job) -> str | None:
     variant = job.implementation
     for name, value in job.chosen_options().items():
         if name not in variant.options:
-            others = [each.name for each in job.workload.variants.values() if name in each.options]
+            others = [other.name for other in job.workload.variants.values() if name in other.options]
             return f"{variant.name} does not support {name}={spelled(value)} (supported by: {', '.join(others)})"
     if job.measure.fresh and job.scheduled:
         return f"fresh=true has no meaning for this {job.workload.name}: each iteration continues the one before"

@@ -65,8 +65,8 @@ def versions(modules: Iterable[str]) -> str | None:
     A module whose package has no metadata is `MODULE unknown`. Modules that tpbench itself requires, and those that are
     not installed, are left out. Returns None if none is left. Nothing is imported.
     """
-    optional = (each for each in modules if each not in REQUIRED)
-    return ", ".join(dict.fromkeys(text for each in optional for text in _versions_of(each))) or None
+    optional = (module for module in modules if module not in REQUIRED)
+    return ", ".join(dict.fromkeys(text for module in optional for text in _versions_of(module))) or None
 
 
 @functools.cache  # a sweep asks for each of its cells

@@ -1,8 +1,9 @@
-"""Names that a message suggests for one that does not exist."""
+"""Parts of messages: suggestions for a name that does not exist, and text that is safe to print."""
 
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 SYNONYMS = {
@@ -50,3 +51,16 @@ def unknown(what: str, name: object, valid: Iterable[str], where: str = "") -> s
     if where:
         return f"no {what} is called {name!s}{nearest(str(name), valid, most=3)} (all {len(valid)}: {where})"
     return f"no {what} is called {name!s}{nearest(str(name), valid)} (valid: {', '.join(valid)})"
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """Return a text of unknown origin as one line of about `limit` characters at most, without control characters.
+
+    Direction marks and broken surrogates are removed too. A text that is too long keeps its start and more of its end,
+    because the last lines of a traceback say most.
+    """
+    if len(text) > 10 * limit:
+        text = f"{text[: 2 * limit]} ... {text[-4 * limit :]}"
+    kept = "".join(" " if char.isspace() else "" if unicodedata.category(char)[0] == "C" else char for char in text)
+    line = " ".join(kept.split())
+    return line if len(line) <= limit else f"{line[: limit // 3]} ... {line[-(limit - limit // 3) :]}"

@@ -1,6 +1,6 @@
 """The table that every command prints, and its text, Markdown and CSV. Pages render it with a template.
 
-Whoever makes a table makes its texts safe to print (`tpbench.results.printable`). The renderers escape what has a
+The maker of a table makes its texts safe to print (`tpbench.suggestions.printable`). The renderers escape what has a
 meaning in their format.
 """
 
@@ -35,18 +35,18 @@ _WIDEST = 100_000
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A text of a table, and what lies behind it."""
 
     text: str
     value: float | str | None = None
-    """What CSV has in place of the text, such as the number with all digits, by which a page sorts."""
+    """CSV has it in place of the text: for example the number with all digits, by which a page sorts."""
     kind: str = ""
     """A name of `STYLES`, or nothing."""
     ratio: float | None = None
     """How many times worse than the best cell of its row. CSV has a column of these."""
     note: str = ""
-    """What a reader of the number must know, as words for CSV. Text and pages have marks instead."""
+    """Words that CSV adds about the number. Text and pages have marks instead."""
     command: str = ""
     """Command that a button in a page copies."""
     detail: str = ""
@@ -59,21 +59,21 @@ class Table:
 
     heading: str
     columns: Sequence[str] = ()
-    rows: Sequence[Sequence[Cell | str]] = ()
+    rows: Sequence[Sequence[TableCell | str]] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     """Values that hold for all rows, by name: further columns of a CSV file."""
     notes: Sequence[str] = ()
     keys: int = 0
     """How many leading columns say what a row is about."""
     quantity: str = ""
-    """What the cells of all other columns measure. CSV then has two columns for each: its number and its ratio."""
+    """The metric of all other columns. CSV then has two columns for each of them: its number and its ratio."""
     exact: bool = True
     """True if a page carries all digits of the numbers."""
 
     @property
-    def cells(self) -> list[list[Cell]]:
-        """The rows, with a `Cell` for each text."""
-        return [[item if isinstance(item, Cell) else Cell(item) for item in row] for row in self.rows]
+    def cells(self) -> list[list[TableCell]]:
+        """The rows, with a `TableCell` for each text."""
+        return [[item if isinstance(item, TableCell) else TableCell(item) for item in row] for row in self.rows]
 
     @property
     def texts(self) -> list[list[str]]:
@@ -82,11 +82,11 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether some cell of a column is a number. Such columns are aligned to the right."""
+        """True for each column with a number in some cell. Such columns are aligned to the right."""
         texts = self.texts
         return [any(is_number(row[at]) for row in texts) for at in range(len(self.columns))]
 
-    def sort_value(self, cell: Cell) -> float | None:
+    def sort_value(self, cell: TableCell) -> float | None:
         """Return the number that a page adds to the text of a cell, or None if the text is enough."""
         if not self.exact or not isinstance(cell.value, (int, float)) or not math.isfinite(cell.value):
             return None
@@ -95,11 +95,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Document:
-    """What a command prints: tables, and the sentences before and after them."""
+    """The output of a command: tables, and the sentences before and after them."""
 
     tables: Sequence[Table]
     caption: str = ""
-    notes: Sequence[Cell | str] = ()
+    notes: Sequence[TableCell | str] = ()
     warnings: Sequence[str] = ()
 
 
@@ -127,10 +127,15 @@ def as_text(document: Document) -> Text:
     return Text("\n").join(lines)
 
 
-def _notes(document: Document) -> list[Cell]:
+def aligned_lines(columns: Sequence[str], rows: Sequence[Sequence[TableCell | str]]) -> list[str]:
+    """Return the lines of a table without styles, of which the first has the names of the columns."""
+    return [line.plain for line in _aligned(Table("", columns, rows))]
+
+
+def _notes(document: Document) -> list[TableCell]:
     """Return the notes of a document, its warnings last."""
-    notes = [note if isinstance(note, Cell) else Cell(note) for note in document.notes]
-    return [*notes, *(Cell(f"Warning: {warning}", kind="warning") for warning in document.warnings)]
+    notes = [note if isinstance(note, TableCell) else TableCell(note) for note in document.notes]
+    return [*notes, *(TableCell(f"Warning: {warning}", kind="warning") for warning in document.warnings)]
 
 
 def _aligned(table: Table) -> list[Text]:
@@ -185,31 +190,31 @@ def as_csv(document: Document) -> str:
     rows = [_csv_row(table, row) for table in tables for row in table.cells]
     notes = ["notes"] if any(table.quantity for table in tables) else []
     if notes:
-        rows += [{"notes": Cell(f"Warning: {warning}")} for warning in document.warnings]
+        rows += [{"notes": TableCell(f"Warning: {warning}")} for warning in document.warnings]
     leading = [name for table in tables for name in table.facts]
     leading += [name for table in tables for name in table.columns[: table.keys]]
     others = [name for table in tables for column in table.columns[table.keys :] for name in _csv_names(table, column)]
     columns = list(dict.fromkeys([*leading, *others, *notes]))
-    return csv_text(columns, [[row.get(name, Cell("")) for name in columns] for row in rows])
+    return csv_text(columns, [[row.get(name, TableCell("")) for name in columns] for row in rows])
 
 
 def _csv_names(table: Table, column: str) -> list[str]:
     return [f"{column} {table.quantity}", f"{column} x"] if table.quantity else [column]
 
 
-def _csv_row(table: Table, cells: Sequence[Cell]) -> dict[str, Cell]:
+def _csv_row(table: Table, cells: Sequence[TableCell]) -> dict[str, TableCell]:
     """Return the cells of a row by the names of their CSV columns."""
-    named = {name: Cell(text) for name, text in table.facts.items()}
+    named = {name: TableCell(text) for name, text in table.facts.items()}
     named |= dict(zip(table.columns[: table.keys], cells, strict=False))
     others = list(zip(table.columns[table.keys :], cells[table.keys :], strict=True))
     for column, cell in others:
-        items = (cell, Cell("", cell.ratio))
+        items = (cell, TableCell("", cell.ratio))
         named |= dict(zip(_csv_names(table, column), items, strict=False))
     notes = [f"{column}: {cell.note}" for column, cell in others if cell.note]
-    return named | ({"notes": Cell("; ".join(notes))} if notes else {})
+    return named | ({"notes": TableCell("; ".join(notes))} if notes else {})
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Cell | str | float | None]]) -> str:
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[TableCell | str | float | None]]) -> str:
     """Return CSV. Numbers have all digits, missing values are empty, and no spreadsheet takes a text for a formula."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -217,8 +222,8 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Cell | str | float 
     return out.getvalue()
 
 
-def _csv_item(item: Cell | str | float | None) -> str:
-    if isinstance(item, Cell):
+def _csv_item(item: TableCell | str | float | None) -> str:
+    if isinstance(item, TableCell):
         item = item.text if item.value is None else item.value
     if item is None or item == MISSING:
         return ""

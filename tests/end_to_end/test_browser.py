@@ -160,7 +160,7 @@ def test_lines_of_plots_show_in_both_modes(chromium, report):
 def test_visible_numbers_are_those_of_the_rows(chromium, report, rows):
     browser.look(chromium, report, 1280)
     frame = load(rows)
-    shown = {(vocab[1], tp[1], tokens[1]): cell for vocab, tp, tokens, cell in zip(
+    shown = {(int(vocab[0]), int(tp[0]), int(tokens[0])): cell for vocab, tp, tokens, cell in zip(
         *(column(chromium, "time_ms", index) for index in (0, 1, 3, 4)), strict=True)}  # fmt: skip
     wanted = frame[(frame.variant == "triton_tp") & (frame.loss == "cross_entropy") & (frame.block_cap == "auto")]
     for row in wanted[wanted.status == "ok"].itertuples():

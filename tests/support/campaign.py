@@ -25,9 +25,9 @@ from tests.support.command import FORKED_COMMANDS, environment
 from tests.support.fault_catalogue import AT_RANDOM_MOMENTS
 from tests.support.random_faults import disturbed_sweep
 from tpbench.report.command import main as report
-from tpbench.results.checksum import with_checksum
 from tpbench.results.compact import compact
 from tpbench.results.read import RowWarning
+from tpbench.results.row_files import with_checksum
 from tpbench.results.write import write_row
 
 FLIPS, ROWS, LINES = 50, 10, 10

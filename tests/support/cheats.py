@@ -87,20 +87,6 @@ def overwrites_its_input(problem: EntropyLoss, shard: Shard) -> Step:
     return Step(run)
 
 
-class _Lazy(Tensor):
-    """A tensor that a user's code could compute when something reads it."""
-
-
-def returns_a_tensor_of_another_class(problem: EntropyLoss, shard: Shard) -> Step:
-    step = honest(problem, shard)
-
-    def run() -> Output:
-        result = step()
-        return Output(result.loss, result.row_loss, result.grad.as_subclass(_Lazy))
-
-    return Step(run)
-
-
 def begins_early_on_a_side_stream(problem: EntropyLoss, shard: Shard) -> Step:
     """The work does not wait for the current stream, and so not for the start event."""
     step, side = honest(problem, shard), torch.cuda.Stream()

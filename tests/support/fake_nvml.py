@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pynvml
 
 from tests.support.simulated_time import SimulatedTime
-from tpbench.measure.gpu import Gpu
+from tpbench.measure.gpu import NvmlGpu
 
 UPDATE_S = 0.1
 """The energy counter changes this often."""
@@ -59,6 +59,6 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def fake_gpu(time: SimulatedTime, *unknown: str) -> Gpu:
+def fake_gpu(time: SimulatedTime, *unknown: str) -> NvmlGpu:
     """Return a GPU of such an NVML."""
-    return Gpu(FakeNvml(time, *unknown), "handle")
+    return NvmlGpu(FakeNvml(time, *unknown), "handle")

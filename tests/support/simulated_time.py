@@ -24,6 +24,24 @@ class SimulatedTime:
     monotonic = perf_counter
 
 
+class FakeEvents:
+    """CUDA events in simulated time. An event records the time at once."""
+
+    def __init__(self, time: SimulatedTime, log: list[str]) -> None:
+        self.time, self.log = time, log
+
+    def __call__(self, enable_timing: bool = False) -> FakeEvents:
+        assert enable_timing
+        return FakeEvents(self.time, self.log)
+
+    def record(self) -> None:
+        self.log.append("record")
+        self.at_s = self.time.now_s
+
+    def elapsed_time(self, end: FakeEvents) -> float:
+        return (end.at_s - self.at_s) * 1e3
+
+
 @contextmanager
 def simulated_time() -> Iterator[SimulatedTime]:
     """Give measurements on this rank a simulated time."""

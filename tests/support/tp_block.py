@@ -85,12 +85,8 @@ def forward(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         return x @ weights["down"].T
     if cell.part == "mlp":
         return mlp(weights, x)
-    x = x + attention(cell, weights, norm(x, weights["attention_norm"]))
-    return x + mlp(weights, norm(x, weights["mlp_norm"]))
-
-
-def norm(x: Tensor, weight: Tensor) -> Tensor:
-    return weight * x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)
+    x = x + attention(cell, weights, functional.rms_norm(x, (cell.hidden,), weights["attention_norm"], 1e-5))
+    return x + mlp(weights, functional.rms_norm(x, (cell.hidden,), weights["mlp_norm"], 1e-5))
 
 
 def mlp(weights: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -99,16 +95,11 @@ def mlp(weights: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def attention(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-    queries, keys = cell.heads * cell.head_dim, cell.kv_heads * cell.head_dim
-    q, k, v = (x @ weights["qkv"].T).split([queries, keys, keys], -1)
-    q = q.view(len(x), cell.heads, cell.head_dim)
+    heads = (x @ weights["qkv"].T).unflatten(-1, (-1, cell.head_dim))
+    q, k, v = heads.split([cell.heads, cell.kv_heads, cell.kv_heads], 1)
     if cell.rotary:
-        q = rotated(q)
-        k = rotated(k.view(len(x), cell.kv_heads, cell.head_dim)).flatten(1)
-    k, v = (
-        each.view(len(x), cell.kv_heads, cell.head_dim).repeat_interleave(cell.heads // cell.kv_heads, 1)
-        for each in (k, v)
-    )
+        q, k = rotated(q), rotated(k)
+    k, v = (part.repeat_interleave(cell.heads // cell.kv_heads, 1) for part in (k, v))
     scores = torch.einsum("shd,thd->hst", q, k) / math.sqrt(cell.head_dim)
     scores = scores + torch.full((len(x), len(x)), -math.inf, dtype=x.dtype).triu(1)
     return torch.einsum("hst,thd->shd", scores.softmax(-1), v).flatten(1) @ weights["out"].T
@@ -116,16 +107,12 @@ def attention(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
 
 def rotated(x: Tensor) -> Tensor:
     """The rotary embedding of (rows, heads, head_dim), by a rotation matrix for each position and pair of numbers."""
-    half = x.shape[-1] // 2
-    pairs = torch.stack((x[..., :half], x[..., half:]), -1)
-    matrices = torch.zeros(len(x), half, 2, 2, dtype=torch.float64)
-    for row in range(len(x)):
-        for pair in range(half):
-            angle = row / 500_000 ** (pair / half)
-            cos, sin = math.cos(angle), math.sin(angle)
-            matrices[row, pair] = torch.tensor([[cos, -sin], [sin, cos]], dtype=torch.float64)
-    turned = torch.einsum("rpij,rhpj->rhpi", matrices.to(x.dtype), pairs)
-    return torch.cat((turned[..., 0], turned[..., 1]), -1)
+    pairs = torch.stack(x.chunk(2, -1), -1)
+    rows, half = torch.arange(len(x)), pairs.shape[-2]
+    angles = rows[:, None] / 500_000 ** (torch.arange(half, dtype=torch.float64) / half)
+    cos, sin = angles.cos(), angles.sin()
+    matrices = torch.stack((torch.stack((cos, -sin), -1), torch.stack((sin, cos), -1)), -2)
+    return torch.cat(torch.einsum("rpij,rhpj->rhpi", matrices.to(x.dtype), pairs).unbind(-1), -1)
 
 
 def run_once(cell: TpBlock, prepared: PreparedBlock) -> BlockResult:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tpbench.comm import cuda_driver, symmetric_buffers
+from tpbench.comm import signals, symmetric_buffers
 from tpbench.comm.signals import StreamSignals
 
 FLAG_SPACE = 1 << 20
@@ -204,7 +204,7 @@ class CapturedSignals(StreamSignals):
 
     def _call(self, name: str, address: int, value: int, flags: int) -> None:
         words = ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(flags)
-        cuda_driver.call(name, cuda_driver.current_stream(), *words)
+        signals.call_driver(name, signals.current_stream(), *words)
 
 
 class SimulatedBuffers(symmetric_buffers.SymmetricBuffers):
@@ -246,6 +246,6 @@ def on_streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
         }
         for name, value in fakes.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(cuda_driver, "cuda", lambda: machine)
+        monkeypatch.setattr(signals, "cuda_driver", lambda: machine)
 
     return install

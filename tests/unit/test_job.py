@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -83,11 +82,6 @@ def test_all_mistakes_are_reported_together() -> None:
     with pytest.raises(JobError) as caught:
         parse_job({**TINY, "tokens": 0, "dtype": "half", "precision": -1}, chosen=["steps"])
     assert len(str(caught.value).splitlines()) == 4
-
-
-def test_a_missing_field_says_what_it_is() -> None:
-    with pytest.raises(JobError, match=r"vocab is missing \(columns of logits"):
-        parse_job({name: value for name, value in TINY.items() if name != "vocab"})
 
 
 @given(
@@ -178,35 +172,6 @@ def test_a_job_says_its_sizes_and_what_is_not_the_default() -> None:
     assert "layers" not in str(parse_job({**BLOCK, "tp_size": 2}))
 
 
-@pytest.mark.parametrize(
-    ("values", "triton", "interpreted", "cuda"),
-    [
-        ({"variant": "triton_tp", "device": "cpu"}, True, True, False),
-        ({"variant": "triton_tp", "device": "cuda"}, True, False, False),
-        ({"variant": "pytorch_gather", "device": "cpu"}, False, False, False),
-    ],
-)
-def test_kernels_are_interpreted_on_a_cpu_only(
-    values: dict[str, str], triton: bool, interpreted: bool, cuda: bool
-) -> None:
-    job = parse_job({**TINY, **values})
-    assert (job.uses_triton, job.interpreted, job.requires_cuda) == (triton, interpreted, cuda)
-
-
-def test_defaults_and_limits_of_a_job() -> None:
-    job = parse_job(TINY)
-    assert (job.dp_size, job.device, job.memory_limit_gib, job.timeout_s) == (1, "auto", None, 600.0)
-    assert parse_job({**TINY, "memory_limit_gib": 0.001, "timeout_s": 1, "tp_size": 1, "dp_size": 1}).timeout_s == 1.0
-    for wrong in ({"memory_limit_gib": 0.0009}, {"timeout_s": 0.9}, {"dp_size": 0}, {"tp_size": 0}):
-        with pytest.raises(JobError, match="must be at least"):
-            parse_job({**TINY, **wrong})
-
-
-def test_a_job_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        parse_job(TINY).tp_size = 4  # type: ignore[misc]
-
-
 def test_fields_of_a_measurement_are_no_fields_of_scheduled_iterations() -> None:
     scheduled = workloads()["train_step"]
     assert "world_size" in field_names() & field_names(scheduled) and "problem" not in field_names()
@@ -230,38 +195,7 @@ def test_a_field_that_does_not_exist_says_where_it_does() -> None:
     assert parse_job(TINY, chosen=["order"], also_valid=["order"]) == parse_job(TINY)
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        {"tp_size": "auto", "world_size": 8, "dp_size": 0},
-        {"tp_size": 2, "world_size": 4, "dp_size": "x"},
-        {"tp_size": None, "world_size": 4},
-    ],
-)
-def test_ranks_that_are_no_numbers(ranks: dict[str, object]) -> None:
-    with pytest.raises(JobError, match="must be numbers above 0"):
-        parse_job({**TINY, **ranks})
-
-
-def test_a_shape_of_another_workload_without_one_that_fits() -> None:
-    with pytest.raises(JobError, match=r"the shape is of train_step \(shapes of entropy_loss: none\)"):
-        parse_job({**TINY, "shape_workload": "train_step"})
-    assert parse_job({**TINY, "shape_workload": "entropy_loss"}) == parse_job(TINY)
-
-
-def test_an_option_at_its_default_is_supported_by_all() -> None:
-    assert unsupported_reason(parse_job({**TINY, "variant": "triton_tp"})) is None
-    reason = unsupported_reason(parse_job({**TINY, "compile": True}))
-    assert reason == "triton_tp does not support compile=true (supported by: pytorch_tp_manual, pytorch_gather)"
-
-
 BLOCK = {"variant": "block_tp", "tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
-
-
-@pytest.mark.parametrize("problem", [TINY, {**BIGRAM, "variant": "dense_reduce_scatter"}, {**BLOCK, "tp_size": 2}])
-def test_inputs_can_be_fresh_in_each_iteration(problem: dict[str, object]) -> None:
-    job = parse_job({**problem, "fresh": True})
-    assert job.measure.fresh and unsupported_reason(job) is None
 
 
 def test_inputs_of_iterations_that_continue_each_other_cannot_be_fresh() -> None:
@@ -286,17 +220,6 @@ def test_a_graph_sets_the_options_that_it_requires(variant: str, graph: bool, ch
     assert job.problem.signals == signals and job.measure.graph is graph
 
 
-def test_layers_of_a_block_fix_the_number_of_iterations() -> None:
-    assert [parse_job({**BLOCK, "tp_size": 2, "layers": layers}).scheduled for layers in (0, 1, 2)] == [
-        False,
-        True,
-        True,
-    ]
-    assert parse_job(TINY).scheduled is False
-    assert {"precision", "graph"} <= field_names(workloads()["tp_block"])
-    assert "graph" in field_names(workloads()["train_step"])
-
-
 def test_settings_that_a_stack_ignores_are_not_in_its_key() -> None:
     stack = {**BLOCK, "tp_size": 2, "layers": 2}
     ignored = {"measure": "quick", "time_budget_s": 0.5, "min_iterations": 3, "max_iterations": 4, "precision": 0.2}
@@ -305,20 +228,3 @@ def test_settings_that_a_stack_ignores_are_not_in_its_key() -> None:
     assert len({parse_job({**stack, **other}).key for other in [{}, *others]}) == 5
     block = {**stack, "layers": 0}
     assert parse_job({**block, **ignored}).key != parse_job(block).key
-
-
-def test_each_unknown_name_has_a_complaint_of_its_own() -> None:
-    with pytest.raises(JobError) as caught:
-        parse_job({**TINY, "seed": -1}, chosen=["tokns", "vocb", "tokns", "algorithm"])
-    assert [line.split(",")[0] for line in str(caught.value).splitlines()] == [
-        "no field of entropy_loss is called tokns",
-        "no field of entropy_loss is called vocb",
-        "seed=-1 must be between 0 and 2147483647 (seed of the inputs)",
-    ]
-
-
-def test_a_job_as_plain_values_has_the_fields_of_all_its_parts() -> None:
-    flat = parse_job(TINY).flat()
-    assert not {"problem", "outside", "world_size"} & set(flat)
-    assert {"workload", "variant", "tp_size", "precision", "graph", "tokens"} <= set(flat)
-    assert flat["workload"] == "entropy_loss"

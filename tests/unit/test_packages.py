@@ -61,11 +61,6 @@ def test_elsewhere_the_command_names_the_package(monkeypatch: pytest.MonkeyPatch
     assert shlex.split(packages.install_command("report")) == [*PIP, "tpbench[report]"]
 
 
-def test_a_folder_with_a_space_stays_one_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "checkout", lambda: Path("/a b/it's"))
-    assert shlex.split(packages.install_command("train"))[-1] == "/a b/it's[train]"
-
-
 def test_one_command_for_each_extra() -> None:
     train, peers = packages.install_command("train"), packages.install_command("peers")
     needs = packages.not_installed(["transformers", "deepspeed", "quack"])
@@ -80,14 +75,6 @@ def test_a_package_for_newer_pythons_says_so(
 ) -> None:
     monkeypatch.setattr(packages.sys, "version_info", version)
     assert packages.install_commands(["megatron", "liger_kernel"]) == packages.install_command("peers") + note
-
-
-def test_the_versions_agree_with_setup_cfg() -> None:
-    marked = re.findall(
-        r'^[\w-]+(?=.*python_version >= "3.12")', SETUP["options.extras_require"]["peers"], re.MULTILINE
-    )
-    assert [name.partition("-")[0] for name in marked] == list(packages.NEWER_PYTHON)
-    assert set(packages.NEWER_PYTHON.values()) == {(3, 12)}
 
 
 def test_a_missing_required_package_is_explained(

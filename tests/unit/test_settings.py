@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from tpbench.settings import JobError, aliases, parse, setting
-from tpbench.suggestions import nearest, unknown
+from tpbench.suggestions import nearest, printable, unknown
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,6 @@ from tpbench.suggestions import nearest, unknown
 )
 def test_only_a_close_name_is_suggested(name, valid, suggestion):
     assert nearest(name, valid) == suggestion
-
-
-def test_the_valid_names_are_listed():
-    assert unknown("measure", "fast", ("quick", "default")) == "no measure is called fast (valid: default, quick)"
 
 
 def test_a_long_list_is_named_and_three_names_are_suggested():
@@ -99,12 +95,6 @@ def test_a_wrong_value_gets_one_line(values, said):
     assert str(caught.value) == said
 
 
-@pytest.mark.parametrize("values", [{"count": 1}, {"share": 0}, {"share": 1}, {"most": 10}, {"most": -1e9}])
-def test_a_limit_is_a_valid_value(values):
-    (name,) = values
-    assert getattr(parsed(**values), name) == values[name]
-
-
 def test_a_missing_field_is_described_and_all_mistakes_are_told():
     with pytest.raises(JobError) as caught:
         parse(Settings, {"count": 0, "flag": 2})
@@ -119,17 +109,16 @@ def test_an_alias_sets_its_field():
     assert aliases(Settings) == {"method": "way", "manner": "way"}
 
 
-def test_three_near_names_are_a_list_and_two_are_a_choice():
-    assert nearest("abcd", ("abce", "abcf", "abcg"), most=3).count(",") == 2
-    assert nearest("abcd", ("abce", "xyzw"), most=2) == ", did you mean abce?"
-    assert nearest("abcd", ("abce", "abcf"), most=2) in (
-        ", did you mean abce or abcf?", ", did you mean abcf or abce?",
-    )  # fmt: skip
-    assert nearest("abc", ("abc_x",)) == ", did you mean abc_x?"  # similar enough
-    assert nearest("gpus", ("number_gpus_of_all_the_hosts",)) == ", did you mean number_gpus_of_all_the_hosts?"
-    assert nearest("gpu", ("number_gpu_of_all_the_hosts",)) == ""  # too short to be a word of a name
-
-
 def test_numbers_among_valid_names_are_sorted_by_value_and_come_first():
     assert unknown("size", 7, ("auto", "16", "9", "4096", "32")) == "no size is called 7 (valid: 9, 16, 32, 4096, auto)"
     assert unknown("size", 7, ("auto", "16"), "the page") == "no size is called 7 (all 2: the page)"
+
+
+def test_a_long_text_keeps_its_start_and_more_of_its_end():
+    assert printable("x" * 200) == "x" * 200
+    cut = printable("a" * 100 + "b" * 101)
+    assert cut == "a" * 66 + " ... " + "a" * 33 + "b" * 101
+    assert printable("ab" * 20, 30) == ("ab" * 20)[:10] + " ... " + ("ab" * 20)[-20:]
+    huge = printable("a" * 1000 + "b" * 1001)  # cut before it is looked at
+    assert huge == "a" * 66 + " ... " + "b" * 134
+    assert printable("\x1b[31mred\u202e \ud800\n\tend") == "[31mred end"

@@ -3,7 +3,7 @@
 from tpbench.comm.parallel_linears import Pending as Pending
 from tpbench.comm.parallel_linears import PlainSchedule as PlainSchedule
 from tpbench.comm.parallel_linears import Schedule as Schedule
-from tpbench.outside.declaration import variant as variant
+from tpbench.outside.source import variant as variant
 from tpbench.workloads.tp_block.execution.prepared import BlockContext as BlockContext
 from tpbench.workloads.tp_block.execution.prepared import PreparedBlock as PreparedBlock
 from tpbench.workloads.tp_block.execution.prepared import prepare as prepare

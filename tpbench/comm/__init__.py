@@ -1,7 +1,10 @@
 """GPU communication and tensor-parallel linears that workloads share.
 
-The modules, in the order of a first reading: `collectives` of tensors and Python objects; `parallel_linears`, which
-compute column- and row-parallel products under a schedule; `symmetric_buffers` for copies from and to peers, `signals`
-that order the copies, and `cuda_driver` for the calls that signals need; `shared_memory_all_gather` for a few numbers
-between processes of one machine.
+The modules, in the order of a first reading:
+
+- `collectives` of tensors and Python objects;
+- `parallel_linears`: column- and row-parallel products under a schedule;
+- `row_exchange` of tokens and columns, with gradients;
+- `symmetric_buffers` for copies from and to peers, and `signals` that order the copies;
+- `shared_memory_all_gather` for a few numbers between processes of one machine.
 """

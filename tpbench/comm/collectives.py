@@ -1,8 +1,9 @@
-"""Collectives for whole tensors, for rows of matrices and for Python objects."""
+"""Collectives for whole tensors, for rows of matrices and for Python objects, and how to differentiate them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,7 @@ def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
     In compiled code it is a functional collective, which the compiler can move or fuse.
     """
     if torch.compiler.is_compiling():
-        gathered: Tensor = functional_collectives.all_gather_tensor(shard, 0, group)
-        return gathered
+        return functional_collectives.all_gather_tensor(shard, 0, group)
     whole = shard.new_empty(group.size() * len(shard), shard.shape[1])
     all_gather(whole, shard.contiguous(), group=group)
     return whole
@@ -33,11 +33,30 @@ def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     In compiled code it is a functional collective, as in `gather_rows`.
     """
     if torch.compiler.is_compiling():
-        scattered: Tensor = functional_collectives.reduce_scatter_tensor(whole, "sum", 0, group)
-        return scattered
+        return functional_collectives.reduce_scatter_tensor(whole, "sum", 0, group)
     shard = whole.new_empty(len(whole) // group.size(), whole.shape[1])
     reduce_scatter(shard, whole.contiguous(), group=group)
     return shard
+
+
+Exchange: TypeAlias = Callable[[Tensor, dist.ProcessGroup], Tensor]
+"""Exchanges a tensor between the ranks of a group."""
+
+
+def exchanged(tensor: Tensor, group: dist.ProcessGroup, forward: Exchange, backward: Exchange) -> Tensor:
+    """Return `forward(tensor, group)`, whose gradient is `backward` of the result's gradient."""
+    return _Exchanged.apply(tensor, group, forward, backward)
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any, forward: Exchange, backward: Exchange) -> Tensor:
+        ctx.group, ctx.exchange = group, backward
+        return forward(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.exchange(gradients[0], ctx.group), None, None, None
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_rows, scatter_rows
+from tpbench.comm.collectives import exchanged, gather_rows, scatter_rows
 
 Pending: TypeAlias = Callable[[], Tensor]
 """A result that may not be complete yet. Call it once: it returns the result, ready for the current stream."""
@@ -127,20 +127,23 @@ def column_parallel(shard: Tensor, weight: Tensor, plan: LinearPlan, *, save_gat
 
     `save_gathered`: keep the gathered x for the backward pass. Otherwise gather x again.
     """
-    product: Tensor = _ColumnParallel.apply(shard, weight, plan, save_gathered)
-    return product
+    return _ColumnParallel.apply(shard, weight, plan, save_gathered)
 
 
 def row_parallel(x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
     """Return a shard of y = reduce_scatter(x W^T), (rows / p, out), of x (rows, in / p). Differentiable."""
-    shard: Tensor = _RowParallel.apply(x, weight, plan)
-    return shard
+    return _RowParallel.apply(x, weight, plan)
 
 
 def with_summed_gradient(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return a weight that is whole on every rank, for use on this rank's rows: its gradient is summed over ranks."""
-    summed: Tensor = _SumGradient.apply(weight, group)
-    return summed
+    return exchanged(weight, group, lambda whole, _: whole.view_as(whole), _sum_over_ranks)
+
+
+def _sum_over_ranks(gradient: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = gradient.clone()
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def column_forward(schedule: Schedule, shard: Tensor, weight: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
@@ -203,16 +206,3 @@ class _RowParallel(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
         return *row_backward(ctx.plan.backward, grads[0].contiguous(), x, weight), None
-
-
-class _SumGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        total = grads[0].clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None

@@ -1,21 +1,42 @@
 """Signals between ranks in stream order: a rank learns from them that a peer's copy has arrived.
 
 A wait on a channel takes the peer's signals in the order in which the peer sent them. Sending and waiting act on the
-current stream and return to the host at once.
+current stream and return to the host at once. The CUDA driver has calls for this that torch does not offer.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import torch
 
-from tpbench.comm import cuda_driver
-
 GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic comparison of 32 bits
 WITH_BARRIER = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: earlier writes of the stream become visible first
+
+
+@cache
+def cuda_driver() -> Any:
+    """Load the CUDA driver's library. Raise OSError if there is none."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def driver_has(name: str) -> bool:
+    """Return true if the installed driver has a function of this name: older drivers lack some."""
+    return getattr(cuda_driver(), name, None) is not None
+
+
+def call_driver(name: str, *arguments: Any) -> None:
+    """Call a driver function with ctypes arguments. Raise RuntimeError if it returns an error code."""
+    if error := getattr(cuda_driver(), name)(*arguments):
+        raise RuntimeError(f"{name} failed with CUDA error {error}")
+
+
+def current_stream() -> ctypes.c_void_p:
+    """Return torch's current stream as an argument for `call_driver`."""
+    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
 
 class StreamSignals:
@@ -51,7 +72,7 @@ class StreamSignals:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("signals=stream cannot be captured in a CUDA graph: graph=false or signals=kernel")
         words = ctypes.c_uint64(address), ctypes.c_uint32(value & 0xFFFFFFFF), ctypes.c_uint(flags)
-        cuda_driver.call(name, cuda_driver.current_stream(), *words)
+        call_driver(name, current_stream(), *words)
 
 
 class KernelSignals:

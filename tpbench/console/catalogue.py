@@ -11,8 +11,7 @@ from typing import Any
 from tpbench import packages
 from tpbench.console import fields
 from tpbench.console.fields import CONF
-from tpbench.outside.installed import installed_names
-from tpbench.outside.variant import from_entry_point
+from tpbench.outside.variant import from_entry_point, installed_names
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants, workloads

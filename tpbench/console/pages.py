@@ -33,7 +33,7 @@ from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.measure.settings import MeasureSettings
 from tpbench.predict.command import main as predict
 from tpbench.report.command import main as report
-from tpbench.results import document
+from tpbench.results import schema
 from tpbench.settings import JobError, spelled
 from tpbench.workloads import workloads
 
@@ -140,7 +140,7 @@ def main() -> int:
         for script, arguments, _ in PICTURE.findall(page.read_text(encoding="utf-8")):
             _output(script, arguments)
     written = {page: with_tables(page.read_text(encoding="utf-8")) for page in pages()}
-    written |= {ROOT / "tpbench/docs/reference.md": reference(), ROOT / "outputs/SCHEMA.md": document.page()}
+    written |= {ROOT / "tpbench/docs/reference.md": reference(), ROOT / "outputs/SCHEMA.md": schema.page()}
     for page, text in written.items():
         if page.read_text(encoding="utf-8") != text:
             page.write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tpbench.launcher.cells.failure import current_phase, log_of
 from tpbench.launcher.planning.plan import Cell
-from tpbench.results.printable import printable
+from tpbench.suggestions import printable
 
 if TYPE_CHECKING:
     from tpbench.launcher.cells.attempt import Attempt

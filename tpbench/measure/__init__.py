@@ -6,9 +6,9 @@ The modules, in the order of a first reading:
   iterations. `interleaving` and `rounds` let other cells run in between.
 - Times: `clock` has wall and device time, `stopwatch` times parts of an iteration, and `statistics` decides when the
   median is precise. `ranks` gathers the numbers of all ranks.
-- Trust: `audit` has three guards against stale results, with `inputs` that change.
-- Memory and floors: `memory`, `bandwidth` of copies, `gemm` for the rate of products.
-- GPU: `gpu` reads clocks and throttling, `energy` the energy counter. `bottleneck` reads a trace of `gpu_profiler`
-  through `timeline`. `host_bound` is the rule by which a cell is marked.
-- Results: `columns` and `device_columns` of a row. `machine` describes the machine.
+- Trust: `audit` has three guards against stale results.
+- Memory and floors: `rank_memory`, and the `rates` of copies and of products.
+- GPU: `cuda_graph` captures a step. `gpu` reads clocks, throttling and the energy counter. `bottleneck` reads a trace
+  of `gpu_profiler`.
+- Results: `measured_columns` of a row. `machine` describes the machine, and `kernels_version` the code of the kernels.
 """

@@ -1,4 +1,4 @@
-"""Three guards against stale results, for variants that do less when they are timed than when they are checked.
+"""Three guards against stale results: a variant may do less when it is timed than when it is checked.
 
 - Outputs lie in poisoned memory: before the last iteration of a clock, the outputs of the one before become NaN. A step
   that writes nothing returns NaN.
@@ -11,22 +11,99 @@ The oracle compares, so code that replaces functions of this process remains und
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Protocol, TypeGuard, runtime_checkable
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.measure.inputs import Inputs
-from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context, Session, Verdict
 from tpbench.measure.settings import MeasureSettings
 
 SLEEP_CYCLES = 40_000_000
 """About 20 ms: the device sleeps while the host queues the change of the inputs and the iteration."""
+
+
+class Inputs:
+    """The tensors that a variant reads in each iteration.
+
+    A change negates a random half of the rows of each floating-point tensor, in place. So the right result changes, and
+    the sizes of the numbers do not. Tensors that are equal on several ranks stay equal.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """`tensors`: all inputs of this rank. Collective."""
+        self.tensors = list(tensors)
+        self.seed, self.changes = common_seed(), 0
+
+    def draw(self) -> dict[int, Tensor]:
+        """Return random signs for the rows (rows,) of each floating-point tensor, by the tensor's index."""
+        self.changes += 1
+        drawn = {}
+        for index, tensor in enumerate(self.tensors):
+            if tensor.is_floating_point() and tensor.dim():
+                generator = torch.Generator().manual_seed((self.seed + self.changes) * 1009 + index)
+                signs = 2 * torch.randint(0, 2, (len(tensor),), generator=generator) - 1
+                drawn[index] = signs.to(tensor.device)
+        return drawn
+
+    def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
+        """Negate the rows of which the drawn sign is negative, on the current stream. None: draw new signs.
+
+        The tensors' version counters stay as they are, so that no variant can watch them.
+        """
+        for index, signs in (self.draw() if drawn is None else drawn).items():
+            tensor = self.tensors[index]
+            tensor.data.mul_(signs.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1)))
+
+
+class GeneratedInputs(Inputs, ABC):
+    """Inputs that are computed from a seed. A change takes those of another seed."""
+
+    def __init__(self, tensors: Sequence[Tensor], seed: int) -> None:
+        """`seed`: that of the tensors."""
+        super().__init__(tensors)
+        self.first = seed
+
+    @abstractmethod
+    def generate(self, seed: int) -> list[Tensor]:
+        """Return new tensors of a seed. From now on the session's oracle uses that seed, too."""
+
+    def draw(self) -> dict[int, Tensor]:
+        """Return the tensors of the next seed."""
+        self.changes += 1
+        return dict(enumerate(self.generate(self.first ^ self.changes)))
+
+    def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
+        """Copy the drawn tensors on the current stream. None: draw new ones."""
+        for index, values in (self.draw() if drawn is None else drawn).items():
+            self.tensors[index].data.copy_(values)
+
+
+def tensors_of(shard: Any) -> list[Tensor]:
+    """Return the tensors in the fields of a dataclass, also those in tuples."""
+    return list(_tensors(getattr(shard, field.name) for field in dataclasses.fields(shard)))
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
+
+
+def common_seed() -> int:
+    """Return a random number that is equal on all ranks and that a variant cannot know. Collective."""
+    seed = torch.tensor(secrets.randbits(40))
+    if dist.is_initialized():
+        dist.broadcast(seed, src=0)
+    return int(seed)
 
 
 @runtime_checkable
@@ -58,7 +135,7 @@ def prepare_audit(session: Session, settings: MeasureSettings) -> MeasureSetting
     The inputs of a variant from outside this package always change.
     """
     if isinstance(session, AuditedSession):
-        settings = replace(settings, fresh=settings.fresh or not session.trusted)
+        settings = dataclasses.replace(settings, fresh=settings.fresh or not session.trusted)
         session.audited |= settings.fresh  # the oracle must see a result of the last inputs
     return settings
 
@@ -83,17 +160,6 @@ def restore_before(session: Session, iterations: int) -> Callable[[], None]:
         session.restore()
 
     return restore
-
-
-def lazy_output_reason(session: Session) -> str | None:
-    """Return why an output of a variant from outside this package is no plain tensor, or None."""
-    outputs = session.outputs() if isinstance(session, AuditedSession) and not session.trusted else ()
-    return next(filter(None, map(subclass_reason, outputs)), None)
-
-
-def subclass_reason(value: Tensor) -> str | None:
-    """Return that a result is no plain tensor, or None. A subclass may compute its values when it is read."""
-    return None if type(value) is Tensor else f"the step returned a {type(value).__name__} in place of a torch.Tensor"
 
 
 def timed_result_reason(session: Session, clock: str) -> str | None:
@@ -121,8 +187,3 @@ def changed_inputs_reason(session: AuditedSession, step: Callable[[], None], con
 def refused(verdict: Verdict, reason: str | None) -> Verdict:
     """Return the verdict, with that reason if there is one."""
     return Verdict(verdict.columns, reason) if reason else verdict
-
-
-def on_any_rank(flag: bool, context: Context) -> bool:
-    """Return True if the flag is set on any rank. Collective."""
-    return max(gather_number(float(flag), context)) > 0

@@ -19,10 +19,10 @@ import torch
 
 from tpbench.measure import gpu_profiler
 from tpbench.measure.clock import WallClock
-from tpbench.measure.host_bound import is_host_bound
+from tpbench.measure.gpu_profiler import COMMUNICATION, Event, Interval, covered_ms, events, intervals
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, ScheduledSession, Session
-from tpbench.measure.timeline import COMMUNICATION, Event, Interval, covered_ms, events, intervals
+from tpbench.measure.statistics import is_host_bound
 
 TRACED_ITERATIONS = 3
 TRACED_S = 1.0
@@ -37,7 +37,7 @@ class Shares:
     """Shares of an iteration, by what the device does. The three shares add up to 1."""
 
     compute: float
-    """Share in which a kernel or copy runs that is no communication. A kernel that also communicates counts here."""
+    """Share in which a kernel or copy runs that computes, even if it also communicates."""
     communication: float
     """Share in which only communication runs: NCCL kernels, copies between GPUs, and kernels that write to peers or
     wait for them."""
@@ -82,8 +82,9 @@ def bottleneck_columns(
     if context.device.type != "cuda":
         return {}
     iterations = TRACED_ITERATIONS if columns["time_ms"] * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
-    busy = [busy_ms(intervals(each, on_gpu=True)) for each in _traced(step, restore, wall, iterations, context)]
-    here = [median(each) for each in zip(*busy, strict=True)] or [np.nan, np.nan]
+    traced = _traced(step, restore, wall, iterations, context)
+    busy = [busy_ms(intervals(iteration, on_gpu=True)) for iteration in traced]
+    here = [median(times) for times in zip(*busy, strict=True)] or [np.nan, np.nan]
     computing, communicating = gather_numbers(here, context)
     if np.isnan(computing).any():
         return {}
@@ -132,7 +133,7 @@ def _memory_ms(columns: Mapping[str, Any]) -> float:
 
 def busy_ms(timeline: Sequence[Interval]) -> tuple[float, float]:
     """Return the time in ms in which work other than communication runs, and in which only communication does."""
-    computing = covered_ms(each for each in timeline if each.kind != COMMUNICATION)
+    computing = covered_ms(interval for interval in timeline if interval.kind != COMMUNICATION)
     return computing, covered_ms(timeline) - computing
 
 
@@ -164,4 +165,4 @@ def between_markers(traced: Sequence[Event]) -> Iterator[list[Event]]:
     """Yield the events of each iteration: those between its two markers. Flushes and barriers lie outside."""
     markers = sorted(start for name, start, _, _ in traced if _MARKER in name)
     for begin, end in zip(markers[::2], markers[1::2], strict=False):
-        yield [each for each in traced if begin < each[1] < end]
+        yield [event for event in traced if begin < event[1] < end]

@@ -131,7 +131,7 @@ class DeviceClock(Clock):
             end.record()
             pairs[index].append((begin, end))
         self._synchronize()
-        return [[begin.elapsed_time(end) for begin, end in each] for each in pairs]
+        return [[begin.elapsed_time(end) for begin, end in step_pairs] for step_pairs in pairs]
 
     def _enqueue_s(self, step: Callable[[], None]) -> float:
         """Host seconds to queue one iteration, on the slowest rank: the sleep must cover them."""

@@ -1,16 +1,23 @@
-"""Clocks, energy and throttling of this rank's GPU, as NVML reports them. Without NVML nothing is known."""
+"""Clocks and throttling of this rank's GPU and the energy of an iteration, as NVML reports them.
+
+Without NVML nothing is known.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tpbench.measure.machine import load_nvml
+from tpbench.measure.ranks import gather_number
+from tpbench.measure.session import Context
 
 THROTTLE_REASONS = {
     "power": (("POWER",), ("SwPowerCap",)),
@@ -29,9 +36,18 @@ An idle GPU and clocks that a user has set are no reasons.
 THROTTLED_SHARE = 0.01
 """A policy that lowered the clocks for at least this share of the timed iterations is a reason."""
 
+SAMPLE_S = 1.0
+"""Duration of the iterations whose energy is measured. GPUs update their counter every 20 to 100 ms."""
+
+MOST_ITERATIONS = 10_000
+"""Largest number of iterations of a sample. It bounds the sample if a variant replaced the clock."""
+
+UPDATE_S = 0.15
+"""Longest wait for an update of the counter."""
+
 
 @dataclass(frozen=True)
-class Gpu:
+class NvmlGpu:
     """One GPU of NVML."""
 
     nvml: Any
@@ -75,16 +91,16 @@ class Gpu:
             reason: [getattr(self.nvml, f"nvmlClocksThrottleReason{name}") for name in names]
             for reason, (_, names) in THROTTLE_REASONS.items()
         }
-        return {reason for reason, each in bits.items() if any(state & bit for bit in each)}
+        return {reason for reason, masks in bits.items() if any(state & mask for mask in masks)}
 
 
-def this_gpu(device: torch.device) -> Gpu | None:
+def this_gpu(device: torch.device) -> NvmlGpu | None:
     """Return this rank's GPU, or None on a CPU and where NVML does not know the GPU."""
     nvml = load_nvml() if device.type == "cuda" else None
     if nvml is None:
         return None
     try:
-        return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}"))
+        return NvmlGpu(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}"))
     except nvml.NVMLError:
         return None
 
@@ -92,7 +108,7 @@ def this_gpu(device: torch.device) -> Gpu | None:
 class ClockWatch:
     """Watches a GPU's clocks inside its `with` blocks, which enclose timed iterations and nothing else."""
 
-    def __init__(self, gpu: Gpu | None, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, gpu: NvmlGpu | None, now_s: Callable[[], float] = time.monotonic) -> None:
         self.gpu, self.now_s = gpu, now_s
         self.clocks_mhz: dict[str, Any] = {}
         """Columns of the clocks at the end of the last block."""
@@ -124,3 +140,57 @@ class ClockWatch:
         least_ns = THROTTLED_SHARE * self._watched_s * 1e9
         counted = {reason for reason, ns in self._violated_ns.items() if ns > least_ns}
         return None if self._present is None and not self._violated_ns else counted | (self._present or set())
+
+
+def iteration_energy_j(
+    step: Callable[[], None],
+    prepare: Callable[[], None],
+    time_ms: float,
+    gpu: NvmlGpu | None,
+    context: Context,
+    sample_s: float = SAMPLE_S,
+) -> float | None:
+    """Return the energy of an iteration in J, summed over ranks, or None if a rank's GPU does not count it. Collective.
+
+    Iterations run for about `sample_s`, queued one after the other: without cold caches, but with what `prepare` does
+    before each, such as the restoring of inputs. The counter is read when it has just changed. `time_ms`: wall time of
+    an iteration, equal on all ranks.
+    """
+    counts_energy = gpu is not None and gpu.energy_j() is not None
+    if gpu is None or min(gather_number(counts_energy, context)) == 0:
+        return None
+    iterations = iterations_of_sample(time_ms, sample_s)
+
+    def iteration() -> None:
+        prepare()
+        step()
+
+    dist.barrier()
+    sampled = sampled_j(iteration, iterations, gpu, lambda: torch.cuda.synchronize(context.device))
+    energy_j = sum(gather_number(sampled / iterations, context))
+    return energy_j if math.isfinite(energy_j) else None
+
+
+def iterations_of_sample(time_ms: float, sample_s: float = SAMPLE_S) -> int:
+    """Return the number of iterations of `time_ms` that take at least `sample_s`, at most `MOST_ITERATIONS`."""
+    return max(1, math.ceil(min(MOST_ITERATIONS, sample_s / time_ms * 1e3)))
+
+
+def sampled_j(
+    iteration: Callable[[], None], iterations: int, gpu: NvmlGpu, synchronize: Callable[[], None] = lambda: None
+) -> float:
+    """Run iterations and return by how many J the GPU's counter grew."""
+    before_j = _updated_j(gpu)
+    for _ in range(iterations):
+        iteration()
+    synchronize()
+    return _updated_j(gpu) - before_j
+
+
+def _updated_j(gpu: NvmlGpu) -> float:
+    """Return the counter right after it changes, or after `UPDATE_S`."""
+    first_j, deadline_s = gpu.energy_j(), time.monotonic() + UPDATE_S
+    now_j = first_j
+    while now_j == first_j and time.monotonic() < deadline_s:
+        now_j = gpu.energy_j()
+    return now_j if now_j is not None else math.nan

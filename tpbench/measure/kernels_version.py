@@ -35,7 +35,7 @@ def kernels_version(files: tuple[Path, ...], function: str = "", package: Path =
     With `function`, only imports in that function, and in functions of the same file that it names, count. `package` is
     the folder of tpbench.
     """
-    bodies = [_body(ast.parse(file.read_bytes()), function) for file in files]
+    bodies = [_body(_parsed(file), function) for file in files]
     waiting = [file for body in bodies for _, file, _ in _imports(body, package)]
     modules: dict[Path, Module] = {}
     while waiting:
@@ -47,6 +47,16 @@ def kernels_version(files: tuple[Path, ...], function: str = "", package: Path =
         return None
     digests = sorted({module.digest for module in modules.values()} - {""})
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:12]
+
+
+def _parsed(file: Path) -> ast.Module:
+    """Return the syntax tree of a file, or an empty one if it cannot import kernels: an installed package may have
+    thousands of files, and files that are not Python of this version."""
+    content = file.read_bytes()
+    try:
+        return ast.parse(content if tpbench.__name__.encode() in content else b"")
+    except (SyntaxError, ValueError):
+        return ast.parse(b"")
 
 
 def _body(tree: ast.Module, function: str) -> list[ast.stmt]:
@@ -123,7 +133,7 @@ def _imports(body: Iterable[ast.AST], package: Path) -> Iterator[tuple[ast.alias
 def _found(module: str, name: str, package: Path) -> tuple[Path | None, bool]:
     """Return the file with what `from MODULE import NAME` imports, and whether NAME is a module.
 
-    A package's `__init__` may import the name from another module. There is no file outside tpbench.
+    A package's `__init__` may import the name from another module. The file is None if tpbench doesn't have the module.
     """
     top, *parts = module.split(".")
     if top != tpbench.__name__:
@@ -137,6 +147,8 @@ def _found(module: str, name: str, package: Path) -> tuple[Path | None, bool]:
         if path.is_file():
             return path, is_module
     start = folder / "__init__.py"
+    if not start.is_file():
+        return None, False
     for node in ast.walk(ast.parse(start.read_bytes())):  # with imports for type checkers: they say where a name is
         for alias in node.names if isinstance(node, ast.ImportFrom) else ():
             if name == (alias.asname or alias.name):

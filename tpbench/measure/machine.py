@@ -73,7 +73,9 @@ def gpu_count() -> int:
         if nvml is None:
             return 0
         present = int(nvml.nvmlDeviceGetCount())
-        return present if visible is None else min(present, len([each for each in visible.split(",") if each.strip()]))
+        return (
+            present if visible is None else min(present, len([index for index in visible.split(",") if index.strip()]))
+        )
 
 
 def version(package: str) -> str | None:

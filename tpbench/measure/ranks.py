@@ -14,7 +14,7 @@ from tpbench.measure.session import Context
 
 def gather_number(value: float, context: Context) -> list[float]:
     """Return one number of every rank, in rank order. Collective."""
-    return [float(each) for each in gather_numbers([value], context)[0]]
+    return [float(number) for number in gather_numbers([value], context)[0]]
 
 
 def gather_numbers(values: Sequence[float], context: Context) -> list[np.ndarray[Any, Any]]:
@@ -26,3 +26,8 @@ def gather_numbers(values: Sequence[float], context: Context) -> list[np.ndarray
     by_rank = [torch.empty_like(numbers) for _ in range(context.world_size)]
     dist.all_gather(by_rank, numbers)
     return list(torch.stack(by_rank, dim=1).numpy())
+
+
+def on_any_rank(flag: bool, context: Context) -> bool:
+    """Return True if the flag is set on any rank. Collective."""
+    return max(gather_number(float(flag), context)) > 0

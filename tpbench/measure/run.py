@@ -11,21 +11,26 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tpbench.measure import memory
+from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import (
     changed_inputs_reason,
     is_audited,
-    lazy_output_reason,
     prepare_audit,
     refused,
     timed_result_reason,
 )
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
-from tpbench.measure.columns import Samples, cost_columns, memory_columns, time_columns
-from tpbench.measure.device_columns import clock_columns, iteration_columns, launch_samples
-from tpbench.measure.energy import SAMPLE_S
-from tpbench.measure.gpu import ClockWatch, this_gpu
+from tpbench.measure.gpu import SAMPLE_S, ClockWatch, this_gpu
 from tpbench.measure.interleaving import InterleavedRank
+from tpbench.measure.measured_columns import (
+    Samples,
+    clock_columns,
+    cost_columns,
+    iteration_columns,
+    launch_samples,
+    memory_columns,
+    time_columns,
+)
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.rounds import ClockRounds, run_rounds, timed_iterations
 from tpbench.measure.scheduled import run_scheduled
@@ -73,8 +78,7 @@ def run(
     cell = _Cell(session, context, settings, wall, device_clock)
     passes = cell.first_passes(interpreted, say)
     say("checking")
-    lazy = lazy_output_reason(session)
-    verdict = refused(session.check(), lazy)
+    verdict = session.check()
     columns: dict[str, Any] = {
         **memory_columns(passes.peak_gib, context),
         "warmed_up": passes.warmed_up,
@@ -161,13 +165,13 @@ class _Cell:
         if interpreted and last_ms.max() / 1e3 > settings.time_budget_s:
             return _Passes(session.step, last_ms, peak_gib, warmed_up=False)
         session.release()
-        memory.fill_freed_with_nan(context.device, peak_gib)
+        rank_memory.fill_freed_with_nan(context.device, peak_gib)
         say("second pass")
         last_ms, peak_gib = self._one_pass(session.step)
         if not settings.graph:
             return _Passes(session.step, last_ms, peak_gib, warmed_up=True)
         say("capturing a graph")
-        step = _captured(session, context)  # replays fill the output that the capture left in the session
+        step = _captured(session)  # replays fill the output that the capture left in the session
         if is_audited(session):
             session.keeps_output = True
         last_ms, _ = self._one_pass(step)
@@ -175,7 +179,7 @@ class _Cell:
 
     def _one_pass(self, step: Callable[[], None]) -> tuple[np.ndarray[Any, Any], float]:
         """Return the wall time on every rank in ms, and this rank's peak memory in GiB."""
-        with memory.extra_peak(self.context.device) as peak:
+        with rank_memory.extra_peak(self.context.device) as peak:
             samples = self.wall.samples(step, self.session.restore, 1)
         return np.array(gather_number(samples[0], self.context)), peak.gib
 
@@ -206,7 +210,8 @@ class _Cell:
             with watch:
                 samples.append(self._until_precise(clock, passes.step))
             if is_audited(self.session):
-                complaint = timed_result_reason(self.session, name) or complaint
+                reason = timed_result_reason(self.session, name)
+                complaint = complaint or reason
         return _Timed(samples, {}, complaint)
 
     def _until_precise(self, clock: Clock, step: Callable[[], None]) -> list[np.ndarray[Any, Any]]:
@@ -259,21 +264,14 @@ def _from_rank_0(block: int) -> int:
     return int(agreed)
 
 
-def _captured(session: Session, context: Context) -> Callable[[], None]:
-    """Return the step as the replay of a CUDA graph, captured after warm-up passes on a side stream, as torch asks.
+def _captured(session: Session) -> Callable[[], None]:
+    """Return the step as the replay of a CUDA graph. The session's output is filled by the first replay."""
 
-    A capture runs no kernel: the session's output is filled by the first replay.
-    """
-    session.release()
-    side = torch.cuda.Stream(context.device)
-    side.wait_stream(torch.cuda.current_stream(context.device))
-    with torch.cuda.stream(side):
-        for _ in range(WARMUP_ITERATIONS):
-            session.restore()
-            session.step()
-    torch.cuda.current_stream(context.device).wait_stream(side)
-    session.release()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    def one_pass() -> None:
+        session.restore()
         session.step()
-    return graph.replay
+
+    session.release()
+    cuda_graph.warm_up(one_pass)
+    session.release()
+    return cuda_graph.capture(session.step).replay

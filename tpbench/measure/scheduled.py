@@ -7,11 +7,18 @@ from typing import Any
 
 import torch
 
-from tpbench.measure import memory
+from tpbench.measure import rank_memory
 from tpbench.measure.clock import WallClock
-from tpbench.measure.columns import cost_columns, iteration_memory_columns, memory_columns, time_columns
-from tpbench.measure.device_columns import clock_columns, iteration_columns, launch_samples
 from tpbench.measure.gpu import ClockWatch, this_gpu
+from tpbench.measure.measured_columns import (
+    clock_columns,
+    cost_columns,
+    iteration_columns,
+    iteration_memory_columns,
+    launch_samples,
+    memory_columns,
+    time_columns,
+)
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import CapturableSession, Context, IterationSchedule, Session, Verdict
 
@@ -46,7 +53,7 @@ def run_scheduled(
         say("capturing a graph")
         graph_gib = session.capture()
     say("timing")
-    usage = memory.IterationMemory(context.device, schedule.held_before, graph_gib)
+    usage = rank_memory.IterationMemory(context.device, schedule.held_before, graph_gib)
 
     def restore() -> None:
         usage.begin()

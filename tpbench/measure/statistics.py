@@ -1,14 +1,21 @@
-"""Statistics of samples for the columns of a row. Without scipy, whose import would cost every rank half a second."""
+"""Statistics of samples for the columns of a row, and the rule by which a cell is bound by the host.
+
+Reports use the rule, so nothing here imports torch. scipy's import would cost every rank half a second.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 ONE_IN = 40
 """The true median lies below the 95% interval in at most one of 40 cases, and above it in at most one of 40."""
+
+IDLE_SHARE = 0.2
+"""An iteration is bound by the host if the device is idle for more than this share of it."""
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
@@ -54,3 +61,8 @@ def precise_enough(samples: Sequence[float], precision: float) -> bool:
     interval = median_interval(samples)
     median = float(np.median(samples))
     return interval is not None and max(interval[1] - median, median - interval[0]) <= precision * median
+
+
+def is_host_bound(idle_share: Any) -> Any:
+    """Return whether the host bounds an iteration, for one idle share or for each of a pandas series."""
+    return idle_share > IDLE_SHARE

@@ -39,7 +39,7 @@ class Stopwatch:
     def samples_ms(
         self, step: Callable[[], None], restore: Callable[[], None] = do_nothing, *, on_host: bool = False
     ) -> list[float]:
-        """Return the slowest rank's time of each of these iterations."""
+        """Return the slowest rank's time of each iteration."""
         return self.interleaved_ms((step, restore), on_host=on_host)[0]
 
     def interleaved_ms(
@@ -67,7 +67,7 @@ class Stopwatch:
         samples: list[list[float]] = [[] for _ in timed]
         for index in abba_order(len(timed), 2):
             samples[index] += clock.samples(*timed[index], iterations)[iterations // 2 :]
-        return [_slowest(each) for each in samples]
+        return [_slowest(step_samples) for step_samples in samples]
 
     def _clock(self, on_host: bool) -> Clock:
         wall = on_host or self.device.type == "cpu"
@@ -88,4 +88,4 @@ def _slowest(samples: Sequence[float]) -> list[float]:
     """The time of each iteration on its slowest rank."""
     slowest = torch.tensor(samples, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return [float(each) for each in slowest]
+    return [float(sample) for sample in slowest]

@@ -1,14 +1,14 @@
-"""Read a Python file without running it: its functions, their declarations, its imports and its version."""
+"""The decorator `tpbench.api.variant`, and how a file is read without running it: functions, declarations, imports."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tpbench.settings import JobError
 
@@ -17,6 +17,53 @@ MAX_BYTES = 2**22
 
 _EVALUATED_ON_RANKS = "unsupported_reason"
 """The argument of `variant` that need not be a literal."""
+
+_REFUSAL = "_tpbench_unsupported_reason"
+"""Attribute of a declared function: that argument."""
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def variant(
+    summary: str = "",
+    *,
+    workload: str = "entropy_loss",
+    options: Iterable[str] = (),
+    requires: Iterable[str] = (),
+    requires_cuda: bool = False,
+    cpu_only_reason: str = "",
+    no_graph_reason: str = "",
+    uses_triton: bool | None = None,
+    unsupported_reason: Callable[[Any, int], str | None] | None = None,
+) -> Callable[[FunctionT], FunctionT]:
+    """Declare the decorated function as a variant.
+
+    The launcher reads the arguments from the text of the file. Hence all of them but `unsupported_reason` are literals.
+
+    Args:
+        summary: one line for `python -m tpbench list`. Empty: the first line of the function's docstring.
+        workload: the workload whose operation the function implements.
+        options: names of the workload's options that the function honours.
+        requires: importable names of the packages without which the variant is skipped.
+        requires_cuda: True if the variant is skipped on a CPU.
+        cpu_only_reason: why the variant cannot run on GPUs. Empty if it can.
+        no_graph_reason: why an iteration cannot be captured in a CUDA graph. Empty if it can.
+        uses_triton: True if the kernels run in Triton's interpreter on a CPU. None: if the file imports triton.
+        unsupported_reason: `(problem, tp_size) -> str | None`. It returns why the variant cannot run a problem. The
+            ranks call it, and the cell is then skipped with that reason.
+    """
+
+    def declare(function: FunctionT) -> FunctionT:
+        setattr(function, _REFUSAL, unsupported_reason)
+        return function
+
+    return declare
+
+
+def refusal(function: Callable[..., Any], problem: Any, tp_size: int) -> str | None:
+    """Return why the function cannot run the problem on tp_size ranks, or None if it can."""
+    reason: Callable[[Any, int], str | None] | None = getattr(function, _REFUSAL, None)
+    return None if reason is None else reason(problem, tp_size)
 
 
 @dataclass(frozen=True)
@@ -42,7 +89,7 @@ class SourceFile:
     path: Path
     functions: Mapping[str, Function]
     others: Mapping[str, tuple[str, int]]
-    """Names at the top level that are no functions: what each is, and its line."""
+    """Other names at the top level: what the name is, and its line."""
     imports: Mapping[str, int]
     """Top-level names of the packages that the module imports as it is loaded, each with its line."""
     uses_triton: bool
@@ -62,16 +109,16 @@ class SourceFile:
 def read(path: Path) -> SourceFile:
     """Parse a file. Raises JobError in one line if there is no such file, or if it is no Python."""
     tree = _parsed(path)
-    functions = {each.name: each for each in _functions(tree, path)}
+    functions = {function.name: function for function in _functions(tree, path)}
     files = local_files(path)
     imports, uses_triton = dict(_imports_on_load(tree)), any(map(_imports_triton, files))
     return SourceFile(path, functions, dict(_others(tree)), imports, uses_triton)
 
 
-def version(path: Path, files: Sequence[Path]) -> str:
-    """Return a hash of these files, which are loaded with `path`."""
+def version(path: Path, files: Sequence[Path] = ()) -> str:
+    """Return a hash of a file and of the files beside it that it imports, or of the given files. Raises JobError."""
     digest = hashlib.sha256()
-    for file in files:
+    for file in files or local_files(path):
         name = file.relative_to(path.parent).as_posix() if file.is_relative_to(path.parent) else file.name
         content = file.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -100,7 +147,7 @@ def _top_level(body: Sequence[ast.stmt], guarded: bool = False) -> Iterator[tupl
     for statement in body:
         yield statement, guarded
         if isinstance(statement, (ast.If, ast.Try)):
-            handlers = [each.body for each in statement.handlers] if isinstance(statement, ast.Try) else []
+            handlers = [handler.body for handler in statement.handlers] if isinstance(statement, ast.Try) else []
             rest = statement.finalbody if isinstance(statement, ast.Try) else []
             for part in (statement.body, *handlers, statement.orelse, rest):
                 yield from _top_level(part, True)
@@ -117,7 +164,7 @@ def _functions(tree: ast.Module, path: Path) -> Iterator[Function]:
             yield Function(
                 statement.name,
                 statement.lineno,
-                [each.arg for each in positional],
+                [argument.arg for argument in positional],
                 not keyword_only and required <= 2 and (len(positional) >= 2 or arguments.vararg is not None),
                 (ast.get_docstring(statement) or "").partition("\n")[0],
                 {} if declaration is None else _arguments(declaration, path),
@@ -152,8 +199,8 @@ def _declaration(function: ast.FunctionDef) -> ast.Call | None:
 
 def _arguments(declaration: ast.Call, path: Path) -> dict[str, Any]:
     """Return the arguments of `variant`. Raises JobError for one that is no literal."""
-    named = [("summary", each) for each in declaration.args[:1]]
-    named += [(each.arg or "**", each.value) for each in declaration.keywords]
+    named = [("summary", value) for value in declaration.args[:1]]
+    named += [(keyword.arg or "**", keyword.value) for keyword in declaration.keywords]
     arguments = {}
     for name, value in named:
         if name == _EVALUATED_ON_RANKS:
@@ -178,7 +225,7 @@ def _imports_on_load(tree: ast.Module) -> Iterator[tuple[str, int]]:
 def _imported(node: ast.AST) -> list[str]:
     """Return the full names of the modules that an import statement imports. Relative imports are left out."""
     if isinstance(node, ast.Import):
-        return [each.name for each in node.names]
+        return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         return [node.module]
     return []
@@ -199,11 +246,11 @@ def _beside(path: Path, name: str) -> list[Path]:
 
 def local_files(path: Path) -> list[Path]:
     """Return the file, then the files beside it that it imports, directly or through others. Raises JobError."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [_parsed(path)]
     while waiting:
         names = {name.partition(".")[0] for node in ast.walk(waiting.pop()) for name in _imported(node)}
-        new = {each for name in names for each in _beside(path, name)} - found - {path}
+        new = {file for name in names for file in _beside(path, name)} - files - {path}
         waiting += map(_parsed, new)
-        found |= new
-    return [path, *sorted(found)]
+        files |= new
+    return [path, *sorted(files)]

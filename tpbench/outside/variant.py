@@ -1,22 +1,27 @@
-"""A variant from outside this package: where it is, what it declares, and how a rank loads it."""
+"""A variant from outside this package: where it is, what it declares, and how a rank loads it.
+
+An installed package has variants as entry points of the group `tpbench.variants`. No package is imported here.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tpbench.outside import source
-from tpbench.outside.declaration import refusal
-from tpbench.outside.installed import locate, package_files
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
-from tpbench.workloads import Variant, Workload, workloads
+from tpbench.workloads import Variant, Workload, variants, workloads
+
+GROUP = "tpbench.variants"
 
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "summary": str,
@@ -97,7 +102,7 @@ class OutsideVariant:
 
     def refusal(self, problem: Any, tp_size: int) -> str | None:
         """Load the code and return why the function refuses the problem, or None. Only ranks call this."""
-        return refusal(self.load(), problem, tp_size)
+        return source.refusal(self.load(), problem, tp_size)
 
     def load(self) -> Callable[..., Any]:
         """Load the code and return the function. Only ranks call this.
@@ -132,8 +137,45 @@ def from_file(path: Path, function: str) -> OutsideVariant:
 
 def from_entry_point(name: str) -> OutsideVariant:
     """Return the variant of an installed package. Raises JobError in one line if it cannot be used."""
-    module, function, path = locate(name)
+    module, function, path = _located(name)
     return _variant(name, path.resolve(), module, function)
+
+
+def installed_names() -> list[str]:
+    """Return the names of all entry points of the group, without those that this package has itself."""
+    return sorted(set(metadata.entry_points(group=GROUP).names) - set(variants()))
+
+
+def _located(name: str) -> tuple[str, str, Path]:
+    """Return the module, the function and the module's file of an entry point. Raises JobError.
+
+    Finding a module inside a package would import the package. So only the top-level package is searched for, and the
+    rest of the path follows from the names.
+    """
+    entry, *others = metadata.entry_points(group=GROUP, name=name) or [None]
+    if entry is None:
+        raise JobError(f"no installed package has a variant {name}")
+    if others:
+        packages = sorted({str(point.dist.name) for point in (entry, *others) if point.dist is not None})
+        raise JobError(f"several installed packages have a variant {name}: {', '.join(packages)}")
+    if not entry.attr or "." in entry.attr:
+        raise JobError(f"the entry point {name}={entry.value} must name a function, as MODULE:FUNCTION")
+    top, *rest = entry.module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is not None and not rest and spec.origin:
+        return entry.module, entry.attr, Path(spec.origin)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        place = Path(folder, *rest)
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file():
+                return entry.module, entry.attr, file
+    raise JobError(f"the entry point {name}={entry.value} names a module that is not installed")
+
+
+def _package_files(module: str, file: Path) -> list[Path]:
+    """Return all Python files of the module's top-level package, or the module's file alone."""
+    depth = module.count(".") + (file.name == "__init__.py")
+    return sorted(file.parents[depth - 1].rglob("*.py")) if depth else [file]
 
 
 def _version(path: Path, module: str) -> str:
@@ -141,33 +183,33 @@ def _version(path: Path, module: str) -> str:
 
 
 def _files(path: Path, module: str) -> list[Path]:
-    return package_files(module, path) if module else source.local_files(path)
+    return _package_files(module, path) if module else source.local_files(path)
 
 
 def _variant(name: str, path: Path, module: str, function: str) -> OutsideVariant:
     file = source.read(path)
-    public = [each for each in file.functions if not each.startswith("_")]
+    public = [name for name in file.functions if not name.startswith("_")]
     if function in file.others and function not in file.functions:
         kind, line = file.others[function]
         raise JobError(f"{file.place(line)}: {function} is {kind}, and a variant needs a `def` at top level")
     if function not in file.functions:
         has = f"its functions: {', '.join(public)}" if public else "it has no function"
         raise JobError(f"{file.path.name} has no function {function} ({has})")
-    found = file.functions[function]
-    if not found.takes_two:
+    parsed = file.functions[function]
+    if not parsed.takes_two:
         raise JobError(
-            f"{file.place(found.line)}: {function} must take two arguments, as {function}(problem, shard), not "
-            f"({', '.join(found.parameters)})"
+            f"{file.place(parsed.line)}: {function} must take two arguments, as {function}(problem, shard), not "
+            f"({', '.join(parsed.parameters)})"
         )
-    declared = _checked(found, file)
+    declared = _checked(parsed, file)
     if not module:
         file.require_imports(declared.get("requires", ()))
     uses_triton = declared.pop("uses_triton", None)
     for several in ("options", "requires"):
         declared[several] = tuple(sorted(declared.get(several, ())))
-    declared["summary"] = declared.get("summary") or found.summary
+    declared["summary"] = declared.get("summary") or parsed.summary
     return OutsideVariant(
-        name, str(path), module, function, found.line, _version(path, module),
+        name, str(path), module, function, parsed.line, _version(path, module),
         uses_triton=file.uses_triton if uses_triton is None else uses_triton, **declared,
     )  # fmt: skip
 
@@ -178,7 +220,7 @@ def _checked(function: source.Function, file: source.SourceFile) -> dict[str, An
     for name, value in declared.items():
         if name not in _KINDS:
             raise JobError(f"{place}: {unknown('argument of @variant', name, [*_KINDS, 'unsupported_reason'])}")
-        texts = not isinstance(value, (tuple, list, set)) or all(isinstance(each, str) for each in value)
+        texts = not isinstance(value, (tuple, list, set)) or all(isinstance(item, str) for item in value)
         if not isinstance(value, _KINDS[name]) or not texts:
             raise JobError(f"{place}: {name}={value!r} of @variant has the wrong type")
     if (workload := declared.get("workload", "entropy_loss")) not in workloads():

@@ -16,16 +16,8 @@ from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import CostModel, ProblemSize
 
-_COLUMNS = (
-    "time_ms",
-    "device_ms",
-    "peak_gib",
-    "bytes_communicated",
-    "memory_limit_gib",
-    "gpu_name",
-    "nodes",
-    "copy_gb_per_s",
-)
+_NUMBERS = ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "copy_gb_per_s")
+"""Columns with the numbers of a `MeasuredCell`, in its order."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ class MeasuredCells:
 
 def predictable() -> dict[str, Workload]:
     """Return the workloads that have a cost model, by name."""
-    return {name: each for name, each in workloads().items() if each.cost_model is not None}
+    return {name: workload for name, workload in workloads().items() if workload.cost_model is not None}
 
 
 def cost_model_of(workload: Workload) -> CostModel:
@@ -100,7 +92,7 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     """
     cost_model = cost_model_of(workload)
     by_gpu: dict[str, list[MeasuredCell]] = {}
-    arranged = arrange_rows(frame[frame["workload"] == workload.name], _COLUMNS)
+    arranged = arrange_rows(frame[frame["workload"] == workload.name], (*_NUMBERS, "gpu_name", "nodes"))
     for grid in arranged.grids:
         for row in grid.rows:
             for label, record in zip(grid.columns, row.records, strict=True):
@@ -124,10 +116,7 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
 
 
 def _cell(label: str, size: ProblemSize, record: dict[str, object]) -> MeasuredCell:
-    values = [
-        record[name]
-        for name in ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "copy_gb_per_s")
-    ]
+    values = [record[name] for name in _NUMBERS]
     numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
     return MeasuredCell(label, size, str(record["status"]), *numbers)
 
@@ -135,7 +124,9 @@ def _cell(label: str, size: ProblemSize, record: dict[str, object]) -> MeasuredC
 def span(cells: Iterable[MeasuredCell]) -> dict[str, tuple[int, int]]:
     """Return the smallest and the largest measured value of each whole number in the size."""
     sizes = [cell.size for cell in cells if cell.status == "ok"]
-    names = [each.name for each in fields(sizes[0]) if isinstance(getattr(sizes[0], each.name), int)] if sizes else []
+    names = (
+        [field.name for field in fields(sizes[0]) if isinstance(getattr(sizes[0], field.name), int)] if sizes else []
+    )
     return {
         name: (min(getattr(size, name) for size in sizes), max(getattr(size, name) for size in sizes)) for name in names
     }

@@ -7,21 +7,22 @@ import itertools
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tpbench.job import Job
-from tpbench.predict import render
-from tpbench.predict.cells import MeasuredCells, cost_model_of, measured, predictable
-from tpbench.predict.memory import ASSUMPTION, MODELS
-from tpbench.predict.model import VariantModel, models
-from tpbench.predict.target import find_target
-from tpbench.predict.validation import validation
-from tpbench.predict.whole_numbers import whole_numbers
+from tpbench.predict.answer import Answer, as_json, text
+from tpbench.predict.cells import MeasuredCell, MeasuredCells, cost_model_of, measured, predictable
+from tpbench.predict.memory import ASSUMPTION, MODELS, find_target, free_gib
+from tpbench.predict.model import QUANTITIES, VariantModel, models
+from tpbench.report.analysis.metrics import number
 from tpbench.report.command_line import read_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
+from tpbench.tables import aligned_lines
 from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import ProblemSize
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(table, end="")
             return 0 if reached else 1
         answers = _answers(cells, fitted, workload, options)
-        print(render.as_json(answers) if options.format == "json" else render.text(answers), end="")
+        print(as_json(answers) if options.format == "json" else text(answers), end="")
     except (JobError, OSError) as error:
         print(f"predict: {error}", file=sys.stderr)
         return 2
@@ -68,8 +69,8 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
         epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024). What a model leaves free is an "
         f"assumption: {ASSUMPTION}.",
     )
-    for each in fields(cost_model_of(workload).size):
-        _add_size(parser, each, workload)
+    for field in fields(cost_model_of(workload).size):
+        _add_size(parser, field, workload)
     parser.add_argument(
         "--gpu-memory",
         type=_positive_float,
@@ -101,8 +102,8 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
 
 def _add_size(parser: argparse.ArgumentParser, size: Field[Any], workload: Workload) -> None:
     """Add the option for one field of the size. Its help and choices are those of the job's field."""
-    owner = workload.problem if size.name in {each.name for each in fields(workload.problem)} else Job
-    help_text = next(each.metadata["help"] for each in fields(owner) if each.name == size.name)
+    owner = workload.problem if size.name in {field.name for field in fields(workload.problem)} else Job
+    help_text = next(field.metadata["help"] for field in fields(owner) if field.name == size.name)
     choices = typing.get_args(typing.get_type_hints(owner)[size.name])
     parser.add_argument(
         _flag(size.name),
@@ -127,19 +128,19 @@ def _flag(name: str) -> str:
 def _sizes(workload: Workload, options: argparse.Namespace) -> list[Any]:
     """Return a size for every combination of the numbers that the user gave."""
     size = cost_model_of(workload).size
-    names = [each.name for each in fields(size)]
+    names = [field.name for field in fields(size)]
     given = [value if isinstance(value := getattr(options, name), list) else [value] for name in names]
     return [size(**dict(zip(names, values, strict=True))) for values in itertools.product(*given)]
 
 
 def _answers(
     cells: MeasuredCells, fitted: Mapping[str, VariantModel], workload: Workload, options: argparse.Namespace
-) -> list[render.Answer]:
+) -> list[Answer]:
     """Return the answer for each size. Raises JobError for a size that no job can have or no row tells about."""
     target = find_target(cells, options.gpu, options.gpu_memory, options.bandwidth, MODELS.get(options.beside))
     answers = []
     for size in _sizes(workload, options):
-        problem = {each.name: getattr(size, each.name) for each in fields(size) if each.name != "tp_size"}
+        problem = {field.name: getattr(size, field.name) for field in fields(size) if field.name != "tp_size"}
         if complaints := workload.problem(**problem).check(size.tp_size, 1):
             raise JobError("\n".join(complaints))
         chosen = _chosen(
@@ -149,7 +150,7 @@ def _answers(
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")
         predictions = [model(size, target.slowdown) for model in chosen.values()]
         question = cells.cost_model.question
-        answers.append(render.Answer(size, predictions, chosen, target, question, filtered=bool(options.variant)))
+        answers.append(Answer(size, predictions, chosen, target, question, filtered=bool(options.variant)))
     return answers
 
 
@@ -184,3 +185,74 @@ def _picture(
         figure = draw([fitted[name] for name in plot.variants if name in fitted], plot, cells.cells, sizes[0])
         file.write_bytes(style.png(figure) if form == "png" else style.svg(figure))
     print(f"predict: wrote {file}", file=sys.stderr)
+
+
+_FACTORS = {"k": 2**10, "m": 2**20}
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Return the numbers, separated by commas. `128k` is 128 * 1024."""
+    return [_whole_number(part.strip()) for part in text.split(",")]
+
+
+def _whole_number(text: str) -> int:
+    factor = _FACTORS.get(text[-1:].lower(), 1)
+    digits = text[:-1] if factor > 1 else text
+    if not digits.isdecimal() or int(digits) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text or 'nothing'} is no whole number of at least 1: write 131072 or 128k, and 4,8 for several"
+        )
+    return factor * int(digits)
+
+
+AIMS = {"time_ms": 0.10, "device_ms": 0.10, "peak_gib": 0.03}
+_NAMES = {"time_ms": "wall time", "device_ms": "device time", "peak_gib": "peak memory"}
+
+
+def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> tuple[str, bool]:
+    """Return a table of each variant's median error on left-out cells, and true if the errors of all variants together
+    reach the aims."""
+    grid = [["variant", "cells", *(f"{_NAMES[name]}, median error" for name in QUANTITIES)]]
+    for label, model in models.items():
+        grid.append([label, str(len(model.cells)), *(_median(model.errors[name]) for name in QUANTITIES)])
+    pooled = {name: [error for model in models.values() for error in model.errors[name]] for name in QUANTITIES}
+    grid.append(["all", str(sum(len(model.cells) for model in models.values())), *map(_median, pooled.values())])
+    grid.append(["aim: at most", "", *(f"{AIMS[name]:.0%}" for name in QUANTITIES)])
+    reached = all(not errors or np.median(errors) <= AIMS[name] for name, errors in pooled.items())
+    lines = [
+        f"each cell measured on {measured.gpu} predicted from the others",
+        *aligned_lines(grid[0], grid[1:]),
+        *_memory_validation(models),
+        "the aims are reached" if reached else "the aims are not reached",
+    ]
+    return "\n".join(lines) + "\n", reached
+
+
+def _memory_validation(models: Mapping[str, VariantModel]) -> list[str]:
+    """Return a count of the cells that ran out of memory and were predicted to, and the others, one on each line."""
+    failed = [(model, cell) for model in models.values() for cell in model.ran_out]
+    if not failed:
+        return ["no cell ran out of memory, so no row checks that prediction"]
+    lines = []
+    for model, cell in failed:
+        word = _predicted_memory(model, cell)
+        if not word.startswith("OOM"):
+            lines.append(f"  {model.label}, {cell.size}: predicted {word}")
+    predicted = len(failed) - len(lines)
+    return [
+        f"{predicted} of {len(failed)} cells that ran out of memory are predicted to from the others (no aim)",
+        *lines,
+    ]
+
+
+def _predicted_memory(model: VariantModel, cell: MeasuredCell) -> str:
+    """Return the predicted memory outcome of a cell that ran out of memory, as if it was not measured."""
+    if cell.size.kind not in model.fits["peak_gib"].kinds:
+        return "unknown"
+    others = replace(model, ran_out=tuple(other for other in model.ran_out if other.size != cell.size))
+    predicted, free = others(cell.size), free_gib(cell.memory_limit_gib or 0.0, cell.size)
+    return f"{predicted.memory_outcome(free)}, {number(predicted.needed_gib)} GiB of {number(free)} GiB"
+
+
+def _median(errors: Sequence[float]) -> str:
+    return f"{np.median(errors):.1%}" if errors else "-"

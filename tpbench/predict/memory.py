@@ -1,19 +1,44 @@
-"""Free memory of a GPU, and the predicted outcome of a cell: it fits, it is tight, or it runs out of memory."""
+"""The GPU that a prediction is for: its free memory, and whether a cell fits, is tight or runs out of memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from tpbench.predict.estimate import Estimate
+from tpbench.measure.machine import nvml_session, nvml_text
+from tpbench.predict.cells import MeasuredCells
 from tpbench.report.analysis.metrics import number
 from tpbench.workloads.cost_model import ProblemSize
+
+LARGEST_ERROR = 0.5
+"""A number with a larger relative error is called unknown."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its error bar."""
+
+    value: float
+    error: float
+    """As a share of the value."""
+
+    @property
+    def low(self) -> float:
+        return self.value / (1 + self.error)
+
+    @property
+    def high(self) -> float:
+        return self.value * (1 + self.error)
+
+    @property
+    def known(self) -> bool:
+        """False if the error bar is so wide that the value says nothing."""
+        return self.error <= LARGEST_ERROR
+
 
 RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
 SAME_SHARE = 0.05
 """GPUs whose memory differs by a smaller share count as the same."""
-_OUTCOMES = ("fits", "tight", "OOM")
 
 
 @dataclass(frozen=True)
@@ -57,60 +82,90 @@ def free_gib(gpu_memory_gib: float, size: ProblemSize, model: TrainedModel | Non
     return gpu_memory_gib - RESERVE_GIB - (model.taken_gib(size.tokens, size.tp_size) if model else 0.0)
 
 
-class RanOut(NamedTuple):
-    """A measured cell that ran out of memory."""
-
-    needed_gib: float
-    """Predicted need, inputs included."""
-    gpu_memory_gib: float
-    """Memory of the GPU that the cell ran on, or the limit that its job set."""
+DEFAULT_GIB = 80.0
+"""Memory of the GPU if neither the user nor the rows say it."""
 
 
 @dataclass(frozen=True)
-class MeasuredMemory:
-    """Results of one variant's measured cells, which bound the memory that fits."""
+class Target:
+    """The GPU that a prediction is for."""
 
-    largest_ok_gib: float = 0.0
-    """Largest predicted need of a cell that ran, inputs included."""
-    ran_out: tuple[RanOut, ...] = ()
+    memory_gib: float
+    measured_on: str
+    """Name of the GPU of the rows."""
+    is_measured: bool
+    """True if the target is the GPU of the rows, as far as its memory and bandwidth tell."""
+    slowdown: float | None = 1.0
+    """Bandwidth of the rows' GPU over that of the target. None: unknown, so times are withheld."""
+    beside: TrainedModel | None = None
+    name: str = ""
+    """Name of the target if it is this machine's GPU and not that of the rows."""
 
-    def smallest_ran_out(self, free: float) -> RanOut | None:
-        """Return the cell with the smallest need that ran out although its GPU had at least `free` GiB."""
-        alike = [each for each in self.ran_out if free <= (each.gpu_memory_gib - RESERVE_GIB) * (1 + SAME_SHARE)]
-        return min(alike, default=None)
+    def free_gib(self, size: ProblemSize) -> float:
+        """Return the memory of the operation, inputs included."""
+        return free_gib(self.memory_gib, size, self.beside)
 
-    def outcome(self, needed_gib: float, free: float) -> str:
-        """Return `OOM` from the need of a cell that ran out, `tight` if it is above those that ran, else `fits`.
+    def memory_text(self, size: ProblemSize) -> str:
+        """Return the terms of the free memory."""
+        terms = [f"{number(self.memory_gib)} GiB of a GPU", f"{RESERVE_GIB:g} GiB reserve for CUDA, NCCL and fragments"]
+        if self.beside:
+            taken = self.beside.taken_gib(size.tokens, size.tp_size)
+            terms.append(
+                f"{number(taken)} GiB for a model of {self.beside.name} in training on {self.beside.gpus} GPUs"
+            )
+        return (
+            f"memory: {' - '.join(terms)} = {number(self.free_gib(size))} GiB; "
+            f"inputs take {number(size.inputs_gib)} GiB of it"
+        )
 
-        If a cell ran out and one with a larger need ran, a need between the two is `tight`, too.
-        """
-        failed = self.smallest_ran_out(free)
-        if failed is None:
-            return _OUTCOMES[0]
-        return _OUTCOMES[(needed_gib >= failed.needed_gib) + (needed_gib > self.largest_ok_gib)]
+    def speed_text(self) -> str | None:
+        """Return what was done with the times because the GPU is another one, or None if it is the same."""
+        if self.is_measured:
+            return None
+        other = (
+            f"the rows are of another GPU ({self.measured_on}{f', this machine has {self.name}' if self.name else ''})"
+        )
+        if self.slowdown is None:
+            return (
+                f"{other}, so times are withheld: --bandwidth GB_PER_S, the copy bandwidth of yours, scales them; "
+                f"--gpu {self.measured_on!r} shows them as measured"
+            )
+        return (
+            f"{other}: the part of a time that its bandwidth limits is multiplied by {number(self.slowdown)}; launches "
+            "and collectives are left as measured, and +- is that of the rows' GPU"
+        )
 
 
-def memory_outcome(
-    size: ProblemSize, peak_gib: Estimate, free: float, memory_bounds: MeasuredMemory | None = None
-) -> str:
-    """Return `fits`, `OOM`, or `tight` if the error bar includes both. Measured cells can make it worse."""
-    predicted = "tight"
-    if size.inputs_gib + peak_gib.high <= free:
-        predicted = "fits"
-    elif size.inputs_gib + peak_gib.low > free:
-        predicted = "OOM"
-    measured = memory_bounds.outcome(size.inputs_gib + peak_gib.value, free) if memory_bounds else "fits"
-    return max(predicted, measured, key=_OUTCOMES.index)
+def this_gpu() -> tuple[str, float] | None:
+    """Return the name and the memory in GiB of this machine's first GPU, or None if it has none."""
+    with nvml_session() as nvml:
+        if nvml is None or not nvml.nvmlDeviceGetCount():
+            return None
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        return nvml_text(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
 
 
-def memory_reason(size: ProblemSize, peak_gib: Estimate, free: float, memory_bounds: MeasuredMemory) -> str | None:
-    """Return the measured cells that make the outcome worse than the prediction alone, or None if none do."""
-    outcome = memory_outcome(size, peak_gib, free, memory_bounds)
-    failed = memory_bounds.smallest_ran_out(free)
-    if failed is None or outcome == memory_outcome(size, peak_gib, free):
-        return None
-    largest = f", the largest that ran needs {number(memory_bounds.largest_ok_gib)} GiB" if outcome == "tight" else ""
-    return (
-        f"with its inputs it needs {number(size.inputs_gib + peak_gib.value)} GiB, and a measured cell that needs "
-        f"{number(failed.needed_gib)} GiB ran out of memory within {number(failed.gpu_memory_gib)} GiB{largest}"
-    )
+def find_target(
+    cells: MeasuredCells,
+    gpu: str | None = None,
+    memory_gib: float | None = None,
+    bandwidth: float | None = None,
+    beside: TrainedModel | None = None,
+) -> Target:
+    """Return the GPU in question.
+
+    It is that of the rows if `gpu` names it, else one with `memory_gib` and `bandwidth` (GB/s, as in the column
+    copy_gb_per_s). If none of the three is given, it is this machine's GPU, or without one that of the rows.
+    """
+    name = ""
+    here = this_gpu() if gpu is None and memory_gib is None and bandwidth is None else None
+    if here is not None and here[0] != cells.gpu:
+        name, memory_gib = here
+    known = cells.memory_gib
+    same_memory = not (memory_gib and known) or abs(memory_gib / known - 1) <= SAME_SHARE
+    same = gpu is not None or (same_memory and not name)
+    slowdown: float | None = 1.0 if same else None
+    if bandwidth is not None:
+        slowdown = cells.copy_gb_per_s / bandwidth if cells.copy_gb_per_s else None
+        same = same and slowdown is not None and abs(slowdown - 1) <= SAME_SHARE
+    return Target(memory_gib or known or DEFAULT_GIB, cells.gpu, same, slowdown, beside, name)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpbench.predict.cells import MeasuredCell
-from tpbench.predict.estimate import Estimate
-from tpbench.predict.memory import MODELS, TrainedModel, free_gib, memory_outcome
+from tpbench.predict.memory import MODELS, TrainedModel, free_gib
 from tpbench.predict.model import VariantModel
 from tpbench.report.plots import style
 from tpbench.workloads.cost_model import FeasibilityPlot
@@ -28,8 +27,7 @@ def most_tokens(model: VariantModel, size: Any, gpu_gib: float, beside: TrainedM
 
     def fits(tokens: int) -> bool:
         tried = replace(size, tokens=tokens)
-        peak = Estimate(model(tried).peak_gib.value, 0.0)
-        return memory_outcome(tried, peak, free_gib(gpu_gib, tried, beside)) == "fits"
+        return bool(model(tried).needed_gib <= free_gib(gpu_gib, tried, beside))
 
     if not fits(1):
         return 0
@@ -66,7 +64,7 @@ def draw(models: Sequence[VariantModel], plot: FeasibilityPlot, cells: Sequence[
         axes.set_ylabel("tokens per replica")
     _scale(grid[0][0], plot.x[1])
     handles = {
-        text: handle for each in grid.flat for handle, text in zip(*each.get_legend_handles_labels(), strict=True)
+        text: handle for axes in grid.flat for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
     kind = size.kind.partition("=")[2]
@@ -90,9 +88,9 @@ def _lines(
     """Draw the most tokens that fit, `limit(size)`, along x: a line for each value of `plot.lines`."""
     (x, x_values), (name, line_values) = plot.x, plot.lines
     for value, line_style in zip(line_values, _STYLES, strict=False):
-        sizes = [replace(size, **{x: each, name: value}) for each in x_values]
+        sizes = [replace(size, **{x: x_value, name: value}) for x_value in x_values]
         label = f"{variant} {name.removesuffix('_size')} {value}, predicted"
-        axes.plot(x_values, [limit(each) for each in sizes], line_style, color=colour, label=label)
+        axes.plot(x_values, [limit(tried) for tried in sizes], line_style, color=colour, label=label)
 
 
 def _marks(

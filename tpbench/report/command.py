@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import json
 import os
 import sys
@@ -18,12 +17,19 @@ from tpbench import tables
 from tpbench.report import plots
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
-from tpbench.report.command_line import ReportParser, add_filters, format_of, require_values, selected_rows
+from tpbench.report.command_line import (
+    ReportParser,
+    add_filters,
+    format_of,
+    print_or_write,
+    require_values,
+    selected_rows,
+)
 from tpbench.report.pivot import pivot
 from tpbench.report.repeat import print_command
 from tpbench.report.studies import check_columns, check_study, studies, study_document, study_picture
 from tpbench.results.current_rows import newest
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, unknown
 from tpbench.tables import Document
@@ -64,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.format == "json":
             write_documents(selected_rows(options), options.output or Path(), all_rows=options.all)
         else:
-            _write(_content(options), options)
+            print_or_write(_content(options), options.output)
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (JobError, OSError) as error:
@@ -159,20 +165,6 @@ def _tables(document: Document, options: argparse.Namespace) -> str:
             tables.show(document, console)
         return capture.get()
     return TABLES[options.format](document)
-
-
-def _write(content: str | bytes, options: argparse.Namespace) -> None:
-    if options.output is not None:
-        options.output.write_bytes(content if isinstance(content, bytes) else content.encode())
-        print(f"report: wrote {options.output}", file=sys.stderr)
-    elif isinstance(content, bytes):
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
-    else:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
-        sys.stdout.write(content)
-        sys.stdout.flush()
 
 
 def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:

@@ -1,8 +1,9 @@
-"""What all report commands share: their options, the rows that these select, and the file of the output."""
+"""Parts that all report commands share: their options, the rows that these select, and the file of the output."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import sys
 import warnings
@@ -99,8 +100,8 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
             if name in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")
             raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
-        texts = set(frame[name].map(value_text))
-        frame = _only(frame, name, values_of(value, texts))
+        is_one_value = value in set(frame[name].map(value_text))  # a value may contain a comma
+        frame = _only(frame, name, [value] if is_one_value else value.split(","))
     return frame
 
 
@@ -123,11 +124,6 @@ def parse_conditions(arguments: Sequence[str]) -> list[tuple[str, str]]:
             right = f"{name}={value or 'VALUE'}"
             raise JobError(f"--only {f'{name} {value}'.strip()}: the equals sign is missing: write --only {right}")
     return [(name, value) for name, _, value in (condition.partition("=") for condition in arguments)]
-
-
-def values_of(text: str, present: set[str]) -> list[str]:
-    """Return the values that a condition names: the whole text if rows have it, else its parts between commas."""
-    return [text] if text in present or "," not in text else text.split(",")
 
 
 def require_values(frame: pd.DataFrame, shown: Metric, where: str = "") -> None:
@@ -153,12 +149,15 @@ def format_of(output: Path | None) -> str:
 
 
 def print_or_write(content: str | bytes, output: Path | None) -> None:
-    """Print a text or the bytes of a picture, or write them to a file."""
+    """Print a text or the bytes of a picture, or write them to a file and name it."""
     if output is not None:
         output.write_bytes(content if isinstance(content, bytes) else content.encode())
+        print(f"report: wrote {output}", file=sys.stderr)
     elif isinstance(content, bytes):
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     else:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
         sys.stdout.write(content)
         sys.stdout.flush()

@@ -33,8 +33,8 @@ from tpbench.report.compare.method import method
 from tpbench.report.compare.pairs import CellPair, cell_names, rows_by_cell
 from tpbench.report.compare.uncertainty import geometric_mean, observe
 from tpbench.report.plots import style
-from tpbench.results.printable import printable
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Document, Table, as_markdown, as_text, csv_text
 
 if TYPE_CHECKING:

@@ -19,21 +19,21 @@ from tpbench.report.analysis.records import (
     Record,
     caveat_mark,
     column_label,
-    is_measurement,
     mark_meanings,
     marks,
+    ratios_to_best,
     value_text,
 )
-from tpbench.results.printable import printable
 from tpbench.settings import JobError
-from tpbench.tables import MISSING, Cell, Document, Table
+from tpbench.suggestions import printable
+from tpbench.tables import MISSING, Document, Table, TableCell
 
 FLOOR = "floor"
 """Name of the column with the time of the unavoidable bytes and FLOPs."""
 FAILED = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
 """Kinds of the cells of rows that are not ok, by status."""
 _DEVICE = "[device"
-_NOT_RUN = Cell(MISSING, kind="dim")
+_NOT_RUN = TableCell(MISSING, kind="dim")
 
 
 def pivot(
@@ -55,11 +55,11 @@ def pivot(
         raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
     arranged = arrange_rows(frame, (metric_name, "floor_ms"), all_rows=all_rows)
     tables = [metric_table(grid, shown, floor=floor) for grid in arranged.grids]
-    notes = [Cell(line, kind="dim") for line in legend(tables, shown)]
+    notes = [TableCell(line, kind="dim") for line in legend(tables, shown)]
     for (status, reason), cells in failures(arranged).items():
         more = f" and {len(cells) - 2} more" if len(cells) > 2 else ""
         line = f"{status}: {', '.join(cells[:2])}{more}: {reason or 'no reason given'}"
-        notes.append(Cell(line, kind=FAILED.get(status, "")))
+        notes.append(TableCell(line, kind=FAILED.get(status, "")))
     if transpose:
         tables = [_transposed(table, grid) for table, grid in zip(tables, arranged.grids, strict=True)]
     unit = f", in {shown.unit}" if shown.unit else ""
@@ -70,7 +70,7 @@ def pivot(
 def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:
     """Return the table of one metric for one grid. The records must have the metric's column."""
     compared = [_cells(row, shown) for row in grid.rows]
-    rows: list[list[Cell | str]] = [
+    rows: list[list[TableCell | str]] = [
         [*map(value_text, row.key), *cells] for row, cells in zip(grid.rows, compared, strict=True)
     ]
     if floor:
@@ -86,24 +86,20 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
     )
 
 
-def _cells(row: GridRow, shown: Metric) -> list[Cell]:
-    """Return the cells of one problem. Only measurements are ranked."""
-    measured = [
-        record for record in row.records if record and is_measurement(record) and record[shown.name] is not None
-    ]
-    ranks = shown.ratios([float(record[shown.name]) for record in measured])
-    ratio_of = {id(record): ratio for record, ratio in zip(measured, ranks, strict=True)}
-    best = next((record for record in measured if ratio_of[id(record)] == 1), None)
-    return [_cell(record, shown, ratio_of.get(id(record)), best) if record else _NOT_RUN for record in row.records]
+def _cells(row: GridRow, shown: Metric) -> list[TableCell]:
+    """Return the cells of one problem."""
+    ranked = list(zip(row.records, ratios_to_best(row.records, shown), strict=True))
+    best = next((record for record, ratio in ranked if ratio == 1), None)
+    return [_cell(record, shown, ratio, best) if record else _NOT_RUN for record, ratio in ranked]
 
 
-def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None) -> Cell:
+def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None) -> TableCell:
     status, value = value_text(record["status"]), record[shown.name]
     if value is None or not (status == "ok" or (status == "wrong" and shown.shown_if_wrong)):
         if status == "ok":
-            return Cell(status + caveat_mark(record), status)
+            return TableCell(status + caveat_mark(record), status)
         note = f"{status}, {printable(record['reason'] or '')}"
-        return Cell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
+        return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
     mark = marks(record, (shown.name,))
     words, notes = [shown.write(float(value)) + mark], [MARK_WORDS[letter] for letter in mark]
     if HOST_BOUND in mark and record["device_ms"] is not None:
@@ -120,7 +116,7 @@ def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | Non
         words.append(status)
         notes = [f"{status}, {printable(record['reason'] or '')}"]
     kind = "best" if ratio == 1 else FAILED.get(status, "")
-    return Cell(" ".join(words), float(value), kind, ratio, ", ".join(notes))
+    return TableCell(" ".join(words), float(value), kind, ratio, ", ".join(notes))
 
 
 def _with_interval(ratio: Ratio) -> str:
@@ -131,15 +127,15 @@ def _with_interval(ratio: Ratio) -> str:
     return f"{ratio.value:.{digits}f}x, {ratio.low:.{digits}f} to {ratio.high:.{digits}f}"
 
 
-def _floor(row: GridRow, cells: Sequence[Cell]) -> Cell:
+def _floor(row: GridRow, cells: Sequence[TableCell]) -> TableCell:
     """Return the floor of the fastest row of a problem."""
     fastest = next((record for record, cell in zip(row.records, cells, strict=True) if cell.ratio == 1), None)
     if not fastest or fastest["floor_ms"] is None:
         return _NOT_RUN
-    return Cell(metric("floor_ms").write(fastest["floor_ms"]), float(fastest["floor_ms"]))
+    return TableCell(metric("floor_ms").write(fastest["floor_ms"]), float(fastest["floor_ms"]))
 
 
-def _host_bound_note(compared: Sequence[Sequence[Cell]]) -> str:
+def _host_bound_note(compared: Sequence[Sequence[TableCell]]) -> str:
     """Return a sentence about the problems that compare host-bound cells with others. Empty: there are none."""
     ranked = [[cell.text for cell in cells if cell.ratio is not None] for cells in compared]
     concerned = sum(len(texts) > 1 and any(HOST_BOUND in text for text in texts) for texts in ranked)
@@ -185,6 +181,6 @@ def failures(arranged: RecordGrids) -> dict[tuple[str, str], list[str]]:
         keys = [at for at, name in enumerate(grid.key_names) if name not in unnamed]
         for cell in grid.cells():
             if cell.record["status"] != "ok":
-                alike = value_text(cell.record["status"]), printable(cell.record["reason"] or "")
-                groups[alike].append(f"{cell.column} {grid.problem_text(cell.key, keys)}")
+                reason = value_text(cell.record["status"]), printable(cell.record["reason"] or "")
+                groups[reason].append(f"{cell.column} {grid.problem_text(cell.key, keys)}")
     return groups

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ import tpbench
 from tpbench.job import NOT_IN_KEY, Job, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
-from tpbench.suggestions import nearest
+from tpbench.suggestions import nearest, printable
 from tpbench.workloads import variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
@@ -138,7 +137,7 @@ def arguments(job: Job) -> list[str]:
     groups = {name: value for name, value in wanted.items() if name in GROUPS and _is_choice(name, value)}
     chosen = {name: value for name, value in to_set(given).items() if name in groups}
     for name, value in groups.items():
-        given = given | _values(f"{name}/{value}")
+        given |= _values(f"{name}/{value}")
     fields = {name: value for name, value in to_set(given).items() if name not in GROUPS}
     words = [f"variant={job.variant}", *([f"shape={shape}"] if shape else [])]
     return words + [f"{name}={_text(name, value)}" for name, value in (chosen | fields).items()]
@@ -155,32 +154,19 @@ def _defaults(job: Job) -> dict[str, Any]:
 
 @functools.cache
 def _shapes(workload: str) -> dict[str, dict[str, Any]]:
-    """Return the values of each shape of a workload, with those of the model that it names."""
-    shapes = {}
-    for file in sorted((CONF / "shape").glob("*.yaml")):
-        values = _values(f"shape/{file.stem}")
-        if values.pop("shape_workload", "") == workload:
-            shapes[file.stem] = _model_values(file) | values
-    return shapes
-
-
-def _model_values(shape: Path) -> dict[str, Any]:
-    """Return the fields of the model that a shape's list of defaults names."""
-    defaults: Iterable[Any] = (yaml.safe_load(shape.read_text()) or {}).get("defaults", ())
-    models = [item["override /model"] for item in defaults if isinstance(item, dict) and "override /model" in item]
-    return _values(f"model/{models[0]}") if models else {}
-
-
-def _values(file: str) -> dict[str, Any]:
-    """Return the fields of a configuration file. A file that does not exist has none."""
-    return dict(_read(file))
+    """Return the values of each shape of a workload."""
+    shapes = {file.stem: _values(f"shape/{file.stem}") for file in sorted((CONF / "shape").glob("*.yaml"))}
+    return {name: values for name, values in shapes.items() if values.get("shape_workload") == workload}
 
 
 @functools.cache
-def _read(file: str) -> Mapping[str, Any]:
+def _values(file: str) -> dict[str, Any]:
+    """Return the fields of a configuration file and of the model that it names. A file that does not exist has none."""
     path = CONF / f"{file}.yaml"
-    values = (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
-    return {name: value for name, value in values.items() if name not in ("defaults", "hydra")}
+    content = (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
+    choices = [item for item in content.pop("defaults", ()) if isinstance(item, dict)]
+    models = [item["override /model"] for item in choices if "override /model" in item]
+    return {**(_values(f"model/{models[0]}") if models else {}), **content}
 
 
 def _is_choice(group: str, value: object) -> bool:
@@ -196,6 +182,6 @@ def _text(name: str, value: object) -> str:
         raise JobError(f"no command line can hold the stored value of {name}: it has control characters")
     if not text or not _PLAIN.fullmatch(text):
         # Hydra's grammar: a backslash is an ordinary character except before a quote.
-        escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
+        escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text)
         return f"'{escaped}'"
     return text

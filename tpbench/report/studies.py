@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +24,15 @@ from tpbench.report.analysis.records import (
     is_measurement,
     mark_meanings,
     marks,
+    ratios_to_best,
     value_text,
 )
 from tpbench.report.pivot import FAILED
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
+from tpbench.results.read import plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
-from tpbench.suggestions import unknown
-from tpbench.tables import MISSING, Cell, Document, Table
+from tpbench.suggestions import printable, unknown
+from tpbench.tables import MISSING, Document, Table, TableCell
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -44,11 +44,11 @@ _LETTERS = 44
 
 def studies() -> dict[str, dict[str, Study]]:
     """Return every study by name and workload."""
-    found: dict[str, dict[str, Study]] = {}
+    by_name: dict[str, dict[str, Study]] = {}
     for workload in workloads().values():
         for name, study in workload.studies.items():
-            found.setdefault(name, {})[workload.name] = study
-    return found
+            by_name.setdefault(name, {})[workload.name] = study
+    return by_name
 
 
 def check_study(name: str) -> None:
@@ -87,16 +87,11 @@ def column_tables(
     out. Raises JobError if there are no rows or none of the columns.
     """
     by_workload = {name: Study("") for name in workloads()} if study is None else studies()[study]
-    read = [part for name in names for part in name.split("/", 1)]
-    read += [name for chosen in by_workload.values() for name in chosen.best_by]
-    grids = [grid for grid in arrange_rows(frame, read, all_rows=all_rows).grids if grid.workload in by_workload]
+    chosen = {name: replace(declared, columns=tuple(names)) for name, declared in by_workload.items()}
+    grids = _grids(frame, chosen, all_rows=all_rows)
     if not grids:
         raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")
-    tables = [
-        cell_table(grid, replace(by_workload[grid.workload], columns=tuple(names)), compact=True)
-        for grid in grids
-        if filled_columns(grid, names)
-    ]
+    tables = [cell_table(grid, chosen[grid.workload], compact=True) for grid in grids if filled_columns(grid, names)]
     if not tables:
         raise JobError(f"these rows have no {' and no '.join(names)}")
     return tables
@@ -108,12 +103,18 @@ def study_tables(frame: pd.DataFrame, name: str, *, all_rows: bool = False) -> l
     computed = _computed(frame, by_workload)
     tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
     if not computed:
-        columns = [column for study in by_workload.values() for column in (*study.columns, *study.best_by)]
-        grids = arrange_rows(frame, columns, all_rows=all_rows).grids
-        tables = [cell_table(grid, by_workload[grid.workload]) for grid in grids if grid.workload in by_workload]
+        grids = _grids(frame, by_workload, all_rows=all_rows)
+        tables = [cell_table(grid, by_workload[grid.workload]) for grid in grids]
     if not tables:
         raise JobError(f"no rows for the study {name}, which is of {', '.join(by_workload)}")
     return tables
+
+
+def _grids(frame: pd.DataFrame, by_workload: Mapping[str, Study], *, all_rows: bool = False) -> list[RecordGrid]:
+    """Return the grids of a study's workloads, with its columns in their records."""
+    names = [name for study in by_workload.values() for name in (*study.columns, *study.best_by, *study.axes)]
+    columns = [part for name in names for part in name.split("/", 1)]
+    return [grid for grid in arrange_rows(frame, columns, all_rows=all_rows).grids if grid.workload in by_workload]
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
@@ -153,11 +154,11 @@ def cell_table(grid: RecordGrid, study: Study, *, compact: bool = False) -> Tabl
     }
     statuses = [status_text(cell.record, shown) for cell in cells]
     has_status = not compact or set(statuses) != {"ok"}
-    rows: list[list[Cell | str]] = [
+    rows: list[list[TableCell | str]] = [
         [
             *(value_text(cell.key[at]) for at in keys),
             cell.column,
-            *([Cell(status, kind=FAILED.get(status, ""))] if has_status else []),
+            *([TableCell(status, kind=FAILED.get(status, ""))] if has_status else []),
             *compared[at : at + 1],
             *(value_cell(name, cell.record) for name in shown),
         ]
@@ -181,22 +182,22 @@ def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if any(value_cell(name, cell.record).text != MISSING for cell in cells))
 
 
-def value_cell(name: str, record: Record) -> Cell:
+def value_cell(name: str, record: Record) -> TableCell:
     """Return a value of a row, or the ratio of two values, named A/B, as "2.00x"."""
     above, _, below = name.partition("/")
     if below:
         try:
             ratio = float(record[above]) / float(record[below])
         except (TypeError, ValueError, ZeroDivisionError):  # a value is missing, text or 0
-            return Cell(MISSING)
-        return Cell(ratio_text(ratio), ratio)
+            return TableCell(MISSING)
+        return TableCell(ratio_text(ratio), ratio)
     value = record.get(name)
     if isinstance(value, float):
-        return Cell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
-    return Cell(value_text(value))
+        return TableCell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
+    return TableCell(value_text(value))
 
 
-def compared_with_best(grid: RecordGrid, study: Study) -> list[Cell]:
+def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
     """Return for each cell how many times worse it is than the best with which it is compared.
 
     Only correct and measured cells are compared. The list is empty if the study has no column to compare.
@@ -207,20 +208,15 @@ def compared_with_best(grid: RecordGrid, study: Study) -> list[Cell]:
         return []
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for at, cell in enumerate(cells):
-        if is_measurement(cell.record) and cell.record.get(name) is not None:
-            groups[_compared_key(grid, study, cell)].append(at)
-    compared = [Cell(MISSING)] * len(cells)
+        pairs = zip(grid.key_names, cell.key, strict=True)
+        groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(at)
+    compared = [TableCell(MISSING)] * len(cells)
     for group in groups.values():
-        ratios = metric(name).ratios([float(cells[at].record[name]) for at in group])
+        ratios = ratios_to_best((cells[at].record for at in group), metric(name))
         for at, ratio in zip(group, ratios, strict=True):
-            compared[at] = Cell(MISSING) if ratio is None else Cell(ratio_text(ratio), ratio)
+            if ratio is not None:
+                compared[at] = TableCell(ratio_text(ratio), ratio)
     return compared
-
-
-def _compared_key(grid: RecordGrid, study: Study, cell: GridCell) -> tuple[object, ...]:
-    """Return the keys in which cells must agree to be compared in the study."""
-    pairs = zip(grid.key_names, cell.key, strict=True)
-    return tuple(value for name, value in pairs if name not in study.compared_across)
 
 
 def study_picture(frame: pd.DataFrame, name: str) -> Picture:
@@ -228,9 +224,8 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     by_workload = studies()[name]
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
-    columns = [axis for study in by_workload.values() for axis in study.axes]
-    for grid in arrange_rows(frame, columns).grids if columns else ():
-        if grid.workload in by_workload and (points := _points(grid, by_workload[grid.workload])):
+    for grid in _grids(frame, by_workload):
+        if points := _points(grid, by_workload[grid.workload]):
             return points
     for module, rows in _computed(frame, by_workload):
         picture: Picture | None = module.picture(rows)
@@ -248,35 +243,26 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
     if not study.axes:
         return None
     x, y = study.axes
-    panels: dict[tuple[int, tuple[object, ...]], list[GridCell]] = defaultdict(list)
+    across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
+    others = [at for at in range(len(grid.key_names)) if at not in across]
+    panels: dict[tuple[int, str], dict[str, list[GridCell]]] = defaultdict(lambda: defaultdict(list))
     for cell in grid.cells():
         record = cell.record
         if is_measurement(record) and record.get(x) is not None and record.get(y) is not None:
-            panels[record["tp_size"] * record["dp_size"], _compared_key(grid, study, cell)].append(cell)
+            ranks = record["tp_size"] * record["dp_size"]
+            panels[ranks, grid.problem_text(cell.key, others)][cell.column].append(cell)
     if not panels:
         return None
-    beside = " x ".join(column_label(name) for name in grid.key_names if name in study.compared_across)
-    drawn = [_panel(grid, study, ranks, panels[ranks, key]) for ranks, key in sorted(panels, key=lambda key: key[0])]
-    return Picture(tuple(drawn), x + (f" (beside a point: {beside})" if beside else ""), y, ratios=False)
-
-
-def _panel(grid: RecordGrid, study: Study, ranks: int, cells: Sequence[GridCell]) -> Panel:
-    x, y = study.axes
-    across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
-    title = " ".join(
-        f"{column_label(name)}={value_text(value)}"
-        for at, (name, value) in enumerate(zip(grid.key_names, cells[0].key, strict=True))
-        if at not in across
-    )
-    by_column: dict[str, list[GridCell]] = defaultdict(list)
-    for cell in cells:
-        by_column[cell.column].append(cell)
-    series = tuple(
-        Series(
-            column,
-            tuple((float(cell.record[x]), float(cell.record[y])) for cell in drawn),
-            texts=tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in drawn),
+    drawn = []
+    for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
+        series = tuple(
+            Series(
+                column,
+                tuple((float(cell.record[x]), float(cell.record[y])) for cell in cells),
+                texts=tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in cells),
+            )
+            for column, cells in by_column.items()
         )
-        for column, drawn in by_column.items()
-    )
-    return Panel(textwrap.fill(f"{title}, {ranks} ranks", _LETTERS), series)
+        drawn.append(Panel(textwrap.fill(f"{problem}, {ranks} ranks", _LETTERS), series))
+    beside = " x ".join(column_label(grid.key_names[at]) for at in across)
+    return Picture(tuple(drawn), x + (f" (beside a point: {beside})" if beside else ""), y, ratios=False)

@@ -8,25 +8,18 @@ foreign files, and files of a newer tpbench. After a kill at any moment the next
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import io
 import os
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from tpbench.files import sync_folder
-from tpbench.results.checksum import with_checksum
-from tpbench.results.find import row_files
-from tpbench.results.merged_index import add_to_index
+from tpbench.files import lock, replace_file, sync_folder
 from tpbench.results.read import read_table
-from tpbench.results.schema import MARKER, SCHEMA_VERSION
+from tpbench.results.row_files import row_files
+from tpbench.results.write import add_to_index, parquet_bytes
 
 MERGED = "merged-"
 """Prefix of the names of merged files. The names of row files begin with a time."""
@@ -57,7 +50,9 @@ def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = Fals
     rows = Path(output_dir, "rows")
     if not rows.is_dir():
         raise FileNotFoundError(f"no rows in {os.fspath(output_dir)}: it has no folder rows")
-    with _locked(rows):
+    with (rows / ".compacting").open("a") as file:
+        if not lock(file.fileno()):
+            raise Busy(f"{rows} is being merged by another process")
         files = [path for path in row_files(rows) if path.parent == rows.absolute()]
         if single_rows_only:
             files = [path for path in files if not path.name.startswith(MERGED)]
@@ -85,28 +80,4 @@ def _sources(read: list[Path], table: pa.Table) -> list[Path]:
 
 def publish(table: pa.Table, rows: Path) -> None:
     """Write many rows into one file of the folder: whole and durable, or not at all."""
-    name = f"{MERGED}{secrets.token_hex(8)}.parquet"
-    temporary = rows / f".{name}.tmp"
-    try:
-        content = io.BytesIO()
-        with pq.ParquetWriter(content, table.schema, compression="zstd", write_page_checksum=True) as writer:
-            writer.write_table(table)
-            writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
-        with temporary.open("xb") as file:
-            file.write(with_checksum(content.getvalue()))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(rows / name)
-        sync_folder(rows)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(rows: Path) -> Iterator[None]:
-    with (rows / ".compacting").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Busy(f"{rows} is being merged by another process") from None
-        yield
+    replace_file(rows / f"{MERGED}{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))

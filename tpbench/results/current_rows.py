@@ -1,4 +1,4 @@
-"""Choose the row that holds for each cell, if several rows are of the same cell.
+"""Choose the row that holds for each cell, if several rows are of the same cell, and warn of rows that could mislead.
 
 Reports, `resume=true` and `collect.py` use one rule. A measurement holds until the same cell is measured again. A row
 without a measurement, of an attempt that failed or was skipped, holds only if no measurement was made with the same
@@ -7,13 +7,16 @@ kernels and packages on the same hardware and driver. Whether it is older or new
 
 from __future__ import annotations
 
-from collections import defaultdict
+import datetime
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from tpbench.results.plain import plain_rows
+from tpbench.results.columns import TIME
+from tpbench.suggestions import printable
 
 MEASURED = ("ok", "oom", "wrong")
 """Statuses of a cell that ran to its end."""
@@ -24,6 +27,12 @@ HARDWARE = {"cuda": ("gpu_name", "driver_version"), "cpu": ("cpu_model",)}
 
 _MAY_LACK = ("package_versions", *(name for names in HARDWARE.values() for name in names))
 """Columns that a row may lack although its job ran with one value of them."""
+
+_AHEAD = datetime.timedelta(days=730)
+"""Difference that clocks of different machines may have. A clock that is merely wrong gives no warning."""
+_LONGER_WAIT, _WAIT_MS = 2.0, 0.1
+"""The host may wait for the device for `_LONGER_WAIT` times the device time, and `_WAIT_MS` more. In 74 honest cells of
+0.008 to 8 ms on one H200, with and without graphs, it waited at most 0.008 ms longer than the device time."""
 
 
 def changes(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
@@ -90,11 +99,65 @@ def replaced_rows(frame: pd.DataFrame) -> list[Any]:
     measured = frame["status"].isin(MEASURED)
     contested = frame["key"].isin(frame.loc[~measured, "key"].dropna()) & frame["key"].isin(frame.loc[measured, "key"])
     names = ["key", "status", "device", "finished_at", *SOFTWARE, *(name for of in HARDWARE.values() for name in of)]
-    rows = frame.loc[contested].reindex(columns=names)
-    plain = plain_rows(rows)
-    measurements: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in plain:
-        if row["status"] in MEASURED:
-            measurements[row["key"]].append(row)
-    indexed = zip(rows.index, plain, strict=True)
-    return [index for index, row in indexed if any(is_replaced_by(row, other) for other in measurements[row["key"]])]
+    rows = frame.loc[contested].reindex(columns=names).astype(object)
+    rows = rows.where(rows.notna(), None)
+    replaced = []
+    for _, same_key in rows.groupby("key"):
+        records: Any = list(zip(same_key.index, same_key.to_dict("records"), strict=True))
+        measurements = [row for _, row in records if row["status"] in MEASURED]
+        replaced += [index for index, row in records if any(is_replaced_by(row, other) for other in measurements)]
+    return replaced
+
+
+def suspicious_rows(table: pa.Table, now: datetime.datetime | None = None) -> list[str]:
+    """Return a warning about rows that are dated after `now`, about different rows with one row_id, and about rows
+    whose device time misses work.
+
+    A copy of a row is not different. `now` is the present time unless it is given.
+    """
+    limit = pa.scalar((now or datetime.datetime.now(datetime.UTC)) + _AHEAD, TIME)
+    later = [pc.fill_null(pc.greater(table.column(name), limit), False) for name in ("started_at", "finished_at")]
+    complaints = {
+        "dated years ahead; of several rows of a cell the one with the latest date counts": (
+            table.filter(pc.or_(*later)).column("row_id").to_pylist()
+        ),
+        "different rows with one row_id; reports may show any of them": _different_of_one_name(table),
+        "the device works for more than twice device_ms after a step has returned, so device_ms misses work on another "
+        "stream: let that stream wait for the current one first, and the current one for it last": (
+            _with_missed_work(table)
+        ),
+    }
+    return [f"{_named(names)}: {complaint}" for complaint, names in complaints.items() if names]
+
+
+def _different_of_one_name(table: pa.Table) -> list[str]:
+    names = table.column("row_id")
+    counts = pc.value_counts(names.combine_chunks())
+    several = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).drop_null()
+    copies = table.filter(pc.is_in(names, value_set=several))
+    first: dict[str, int] = {}
+    firsts = [first.setdefault(name, index) for index, name in enumerate(copies.column("row_id").to_pylist())]
+    expected = copies.take(pa.array(firsts, pa.int64()))
+    if expected.equals(copies):
+        return []
+    # NaN is not equal to itself, so the text of the values decides.
+    pairs = zip(expected.to_pylist(), copies.to_pylist(), strict=True)
+    return [row["row_id"] for row, copy in pairs if repr(row) != repr(copy)]
+
+
+def _with_missed_work(table: pa.Table) -> list[str]:
+    """Return the rows on whose GPUs work goes on for long after the end event.
+
+    When a step returns, all its launches are queued. So an honest device is idle after the time of an iteration.
+    """
+    if not {"time_ms", "launch_ms", "device_ms"} <= {*table.column_names}:
+        return []
+    wait_ms = pc.subtract(table.column("time_ms"), table.column("launch_ms"))
+    limit_ms = pc.add(pc.multiply(table.column("device_ms"), _LONGER_WAIT), _WAIT_MS)
+    names: list[str] = table.filter(pc.greater(wait_ms, limit_ms)).column("row_id").to_pylist()
+    return names
+
+
+def _named(names: list[str | None]) -> str:
+    distinct = list(dict.fromkeys(printable(str(name)) for name in names))
+    return f"row {distinct[0]}{f' and {len(distinct) - 1} more' if len(distinct) > 1 else ''}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tpbench.results.columns import FLAG, INT, TEXT
-from tpbench.results.combine_tables import combine_tables, concatenate
-from tpbench.results.files import read_files, shown
-from tpbench.results.find import Where
-from tpbench.results.label import LABEL, label_columns, with_labels
-from tpbench.results.plain import plain_rows
+from tpbench.results.computed import LABEL, column_defaults, label_columns, with_defaults, with_keys, with_labels
+from tpbench.results.current_rows import suspicious_rows
+from tpbench.results.row_files import FileRows, Unreadable, Where, read_files, shown
 from tpbench.results.schema import COLUMN_LIST, SCHEMA_VERSION, all_columns, common_columns, workload_columns
-from tpbench.results.stored_jobs import column_defaults, with_defaults, with_keys
-from tpbench.results.suspicious import suspicious_rows
 from tpbench.results.write import row_path, row_table
-from tpbench.suggestions import unknown
+from tpbench.suggestions import printable, unknown
 
 _ORDER = ("started_at", "cell", "row_id")
 _PANDAS_TYPES = {
@@ -53,13 +50,17 @@ def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **eq
     of another program, is skipped with a RowWarning that names it. Raises FileNotFoundError if there is no such place,
     ValueError for a column that does not exist.
     """
-    frame: pd.DataFrame = _load(where, columns, equal).to_pandas(types_mapper=_PANDAS_TYPES.get)
-    return frame
+    return _frame(_load(where, columns, equal))
 
 
 def load_table(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pa.Table:
     """Return the same rows as `load`, as an Arrow table for DuckDB, polars and others."""
     return _load(where, columns, equal)
+
+
+def _frame(table: pa.Table) -> pd.DataFrame:
+    frame: pd.DataFrame = table.to_pandas(types_mapper=_PANDAS_TYPES.get)
+    return frame
 
 
 def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
@@ -77,12 +78,11 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
             f"{shown(newer[0])}{f' and {len(newer) - 1} more' if len(newer) > 1 else ''}: written by a newer tpbench "
             f"(schema {versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
         )
-    table, misfits, _ = combine_tables(reads)
+    table, misfits, _ = combine(reads)
     table = with_defaults(table)
     if needed is None or "key" in needed:
         table = with_keys(table)
-    misfits += suspicious_rows(table)
-    for complaint in complaints + misfits:
+    for complaint in (*complaints, *misfits, *suspicious_rows(table)):
         warnings.warn(complaint, RowWarning, stacklevel=3)
     if columns is None or LABEL in (*columns, *equal):
         table = with_labels(table)
@@ -97,12 +97,11 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
 
 def _without_other_workloads(table: pa.Table, equal: Mapping[str, Any]) -> pa.Table:
     """Return the table without the columns of other workloads if its rows are of one workload."""
-    asked = equal.get("workload")
-    found = [asked] if isinstance(asked, str) else table.column("workload").unique().to_pylist()
-    if len(found) != 1:
+    wanted = equal.get("workload")
+    workloads = [wanted] if isinstance(wanted, str) else table.column("workload").unique().to_pylist()
+    if len(workloads) != 1:
         return table
-    own = {*common_columns(), *workload_columns().get(found[0], {})}
-    foreign = all_columns().keys() - own
+    foreign = all_columns().keys() - common_columns().keys() - workload_columns().get(workloads[0], {}).keys()
     return table.select([name for name in table.column_names if name not in foreign])
 
 
@@ -128,9 +127,16 @@ def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows that this process wrote or loaded as a frame like that of `load`."""
     known = all_columns()
     filled = [{name: value for name, value in row.items() if name in known and value is not None} for row in rows]
-    table = with_labels(_in_order(concatenate([row_table(row) for row in filled])))
-    frame: pd.DataFrame = table.to_pandas(types_mapper=_PANDAS_TYPES.get)
-    return frame
+    return _frame(with_labels(_in_order(_concatenate([row_table(row) for row in filled]))))
+
+
+def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return each row of a frame as a dictionary by column name. Every missing value is None."""
+    columns = {}
+    for name in frame.columns:
+        values, missing = frame[name].tolist(), frame[name].isna().tolist()
+        columns[name] = [None if gone else value for value, gone in zip(values, missing, strict=True)]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
@@ -141,14 +147,89 @@ def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
     reads, complaints = read_files(where, None)
     current = {path: read for path, read in reads.items() if read.version <= SCHEMA_VERSION}
     complaints += [f"{shown(path)}: left as it is, written by a newer tpbench" for path in reads if path not in current]
-    table, misfits, used = combine_tables(current)
+    table, misfits, used = combine(current)
     return _in_order(table), used, complaints + misfits
+
+
+def combine(reads: Mapping[Path, FileRows]) -> tuple[pa.Table, list[str], list[Path]]:
+    """Return one table of the current schema, a complaint for each file that does not fit it, and the files that do.
+
+    Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas.
+    """
+    groups: dict[tuple[int, bytes], dict[Path, pa.Table]] = defaultdict(dict)
+    for path, read in reads.items():
+        groups[read.version, read.table.schema.serialize().to_pybytes()][path] = read.table
+    tables: list[pa.Table] = []
+    complaints: list[str] = []
+    used: list[Path] = []
+    for (version, _), tables_by_path in groups.items():
+        try:
+            tables.append(_conform(pa.concat_tables(list(tables_by_path.values())).combine_chunks(), version))
+            used += tables_by_path
+            continue
+        except (Unreadable, pa.ArrowException, ValueError):
+            pass  # at least one of these files does not fit
+        for path, table in tables_by_path.items():
+            try:
+                tables.append(_conform(table, version))
+                used.append(path)
+            except (Unreadable, pa.ArrowException, ValueError) as error:
+                complaints.append(f"{shown(path)}: skipped, it is broken: {printable(str(error))}")
+    return _concatenate(tables), complaints, used
+
+
+def _conform(table: pa.Table, version: int) -> pa.Table:
+    """Return the table with its columns in the declared types.
+
+    An undeclared column stays, unless a newer tpbench wrote the file.
+    """
+    columns = all_columns()
+    if len(set(table.column_names)) < len(table.column_names):
+        raise Unreadable("it has two columns of one name")
+    arrays = {}
+    for name, array in zip(table.column_names, table.columns, strict=True):
+        declared = columns.get(name)
+        if declared is None and version > SCHEMA_VERSION:
+            continue
+        if declared is not None and not pa.types.is_null(declared.type) and array.type != declared.type:
+            try:
+                array = array.cast(declared.type)
+            except pa.ArrowException:
+                if version > SCHEMA_VERSION:
+                    continue
+                raise Unreadable(f"column {name} is {array.type}, not {declared.type}") from None
+        arrays[name] = array
+    return pa.table(arrays)
+
+
+def _concatenate(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return all tables as one with every declared column, in order, and then the other columns."""
+    declared = pa.schema([(name, column.type) for name, column in all_columns().items()]).empty_table()
+    try:
+        return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
+    except pa.ArrowException:  # the types of a column without a declared type differ
+        tables = [_with_texts(table, _of_several_types(tables)) for table in tables]
+        return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
+
+
+def _of_several_types(tables: Sequence[pa.Table]) -> set[str]:
+    types: dict[str, set[pa.DataType]] = defaultdict(set)
+    for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
+        types[field.name].add(field.type)
+    return {name for name, kinds in types.items() if len(kinds) > 1}
+
+
+def _with_texts(table: pa.Table, names: set[str]) -> pa.Table:
+    for name in names.intersection(table.column_names):
+        values = table.column(name).to_pylist()
+        texts = pa.array([None if value is None else str(value) for value in values], TEXT)
+        table = table.set_column(table.column_names.index(name), name, texts)
+    return table
 
 
 def _in_order(table: pa.Table) -> pa.Table:
     """Return each row once, in the order in which the rows were made."""
-    frame = table.select([*_ORDER, "finished_at"]).to_pandas(types_mapper=_PANDAS_TYPES.get)
-    identified = frame["row_id"].notna()
-    again = frame.duplicated(["row_id", "started_at", "finished_at"]) & identified
+    frame = _frame(table.select([*_ORDER, "finished_at"]))
+    again = frame.duplicated(["row_id", "started_at", "finished_at"]) & frame["row_id"].notna()
     order = frame[~again].sort_values(list(_ORDER), kind="stable", na_position="first").index
     return table.take(pa.array(order, pa.int64()))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import errno
-import fcntl
+import functools
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tpbench
-from tpbench.files import sync_folder
-from tpbench.results.checksum import with_checksum
-from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT, TIME
-from tpbench.results.merged_index import is_merged
+from tpbench.files import lock, sync_folder, write_durably
+from tpbench.results.columns import INT, REAL, TEXT
+from tpbench.results.row_files import with_checksum
 from tpbench.results.schema import (
     COLUMN_LIST,
     MARKER,
@@ -35,6 +33,9 @@ from tpbench.results.schema import (
 from tpbench.suggestions import unknown
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
+INDEX = ".compacted"
+"""File in the folder of the rows, with the name of one row on each line: they exist, although their own files were
+merged into one. The index only grows."""
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -55,6 +56,32 @@ def row_exists(output_dir: str | os.PathLike[str], row_id: str) -> bool:
     return path.is_file() or is_merged(path.parent, row_id)
 
 
+def is_merged(rows: Path, row_id: str) -> bool:
+    """Return True if that row is in a merged file of this folder."""
+    try:
+        status = (rows / INDEX).stat()
+    except OSError:
+        return False
+    return row_id in _merged(rows / INDEX, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _merged(index: Path, size: int, changed: int) -> frozenset[str]:
+    return frozenset(index.read_text(errors="replace").split("\n"))
+
+
+def add_to_index(rows: Path, row_ids: Iterable[str]) -> None:
+    """Add rows to the index, durably, before their files are deleted."""
+    with (rows / INDEX).open("a+b") as index:
+        if index.tell():
+            index.seek(-1, os.SEEK_END)
+            if index.read(1) != b"\n":  # a crash cut the last line: end it, so that it does not spoil the next one
+                index.write(b"\n")
+        index.write("".join(f"{row_id}\n" for row_id in row_ids).encode())
+        index.flush()
+        os.fsync(index.fileno())
+
+
 def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id: str) -> Path:
     """Write `row` to OUTPUT_DIR/rows/ROW_ID.parquet and return that path.
 
@@ -63,15 +90,15 @@ def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id
     RowExists if the row is there already, and OSError if the disk does not take it. After an error nothing is left.
     """
     path = row_path(output_dir, row_id)
-    own = {"row_id": row_id, "schema_version": SCHEMA_VERSION}
-    for name, value in own.items():
+    identity = {"row_id": row_id, "schema_version": SCHEMA_VERSION}
+    for name, value in identity.items():
         if row.get(name) not in (None, value):
             raise RowError(f"{name}={row[name]!r} must be {value!r} here")
-    content = parquet_bytes(row_table({"tpbench_version": tpbench.__version__} | dict(row) | own))
+    content = parquet_bytes(row_table({"tpbench_version": tpbench.__version__} | dict(row) | identity))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{row_id}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        _write_durably(temporary, content)
+        write_durably(temporary, content)
         _publish(temporary, path)
     finally:
         with contextlib.suppress(OSError):
@@ -107,34 +134,14 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
-_ACCEPTED: dict[pa.DataType | None, tuple[type, ...]] = {
-    TEXT: (str,),
-    INT: (int,),
-    REAL: (int, float),
-    FLAG: (bool,),
-    TIME: (datetime.datetime,),
-    REALS: (list, tuple),
-}
-
-
-_EXACT = 2**53
-"""The largest range of whole numbers that double precision represents exactly."""
-
-
 def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
     """Return one value as a column. Raises RowError for values that Arrow would convert: true to 1, local time to
     UTC."""
     if value is None:
         return pa.nulls(1, kind)
-    accepted = isinstance(value, _ACCEPTED.get(kind, ()))
-    if not accepted or (isinstance(value, bool) and kind != FLAG):
+    value_type = type_of(value)
+    if value_type is None or (value_type != kind and (value_type, kind) != (INT, REAL)):
         raise RowError(f"{name}={_short(value)} is a {type(value).__name__}: the column is {kind or 'of no such type'}")
-    if kind == TIME and value.tzinfo is None:
-        raise RowError(f"{name}={value} has no time zone")
-    if kind == REALS and any(isinstance(item, bool) for item in value):
-        raise RowError(f"{name}={_short(value)} has a truth value among its numbers")
-    if kind in (REAL, REALS) and any(isinstance(each, int) and abs(each) > _EXACT for each in _numbers(value)):
-        raise RowError(f"{name}={_short(value)} does not fit {kind} exactly")
     if kind == TEXT:
         # The output of a process may hold bytes that are not UTF-8; they must not cost the row.
         value = value.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -144,38 +151,21 @@ def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
         raise RowError(f"{name}={_short(value)} does not fit {kind}: {error}") from None
 
 
-def _numbers(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else (value,)
-
-
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def parquet_bytes(table: pa.Table) -> bytes:
-    """Return the bytes of a row's file."""
-    sink = pa.BufferOutputStream()
+def parquet_bytes(table: pa.Table, *, compressed: bool = False) -> bytes:
+    """Return the bytes of a file of rows. `compressed`: for many rows."""
     # For one row, dictionaries, statistics and a copy of the schema would be most of the file and of the reading time.
-    with pq.ParquetWriter(
-        sink,
-        table.schema,
-        compression="none",
-        use_dictionary=False,
-        write_statistics=False,
-        store_schema=False,
-        write_page_checksum=True,
-    ) as writer:
+    one_row = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
+    options = {"compression": "zstd"} if compressed else {"compression": "none", **one_row}
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, write_page_checksum=True, **options) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
     return with_checksum(bytes(sink.getvalue()))
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _publish(temporary: Path, path: Path) -> None:
@@ -196,9 +186,9 @@ def _publish(temporary: Path, path: Path) -> None:
 
 def _publish_by_rename(temporary: Path, path: Path) -> None:
     """Check, then rename, under a lock that ends with its process. For file systems without hard links."""
-    with path.with_name(".lock").open("a") as lock:
+    with path.with_name(".lock").open("a") as file:
         with contextlib.suppress(OSError):  # without locks a race of microseconds remains
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(file.fileno(), wait=True)
         if path.exists():
             raise RowExists(errno.EEXIST, "this row has been written before", str(path))
         temporary.rename(path)

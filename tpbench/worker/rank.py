@@ -108,8 +108,8 @@ def _measure_in_group(task: Task, device: torch.device, process: ReusableProcess
 
     When this returns, nothing refers to the cell's tensors.
     """
-    from tpbench.measure import memory
-    from tpbench.measure.bandwidth import copy_gb_per_s
+    from tpbench.measure import rank_memory
+    from tpbench.measure.rates import copy_gb_per_s
     from tpbench.measure.run import run as measure
 
     job = task.job
@@ -119,7 +119,7 @@ def _measure_in_group(task: Task, device: torch.device, process: ReusableProcess
             _save(task, "skipped", reason, **torch_columns(device))
         return
     context = context_of(job, device, task.folder, process.reusable, say)
-    limit = memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * task.sharing_cells)
+    limit = rank_memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]) * task.sharing_cells)
     say("setting up")
     columns = {"memory_limit_gib": limit, "jobs_before": process.tasks_done, **torch_columns(device)}
     copy = copy_gb_per_s(device)
@@ -138,10 +138,10 @@ def _save(task: Task, status: str, reason: str | None, **columns: Any) -> None:
 
 
 def _save_failure(task: Task, error: Exception) -> None:
-    from tpbench.measure import memory
+    from tpbench.measure import rank_memory
 
-    memory.lift_limit()
-    shortage = memory.shortage(error)
+    rank_memory.lift_limit()
+    shortage = rank_memory.shortage(error)
     if shortage is None:
         place = location(error)
         _save(task, "error", f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}: {error}")

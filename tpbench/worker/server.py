@@ -52,7 +52,7 @@ def _fork(task_file: Path) -> int:
 
 
 def _import_for_all_jobs() -> None:
-    import_once("torch.distributed", "tpbench.measure.bandwidth", "tpbench.measure.run", "tpbench.worker.rank")
+    import_once("torch.distributed", "tpbench.measure.rates", "tpbench.measure.run", "tpbench.worker.rank")
 
 
 def _import_for_job(task_file: Path) -> None:

@@ -56,8 +56,6 @@ class Option:
     name: str
     ignorable: bool = False
     """For a variant without the option: true sets the field to its default silently, false skips the cell."""
-    default_by_device: Mapping[str, Any] = field(default_factory=dict)
-    """By device, the value that the default stands for. Reports show a row with that value as one with the default."""
 
 
 @dataclass(frozen=True)

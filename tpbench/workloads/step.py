@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from tpbench.measure.inputs import Inputs, tensors_of
+from tpbench.measure.audit import Inputs, tensors_of
 from tpbench.workloads import Variant
 from tpbench.workloads.returned import require
 

@@ -17,9 +17,9 @@ from tests.support import cheats
 from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tests.support.train_step import mesh_context
-from tpbench.measure import energy, stopwatch
+from tpbench.measure import gpu, stopwatch
 from tpbench.measure import run as running
-from tpbench.measure.inputs import Inputs
+from tpbench.measure.audit import Inputs
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import WORKLOAD as EXCHANGES
@@ -51,7 +51,6 @@ LOSSES: dict[str, str | tuple[str, ...] | None] = {
     "returns_copies_of_a_stored_answer": TIMED,
     "returns_early_once_it_was_checked": TIMED,
     "overwrites_its_input": "",
-    "returns_a_tensor_of_another_class": "the step returned a _Lazy in place of a torch.Tensor",
     **({"begins_early_on_a_side_stream": ("the last iteration of the ", CHANGED)} if CUDA else {}),
 }
 """By name of a variant: the beginning of the reason, or one of several. Empty: any. None: it is right."""
@@ -63,7 +62,7 @@ def measured(here: Rank, names: Sequence[str], place: tuple[str, int] | None) ->
     settings = MeasureSettings(time_budget_s=20.0, min_iterations=5, max_iterations=20)
     results = {}
     for name in names:
-        with mock.patch.object(energy, "MOST_ITERATIONS", 100):
+        with mock.patch.object(gpu, "MOST_ITERATIONS", 100):
             session = setup(EntropyLoss(**SIZE), Variant(name, "", getattr(cheats, name), place=place), context(here))
             verdict, columns = running.run(session, context(here), settings, 2.0, lambda message: None)
         results[name] = verdict.wrong, columns

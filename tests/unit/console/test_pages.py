@@ -8,14 +8,14 @@ import pytest
 
 from tpbench.console import pages
 from tpbench.console.pages import BLOCK, PICTURE, ROOT, reference, with_tables
-from tpbench.results import document
+from tpbench.results import schema
 from tpbench.settings import JobError
 
 COMMAND = "scripts/report.py outputs/reference --metric device_ms --variant quack --format markdown"
 
 
 @pytest.mark.parametrize(
-    ("page", "text"), [("tpbench/docs/reference.md", reference), ("outputs/SCHEMA.md", document.page)]
+    ("page", "text"), [("tpbench/docs/reference.md", reference), ("outputs/SCHEMA.md", schema.page)]
 )
 def test_a_page_that_is_made_from_code_is_up_to_date(page: str, text: object) -> None:
     assert callable(text) and (ROOT / page).read_text() == text(), "run: python -m tpbench.console.pages"

@@ -13,8 +13,7 @@ from tpbench.launcher import display
 from tpbench.launcher.cells.outcome import Outcome
 from tpbench.launcher.command_line import original_arguments
 from tpbench.launcher.planning.plan import distinguish
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 
 
 @pytest.mark.parametrize(

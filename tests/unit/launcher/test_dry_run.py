@@ -81,8 +81,8 @@ def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
     fields = {**of_cell, "status": "ok", "finished_at": datetime.now(UTC)}
     synthetic.write([{**row, **fields} for row in list(synthetic.cells())[:1]], tmp_path)
     lines = plan_text(cells[:2], Forecast(None), decide(cells, {})).splitlines()
-    assert lines[1].endswith("  -         measured before")
-    assert lines[2].endswith("0.5 min   missing: has no row yet")
+    assert lines[1].endswith("  measured before")
+    assert lines[2].endswith("0.5 min  missing: has no row yet")
     assert lines[-1].startswith("2 cells, 1 to run, at most 4 GPUs for one, about ")
     nothing = plan_text(cells[:1], Forecast(None), decide(cells, {})).splitlines()[-1]
     assert nothing == "1 cell, 0 to run. Nothing was run."

@@ -22,7 +22,7 @@ from tpbench.launcher.host.runner import _require_folders
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost
 from tpbench.launcher.process import Terminated, raise_on_termination
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 
 

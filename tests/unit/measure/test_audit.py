@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from tests.support.lone_rank import lone_rank
 from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import audit as auditing
-from tpbench.measure.inputs import GeneratedInputs, Inputs, tensors_of
+from tpbench.measure.audit import GeneratedInputs, Inputs, tensors_of
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.settings import MeasureSettings
 
@@ -100,15 +99,6 @@ def test_only_memory_of_its_own_is_poisoned() -> None:
     assert torch.equal(expanded, torch.ones(4)) and torch.equal(counts, torch.ones(3, dtype=torch.int64))
 
 
-def test_outputs_of_a_subclass_of_tensors_are_named() -> None:
-    session: Any = Doubling()
-    assert auditing.lazy_output_reason(session) is None
-    session.outputs = lambda: [torch.ones(1), torch.nn.Parameter(torch.ones(1))]
-    assert auditing.lazy_output_reason(session) == "the step returned a Parameter in place of a torch.Tensor"
-    session.trusted = True
-    assert auditing.lazy_output_reason(session) is None
-
-
 def test_the_last_timed_result_is_checked() -> None:
     session: Any = Doubling()
     assert auditing.timed_result_reason(session, "wall") is None
@@ -152,12 +142,6 @@ def test_a_gpu_sleeps_before_the_inputs_change(monkeypatch: pytest.MonkeyPatch, 
     on_gpu = dataclasses.replace(context, device=torch.device("cuda"))
     assert auditing.changed_inputs_reason(session, session.step, on_gpu) is None
     assert events == ["synchronize", "barrier", "sleep", "change", "restore", "step", "check"]
-
-
-@pytest.mark.parametrize(("flags", "expected"), [([0.0, 0.0], False), ([0.0, 1.0], True)])
-def test_a_flag_of_any_rank_counts(context: Context, flags: list[float], expected: bool) -> None:
-    with mock.patch.object(auditing, "gather_number", lambda value, _: flags):
-        assert auditing.on_any_rank(False, context) is expected
 
 
 def test_a_reason_refuses_a_verdict() -> None:

@@ -1,19 +1,31 @@
-"""Shares and bottlenecks of synthetic traces."""
+"""Shares and bottlenecks of synthetic traces, and the kinds of traced work."""
 
 from __future__ import annotations
 
-import runpy
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._C._autograd import DeviceType
 
-from tpbench.measure import bottleneck, device_columns, gpu_profiler
+from tpbench.measure import bottleneck, gpu_profiler, measured_columns
 from tpbench.measure.bottleneck import Shares, between_markers, busy_ms
+from tpbench.measure.gpu_profiler import (
+    COMMUNICATION,
+    OTHER,
+    PRODUCT,
+    Event,
+    Interval,
+    covered_ms,
+    events,
+    intervals,
+    kind_of,
+    spans,
+    union,
+)  # fmt: skip
 from tpbench.measure.session import Costs, IterationSchedule
-from tpbench.measure.timeline import Event, intervals
 
 MARKER = "at::cuda::(anonymous namespace)::spin_kernel(long)"
 GEMM, ALL_REDUCE, PEER_COPY = "nvjet_tst_128x256", "ncclDevKernel_AllReduce_Sum", "Memcpy PtoP (Device -> Device)"
@@ -93,8 +105,8 @@ def columns_of(
     """The columns on a rank with this trace. `on_peer`: the busy times of another rank, else equal to this one's."""
     costs = Costs(bytes_moved=10**9, bytes_communicated=sent, communicates_in_kernels=in_kernels, compute_ms=2.0)
     monkeypatch.setattr(bottleneck, "_traced", lambda *_: traced)
-    monkeypatch.setattr(device_columns, "gather_number", lambda value, _: [float(value)] * 2)
-    monkeypatch.setattr(device_columns, "iteration_energy_j", lambda *_: None)
+    monkeypatch.setattr(measured_columns, "gather_number", lambda value, _: [float(value)] * 2)
+    monkeypatch.setattr(measured_columns, "iteration_energy_j", lambda *_: None)
     monkeypatch.setattr(
         bottleneck,
         "gather_numbers",
@@ -104,7 +116,7 @@ def columns_of(
     made: Any = SimpleNamespace(costs=costs, restore=None, **session)
     nothing: Any = None
     times = TIMES | {"device_ms": device_ms}
-    return device_columns.iteration_columns(nothing, made, nothing, None, here, times, lambda message: None)
+    return measured_columns.iteration_columns(nothing, made, nothing, None, here, times, lambda message: None)
 
 
 def test_the_columns_are_the_median_of_the_rank_that_waits_least(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,8 +156,17 @@ def test_clocks_and_exposed_communication_give_all_shares(
     assert list(found.values()) == [*map(pytest.approx, shares), bound]
 
 
-def test_a_new_process_has_profiled_nothing() -> None:
-    assert runpy.run_path(gpu_profiler.__file__)["has_run"]() is False
+@pytest.mark.parametrize(("time_ms", "iterations"), [(333.0, 3), (334.0, 1)])
+def test_long_iterations_are_traced_once(time_ms: float, iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[int] = []
+    monkeypatch.setattr(bottleneck, "_traced", lambda *arguments: traced.append(arguments[3]) or [])
+    monkeypatch.setattr(bottleneck, "gather_numbers", lambda values, _: np.array([values, values]).T)
+    nothing: Any = None
+    for device in ("cuda", "cpu"):
+        here: Any = SimpleNamespace(device=torch.device(device))
+        times = {**TIMES, "time_ms": time_ms}
+        assert bottleneck.bottleneck_columns(nothing, nothing, nothing, here, times, 1.0) == {}
+    assert traced == [iterations]  # nothing is traced on a CPU
 
 
 def test_a_trace_with_little_of_a_replayed_step_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,3 +202,71 @@ def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pyt
     with pytest.warns(UserWarning, match="CUDA is not available"):
         assert bottleneck._traced(lambda: ran.append(1), lambda: None, wall, 3, here) == []
     assert len(ran) == 3 and said[0].startswith("no trace: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN", PRODUCT),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1", PRODUCT),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn_align8>", PRODUCT),
+        ("triton_tem_fused_mm_t_3", PRODUCT),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, gemm>>", OTHER),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
+        ("Memcpy PtoP (Device -> Device)", COMMUNICATION),
+        ("Memcpy DtoD (Device -> Device)", OTHER),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel>", OTHER),
+        ("nccl:_all_gather_base", None),
+        ("at::cuda::(anonymous namespace)::spin_kernel(long)", None),
+    ],
+)
+def test_kinds_of_what_runs_on_a_gpu(name: str, kind: int | None) -> None:
+    assert kind_of(name, on_gpu=True) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("aten::mm", PRODUCT), ("gloo:all_gather", COMMUNICATION), ("aten::mul", OTHER), ("aten::t", None)],
+)
+def test_kinds_of_what_runs_on_a_cpu(name: str, kind: int | None) -> None:
+    assert kind_of(name, on_gpu=False) == kind
+
+
+def test_intervals_begin_at_the_first_and_number_their_lanes() -> None:
+    recorded = [("gemm", 5_000_000, 2_000_000, 77), ("ncclKernel", 4_000_000, 500_000, 13), ("nccl:span", 0, 9, 13)]
+    assert intervals(recorded, on_gpu=True) == [Interval(0.0, 0.5, COMMUNICATION, 0), Interval(1.0, 2.0, PRODUCT, 1)]
+
+
+def test_a_stream_of_copies_alone_is_communication() -> None:
+    copy = "Memcpy DtoD (Device -> Device)"
+    recorded = [("gemm", 0, 4, 7), (copy, 4, 2, 7), (copy, 1, 2, 20), (copy, 5, 1, 20)]
+    assert [each.kind for each in intervals(recorded, on_gpu=True)] == [PRODUCT, COMMUNICATION, OTHER, COMMUNICATION]
+
+
+def test_spans_that_touch_or_overlap_are_one() -> None:
+    assert union([(5.0, 6.0), (0.0, 2.0), (1.0, 1.5), (2.0, 3.0), (3.5, 4.0)]) == [(0.0, 3.0), (3.5, 4.0), (5.0, 6.0)]
+    assert union([]) == []
+    running = [Interval(0.0, 2.0, PRODUCT, 0), Interval(1.0, 3.0, OTHER, 1), Interval(10.0, 0.5, OTHER, 1)]
+    assert spans(running) == [(0.0, 4.0), (10.0, 10.5)]
+    assert covered_ms(running) == 4.5
+
+
+def recorded(name: str, device: DeviceType, annotation: bool = False) -> Any:
+    """Return an event of torch's profiler."""
+    values = {
+        "name": name, "device_type": device, "is_user_annotation": annotation, "start_ns": 10, "duration_ns": 3,
+        "device_resource_id": 7, "start_thread_id": 99,
+    }  # fmt: skip
+    return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
+
+
+def test_events_of_a_profile_are_those_of_the_device() -> None:
+    cuda, cpu = DeviceType.CUDA, DeviceType.CPU
+    all_events = [
+        recorded("kernel", cuda), recorded("range", cuda, True), recorded("aten::mm", cpu),
+        recorded("gloo:all_gather", cpu, True),
+    ]  # fmt: skip
+    profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: all_events)))
+    assert events(profile, on_gpu=True) == [("kernel", 10, 3, 7)]
+    assert events(profile, on_gpu=False) == [("aten::mm", 10, 3, 99), ("gloo:all_gather", 10, 3, 99)]

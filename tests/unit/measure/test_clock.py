@@ -1,4 +1,4 @@
-"""The two clocks, with collectives and GPU events that are stand-ins."""
+"""The two clocks and the stopwatch, with collectives and GPU events that are stand-ins."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.support.lone_rank import lone_rank
-from tests.support.simulated_time import SimulatedTime, simulated_time
+from tests.support.simulated_time import FakeEvents, simulated_time
 from tests.support.sleeping_sessions import cpu_context
-from tpbench.measure import clock, stopwatch
-from tpbench.measure.clock import ColdCache, DeviceClock, WallClock
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure import clock
+from tpbench.measure.clock import ColdCache, DeviceClock, WallClock, abba_order
+from tpbench.measure.stopwatch import Stopwatch, _affordable, do_nothing, paired_difference
 
 CPU = torch.device("cpu")
 
@@ -25,24 +25,6 @@ class LoggedCache:
 
     def flush(self) -> None:
         self.log.append("flush")
-
-
-class FakeEvents:
-    """CUDA events in simulated time. An event records the time at once."""
-
-    def __init__(self, time: SimulatedTime, log: list[str]) -> None:
-        self.time, self.log = time, log
-
-    def __call__(self, enable_timing: bool = False) -> FakeEvents:
-        assert enable_timing
-        return FakeEvents(self.time, self.log)
-
-    def record(self) -> None:
-        self.log.append("record")
-        self.at_s = self.time.now_s
-
-    def elapsed_time(self, end: FakeEvents) -> float:
-        return (end.at_s - self.at_s) * 1e3
 
 
 def test_caches_are_evicted_by_a_buffer_of_all_ranks_together() -> None:
@@ -129,7 +111,7 @@ def test_a_stopwatch_warms_up_and_takes_the_slowest_ranks_median(monkeypatch: py
 
         assert watch.ms(step, lambda: calls.append("restore")) == pytest.approx(6.0)
         assert calls == ["restore", "step"] * 7
-        assert watch.interleaved_ms((step, stopwatch.do_nothing), iterations=3) == [pytest.approx([2.0, 4.0, 6.0])]
+        assert watch.interleaved_ms((step, do_nothing), iterations=3) == [pytest.approx([2.0, 4.0, 6.0])]
 
 
 def test_blocks_of_iterations_alternate_and_their_first_halves_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +125,7 @@ def test_blocks_of_iterations_alternate_and_their_first_halves_do_not_count(monk
             calls.append(name)
             time.sleep(0.001 * len(calls))
 
-        blocks = watch.blocks_ms(
-            (lambda: step("a"), stopwatch.do_nothing), (lambda: step("b"), stopwatch.do_nothing), iterations=3
-        )
+        blocks = watch.blocks_ms((lambda: step("a"), do_nothing), (lambda: step("b"), do_nothing), iterations=3)
         # lone_rank doubles times.
         assert blocks == [pytest.approx([4.0, 6.0, 22.0, 24.0]), pytest.approx([10.0, 12.0, 16.0, 18.0])]
         assert "".join(calls) == "aaabbbbbbaaa"
@@ -159,3 +139,16 @@ def test_times_are_device_times_on_a_gpu_unless_the_hosts_are_asked_for(monkeypa
                                   ("meta", False, DeviceClock)):  # fmt: skip
         watch.device, watch.cache = torch.device(device), cache
         assert type(watch._clock(on_host)) is kind
+
+
+def test_a_difference_is_taken_within_each_pass() -> None:
+    """A clock that falls over time cancels, and one disturbed pass does not matter."""
+    falling = [10.0, 12.0, 14.0, 16.0, 18.0]
+    assert paired_difference([sample + 1 for sample in falling[:4]] + [90.0], falling) == 1
+    assert abba_order(3, 3) == [0, 1, 2, 2, 1, 0, 0, 1, 2]  # every second pass is reversed
+
+
+@pytest.mark.parametrize(("step_ms", "iterations"), [(0.0, 20), (15.0, 20), (30.0, 10), (134.0, 5)])
+def test_long_steps_are_timed_less_often(step_ms: float, iterations: int) -> None:
+    assert _affordable(step_ms, most=20) == iterations
+    assert _affordable(step_ms, most=3) == 3

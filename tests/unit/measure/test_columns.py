@@ -12,7 +12,7 @@ import torch
 
 from tests.support.lone_rank import lone_rank
 from tests.support.sleeping_sessions import cpu_context
-from tpbench.measure import bandwidth, columns, gemm, memory
+from tpbench.measure import measured_columns, rank_memory, rates
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs
 
@@ -32,29 +32,25 @@ def test_numbers_of_all_ranks_are_gathered_in_rank_order(context: Context) -> No
 
 
 @pytest.mark.parametrize(
-    ("consecutive", "compute_ms", "floor_ms"), [(False, 1.0, 2.5), (False, 9.0, 9.0), (True, 1.0, 3.5)]
+    ("stated", "floor_ms"),
+    [
+        ({}, 2.5),  # 2 ms of memory traffic, then communication
+        ({"compute_ms": 9.0}, 9.0),
+        ({"compute_ms": 1.0, "consecutive": True}, 3.5),
+        ({"wire_beside_memory": True}, 2.0),
+    ],
 )
-def test_the_floor_is_the_longer_of_traffic_and_products_or_their_sum(
-    consecutive: bool, compute_ms: float, floor_ms: float
-) -> None:
-    costs = Costs(4 * 10**6, 77, flops=5, compute_ms=compute_ms, wire_ms=0.5, consecutive=consecutive)
-    assert columns.cost_columns(costs, 2.0) == {
+def test_the_floor_is_the_longer_of_traffic_and_products_or_their_sum(stated: dict[str, Any], floor_ms: float) -> None:
+    costs = Costs(4 * 10**6, 77, flops=5, wire_ms=0.5, **stated)
+    assert measured_columns.cost_columns(costs, 2.0) == {
         "bytes_moved": 4 * 10**6, "bytes_communicated": 77, "flops": 5, "copy_gb_per_s": 2.0, "floor_ms": floor_ms,
     }  # fmt: skip
 
 
-def test_a_cost_that_is_not_stated_is_zero() -> None:
-    found = columns.cost_columns(Costs(2 * 10**6, 0), 2.0)
-    assert (found["flops"], found["floor_ms"]) == (0, 1.0)
-
-
-def test_traffic_and_products_run_side_by_side_if_nothing_else_is_stated() -> None:
-    costs = Costs(4 * 10**6, 0, compute_ms=1.0, wire_ms=0.5)
-    assert columns.cost_columns(costs, 2.0)["floor_ms"] == 2.5  # 2 ms of memory traffic, then communication
-
-
 def test_times_are_medians_of_the_slowest_rank(context: Context) -> None:
-    found = columns.time_columns(object(), context, WALL, None, None, dict(SO_FAR), lambda _: pytest.fail("no details"))
+    found = measured_columns.time_columns(
+        object(), context, WALL, None, None, dict(SO_FAR), lambda _: pytest.fail("no details")
+    )
     assert found["samples_ms"] == [4.0, 6.0, 5.0] and found["iterations"] == 3
     assert (found["time_ms"], found["time_min_ms"], found["skew_ms"]) == (5.0, 4.0, 3.0)
     assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.1, 2.0)
@@ -68,17 +64,17 @@ def test_rates_are_of_the_device_time_where_there_is_one(context: Context) -> No
 
     said: list[str] = []
     device = [each / 2 for each in WALL]
-    found = columns.time_columns(Detailed(), context, WALL, device, WALL[:1], dict(SO_FAR), said.append)
+    found = measured_columns.time_columns(Detailed(), context, WALL, device, WALL[:1], dict(SO_FAR), said.append)
     assert (found["time_ms"], found["device_ms"], found["device_samples_ms"]) == (5.0, 2.5, [2.0, 3.0, 2.5])
     assert (found["fraction_of_floor"], found["gb_per_s"], found["launch_ms"]) == (0.2, 4.0, 4.0)
     assert (found["twice_ms"], said) == (5.0, ["timing details"])
 
 
 def test_memory_is_that_of_every_rank_and_of_the_largest(context: Context) -> None:
-    assert columns.memory_columns(0.5, context) == {"rank_peak_gib": [0.5, 1.0, 1.5], "peak_gib": 1.5}
-    usage = memory.IterationMemory(CPU, 0)
+    assert measured_columns.memory_columns(0.5, context) == {"rank_peak_gib": [0.5, 1.0, 1.5], "peak_gib": 1.5}
+    usage = rank_memory.IterationMemory(CPU, 0)
     usage.held_gib, usage.peak_gib = [1.0, 2.0], [3.0, 4.0]
-    assert columns.iteration_memory_columns(usage, context) == {
+    assert measured_columns.iteration_memory_columns(usage, context) == {
         "iteration_held_gib": [3.0, 6.0], "iteration_peak_gib": [9.0, 12.0],
     }  # fmt: skip
 
@@ -87,17 +83,11 @@ def test_the_copy_bandwidth_counts_bytes_read_and_written_of_the_slowest_rank(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = [9.0, 3.0, 1.0, 2.0, 3.0, 1.0, 1.0, 9.0, 3.0, 1.0]  # the first copy does not count
-    assert len(lengths) == bandwidth.COPIES + 1
+    assert len(lengths) == rates.COPIES + 1
     times = itertools.accumulate(lengths, initial=100.0)
-    monkeypatch.setattr(bandwidth, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    monkeypatch.setattr(bandwidth, "BYTES", {"cpu": 4 * 10**6})
-    assert bandwidth.copy_gb_per_s(CPU) == pytest.approx(4e6 / 2.0 / 1e9)
-
-
-def test_a_copy_really_copies() -> None:
-    target, source = torch.zeros(8), torch.arange(8.0)
-    assert len(bandwidth._host_seconds(target, source)) == bandwidth.COPIES + 1
-    assert torch.equal(target, source)
+    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr(rates, "BYTES", {"cpu": 4 * 10**6})
+    assert rates.copy_gb_per_s(CPU) == pytest.approx(4e6 / 2.0 / 1e9)
 
 
 def test_device_times_of_copies_are_between_neighbouring_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +105,8 @@ def test_device_times_of_copies_are_between_neighbouring_events(monkeypatch: pyt
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    seconds = bandwidth._device_seconds(torch.zeros(1), torch.ones(1))
-    assert seconds == [each / 1e3 for each in range(2, bandwidth.COPIES + 3)]
+    seconds = rates._device_seconds(torch.zeros(1), torch.ones(1))
+    assert seconds == [each / 1e3 for each in range(2, rates.COPIES + 3)]
 
 
 def test_the_rate_of_products_counts_two_operations_for_each_term() -> None:
@@ -126,5 +116,5 @@ def test_the_rate_of_products_counts_two_operations_for_each_term() -> None:
             return 4.0
 
     watch: Any = Watch()
-    assert gemm.gemm_tflops(torch.float32, CPU, watch) == pytest.approx(2 * 512**3 / 4e-3 / 1e12)
-    assert gemm.compute_ms(3 * 10**9, 1.5) == 2.0
+    assert rates.gemm_tflops(torch.float32, CPU, watch) == pytest.approx(2 * 512**3 / 4e-3 / 1e12)
+    assert rates.compute_ms(3 * 10**9, 1.5) == 2.0

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pynvml
 import pytest
 import torch
 
 from tests.support.fake_nvml import fake_gpu
+from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import SimulatedTime
-from tpbench.measure import energy, gpu
+from tests.support.sleeping_sessions import cpu_context
+from tpbench.measure import gpu
 from tpbench.measure.gpu import ClockWatch, this_gpu
+from tpbench.measure.measured_columns import clock_columns
+from tpbench.measure.session import Context
 
 STATE = "nvmlDeviceGetCurrentClocksThrottleReasons"
 COUNTED = "nvmlDeviceGetViolationStatus"
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Context:
+    """Return the context of rank 0 of two ranks on a GPU."""
+    return dataclasses.replace(cpu_context(lone_rank(monkeypatch)), device=torch.device("cuda"))
 
 
 def reasons_of(
@@ -68,7 +81,7 @@ def test_clocks_are_columns_or_missing() -> None:
 @pytest.mark.parametrize("step_s", [0.0003, 0.4])
 def test_energy_is_read_right_after_the_counter_changed(step_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     time = SimulatedTime()
-    monkeypatch.setattr(energy, "time", time)
+    monkeypatch.setattr(gpu, "time", time)
     device = fake_gpu(time)
     steps = 0
 
@@ -78,16 +91,79 @@ def test_energy_is_read_right_after_the_counter_changed(step_s: float, monkeypat
         time.sleep(step_s)
         device.nvml.used_j += 3.0
 
-    iterations = energy.iterations_of_sample(step_s * 1e3)
-    assert iterations * step_s >= energy.SAMPLE_S
-    assert energy.sampled_j(step, iterations, device) == pytest.approx(3.0 * iterations)
+    iterations = gpu.iterations_of_sample(step_s * 1e3)
+    assert iterations * step_s >= gpu.SAMPLE_S
+    assert gpu.sampled_j(step, iterations, device) == pytest.approx(3.0 * iterations)
     assert steps == iterations
 
 
-def test_without_an_energy_counter_nothing_is_known() -> None:
-    assert fake_gpu(SimulatedTime(), "nvmlDeviceGetTotalEnergyConsumption").energy_j() is None
+def test_energy_is_the_sum_over_ranks_of_a_second_of_iterations(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time, calls = SimulatedTime(), []
+    monkeypatch.setattr(gpu, "time", time)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("synchronize"))
+    device = fake_gpu(time)
+
+    def step() -> None:
+        calls.append("step")
+        time.sleep(0.25)
+        device.nvml.used_j += 3.0
+
+    found = gpu.iteration_energy_j(step, lambda: calls.append("restore"), 250.0, device, context)
+    assert found == pytest.approx(3.0 + 6.0)  # the second rank has twice the numbers
+    assert calls == ["restore", "step"] * 4 + ["synchronize"]
+    assert gpu.iterations_of_sample(2000.0) == 1 and gpu.iterations_of_sample(300.0) == 4
+    assert gpu.iterations_of_sample(300.0, sample_s=0.5) == 2
+    assert gpu.iterations_of_sample(1e-6) == gpu.MOST_ITERATIONS  # by a replaced clock
+    assert gpu.iteration_energy_j(step, step, 250.0, None, context) is None
+    unknown = fake_gpu(time, "nvmlDeviceGetTotalEnergyConsumption")
+    assert gpu.iteration_energy_j(step, step, 250.0, unknown, context) is None
+    assert calls == ["restore", "step"] * 4 + ["synchronize"]  # no iteration runs for a number that is not known
 
 
-def test_a_cpu_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "load_nvml", lambda: pytest.fail("NVML was opened"))
-    assert this_gpu(torch.device("cpu")) is None
+def test_a_counter_that_stands_still_is_read_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = SimulatedTime()
+    monkeypatch.setattr(gpu, "time", time)
+    assert gpu._updated_j(fake_gpu(time)) == 0.0
+    assert time.now_s == pytest.approx(gpu.UPDATE_S, abs=0.01) == pytest.approx(0.15, abs=0.01)
+    assert np.isnan(gpu._updated_j(fake_gpu(time, "nvmlDeviceGetTotalEnergyConsumption")))
+
+
+def test_clocks_are_lowered_if_those_of_any_rank_are(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    time = SimulatedTime()
+    device = fake_gpu(time)
+    watch = ClockWatch(device, time.perf_counter)
+    with watch:
+        pass
+    clocks = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201}
+    assert clock_columns(watch, context) == {**clocks, "throttle_reasons": "none"}
+    device.nvml.state = pynvml.nvmlClocksThrottleReasonSwPowerCap
+    with watch:
+        pass
+    # Rank 1 has twice the bits of rank 0: the reason after this one.
+    assert clock_columns(watch, context) == {**clocks, "throttle_reasons": "power thermal"}
+    unknown = fake_gpu(time, "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetViolationStatus")
+    silent = ClockWatch(unknown, time.perf_counter)
+    with silent:
+        pass
+    assert clock_columns(silent, context) == clocks and clock_columns(ClockWatch(None), context) == {}
+
+
+def test_the_gpu_of_a_rank_is_the_one_with_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nvml:
+        NVMLError = pynvml.NVMLError
+
+        def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+            if uuid != "GPU-abc":
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+            return "handle"
+
+    nvml = Nvml()
+    monkeypatch.setattr(gpu, "load_nvml", lambda: nvml)
+    for uuid, handle in (("abc", "handle"), ("other", None)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, uuid=uuid: type("P", (), {"uuid": uuid}))
+        found = this_gpu(torch.device("cuda"))
+        assert (found and found.handle) == handle
+    monkeypatch.setattr(gpu, "load_nvml", lambda: None)
+    assert this_gpu(torch.device("cuda")) is None

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
+import torch
 
+from tests.support.fake_gpu_memory import GIB, FakeMemory
 from tests.support.lone_rank import lone_rank
 from tests.support.ranks import Rank
-from tests.support.simulated_time import SimulatedTime, simulated_time
+from tests.support.simulated_time import FakeEvents, SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context
-from tpbench.measure import clock
+from tpbench.measure import clock, rank_memory, scheduled
 from tpbench.measure import run as running
+from tpbench.measure.clock import WallClock
+from tpbench.measure.measured_columns import launch_samples
+from tpbench.measure.session import Context, IterationSchedule
 from tpbench.measure.settings import MeasureSettings
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
     monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
     return lone_rank(monkeypatch)
+
+
+def on_gpu(here: Rank) -> Context:
+    return dataclasses.replace(cpu_context(here), device=CUDA)
 
 
 class Exact(Sleeper):
@@ -35,23 +49,26 @@ def measured(
     graph: bool = False, **settings: Any,
 ) -> tuple[dict[str, Any], int, list[str]]:  # fmt: skip
     """Return the columns, the number of steps and the phases that were announced."""
-    said: list[str] = []
+    phases: list[str] = []
     with simulated_time() as time:
         session = kind(here, time, seconds, wrong)
         wanted = MeasureSettings(graph=graph, **settings)
-        _, columns = running.run(session, cpu_context(here), wanted, 2.0, said.append, interpreted)
-    return columns, session.steps, said
+        _, columns = running.run(session, cpu_context(here), wanted, 2.0, phases.append, interpreted)
+    return columns, session.steps, phases
 
 
 def test_blocks_grow_until_the_median_is_precise(here: Rank) -> None:
-    columns, steps, said = measured(here, 0.002, time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5)
+    columns, steps, phases = measured(
+        here, 0.002, time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5
+    )
     assert (columns["iterations"], steps) == (10, 1 + 1 + 3 + 10)  # two blocks of 5
-    assert said == ["first pass", "second pass", "checking", "timing"]
+    assert phases == ["first pass", "second pass", "checking", "timing"]
     assert (columns["warmed_up"], columns["graph"]) == (True, False)
     assert columns["time_ms"] == pytest.approx(4.0) and columns["skew_ms"] == pytest.approx(2.0)
     assert columns["floor_ms"] == pytest.approx(0.5) and columns["gb_per_s"] == pytest.approx(0.25)
     assert columns["fraction_of_floor"] == pytest.approx(0.125)
     assert columns["rank_peak_gib"] == [columns["peak_gib"] / 2, columns["peak_gib"]]
+    assert not {"bound", "energy_j", "launch_ms", "throttle_reasons"} & set(columns)  # known of GPUs only
 
 
 @pytest.mark.parametrize(("budget_s", "iterations"), [(1.0, 40), (0.052, 11), (0.02, 5)])
@@ -62,29 +79,52 @@ def test_blocks_end_at_the_limit_of_iterations_or_of_time(here: Rank, budget_s: 
     assert (columns["iterations"], steps) == (iterations, 5 + iterations)
 
 
-@pytest.mark.parametrize("interpreted", [True, False])
-def test_a_pass_as_long_as_the_budget_is_repeated(here: Rank, interpreted: bool) -> None:
-    """A pass takes 0.25 s, and 0.5 s on the slowest rank."""
-    columns, steps, _ = measured(here, 0.25, Exact, interpreted=interpreted, time_budget_s=0.5, max_iterations=1)
-    assert (columns["warmed_up"], columns["iterations"], steps) == (True, 1, 2 + 3 + 1)
+VARYING = [np.array([1.0, 2.0]), np.array([1.0, 3.0])]
+EQUAL = [np.array([1.0, 2.0])] * 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "spent_s", "limits", "block"),
+    [
+        ([], 0.0, {}, 5),
+        ([], 0.0, {"max_iterations": 3}, 3),
+        (VARYING * 14, 0.1, {}, 2),  # never more than 30
+        (VARYING * 15, 0.1, {}, 0),
+        (VARYING * 14, 1.0, {}, 0),  # no time is left
+        (VARYING * 5, 0.2, {"max_iterations": 1000}, 10),  # as many again
+        (VARYING * 5, 0.2, {"max_iterations": 1000, "min_iterations": 25}, 15),  # as many as are missing
+        (VARYING * 5, 0.2, {"max_iterations": 1000, "min_iterations": 500}, 40),  # the time is enough for so many
+        (VARYING * 5, 0.99, {"max_iterations": 1000}, 1),  # at least one
+        (EQUAL * 5, 0.2, {"min_iterations": 10}, 0),  # precise, and enough of them
+        (EQUAL * 5, 0.2, {"min_iterations": 11}, 10),
+        (VARYING * 5, 0.2, {"min_iterations": 10}, 10),  # enough, but not precise
+        (VARYING * 5, 0.2, {"min_iterations": 10, "precision": 0.5}, 0),
+    ],
+)
+def test_the_next_block(samples: list[np.ndarray], spent_s: float, limits: dict[str, Any], block: int) -> None:
+    settings = {"time_budget_s": 1.0, "min_iterations": 20, "max_iterations": 30, "precision": 0.0} | limits
+    assert running._next_block(samples, spent_s, MeasureSettings(**settings)) == block
 
 
 @pytest.mark.parametrize("interpreted", [True, False])
-def test_a_pass_longer_than_the_budget_is_the_measurement(here: Rank, interpreted: bool) -> None:
-    columns, steps, said = measured(here, 0.2, interpreted=interpreted, time_budget_s=0.3)
+def test_only_a_pass_longer_than_the_budget_is_the_measurement(here: Rank, interpreted: bool) -> None:
+    """A pass takes twice as long on the slowest rank."""
+    columns, steps, phases = measured(here, 0.2, interpreted=interpreted, time_budget_s=0.3)
     assert (columns["iterations"], steps, columns["warmed_up"]) == (1, 1 if interpreted else 2, not interpreted)
     assert columns["time_ms"] == pytest.approx(400)
-    assert said == ["first pass", *([] if interpreted else ["second pass"]), "checking", "timing"]
+    assert phases == ["first pass", *([] if interpreted else ["second pass"]), "checking", "timing"]
+    columns, steps, _ = measured(here, 0.25, Exact, interpreted=interpreted, time_budget_s=0.5, max_iterations=1)
+    assert (columns["warmed_up"], columns["iterations"], steps) == (True, 1, 2 + 3 + 1)  # as long as the budget
 
 
 def test_a_wrong_result_has_costs_and_memory_but_no_time(here: Rank) -> None:
-    columns, steps, said = measured(here, 0.001, wrong="not right")
-    assert "time_ms" not in columns and steps == 2 and said[-1] == "checking"
+    columns, steps, phases = measured(here, 0.001, wrong="not right")
+    assert "time_ms" not in columns and steps == 2 and phases[-1] == "checking"
     assert columns["bytes_moved"] == 10**6 and columns["peak_gib"] >= 0
 
 
-class Remembering(Sleeper):
-    """A session that notes whether its result was freed before a pass, and which step made the result."""
+class Logging(Sleeper):
+    """A session that logs its calls."""
 
     def __init__(self, here: Rank, time: SimulatedTime, seconds: float, wrong: str | None = None) -> None:
         super().__init__(here, time, seconds, wrong)
@@ -100,13 +140,17 @@ class Remembering(Sleeper):
     def restore(self) -> None:
         self.events.append("restore")
 
+    def check(self) -> Any:
+        self.events.append("check")
+        return super().check()
 
-def test_a_result_is_freed_before_the_checked_pass_and_a_graph_is_timed(here: Rank) -> None:
+
+def test_a_result_is_freed_before_the_checked_pass_and_the_replay_of_a_graph_is_checked_and_timed(here: Rank) -> None:
     events: list[str] = []
 
-    def captured(session: Any, _: Any) -> Any:
-        session.events.append("capture")
-        events.extend(session.events)
+    def captured(session: Any) -> Any:
+        session.events, events[:] = events, session.events
+        events.append("capture")
 
         def replay() -> None:
             events.append("replay")
@@ -115,7 +159,114 @@ def test_a_result_is_freed_before_the_checked_pass_and_a_graph_is_timed(here: Ra
         return replay
 
     with mock.patch.object(running, "_captured", captured):
-        columns, steps, said = measured(here, 0.001, Remembering, graph=True, max_iterations=1)
-    assert events == ["restore", "step", "release", "restore", "step", "capture"] + ["replay"] * (1 + 3 + 1)
+        columns, steps, phases = measured(here, 0.001, Logging, graph=True, max_iterations=1)
+    passes = ["restore", "step", "release", "restore", "step", "capture"]
+    assert events == [*passes, "restore", "replay", "check", *["restore", "replay"] * (3 + 1)]
     assert (columns["graph"], steps) == (True, 2)
-    assert said == ["first pass", "second pass", "capturing a graph", "checking", "timing"]
+    assert phases == ["first pass", "second pass", "capturing a graph", "checking", "timing"]
+
+
+class Launching(Sleeper):
+    """A session whose step keeps the host for a known time, and for longer if its memory was freed."""
+
+    cold = True
+
+    def step(self) -> None:
+        self.steps += 1
+        self.time.sleep(0.1 if self.cold else self.seconds)
+        self.cold = False
+
+    def release(self) -> None:
+        self.cold = True
+
+
+@pytest.mark.parametrize(
+    ("replay_s", "settings", "launch_ms"),
+    [
+        (None, {"max_iterations": 4}, 2.0),
+        (0.00001, {"max_iterations": 4}, 0.01),  # of the graph
+        (None, {"time_budget_s": 0.05}, 100.0),  # the only pass is longer than the budget
+    ],
+)
+def test_the_launch_ends_when_the_step_returns_not_when_the_device_is_idle(
+    here: Rank, monkeypatch: pytest.MonkeyPatch, replay_s: float | None, settings: dict[str, Any], launch_ms: float
+) -> None:
+    """The device works for 3 ms after the step has returned. The slower rank takes twice as long."""
+    with simulated_time() as time:
+        wall = WallClock(CPU, mock.Mock())
+        wall._synchronize = lambda: time.sleep(0.003)  # type: ignore[method-assign]
+        monkeypatch.setattr(running, "ColdCache", mock.Mock())
+        monkeypatch.setattr(running, "WallClock", lambda *_: wall)
+        monkeypatch.setattr(running, "DeviceClock", lambda *_: WallClock(CPU, mock.Mock()))
+        monkeypatch.setattr(running, "this_gpu", lambda _: None)
+        monkeypatch.setattr(running, "iteration_columns", lambda *_: {})
+        monkeypatch.setattr(running, "_captured", lambda *_: lambda: time.sleep(replay_s or 0.0))
+        monkeypatch.setattr(rank_memory, "extra_peak", lambda _: contextlib.nullcontext(rank_memory.Peak()))
+        monkeypatch.setattr(rank_memory, "fill_freed_with_nan", lambda *_: None)
+        session = Launching(here, time, 0.002)
+        wanted = MeasureSettings(graph=replay_s is not None, **settings)
+        columns = running.run(session, on_gpu(here), wanted, 2.0, lambda _: None)[1]
+    assert columns["launch_ms"] == pytest.approx(2 * launch_ms)
+    assert columns["time_ms"] == pytest.approx(2 * (launch_ms + 3.0))
+
+
+def test_a_wait_for_the_device_within_the_step_is_a_part_of_the_launch(here: Rank) -> None:
+    with simulated_time() as time:
+        wall = WallClock(CPU, mock.Mock())
+        wall.samples(lambda: time.sleep(0.004), lambda: None, 1)
+    (launch,) = launch_samples(wall, 1, on_gpu(here)) or []
+    assert launch.tolist() == pytest.approx([4.0, 8.0])
+    assert launch_samples(wall, 1, cpu_context(here)) is None
+
+
+class Training(Logging):
+    """A session that trains 2 + 3 steps. Step n takes n ms."""
+
+    schedule = IterationSchedule(warmup_iterations=2, iterations=3, held_before=GIB)
+
+    def step(self) -> None:
+        self.steps += 1
+        self.events.append("step")
+        self.time.sleep(0.001 * self.steps)
+
+
+def trained(
+    here: Rank, monkeypatch: pytest.MonkeyPatch, cuda: bool, wrong: str | None = None
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the columns, the calls and the phases."""
+    phases: list[str] = []
+    with simulated_time() as time:
+        memory = FakeMemory(monkeypatch)
+        memory.held, memory.peak = 3 * GIB, 5 * GIB
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "Event", FakeEvents(time, []))
+        monkeypatch.setattr(scheduled, "this_gpu", lambda device: None)
+        monkeypatch.setattr(scheduled, "iteration_columns", lambda *_: {"bound": "memory"})
+        session, context = Training(here, time, 0.0, wrong), on_gpu(here) if cuda else cpu_context(here)
+        wall = WallClock(CPU, mock.Mock())
+        _, columns = scheduled.run_scheduled(session, session.schedule, context, wall, 2.0, phases.append)
+    return columns, session.events, phases
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_each_step_of_a_schedule_runs_once_and_the_last_three_are_timed(
+    here: Rank, cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns, calls, phases = trained(here, monkeypatch, cuda)
+    assert calls == ["restore", "step"] * 5 + ["check"]
+    # The second rank is twice as slow as the first, and its times count.
+    assert columns["samples_ms"] == pytest.approx([6.0, 8.0, 10.0])
+    assert (columns["warmed_up"], columns["graph"], columns["iterations"]) == (True, False, 3)
+    assert columns["floor_ms"] == 0.5 and columns["bound"] == "memory"
+    assert phases[:3] == ["warming up", "timing", "checking"]
+    assert ("device_ms" in columns) == ("launch_ms" in columns) == cuda
+    if cuda:
+        assert columns["launch_ms"] == pytest.approx(8.0)  # the stand-in of a step only keeps the host
+        assert columns["device_samples_ms"] == pytest.approx([6.0, 8.0, 10.0])
+        assert columns["iteration_held_gib"] == [4.0] * 3 and columns["iteration_peak_gib"] == [8.0] * 3
+        assert columns["rank_peak_gib"] == [4.0, 8.0] and columns["peak_gib"] == 8.0
+
+
+def test_a_wrong_training_has_no_times(here: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, _, phases = trained(here, monkeypatch, True, "not right")
+    assert "samples_ms" not in columns and columns["peak_gib"] == 8.0 and phases[-1] == "checking"

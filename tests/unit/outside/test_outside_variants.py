@@ -27,7 +27,7 @@ PROBLEM = {"tokens": 8, "vocab": 40, "tp_size": 1, "device": "cpu"}
 FILE = """\
 \"\"\"A file that must not run in the launcher.\"\"\"
 from helper import NUMBER
-from tpbench.outside.declaration import variant
+from tpbench.outside.source import variant
 
 @variant(options={"compile"}, requires=("torch",), unsupported_reason=lambda problem, tp_size: str(NUMBER))
 def fast_tp(problem, shard):

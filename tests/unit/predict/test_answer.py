@@ -7,22 +7,15 @@ import re
 import pytest
 
 from tests.support import synthetic
-from tpbench.predict import target
-from tpbench.predict.command import main
-from tpbench.predict.estimate import Estimate
-from tpbench.predict.first_sentence import first_sentence
-from tpbench.predict.memory import RESERVE_GIB
+from tpbench.predict import memory as target
+from tpbench.predict.answer import first_sentence
+from tpbench.predict.command import main, whole_numbers
+from tpbench.predict.memory import RESERVE_GIB, Estimate
 from tpbench.predict.model import Prediction
-from tpbench.predict.whole_numbers import whole_numbers
 from tpbench.workloads.cost_model import Question
 from tpbench.workloads.entropy_loss.cost_model import LossSize
 
 GATHER = Question("pytorch_gather", "The gather", "gather")
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return str(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("answer")))
 
 
 @pytest.fixture
@@ -58,21 +51,6 @@ def test_the_first_sentence_on_the_gather(gather, kernel, said):
     predictions = [prediction("triton_tp", *kernel), prediction("pytorch_gather", *gather)]
     sentence = first_sentence(predictions, GATHER, 78.0)
     assert sentence.startswith("The gather takes") and said in sentence
-
-
-@pytest.mark.parametrize(
-    "gather_gib, said",
-    [
-        (90, "and does not fit into 78.00 GiB"),
-        (77.5, "and may not fit into 78.00 GiB"),
-        (14, "and fits into 78.00 GiB"),
-    ],
-)
-def test_a_first_sentence_on_chosen_variants_claims_nothing_about_others(gather_gib, said):
-    sentence = first_sentence([prediction("pytorch_gather", gather_gib, 1)], GATHER, 78.0, filtered=True)
-    assert sentence == f"The gather takes {gather_gib:.2f} GiB {said}"
-    without = first_sentence([prediction("a", 99, 1)], GATHER, 78.0, filtered=True)
-    assert without.startswith("No chosen variant surely fits into 78.00 GiB")
 
 
 OUT_OF_MEMORY = ("--tp", "4", "--vocab", "128k")
@@ -118,41 +96,6 @@ def test_communication_that_the_rows_do_not_tell_is_unknown(tmp_path, capsys, wo
     assert json.loads(capsys.readouterr().out)["variants"]["triton_tp"]["communication_ms"] is None
 
 
-def test_bytes_that_no_row_tells_are_unknown(tmp_path, capsys):
-    rows = str(synthetic.write([synthetic.cell("triton_tp", 32768 * factor, 1) for factor in (1, 2, 4, 8)], tmp_path))
-    assert main(["--rows", rows, "--tp", "8,1", "--format", "json"]) == 0
-    several, one = [each["variants"]["triton_tp"] for each in json.loads(capsys.readouterr().out)]
-    assert several["bytes_communicated"] is several["communication_ms"] is None
-    assert one["bytes_communicated"] == one["communication_ms"] == 0  # one rank exchanges nothing
-
-
-def test_wall_times_are_compared_with_wall_times():
-    predictions = [prediction("triton_tp", 1, 1.0, wall_ms=2.0), prediction("pytorch_gather", 14, wall_ms=20.0)]
-    assert "10 times as long as triton_tp (wall time)" in first_sentence(predictions, GATHER, 78.0)
-
-
-@pytest.mark.parametrize(
-    "predictions, said",
-    [
-        ([("a", 1, 3), ("b", 1, 2)], "b takes 1.000 GiB and fits, in 2.000 ms, the fastest of 2 that fit"),
-        ([("a", 1, 3)], "a takes 1.000 GiB and fits, in 3.000 ms"),
-        ([("a", 1)], "a takes 1.000 GiB and fits; its time on this GPU is not known well enough"),
-        ([("a", 99, 1), ("b", 98, 1)], "No variant surely fits into 78.00 GiB: the smallest, b, takes 98.13 GiB"),
-    ],
-)
-def test_the_first_sentence_without_the_gather(predictions, said):
-    made = [prediction(*each) for each in predictions]
-    assert first_sentence(made, GATHER, 78.0) == first_sentence(made, None, 78.0) == said
-
-
-def test_the_answer_comes_first(predict):
-    first, second, *_ = predict("--vocab", "131072", "--tp", "8", "--tokens", "8192").splitlines()
-    assert re.fullmatch(
-        r"The gather takes 14\.25 GiB and \d+ times as long as triton_tp \(device time\): do not gather\.", first
-    )
-    assert second == ""
-
-
 def test_numbers_of_people():
     assert whole_numbers("4,8") == [4, 8] and whole_numbers("128k") == [131072] and whole_numbers("1M, 2") == [2**20, 2]
     for text in ("4x", "", "0", "-1", "1.5k", "k", "4,,8"):
@@ -170,11 +113,6 @@ def test_several_problems_have_a_sentence_each_before_the_tables(predict):
     single = json.loads(predict("--tp", "4", "--vocab", "128k", "--format", "json"))
     several = json.loads(predict("--tp", "4,8", "--vocab", "128k", "--format", "json"))
     assert several[0] == single and [each["tp_size"] for each in several] == [4, 8]
-
-
-def test_a_picture_is_of_one_problem(rows, tmp_path, capsys):
-    assert main(["--picture", str(tmp_path / "x.svg"), "--tp", "4,8", "--rows", rows]) == 2
-    assert "give one number for each size" in capsys.readouterr().err
 
 
 def test_one_line_about_extrapolation(predict):

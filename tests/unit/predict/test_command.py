@@ -8,11 +8,6 @@ from tests.support import synthetic
 from tpbench.predict.command import main
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return str(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("predict")))
-
-
 def test_text_answer(rows, capsys):
     arguments = ["--vocab", "131072", "--tp", "8", "--tokens", "8192", "--gpu-memory", "80", "--rows", rows]
     assert main(arguments) == 0
@@ -39,15 +34,6 @@ def test_validation(rows, capsys):
     assert "the aims are reached" in said and all(f"\n{variant} " in said for variant in synthetic.VARIANTS)
     assert "\n0 of 1 cells that ran out of memory are predicted to from the others" in said
     assert "pytorch_gather, cross_entropy, tokens=65536 vocab=131072 tp_size=4, bfloat16: predicted fits, 120.0" in said
-
-
-def test_validation_of_chosen_variants(rows, capsys):
-    assert main(["--validate", "--rows", rows, "--variant", "triton_tp"]) == 0
-    said = capsys.readouterr().out
-    assert "\ntriton_tp " in said and "pytorch_gather" not in said
-    assert "no cell ran out of memory, so no row checks that prediction" in said
-    assert main(["--validate", "--rows", rows, "--variant", "triton"]) == 2
-    assert "did you mean triton_tp?" in capsys.readouterr().err
 
 
 def test_validation_predicts_a_cell_that_ran_out_from_a_smaller_one(tmp_path, capsys):

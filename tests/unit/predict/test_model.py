@@ -7,10 +7,8 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.predict.cells import measured
-from tpbench.predict.estimate import Estimate
-from tpbench.predict.memory import MODELS, RESERVE_GIB, free_gib, memory_outcome
-from tpbench.predict.model import VariantModel, extrapolation_factors, models
-from tpbench.predict.oom import predicted_oom
+from tpbench.predict.memory import MODELS
+from tpbench.predict.model import extrapolation_factors, models, predicted_oom
 from tpbench.predict.picture import most_tokens
 from tpbench.results.read import load
 from tpbench.settings import JobError
@@ -21,16 +19,12 @@ WORKLOAD = workloads()["entropy_loss"]
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return load(synthetic.write(synthetic.cells(), tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
 def made(rows):
-    return models(measured(rows, WORKLOAD))
+    return models(measured(load(rows), WORKLOAD))
 
 
 def test_usable_rows(rows):
+    rows = load(rows)
     found = measured(rows, WORKLOAD)
     assert found.gpu == "NVIDIA H200" and set(found.labels) == set(synthetic.VARIANTS)
     assert {cell.status for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
@@ -74,34 +68,6 @@ def test_extrapolation_has_a_larger_error(made):
     assert model(near).time_ms.low < model(near).time_ms.value < model(near).time_ms.high
 
 
-def test_noise_shows_in_the_error_bar(tmp_path):
-    random = np.random.default_rng(0)
-    noisy = [
-        synthetic.cell("triton_tp", vocab, tp, loss, factor=random.lognormal(0, 0.2))
-        for loss in synthetic.LOSSES
-        for vocab, tp in synthetic.SIZES
-    ]
-    model = models(measured(load(synthetic.write(noisy, tmp_path)), WORKLOAD))["triton_tp"]
-    assert 0.1 < model.error("device_ms") < 1
-
-
-def test_too_few_cells_predict_nothing(tmp_path):
-    few = [synthetic.cell("triton_tp", vocab, 4) for vocab in (32768, 65536)]
-    assert models(measured(load(synthetic.write(few, tmp_path)), WORKLOAD)) == {}
-
-
-def test_memory_outcome():
-    size = Size(4096, 131072, 4, "cross_entropy")
-    assert size.inputs_gib == pytest.approx(0.25, rel=1e-3)
-    assert Size(4096, 131072, 4, "reverse_kl").inputs_gib == 0.5
-    words = [memory_outcome(size, Estimate(peak, 0.1), 10.25) for peak in (9.0, 10.0, 10.5, 11.5)]
-    assert words == ["fits", "tight", "tight", "OOM"]
-    assert free_gib(80, size) == 80 - RESERVE_GIB
-    left = [free_gib(80, size, model) for model in MODELS.values()]
-    assert all(0 < free < 78 for free in left)
-    assert free_gib(80, Size(32768, 131072, 4, "cross_entropy"), MODELS["70B"]) < left[1]
-
-
 def test_the_limit_is_where_it_stops_fitting(made):
     gather = made["pytorch_gather"]
     tokens = most_tokens(gather, Size(vocab=131072, tp_size=4), 80, None)
@@ -122,11 +88,6 @@ def test_predicted_oom_of_a_cell(made):
     assert predicted_oom(made, "of_the_future", big, 80.0) is None
 
 
-def test_a_model_without_errors_has_an_error_of_100_percent(made):
-    bare = VariantModel("x", made["triton_tp"].cells, made["triton_tp"].fits)
-    assert bare(Size(4096, 65536, 4, "cross_entropy")).time_ms.error == 1.0
-
-
 def test_a_workload_without_a_cost_model_gets_one_clear_message(rows):
     with pytest.raises(JobError, match=r"tp_block has no cost model, .*\(workloads with one: entropy_loss\)"):
-        measured(rows, workloads()["tp_block"])
+        measured(load(rows), workloads()["tp_block"])

@@ -13,7 +13,7 @@ from tpbench.report.analysis.metrics import metric
 from tpbench.report.analysis.verdicts import verdict_columns, verdicts
 from tpbench.report.compare import render
 from tpbench.report.compare.changes import compare_cells
-from tpbench.report.page.tables import (
+from tpbench.report.page.page_tables import (
     MACHINE_FACTS,
     complete_table,
     distribution_table,

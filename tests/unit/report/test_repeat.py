@@ -13,8 +13,7 @@ from tpbench.job import stored_job
 from tpbench.report import repeat
 from tpbench.report.command import main
 from tpbench.report.repeat import row_command
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 from tpbench.results.write import write_row
 from tpbench.settings import JobError
 

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from tpbench.report.pivot import pivot
-from tpbench.tables import Cell, Document, Table, as_csv, as_markdown, as_text, is_number, show
+from tpbench.report.studies import study_document
+from tpbench.tables import Document, Table, TableCell, as_csv, as_markdown, as_text, is_number, show
 
 HOSTILE = (
     "=cmd|'/c calc'!A1 \x1b[31m\x1b]0;owned\x07[bold]x[/] <script>alert(1)</script> **b** `c` \u202e\r\n"
@@ -24,7 +25,7 @@ WORDS = (
 TABLE = Table(
     "heading",
     ("variant", "status", "time", "note"),
-    [("triton_tp", "ok", Cell("0.3 ms", 0.25, "best"), "-"), ("\u6f22\u5b57", "oom", "OOM", "-")],
+    [("triton_tp", "ok", TableCell("0.3 ms", 0.25, "best"), "-"), ("\u6f22\u5b57", "oom", "OOM", "-")],
     {"tokens": "64"},
     ["a note"],
 )
@@ -53,7 +54,7 @@ def test_words_stand_left_and_numbers_right():
 
 
 def test_csv_has_facts_and_all_digits():
-    other = Table("", ("variant", "speed"), [("=x", Cell("2", 2))])
+    other = Table("", ("variant", "speed"), [("=x", TableCell("2", 2))])
     assert as_csv(Document([TABLE, other])).splitlines() == [
         "tokens,variant,status,time,note,speed",
         "64,triton_tp,ok,0.25,,",
@@ -63,7 +64,7 @@ def test_csv_has_facts_and_all_digits():
 
 
 def test_csv_of_a_quantity_has_ratios_and_notes():
-    cells = [Cell("1.0 ms", 1.0, ratio=1.0), Cell("OOM", "oom", note="oom, no room")]
+    cells = [TableCell("1.0 ms", 1.0, ratio=1.0), TableCell("OOM", "oom", note="oom, no room")]
     table = Table("", ("vocab", "a", "b"), [["7", *cells]], keys=1, quantity="time_ms")
     assert as_csv(Document([table], warnings=["careful"])).splitlines() == [
         "vocab,a time_ms,a x,b time_ms,b x,notes",
@@ -73,9 +74,9 @@ def test_csv_of_a_quantity_has_ratios_and_notes():
 
 
 def test_a_page_adds_numbers_that_the_text_does_not_have():
-    assert TABLE.sort_value(Cell("0.3 ms", 0.25)) == 0.25 and TABLE.sort_value(Cell("2", 2)) is None
-    assert [TABLE.sort_value(Cell("x", value)) for value in (None, float("inf"), "oom")] == [None] * 3
-    assert Table("", exact=False).sort_value(Cell("0.3 ms", 0.25)) is None
+    assert TABLE.sort_value(TableCell("0.3 ms", 0.25)) == 0.25 and TABLE.sort_value(TableCell("2", 2)) is None
+    assert [TABLE.sort_value(TableCell("x", value)) for value in (None, float("inf"), "oom")] == [None] * 3
+    assert Table("", exact=False).sort_value(TableCell("0.3 ms", 0.25)) is None
     assert TABLE.numeric == [False, False, True, False]
 
 
@@ -84,22 +85,24 @@ def test_a_page_adds_numbers_that_the_text_does_not_have():
 def test_no_width_cuts_a_line(width, terminal):
     colours = "auto" if terminal else None
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=colours)
-    document = Document([Table("h", ["variant", "time"], [["v" * 60, Cell("6.230 ms (27.4x)", 6.23, "best")]])])
+    document = Document([Table("h", ["variant", "time"], [["v" * 60, TableCell("6.230 ms (27.4x)", 6.23, "best")]])])
     show(document, console)
     printed = console.file.getvalue()
     assert ("\x1b[" in printed) == terminal and "6.230 ms (27.4x)" in printed and "v" * 60 in printed
     assert terminal or printed == f"{as_text(document).plain}\n"
 
 
-@pytest.fixture
-def hostile(add, frame):
+@pytest.fixture(params=["pivot", "study", "columns"])
+def hostile(add, frame, request):
+    """A document of rows whose texts act on a terminal, a browser, a renderer of Markdown or a spreadsheet."""
     names = {"gpu_name": HOSTILE, "dtype": HOSTILE, "loss": HOSTILE, "block_cap": HOSTILE}
     add(HOSTILE, status="error", reason=HOSTILE, job={HOSTILE: 1}, **names)
     add(HOSTILE, status="error", reason=HOSTILE, job={HOSTILE: HOSTILE}, **names)
     add("triton_tp", 1.0, loss_value=1.0, **names)
     add(HOSTILE, 1.0, loss_value=99.0, **names)
-    document = pivot(frame())
-    assert document.notes and document.warnings
+    columns = ("time_ms", "block_cap") if request.param == "columns" else ()
+    document = pivot(frame()) if request.param == "pivot" else study_document(frame(), "block_cap", columns)
+    assert document.warnings and "'/c calc'" in as_text(document).plain
     return document
 
 
@@ -108,7 +111,7 @@ def test_hostile_text_in_a_terminal(hostile):
     show(hostile, console)
     printed = console.file.getvalue()
     assert not {char for char in printed if not char.isprintable()} - {"\n"}
-    assert "[bold]x[/]" in printed
+    assert printed == f"{as_text(hostile).plain}\n"  # no text is taken for a style
 
 
 def test_hostile_text_in_markdown(hostile):

@@ -8,8 +8,9 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import cell, measured
+from tpbench.files import lock
 from tpbench.launcher.cells.row import new_task, store
-from tpbench.results.compact import Busy, _locked, compact
+from tpbench.results.compact import Busy, compact
 from tpbench.results.write import RowExists, row_exists
 
 
@@ -71,19 +72,10 @@ def test_what_may_be_taken_back_or_is_not_ours_stays(tmp_path: Path) -> None:
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, 2)
-    with _locked(tmp_path / "rows"), pytest.raises(Busy):
-        compact(tmp_path)
-
-
-def test_a_single_file_stays_as_it_is(tmp_path: Path) -> None:
-    fill(tmp_path, 1)
-    (single,) = (tmp_path / "rows").glob("*.parquet")
-    assert compact(tmp_path).files_after == 1 and single.exists()
-    fill(tmp_path, 1, seed=5)
-    assert compact(tmp_path).files_after == 1 and not single.exists()
-    (merged,) = (tmp_path / "rows").glob("*.parquet")
-    report = compact(tmp_path)
-    assert (report.rows, report.files_before, report.files_after) == (2, 1, 1) and merged.exists()
+    with (tmp_path / "rows/.compacting").open("a") as file:
+        assert lock(file.fileno())
+        with pytest.raises(Busy):
+            compact(tmp_path)
 
 
 def test_files_that_were_merged_before_may_stay(tmp_path: Path) -> None:
@@ -106,8 +98,3 @@ def test_a_renamed_file_and_files_of_other_folders_stay(tmp_path: Path) -> None:
     report = compact(tmp_path)
     assert (report.rows, report.files_before, report.files_after) == (3, 3, 2)
     assert (tmp_path / "rows/kept.parquet").exists() and (tmp_path / "rows/inner" / second.name).exists()
-
-
-def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"^no rows in .*nowhere: it has no folder rows$"):
-        compact(tmp_path / "nowhere")

@@ -1,40 +1,38 @@
-"""Which row of a cell is the newest."""
+"""Which row of a cell is the newest, and which rows could mislead."""
 
+import datetime
+
+import pyarrow as pa
 import pytest
 
-from tpbench.results.current_rows import hardware, newest
-from tpbench.results.read import load
-from tpbench.results.write import write_row
+from tpbench.results.current_rows import hardware, newest, suspicious_rows
+from tpbench.results.read import frame_of
 
 
-def kept(tmp_path, *rows):
-    for index, row in enumerate(rows):
-        write_row(row, tmp_path, f"r{index}")
-    return newest(load(tmp_path)).row_id.tolist()
+def frame(*rows):
+    return frame_of({"row_id": f"r{index}", **row} for index, row in enumerate(rows))
 
 
-def test_the_newest_of_a_key(tmp_path, row):
-    assert kept(tmp_path, row(3), row(1), row(2, key="other")) == ["r2", "r0"]
+def kept(*rows):
+    return newest(frame(*rows)).row_id.tolist()
 
 
-def test_rows_of_other_hardware_are_other_cells(tmp_path, row):
+def test_the_newest_of_a_key(row):
+    assert kept(row(3), row(1), row(2, key="other")) == ["r2", "r0"]
+
+
+def test_rows_of_other_hardware_are_other_cells(row):
     cpu = {"device": "cpu", "gpu_name": None, "cpu_model": "EPYC"}
-    assert kept(tmp_path, row(1), row(2, gpu_name="NVIDIA H100"), row(3, **cpu), row(4, host="b")) == ["r1", "r2", "r3"]
+    assert kept(row(1), row(2, gpu_name="NVIDIA H100"), row(3, **cpu), row(4, host="b")) == ["r1", "r2", "r3"]
 
 
-def test_a_row_without_a_key_stays(tmp_path, row):
-    assert kept(tmp_path, row(1, key=None), row(2, key=None), row(3)) == ["r0", "r1", "r2"]
+def test_a_row_without_a_key_stays(row):
+    assert kept(row(1, key=None), row(2, key=None), row(3)) == ["r0", "r1", "r2"]
 
 
-def test_a_later_end_counts_not_a_later_start(tmp_path, row):
-    late = row(1) | {"finished_at": row(9)["finished_at"]}
-    assert kept(tmp_path, late, row(2)) == ["r0"]
-    assert kept(tmp_path / "b", row(1), row(2, finished_at=None)) == ["r1"]
-
-
-def test_a_skipped_cell_is_replaced_by_its_run(tmp_path, row):
+def test_a_skipped_cell_is_replaced_by_its_run(row):
     skipped = row(1, status="skipped", device=None, gpu_name=None)
-    assert kept(tmp_path, skipped, row(2)) == ["r1"]
+    assert kept(skipped, row(2)) == ["r1"]
 
 
 VERSIONS = {"kernels_version": "a", "torch_version": "2", "triton_version": "3", "driver_version": "5"}
@@ -53,19 +51,57 @@ VERSIONS = {"kernels_version": "a", "torch_version": "2", "triton_version": "3",
         ({"key": "other"}, ["r0", "r1"]),
     ],
 )
-def test_a_measurement_stands_until_something_has_changed(tmp_path, row, status, changed, which):
-    assert kept(tmp_path, row(1, **VERSIONS), row(2, status=status, **(VERSIONS | changed))) == which
+def test_a_measurement_stands_until_something_has_changed(row, status, changed, which):
+    assert kept(row(1, **VERSIONS), row(2, status=status, **(VERSIONS | changed))) == which
 
 
-def test_a_measurement_stands_until_there_is_another(tmp_path, row):
+def test_a_measurement_stands_until_there_is_another(row):
     failed = [row(at, status="error", **VERSIONS) for at in (1, 3, 6)]
     oom, wrong = row(2, status="oom", **VERSIONS), row(4, status="wrong", **VERSIONS)
-    assert kept(tmp_path, *failed, oom, wrong) == ["r4"]
-    assert kept(tmp_path / "none", *failed) == ["r2"]
+    assert kept(*failed, oom, wrong) == ["r4"]
+    assert kept(*failed) == ["r2"]
 
 
-def test_a_skipped_cell_has_no_hardware_if_the_other_rows_differ(tmp_path, row):
+def test_a_skipped_cell_has_no_hardware_if_the_other_rows_differ(row):
     rows = row(1, gpu_name=None), row(2), row(3, gpu_name="NVIDIA H100")
-    assert kept(tmp_path, *rows) == ["r0", "r1", "r2"]
-    place = hardware(load(tmp_path))
+    assert kept(*rows) == ["r0", "r1", "r2"]
+    place = hardware(frame(*rows))
     assert place["hardware"].isna().tolist() == [True, False, False]
+
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def table(*rows):
+    kinds = {"row_id": pa.string(), "value": pa.float64()}
+    kinds |= dict.fromkeys(("time_ms", "launch_ms", "device_ms"), pa.float64())
+    kinds |= dict.fromkeys(("started_at", "finished_at"), pa.timestamp("us", tz="UTC"))
+    return pa.Table.from_pylist(list(rows), schema=pa.schema(list(kinds.items())))
+
+
+@pytest.mark.parametrize("name", ["started_at", "finished_at"])
+def test_rows_are_from_the_future_two_years_ahead(name):
+    ahead = NOW + datetime.timedelta(days=730)
+    assert suspicious_rows(table({"row_id": "a", name: ahead}), NOW) == []
+    later = ahead + datetime.timedelta(seconds=1)
+    (one,) = suspicious_rows(table({"row_id": "a", name: later}, {"row_id": "b"}), NOW)
+    assert one.startswith("row a: dated years ahead")
+    (three,) = suspicious_rows(table(*({"row_id": each, name: later} for each in "abc")), NOW)
+    assert three.startswith("row a and 2 more: dated years ahead")
+
+
+def test_copies_of_a_row_are_no_different_rows():
+    copies = [{"row_id": "a", "value": float("nan")}] * 2
+    assert suspicious_rows(table(*copies, {"row_id": "b"}, {"row_id": None}, {"row_id": None}), NOW) == []
+    (sentence,) = suspicious_rows(table(*copies, {"row_id": "a", "value": 1.0}, {"row_id": "b", "value": 2.0}), NOW)
+    assert sentence == "row a: different rows with one row_id; reports may show any of them"
+
+
+def test_rows_whose_device_works_for_long_after_a_step_has_returned_are_named():
+    honest = {"row_id": "a", "time_ms": 3.05, "launch_ms": 1.0, "device_ms": 1.0}
+    assert (
+        suspicious_rows(table(honest, {"row_id": "b", "time_ms": 9.0}, {**honest, "row_id": "c", "launch_ms": None}))
+        == []
+    )
+    (sentence,) = suspicious_rows(table(honest, {**honest, "row_id": "d", "time_ms": 3.15}))
+    assert sentence.startswith("row d: the device works for more than twice device_ms after a step has returned")

@@ -1,73 +1,27 @@
-"""The schema says what the issue promised, and does not change behind its version's back."""
+"""The schema of rows: types of columns, and the page that describes them."""
+
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from tpbench.results.columns import COLUMNS, FLAG, INT, REAL, TEXT
-from tpbench.results.schema import (
-    STATUSES,
-    all_columns,
-    common_columns,
-    type_from_hint,
-    workload_columns,
-)
+from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT
+from tpbench.results.schema import STATUSES, all_columns, page, type_from_hint, type_of, workload_columns
 from tpbench.workloads import workloads
 
-PROMISED = {
-    "workload",
-    "variant",
-    "status",
-    "reason",
-    "tokens",
-    "vocab",
-    "tp_size",
-    "dp_size",
-    "loss",
-    "block_cap",
-    "dtype",
-    "device",
-    "interpreted",
-    "time_ms",
-    "device_ms",
-    "floor_ms",
-    "fraction_of_floor",
-    "gb_per_s",
-    "peak_gib",
-    "loss_value",
-    "loss_error",
-    "grad_error",
-    "samples_ms",
-}
-UNITS = {"_ms": "ms", "_s": "s", "_gib": "GiB", "gb_per_s": "GB/s", "_mhz": "MHz"}
 
-
-def test_promised_columns_are_there():
-    assert not PROMISED - set(common_columns())
-
-
-def test_statuses():
+def test_the_page_is_the_schema():
+    file = Path(__file__).parents[3] / "outputs" / "SCHEMA.md"
+    assert file.read_text() == page(), "run: python -m tpbench.console.pages"
+    for name, column in all_columns().items():
+        assert f"| `{name}` |" in page() and column.doc
     assert list(STATUSES) == ["ok", "oom", "wrong", "timeout", "error", "skipped"]
-    assert all(STATUSES.values())
-
-
-def test_names_are_unique_and_described():
-    assert len({column.name for column in COLUMNS}) == len(COLUMNS)
-    assert all(column.doc for column in all_columns().values())
-
-
-def test_a_unit_ends_the_name():
-    for column in COLUMNS:
-        endings = [unit for ending, unit in UNITS.items() if column.name.endswith(ending)]
-        assert not endings or column.unit == endings[-1], column.name
 
 
 def test_workload_columns_have_the_types_of_their_fields():
-    columns = workload_columns()["entropy_loss"]
-    types = {name: column.type for name, column in columns.items()}
-    assert types["seed"] == INT
-    assert types["temperature"] == REAL
-    assert types["compile"] == FLAG
-    assert types["compute_dtype"] == TEXT
+    types = {name: column.type for name, column in workload_columns()["entropy_loss"].items()}
+    expected = {"seed": INT, "temperature": REAL, "compile": FLAG, "compute_dtype": TEXT}
+    assert {name: types[name] for name in expected} == expected
     assert types["block_used"] == pa.null()  # a result: known from a value
 
 
@@ -78,6 +32,20 @@ def test_workloads_that_share_a_column_agree_on_its_type():
             assert kinds.setdefault(column.name, column.type) == column.type, column.name
 
 
-@pytest.mark.parametrize("hint, kind", [(int | None, INT), (str, TEXT), (list[int], TEXT)])
-def test_type_from_hint(hint, kind):
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (True, FLAG), (1, INT), (1.0, REAL), ("a", TEXT), ([1, 2.5], REALS), ((1,), REALS), ([], REALS),
+        ([1, True], None), (["a"], None), ({}, None), (None, None),
+    ],
+)  # fmt: skip
+def test_types_of_values(value, kind):
+    assert type_of(value) == kind
+
+
+@pytest.mark.parametrize(
+    ("hint", "kind"),
+    [(int, INT), (float | None, REAL), (int | str, TEXT), (bool, FLAG), (list, TEXT), (int | float, TEXT)],
+)
+def test_types_of_hints(hint, kind):
     assert type_from_hint(hint) == kind

@@ -51,7 +51,7 @@ def test_it_lies_where_it_should(tmp_path, row):
         ({"samples_ms": [1.0, "a"]}, "samples_ms"),
         ({"samples_ms": [True]}, "samples_ms"),
         ({"samples_ms": 1.0}, "samples_ms=1.0"),
-        ({"started_at": datetime.datetime(2026, 1, 1)}, "started_at=2026-01-01 00:00:00 has no time zone"),
+        ({"started_at": datetime.datetime(2026, 1, 1)}, "is a datetime: the column is timestamp[us, tz=UTC]"),
         ({"job": {"a": 1}}, "job={'a': 1} is a dict"),
         ({"block_used": object()}, "block_used"),
         ({"row_id": "other"}, "row_id='other' must be 'r1'"),

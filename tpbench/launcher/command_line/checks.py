@@ -13,9 +13,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeS
 from tpbench.launcher.command_line.grammar import parse_options, parse_overrides
 from tpbench.launcher.command_line.outside_variants import command_line_variants
 from tpbench.launcher.options import GROUPS, command_line_names, example_values
-from tpbench.results.printable import printable
 from tpbench.settings import JobError
-from tpbench.suggestions import unknown
+from tpbench.suggestions import printable, unknown
 from tpbench.workloads import variants
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")

@@ -13,8 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from tpbench.outside import source
-from tpbench.outside.installed import installed_names
-from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file
+from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names
 from tpbench.settings import JobError
 from tpbench.workloads import variants
 

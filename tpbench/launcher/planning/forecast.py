@@ -18,10 +18,10 @@ from tpbench.launcher.planning.plan import Cell, ignored_notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.predict.cells import measured, predictable
 from tpbench.predict.memory import RESERVE_GIB
-from tpbench.predict.model import VariantModel, models
-from tpbench.predict.oom import predicted_oom
+from tpbench.predict.model import VariantModel, models, predicted_oom
 from tpbench.results.read import load
 from tpbench.settings import JobError, spelled
+from tpbench.tables import aligned_lines
 
 REFERENCE_DIR = "outputs/reference"
 """Folder of the reference rows, which add to the rows in the cells' own output folders."""
@@ -151,8 +151,7 @@ def plan_text(cells: Sequence[Cell], forecast: Forecast, decisions: Mapping[int,
         grid.append([str(cell.index), str(cell), device, time, "; ".join(filter(None, remarks))])
         if not no_run:
             expected.append((cell, seconds))
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    lines = ["  ".join(item.ljust(width) for item, width in zip(line, widths, strict=True)).rstrip() for line in grid]
+    lines = aligned_lines(grid[0], grid[1:])
     return "\n".join([*lines, "", *ignored_notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""])
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from tpbench.launcher.planning.plan import Cell
 from tpbench.packages import versions
 from tpbench.results.current_rows import HARDWARE, MEASURED, SOFTWARE, changes, is_replaced_by
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 
 FACT_LABELS = {
     "kernels_version": "tpbench's kernels", "torch_version": "torch", "triton_version": "triton", "gpu_name": "GPU",

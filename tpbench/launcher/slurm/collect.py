@@ -19,10 +19,9 @@ from tpbench.launcher.planning.resume import superseded
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import Submitted, attempts_of
 from tpbench.results.current_rows import MEASURED, changes, newest
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
 
 NO_JOB = "no job runs it: run the sweep again with resume=true"
 

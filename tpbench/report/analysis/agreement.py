@@ -19,7 +19,7 @@ from tpbench.report.analysis.records import (
     value_text,
 )
 from tpbench.results.current_rows import newest
-from tpbench.results.printable import printable
+from tpbench.suggestions import printable
 from tpbench.workloads import Workload, workloads
 
 REPEAT = "Measure both again, and use neither until they agree"

@@ -23,8 +23,8 @@ from tpbench.report.analysis.records import (
     sort_key,
     value_text,
 )
+from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import newest
-from tpbench.results.label import chosen_options
 from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
 
@@ -42,8 +42,8 @@ class GridRow:
 
 def _newest(records: Sequence[Record | None]) -> Record | None:
     """Return the newest measurement, or the newest record if none is a measurement."""
-    found = [record for record in records if record]
-    return max(found, key=lambda record: (is_measurement(record), record["finished_at"] or _EARLIEST), default=None)
+    existing = [record for record in records if record]
+    return max(existing, key=lambda record: (is_measurement(record), record["finished_at"] or _EARLIEST), default=None)
 
 
 class GridCell(NamedTuple):
@@ -53,6 +53,11 @@ class GridCell(NamedTuple):
     column_index: int
     column: str
     record: Record
+
+    @property
+    def variant(self) -> str:
+        """The name of the variant without its options, safe to print."""
+        return value_text(self.record["variant"])
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class RecordGrid:
     derived: frozenset[str] = frozenset()
     """Names among `key_names` whose values follow from other fields."""
     tie_breaking_keys: frozenset[str] = frozenset()
-    """Names among `key_names` that are no part of the problem. They distinguish rows of one cell."""
+    """Names among `key_names` that aren't fields of the problem. They distinguish rows of one cell."""
 
     @property
     def heading(self) -> str:
@@ -100,8 +105,8 @@ class RecordGrid:
         for row in self.rows:
             groups[tuple(row.key[at] for at in kept)].append(row)
         rows = tuple(
-            GridRow(key, tuple(map(_newest, zip(*(row.records for row in alike), strict=True))))
-            for key, alike in groups.items()
+            GridRow(key, tuple(map(_newest, zip(*(row.records for row in of_problem), strict=True))))
+            for key, of_problem in groups.items()
         )
         names = tuple(self.key_names[at] for at in kept)
         return replace(self, key_names=names, rows=rows, tie_breaking_keys=frozenset())
@@ -135,9 +140,13 @@ class RecordGrid:
     def cells(self) -> Iterator[GridCell]:
         """Iterate over the records with their places, problem by problem."""
         for row in self.rows:
-            for index, (column, record) in enumerate(zip(self.columns, row.records, strict=True)):
-                if record:
-                    yield GridCell(row.key, index, column, record)
+            yield from self.cells_of(row)
+
+    def cells_of(self, row: GridRow) -> Iterator[GridCell]:
+        """Iterate over the records of one problem with their places."""
+        for index, (column, record) in enumerate(zip(self.columns, row.records, strict=True)):
+            if record:
+                yield GridCell(row.key, index, column, record)
 
     def problem_text(self, key: Key, indices: Sequence[int] | None = None) -> str:
         """Return the independent keys of a row as text, or only the keys at `indices`."""

@@ -26,11 +26,8 @@ INTERLEAVED_METHOD = (
     f"{CONFIDENCE:.0%} Wilcoxon signed-rank interval, by the logarithms of the rounds' ratios. It needs {2 * FEWEST} "
     "rounds. Drift that is steady over four rounds cancels"
 )
-ROUND_COLUMNS = {
-    "time_ms": "round_ms", "samples_ms": "round_ms",
-    "device_ms": "device_round_ms", "device_samples_ms": "device_round_ms",
-}  # fmt: skip
-"""Column with the medians of the rounds, by the metric or samples that are compared."""
+ROUND_COLUMNS = {"time_ms": "round_ms", "device_ms": "device_round_ms"}
+"""Column with the medians of the rounds, by the metric that is compared."""
 OUTLIER = "an outlier is more than 1.5 interquartile ranges outside the quartiles"
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -194,6 +191,6 @@ def speedups(grid: RecordGrid, clock: ClockColumns) -> list[ColumnSpeedup]:
         _, fastest = min(cells, key=lambda item: item[0])
         for _, cell in cells:
             if cell is not fastest:
-                found, interleaved = ratio_of_records(cell.record, fastest.record, clock)
-                compared.append(ColumnSpeedup(problem, fastest, cell, found, interleaved))
+                times, interleaved = ratio_of_records(cell.record, fastest.record, clock)
+                compared.append(ColumnSpeedup(problem, fastest, cell, times, interleaved))
     return compared

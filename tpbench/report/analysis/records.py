@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.job import stored_job
-from tpbench.measure import host_bound
-from tpbench.report.analysis.metrics import speeds
+from tpbench.measure.statistics import is_host_bound
+from tpbench.report.analysis.metrics import Metric, speeds
+from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import hardware
-from tpbench.results.label import chosen_options
-from tpbench.results.plain import plain_rows
-from tpbench.results.printable import printable
-from tpbench.settings import JobError, spelled
+from tpbench.results.read import plain_rows
+from tpbench.settings import spelled
+from tpbench.suggestions import printable
 from tpbench.tables import MISSING
 from tpbench.workloads import Workload, workloads
 
@@ -60,36 +59,14 @@ _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
 def comparable(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `load` with two changes. Apply it once.
+    """Return the rows of `load` with `graph_gib` added to `peak_gib`. Apply it once.
 
-    An option with the value that its default stands for on the row's device gets the default, and the row gets the key
-    of that job. So rows from before and after a change of the default are of one cell.
-
-    `graph_gib` is added to `peak_gib`, because torch counts little of the memory of CUDA graphs. The sum is an upper
-    bound: the gradients of a stack's graph, for example, are in both.
+    torch counts little of the memory of CUDA graphs. The sum is an upper bound: the gradients of a stack's graph, for
+    example, are in both.
     """
-    for workload in workloads().values():
-        for option in workload.options:
-            if option.name in frame and option.default_by_device:
-                same = frame[option.name] == frame["device"].map(option.default_by_device)
-                same = same.fillna(False).astype(bool) & (frame["workload"] == workload.name)
-                if same.any():
-                    default = workload.option_defaults[option.name]
-                    keys = [_key(row, option.name, default) for _, row in frame[same].iterrows()]
-                    frame = frame.copy()
-                    frame.loc[same, option.name], frame.loc[same, "key"] = default, keys
-    if {"peak_gib", "graph_gib"} <= {*frame.columns}:
-        frame = frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
-    return frame
-
-
-def _key(row: pd.Series, option: str, default: object) -> str:
-    """Return the key of a row's job with the default of an option, or the row's own if its job cannot be read."""
-    try:
-        job = stored_job(json.loads(row["job"]))
-    except (JobError, ValueError, TypeError, RecursionError):
-        return str(row["key"])
-    return dataclasses.replace(job, problem=dataclasses.replace(job.problem, **{option: default})).key
+    if not {"peak_gib", "graph_gib"} <= {*frame.columns}:
+        return frame
+    return frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
 
 
 def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Workload]) -> list[Record]:
@@ -102,7 +79,7 @@ def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Wo
     records = plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
     for record in records:
         wall, device = record["time_ms"], record["device_ms"]
-        if record["bound"] is None and wall and device is not None and host_bound.is_host_bound(1 - device / wall):
+        if record["bound"] is None and wall and device is not None and is_host_bound(1 - device / wall):
             record["bound"] = "host"  # the row doesn't say what bounds it, but its two clocks do
     return records
 
@@ -123,20 +100,14 @@ def problem_identity(workload: Workload) -> dict[str, Any]:
 
 
 def job_fields(record: Record) -> dict[str, Any]:
-    """Return the resolved job of a row as a flat dictionary. It is empty if the row has no readable job."""
+    """Return the fields of a row's job. There are none if the row has no readable job."""
     try:
         job = json.loads(record["job"] or "{}")
     except (ValueError, RecursionError):
         return {}
-    flat: dict[str, Any] = {}
-    pending = [("", job)]
-    while pending:
-        name, value = pending.pop()
-        if isinstance(value, dict):
-            pending += [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]
-        else:
-            flat[name] = value if isinstance(value, (int, float, str, type(None))) else json.dumps(value)
-    return flat
+    if not isinstance(job, dict):
+        return {}
+    return {name: json.dumps(value) if isinstance(value, (list, dict)) else value for name, value in job.items()}
 
 
 def caveat_mark(record: Record) -> str:
@@ -146,8 +117,15 @@ def caveat_mark(record: Record) -> str:
 
 
 def is_measurement(record: Record) -> bool:
-    """Return true if the row is correct and its times are measurements. Only such rows are ranked."""
+    """Return true if the row is correct and its times are measurements. Only such records are ranked."""
     return record["status"] == "ok" and not caveat_mark(record)
+
+
+def ratios_to_best(records: Iterable[Record | None], shown: Metric) -> list[float | None]:
+    """Return for each record how many times worse it is than the best of them. Records that aren't ranked have None."""
+    ranked = (record if record and is_measurement(record) else {} for record in records)
+    values = [record.get(shown.name) for record in ranked]
+    return shown.ratios([math.nan if value is None else float(value) for value in values])
 
 
 def remark_marks(record: Record) -> str:

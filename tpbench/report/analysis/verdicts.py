@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from tpbench.report.analysis.agreement import PROVENANCE, differing_provenance
-from tpbench.report.analysis.grid import GridRow, RecordGrid, heading
+from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid, heading
 from tpbench.report.analysis.metrics import number
 from tpbench.report.analysis.ratios import CLOCKS, WALL, ClockColumns, Ratio, ratio_of_records
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     HOST_BOUND,
     THROTTLED,
-    Record,
     is_measurement,
     remark_marks,
     value_text,
@@ -41,19 +40,6 @@ SELECTED = 20
 
 
 @dataclass(frozen=True)
-class TimedCell:
-    """A measured cell of a problem: its column in the grid, and its record."""
-
-    column: str
-    record: Record
-
-    @property
-    def variant(self) -> str:
-        """The name of the variant, safe to print."""
-        return value_text(self.record["variant"])
-
-
-@dataclass(frozen=True)
 class ProblemVerdict:
     """The answer for one problem."""
 
@@ -61,7 +47,7 @@ class ProblemVerdict:
     row: GridRow
     clock: ClockColumns
     """The clock that decides: that of the device if all measured cells have its time, else the wall clock."""
-    order: tuple[TimedCell, ...]
+    order: tuple[GridCell, ...]
     """Measured cells, the fastest first."""
     ratio: Ratio | None
     """Time of the runner-up over that of the fastest."""
@@ -76,7 +62,7 @@ class ProblemVerdict:
         return self.grid.problem_text(self.row.key, self.grid.distinguishing_keys(self.grid.varying))
 
     @property
-    def fastest(self) -> TimedCell | None:
+    def fastest(self) -> GridCell | None:
         """The fastest cell."""
         return self.order[0] if self.order else None
 
@@ -86,7 +72,7 @@ class ProblemVerdict:
         return float(self.order[0].record[self.clock.time_column])
 
     @property
-    def runner_up(self) -> TimedCell | None:
+    def runner_up(self) -> GridCell | None:
         """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
         return _runner_up(self.order)
 
@@ -110,11 +96,7 @@ def verdicts(grid: RecordGrid, disputed: frozenset[str] = frozenset()) -> list[P
 
 
 def _verdict(grid: RecordGrid, row: GridRow, disputed: frozenset[str]) -> ProblemVerdict:
-    cells = [
-        TimedCell(column, record)
-        for column, record in zip(grid.columns, row.records, strict=True)
-        if record and is_measurement(record) and record["time_ms"] is not None
-    ]
+    cells = [cell for cell in grid.cells_of(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
     leading = (clock for clock in CLOCKS if cells and all(cell.record[clock.time_column] is not None for cell in cells))
     clock = next(leading, WALL)
     order = tuple(sorted(cells, key=lambda cell: float(cell.record[clock.time_column])))
@@ -126,17 +108,18 @@ def _verdict(grid: RecordGrid, row: GridRow, disputed: frozenset[str]) -> Proble
     return ProblemVerdict(grid, row, clock, order, compared, wall_fastest, doubts)
 
 
-def _runner_up(order: Sequence[TimedCell]) -> TimedCell | None:
+def _runner_up(order: Sequence[GridCell]) -> GridCell | None:
     others = [cell for cell in order if cell.record["variant"] != order[0].record["variant"]]
     return next(iter([*others, *order[1:]]), None)
 
 
 def _doubts(
-    order: Sequence[TimedCell], compared: Ratio | None, wall_fastest: str, disputed: frozenset[str]
+    order: Sequence[GridCell], compared: Ratio | None, wall_fastest: str, disputed: frozenset[str]
 ) -> tuple[str, ...]:
     if not order:
         return ("unmeasured",)
     records = [cell.record for cell in (order[0], _runner_up(order)) if cell]
+    marks = "".join(map(remark_marks, records))
     holds = {
         "tie": compared is not None and compared.low is not None and compared.low <= 1,
         "alone": compared is None,
@@ -144,9 +127,9 @@ def _doubts(
         "wall differs": wall_fastest != order[0].column,
         "losses differ": any(str(record["row_id"]) in disputed for record in records),
         "mixed": bool(differing_provenance(records)),
-        "host-bound": any(HOST_BOUND in remark_marks(record) for record in records),
-        "throttled": any(THROTTLED in remark_marks(record) for record in records),
-        "below floor": any(BELOW_FLOOR in remark_marks(record) for record in records),
+        "host-bound": HOST_BOUND in marks,
+        "throttled": THROTTLED in marks,
+        "below floor": BELOW_FLOOR in marks,
         "shared host": any(record["beside"] for record in records),
     }
     return tuple(name for name in DOUBTS if holds.get(name))
@@ -175,7 +158,7 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     """Return the fastest variant, its share of the floor, and the ratio to the next variant, as sentences.
 
     The floor is called the hardware limit there, because the sentences are read first.
-    Problems with a single measured cell do not count, unless there are no others. Variants that ran only in Triton's
+    Problems with a single measured cell count only if no problem has two. Variants that ran only in Triton's
     interpreter are named, because a reader would miss them.
     """
     compared = [verdict for verdict in all_verdicts if verdict.runner_up]

@@ -20,7 +20,7 @@ from tpbench.report.analysis.records import (
 )
 from tpbench.report.compare.conditions import repeats
 from tpbench.results.current_rows import hardware, replaced_rows
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.workloads import workloads
 
 CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]

@@ -9,8 +9,8 @@ from tpbench import tables
 from tpbench.report.analysis.metrics import counted
 from tpbench.report.compare.changes import FAILS, INCOMPARABLE, CellChange, Comparison, verdict_words
 from tpbench.report.compare.method import method
-from tpbench.results.printable import printable
-from tpbench.tables import MISSING, Cell, Document, Table
+from tpbench.suggestions import printable
+from tpbench.tables import MISSING, Document, Table, TableCell
 
 COLUMNS = ("cell", "verdict", "ratio", "95% interval", "before", "after", "rows", "p", "note")
 
@@ -99,7 +99,7 @@ def page(comparison: Comparison) -> str:
     _, _, bad, good = verdict_words(comparison.metric)
     kinds = {bad: "bad", FAILS: "bad", good: "best"}
     shared = shared_notes(comparison)
-    rows: list[list[Cell | str]] = []
+    rows: list[list[TableCell | str]] = []
     for each in _sorted(comparison):
         name, verdict, *shown, note = _texts(each, comparison, shared)
         ratio = each.ratio
@@ -108,9 +108,10 @@ def page(comparison: Comparison) -> str:
             sum(each.rows), each.p,
         )  # fmt: skip
         values = [
-            Cell(text) if text == MISSING else Cell(text, value) for text, value in zip(shown, numbers, strict=True)
+            TableCell(text) if text == MISSING else TableCell(text, value)
+            for text, value in zip(shown, numbers, strict=True)
         ]
-        rows.append([name, Cell(verdict, kind=kinds.get(verdict, "")), *values, note])
+        rows.append([name, TableCell(verdict, kind=kinds.get(verdict, "")), *values, note])
     return render_page(
         "comparison.html.j2",
         title="tpbench comparison",

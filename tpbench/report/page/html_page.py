@@ -26,7 +26,7 @@ from tpbench.report.analysis.verdicts import (
     verdict_columns,
     verdicts,
 )
-from tpbench.report.page import tables
+from tpbench.report.page import page_tables
 from tpbench.report.page.column_styles import Looks, assign_looks
 from tpbench.report.page.pictures import PageFigure, block_caps, by_problem, by_size, floor_shares
 from tpbench.report.page.template import render_page
@@ -38,7 +38,7 @@ from tpbench.tables import Table
 from tpbench.workloads import workloads
 
 _COLUMNS = (
-    *METRICS, *tables.MACHINE_FACTS, *verdict_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
+    *METRICS, *page_tables.MACHINE_FACTS, *verdict_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
     "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
 )  # fmt: skip
 _FIGURES = {
@@ -118,19 +118,19 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         "report.html.j2",
         title="tpbench report",
         summary=_summary(arranged.records, len(frame)),
-        measured_on=tables.machines_line(arranged.records, heading(_bare(shared_facts(arranged.grids)))),
+        measured_on=page_tables.machines_line(arranged.records, heading(_bare(shared_facts(arranged.grids)))),
         warnings=disagreements(arranged.records),
-        failures=tables.failure_groups(arranged),
+        failures=page_tables.failure_groups(arranged),
         failed=f"{counted(failed, 'cell')} without a result",
-        verdicts=tables.verdict_groups(of_all),
-        every_verdict=tables.every_verdict(of_all),
+        verdicts=page_tables.verdict_groups(of_all),
+        every_verdict=page_tables.every_verdict(of_all),
         problems=len(of_all),
-        side_by_side=tables.machines_side_by_side(of_all),
+        side_by_side=page_tables.machines_side_by_side(of_all),
         parts=parts,
         good=GOOD,
         doubts=DOUBTS,
         notes=[*_notes(metric_name), *legend([metric_table(grid, shown) for grid in arranged.grids], shown)],
-        machines=tables.machines(arranged.records),
+        machines=page_tables.machines(arranged.records),
     )
 
 
@@ -143,7 +143,7 @@ def _summary(records: tuple[Record, ...], rows: int) -> str:
     known = (*STATUSES, *(set(count) - set(STATUSES)))
     by_status = ", ".join(f"{count[status]} {status}" for status in known if count[status])
     times = sorted(record["finished_at"] for record in records if record["finished_at"] is not None)
-    when = f" Measured {tables.period(times[0], times[-1])}." if times else ""
+    when = f" Measured {page_tables.period(times[0], times[-1])}." if times else ""
     older = f" ({rows - len(records)} older rows of the same cells are left out)" if rows > len(records) else ""
     return f"{len(records)} cells: {by_status}{older}.{when}"
 
@@ -191,7 +191,7 @@ def _clock(grid: RecordGrid) -> ClockColumns:
 
 def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, looks: Looks) -> PageSection:
     lead = metric_name or _clock(grid).time_column
-    shown = [metric(lead), *tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
+    shown = [metric(lead), *page_tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
     drawn = grid.problems
     figures = [by_size(drawn, each, looks, title) for each, title in _FIGURES.items()]
     figures += [block_caps(drawn, looks, "Share of the bandwidth by block cap"), step_traces(drawn)]
@@ -200,13 +200,13 @@ def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, 
         heading=name,
         size=f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         mixing=mixing_note(grid, "This section"),
-        pivots=[(_caption(each.name), tables.pivot_table(grid, each)) for each in shown],
+        pivots=[(_caption(each.name), page_tables.pivot_table(grid, each)) for each in shown],
         figures=[figure for figure in figures if figure],
-        speedups=tables.speedup_table(grid),
-        distributions=tables.distribution_table(grid),
-        failures=tables.failure_table(grid),
+        speedups=page_tables.speedup_table(grid),
+        distributions=page_tables.distribution_table(grid),
+        failures=page_tables.failure_table(grid),
         studies=list(_studies(grid)),
-        every_cell=tables.complete_table(grid),
+        every_cell=page_tables.complete_table(grid),
     )
 
 
@@ -220,7 +220,7 @@ def _studies(grid: RecordGrid) -> Iterable[StudySection]:
     for name, study in workload.studies.items() if workload else ():
         varies = not study.option or len({cell.record[study.option] for cell in grid.cells()} - {None}) > 1
         if study.columns and varies:
-            yield StudySection(name, study.question, tables.study_table(grid, name, study))
+            yield StudySection(name, study.question, page_tables.study_table(grid, name, study))
 
 
 def _notes(metric_name: str | None) -> list[str]:

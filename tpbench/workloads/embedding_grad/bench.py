@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
-from tpbench.measure.inputs import GeneratedInputs
+from tpbench.measure.audit import GeneratedInputs
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant

@@ -162,7 +162,7 @@ WORKLOAD = Workload(
     },
     options=(
         Option("merge", ignorable=True),
-        Option("search", ignorable=True, default_by_device=SEARCH_BY_DEVICE),
+        Option("search", ignorable=True),
         Option("pinned", ignorable=True),
         Option("transfers", ignorable=True),
     ),

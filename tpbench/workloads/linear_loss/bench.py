@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tpbench.measure.gemm import compute_ms, gemm_tflops
 from tpbench.measure.ranks import gather_number
+from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.stopwatch import Stopwatch, do_nothing
 from tpbench.workloads import Variant

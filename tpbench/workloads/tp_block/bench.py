@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
 
+from tpbench.measure.audit import GeneratedInputs
 from tpbench.measure.bottleneck import columns_by_exposure
-from tpbench.measure.inputs import GeneratedInputs
 from tpbench.measure.session import Context, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
@@ -70,8 +71,8 @@ class TpBlockSession:
 
     def outputs(self) -> list[Tensor]:
         """Return the last step's output and gradients."""
-        grads = [self.prepared.x.grad, *(each.grad for each in self.prepared.module.parameters())]
-        return [each for each in (self.output, *grads) if each is not None]
+        grads = [self.prepared.x.grad, *(weight.grad for weight in self.prepared.module.parameters())]
+        return [tensor for tensor in (self.output, *grads) if tensor is not None]
 
     def release(self) -> None:
         """Free the last step's output and gradients."""
@@ -86,19 +87,9 @@ class TpBlockSession:
 
     def check(self) -> Verdict:
         """Compare the last step's output and gradients with the oracle, then free them."""
-        result_errors = oracle.compare(self.inputs, self._result())
+        verdict = oracle.compare(self.inputs, self._result())
         self.release()
-        columns = {
-            "loss_value": result_errors.loss_value,
-            "loss_error": result_errors.loss_error,
-            "output_error": result_errors.output_error,
-            "grad_error": result_errors.grad_error,
-            "grad_norm": result_errors.grad_norm,
-            "gemm_tflops": self.rates.gemm_tflops,
-            "gather_gb_per_s": self.rates.gather_gb_per_s,
-            **self.prepared.columns(),
-        }
-        return Verdict(columns, result_errors.complaint(self.problem.dtype))
+        return replace(verdict, columns={**verdict.columns, **asdict(self.rates), **self.prepared.columns()})
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns about forward and backward alone, exposed communication and a traced step."""

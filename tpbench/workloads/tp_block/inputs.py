@@ -107,7 +107,7 @@ class BlockInputs:
         return matrix
 
     def _random(self, stream: int, rows: range, columns: range, exponent: int) -> Tensor:
-        indices = [torch.arange(each.start, each.stop, device=self.device) for each in (rows, columns)]
+        indices = [torch.arange(axis.start, axis.stop, device=self.device) for axis in (rows, columns)]
         hashes = [hash_index(self.problem.seed, stream + axis, index) for axis, index in enumerate(indices)]
         return normal(*hashes).mul_(2.0**exponent)
 

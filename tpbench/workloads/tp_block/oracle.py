@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from tpbench.measure.session import Verdict
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.limits import TOLERANCE
@@ -40,7 +42,7 @@ class BlockResult:
 def expected_result(inputs: BlockInputs) -> BlockResult:
     """Return the right result of this rank, in float64. Collective over the tp group."""
     problem, rank, size = inputs.problem, inputs.rank, inputs.size
-    weights = {name: each.to(torch.float64, copy=True).requires_grad_() for name, each in inputs.weights.items()}
+    weights = {name: part.to(torch.float64, copy=True).requires_grad_() for name, part in inputs.weights.items()}
     over_rows = problem.linears[0].kind == "column"
     # Rank 0 of 1 has the whole sequence.
     x = (inputs.x(0, 1) if over_rows else inputs.x(rank, size)).double().requires_grad_()
@@ -51,7 +53,7 @@ def expected_result(inputs: BlockInputs) -> BlockResult:
     return BlockResult(
         output=y.detach().chunk(size)[rank] if over_rows_out else y.detach(),
         grad_input=x.grad.chunk(size)[rank] if over_rows else x.grad,
-        grads={name: each.grad for name, each in weights.items() if each.grad is not None},
+        grads={name: part.grad for name, part in weights.items() if part.grad is not None},
     )
 
 
@@ -102,11 +104,12 @@ class ForwardPass:
         heads, kv_heads = self.problem.heads // self.size, self.problem.kv_heads // self.size
         product = _CopyToRanks.apply(x, self.group) @ self.weights["qkv"].t()
         columns = product.split(self.problem.head_dim, dim=-1)
-        rotated = [_rotated(each) if self.problem.rotary else each for each in columns[: heads + kv_heads]]
+        rotated = [_rotated(head) if self.problem.rotary else head for head in columns[: heads + kv_heads]]
         outputs = []
         for head in range(heads):
             key = heads + head // (heads // kv_heads)
-            outputs.append(_Head.apply(rotated[head], rotated[key], columns[key + kv_heads]))
+            # The (rows, rows) matrices of all heads would not fit: the backward pass computes them again.
+            outputs.append(checkpoint(_head, rotated[head], rotated[key], columns[key + kv_heads], use_reentrant=False))
         return _SumOverRanks.apply(torch.cat(outputs, dim=-1) @ self.weights["out"].t(), self.group)
 
 
@@ -123,21 +126,6 @@ def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     later = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu_(1)
     scores = (q @ k.t() / math.sqrt(q.shape[1])).masked_fill(later, -math.inf)
     return functional.softmax(scores, dim=-1) @ v
-
-
-class _Head(torch.autograd.Function):
-    """`_head` that recomputes its (rows, rows) matrices in the backward pass: those of all heads would not fit."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        return _head(q, k, v)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        inputs = [each.detach().requires_grad_() for each in ctx.saved_tensors]
-        with torch.enable_grad():
-            return torch.autograd.grad(_head(*inputs), inputs, grads[0])
 
 
 class _CopyToRanks(torch.autograd.Function):
@@ -171,40 +159,11 @@ def _sum_over_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
-@dataclass(frozen=True)
-class BlockErrors:
-    """Errors of a result against the oracle, over all ranks. A NaN in the result counts as inf."""
+def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
+    """Compare a result with the oracle's. Collective over the tp group, with the same verdict on every rank.
 
-    output_error: float
-    """Largest ||row - expected|| / ||expected|| of the output."""
-    grad_error: float
-    """The same of the gradients of the input and of every weight."""
-    loss_value: float
-    """The result's loss: <upstream gradient, output>."""
-    loss_error: float
-    """|loss - expected| / max(1, |expected|)."""
-    grad_norm: float
-    """The norm of the result's gradients of all weights."""
-    grad_norm_error: float
-    """Relative to the expected norm."""
-    worst: str
-    """The gradient with the largest error."""
-
-    def complaint(self, dtype: str) -> str | None:
-        """Return why the result is wrong, or None."""
-        limit = TOLERANCE[dtype]
-        checked = {
-            "output_error": self.output_error,
-            f"grad_error (of {self.worst})": self.grad_error,
-            "loss_error": self.loss_error,
-            "the relative error of grad_norm": self.grad_norm_error,
-        }
-        wrong = [f"{name} {value:.3g} is above {limit:.3g}" for name, value in checked.items() if not value <= limit]
-        return f"{' and '.join(wrong)} ({dtype})" if wrong else None
-
-
-def compare(inputs: BlockInputs, result: BlockResult) -> BlockErrors:
-    """Compare a result with the oracle's. Collective over the tp group, with the same errors on every rank."""
+    An error of a tensor is the largest ||row - expected|| / ||expected||. A NaN in the result counts as inf.
+    """
     expected = expected_result(inputs)
     upstream = inputs.grad(inputs.rank, inputs.size).double()
     sums = torch.tensor(
@@ -223,15 +182,30 @@ def compare(inputs: BlockInputs, result: BlockResult) -> BlockErrors:
     largest = torch.tensor([row_error(result.output, expected.output), *of_gradients.values()], dtype=torch.float64)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=inputs.group)
     output_error, *grad_errors = largest.tolist()
-    return BlockErrors(
-        output_error=output_error,
-        grad_error=max(grad_errors),
-        loss_value=loss,
-        loss_error=_nan_as_inf(abs(loss - expected_loss) / max(1.0, abs(expected_loss))),
-        grad_norm=math.sqrt(square),
-        grad_norm_error=_nan_as_inf(abs(math.sqrt(square / expected_square) - 1) if expected_square else math.nan),
-        worst=list(of_gradients)[grad_errors.index(max(grad_errors))],
-    )
+    grad_error = max(grad_errors)
+    loss_error = _nan_as_inf(abs(loss - expected_loss) / max(1.0, abs(expected_loss)))
+    norm_error = abs(math.sqrt(square / expected_square) - 1) if expected_square else math.nan
+    columns = {
+        "loss_value": loss,
+        "loss_error": loss_error,
+        "output_error": output_error,
+        "grad_error": grad_error,
+        "grad_norm": math.sqrt(square),
+    }
+    checked = {
+        "output_error": output_error,
+        f"grad_error (of {list(of_gradients)[grad_errors.index(grad_error)]})": grad_error,
+        "loss_error": loss_error,
+        "the relative error of grad_norm": _nan_as_inf(norm_error),
+    }
+    return Verdict(columns, complaint(checked, inputs.problem.dtype))
+
+
+def complaint(errors: Mapping[str, float], dtype: str) -> str | None:
+    """Return why a result with these errors is wrong, or None."""
+    limit = TOLERANCE[dtype]
+    wrong = [f"{name} {value:.3g} is above {limit:.3g}" for name, value in errors.items() if not value <= limit]
+    return f"{' and '.join(wrong)} ({dtype})" if wrong else None
 
 
 def row_error(got: Tensor | None, expected: Tensor) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeAlias
 
 from tpbench.workloads.tp_block.problem import TpBlock
 from tpbench.workloads.tp_block.workload import WORKLOAD
 
-_SHARDED = {"save_gathered", "profile"}
-"""Options of each variant whose linears are sharded by tpbench's own layers."""
+Prepare: TypeAlias = Callable[..., Any]
 
 
 def _unsupported_by_one_rank(problem: TpBlock, tp_size: int) -> str | None:
@@ -36,6 +36,12 @@ def _no_graph_of_copies(problem: TpBlock) -> str:
     return "its signals=stream are memory operations of the stream, which a graph cannot replay: set signals=kernel"
 
 
+def _sharded(summary: str, options: Collection[str] = (), **traits: Any) -> Callable[[Prepare], Prepare]:
+    """Declare a variant whose linears are tpbench's own sharded layers, with further options beside the usual ones."""
+    usual = {"no_graph_reason": _no_graph, "unsupported_reason": _unsupported_by_one_rank}
+    return WORKLOAD.variant(summary, options={"save_gathered", "profile", *options}, **{**usual, **traits})
+
+
 @WORKLOAD.variant(
     "the whole block on every rank, each for itself: the reference", options={"profile"}, no_graph_reason=_no_graph
 )
@@ -46,12 +52,7 @@ def block_no_tp(problem: TpBlock, context: Any) -> Any:
     return prepare(context, LocalSchedule())
 
 
-@WORKLOAD.variant(
-    "all-gather, product, reduce-scatter, one after the other",
-    options=_SHARDED,
-    no_graph_reason=_no_graph,
-    unsupported_reason=_unsupported_by_one_rank,
-)
+@_sharded("all-gather, product, reduce-scatter, one after the other")
 def block_tp(problem: TpBlock, context: Any) -> Any:
     from tpbench.comm.parallel_linears import SequentialSchedule
     from tpbench.workloads.tp_block.execution.prepared import prepare
@@ -59,10 +60,8 @@ def block_tp(problem: TpBlock, context: Any) -> Any:
     return prepare(context, SequentialSchedule(context.inputs.group))
 
 
-@WORKLOAD.variant(
+@_sharded(
     "overlap by hand: ring of sends beside products, products in pieces beside reduces",
-    options=_SHARDED,
-    no_graph_reason=_no_graph,
     unsupported_reason=_unsupported_in_pieces,
 )
 def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
@@ -72,19 +71,12 @@ def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
     return prepare(context, RingSchedule(context.inputs.group))
 
 
-@WORKLOAD.variant(
-    "torch's fused_all_gather_matmul and fused_matmul_reduce_scatter",
-    options=_SHARDED,
-    requires_cuda=True,
-    no_graph_reason=_no_graph,
-    unsupported_reason=_unsupported_by_one_rank,
-)
+@_sharded("torch's fused_all_gather_matmul and fused_matmul_reduce_scatter", requires_cuda=True)
 def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     from tpbench.workloads.tp_block.execution.prepared import prepare
     from tpbench.workloads.tp_block.execution.symm_mem import SymmMemSchedule
 
-    schedule = SymmMemSchedule(context.inputs.group)
-    return prepare(context, schedule)
+    return prepare(context, SymmMemSchedule(context.inputs.group))
 
 
 @WORKLOAD.variant(
@@ -102,29 +94,27 @@ def block_compile_async(problem: TpBlock, context: Any) -> Any:
     return prepare_compiled(context)
 
 
-@WORKLOAD.variant(
+@_sharded(
     "copy engines move chunks through symmetric memory ahead of the products, which keep all SMs",
-    options=_SHARDED | {"signals"},
+    options={"signals"},
     requires_cuda=True,
     no_graph_reason=_no_graph_of_copies,
-    unsupported_reason=_unsupported_by_one_rank,
 )
 def block_copy_engine(problem: TpBlock, context: Any) -> Any:
     from tpbench.comm.symmetric_buffers import SymmetricBuffers
     from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
     from tpbench.workloads.tp_block.execution.prepared import prepare
 
-    schedule = CopyEngineSchedule(SymmetricBuffers(context.inputs.group, context.inputs.device, problem.signals))
-    return prepare(context, schedule)
+    buffers = SymmetricBuffers(context.inputs.group, context.inputs.device, problem.signals)
+    return prepare(context, CopyEngineSchedule(buffers))
 
 
-@WORKLOAD.variant(
+@_sharded(
     "for each linear the schedule that is fastest in a trial, or one for all linears if the step is then faster",
-    options=_SHARDED | {"signals", "try_graphs"},
+    options={"signals", "try_graphs"},
     no_graph_reason=_no_graph_of_copies,
-    unsupported_reason=_unsupported_by_one_rank,
 )
 def block_auto(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.execution import autotune
+    from tpbench.workloads.tp_block.execution.autotune import prepare_fastest
 
-    return autotune.prepare_fastest(context)
+    return prepare_fastest(context)

@@ -6,10 +6,9 @@ replica have the same batch. Replicas have different ones.
 
 The modules, in the order of a first reading:
 
-- Job: `problem` has the fields, and `resolve` completes its model. `variants` has a function for each variant,
-  `workload` the columns and the report's layout.
-- Rank: `bench` is the session of a cell. `oracle` computes the `reference` of a run, `limits` are the tolerances, and
-  `speed` has throughput and progress.
+- Job: `problem` has the fields. `variants` has a function for each variant, `workload` the columns and the report's
+  layout.
+- Rank: `bench` is the session of a cell. `oracle` computes the reference of a run and compares.
 - `model`: the model of the transformers package, with its configuration, sizes, weights and inputs.
 - `sharding`: the plan by which tensor-parallel ranks share a model, and the sharded layers.
 - `training`: the training loop, the interface of a variant, and a trainer for each variant.

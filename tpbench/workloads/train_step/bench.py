@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from tpbench.measure import memory
-from tpbench.measure.audit import on_any_rank, subclass_reason
-from tpbench.measure.gemm import compute_ms, gemm_tflops
+from tpbench.measure import rank_memory
+from tpbench.measure.ranks import on_any_rank
+from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
@@ -19,17 +20,17 @@ from tpbench.workloads.returned import require
 from tpbench.workloads.train_step.estimates import bytes_communicated, rank_flops
 from tpbench.workloads.train_step.model import sizes
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
-from tpbench.workloads.train_step.oracle import compute_reference
+from tpbench.workloads.train_step.oracle import compare, compute_reference
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.reference import compare
-from tpbench.workloads.train_step.speed import ProgressLines, throughput
 from tpbench.workloads.train_step.training.measured_step import (
     Mark,
     PhaseTimer,
+    ProgressLines,
     StepGraph,
     on_stream,
     phase_columns,
     profile_step,
+    throughput,
 )
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
 
@@ -40,18 +41,17 @@ class TrainStepSession:
     Each step's batches are made before the step, outside the timed region. They are new ones, unless `problem.batches`
     says how many the steps repeat. Losses stay on the device until the end.
 
-    All losses of a variant from outside this package are compared, if one process can train so many steps.
+    The losses of all steps of a variant from outside this package are compared with the reference. Each is copied as
+    its step ends, so that nothing can write it later.
     """
 
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
-        self.problem, self.context = problem, context
+        self.problem, self.variant, self.context = problem, variant, context
+        self.from_outside = variant.place is not None
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
-        self.variant, self.trusted = variant, variant.place is None
-        self.subclass: str | None = None
-        """Why a loss or a norm of a variant from outside is no plain tensor."""
-        self.reference = compute_reference(problem, context, whole_run=not self.trusted)
+        self.reference = compute_reference(problem, context, whole_run=self.from_outside)
         self.schedule = IterationSchedule(
-            problem.warmup_steps, problem.steps, held_before=memory.held_bytes(context.device)
+            problem.warmup_steps, problem.steps, held_before=rank_memory.held_bytes(context.device)
         )
         context.say(f"making the model for {variant.name}")
         began = time.perf_counter()
@@ -64,8 +64,8 @@ class TrainStepSession:
             torch.cuda.synchronize(context.device)
         self.init_s = time.perf_counter() - began
         self.batches: list[Batch] = []
-        self.losses: list[torch.Tensor] = []
-        self.norms: list[torch.Tensor] = []
+        self.losses: list[Tensor] = []
+        self.norms: list[Tensor] = []
         self.phases = PhaseTimer(context.device)
         self.times_phases = problem.phase_steps > 0
         self.graph: StepGraph | None = None
@@ -92,8 +92,10 @@ class TrainStepSession:
         else:
             with on_stream(self.stream):
                 loss, norm = self.trainer.accumulate(self.batches, mark), self.trainer.update(mark)
-        if not self.trusted:
-            loss, norm = self._copied(loss), self._copied(norm)
+        if self.from_outside:
+            for number in (loss, norm):
+                require(number, Tensor, self.variant, "accumulate or update")
+            loss, norm = loss.detach().clone(), norm.detach().clone()
         self.losses.append(loss)
         self.norms.append(norm)
 
@@ -101,7 +103,7 @@ class TrainStepSession:
         """Make all later steps replays of a CUDA graph, and return the GiB that the graph keeps. Collective."""
         self.restore()
         mark = self.phases.mark if self.problem.phase_steps else ignore_phase
-        with memory.extra_peak(self.context.device) as peak:
+        with rank_memory.extra_peak(self.context.device) as peak:
             self.graph = StepGraph(self.trainer, self.batches, mark, self.stream)
         self.graph_marks = self.phases.taken_marks()
         self.graph_gib = peak.gib
@@ -109,20 +111,24 @@ class TrainStepSession:
 
     def restore(self) -> None:
         """Make the next step's batches, and write a progress line if one is due."""
-        step, context, problem = len(self.losses), self.context, self.problem
+        step, context = len(self.losses), self.context
         self.phases.read()
         self.progress.report(step, self.losses)
-        self.batches = replica_batches(problem, step, context.dp_rank, context.dp_size, context.device)
+        self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
 
     def release(self) -> None:
         """Do nothing: a step leaves nothing to free."""
 
     def check(self) -> Verdict:
-        """Compare the first steps with the oracle's reference, and the timed ones if it has them. Collective."""
+        """Compare the first steps, and the timed ones of a variant from outside, with the reference. Collective."""
+        problem, reference = self.problem, self.reference
         self.progress.report(len(self.losses), self.losses)
         losses, norms = self._trajectories()
-        errors = compare(self.reference, losses, norms)
-        wrong = errors.complaint(self.problem.dtype) or self._later_complaint(losses)
+        errors = compare(reference, losses, norms)
+        wrong = errors.complaint(problem.dtype)
+        if reference.timed is not None and wrong is None:
+            wrong = reference.timed.complaint(losses[problem.warmup_steps :], problem.dtype)
+        held_gib = (rank_memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30
         columns = {
             "loss_value": losses[-1],
             "loss_error": errors.loss_error,
@@ -130,14 +136,13 @@ class TrainStepSession:
             "grad_norm": norms[-1],
             "losses": losses,
             "grad_norms": norms,
-            "oracle": self.reference.source,
+            "oracle": reference.source,
             "gemm_tflops": self.gemm_tflops,
             "init_s": _max_over_ranks(self.init_s),
-            "steady_gib": _max_over_ranks(
-                (memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30 + self.graph_gib
-            ),
+            "steady_gib": _max_over_ranks(held_gib + self.graph_gib),
         }
-        return Verdict(columns, self._agreed(wrong))
+        anywhere = on_any_rank(bool(wrong), self.context)
+        return Verdict(columns, wrong or ("the result is wrong on another rank" if anywhere else None))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return throughput, times of phases and, from an additional step on request, exposed communication.
@@ -150,26 +155,6 @@ class TrainStepSession:
             self.context.say("profiling")
             result |= profile_step(self.train, self.restore, self.context)
         return result
-
-    def _copied(self, value: Any) -> torch.Tensor:
-        """Return a copy of a loss or a norm, made on the current stream at once: nothing can write it later.
-
-        Raises WrongReturn if the value is no tensor.
-        """
-        result: torch.Tensor = require(value, torch.Tensor, self.variant, "accumulate or update")
-        self.subclass = self.subclass or subclass_reason(result)
-        return result.detach().clone()
-
-    def _later_complaint(self, losses: Sequence[float]) -> str | None:
-        """Return why the timed steps are wrong on this rank, or None."""
-        if self.subclass or self.reference.later is None:
-            return self.subclass
-        return self.reference.later.complaint(losses[self.problem.warmup_steps :], self.problem.dtype)
-
-    def _agreed(self, wrong: str | None) -> str | None:
-        """Return the reason of this rank, that of another rank if only that has one, or None. Collective."""
-        anywhere = on_any_rank(bool(wrong), self.context)
-        return wrong or ("the result is wrong on another rank" if anywhere else None)
 
     def _trajectories(self) -> tuple[list[float], list[float]]:
         """Return the loss of every step, the mean over replicas, and the gradient norm of every step."""

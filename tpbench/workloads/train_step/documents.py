@@ -1,4 +1,4 @@
-"""What a report makes of rows of the train step: JSON documents, and the study `agreement`."""
+"""JSON documents and the study `agreement`, made from rows of the train step."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     samples = job["batch_size"] * job["accumulate"] * row["dp_size"]
     tokens = samples * job["seq_length"]
     losses = list(row["losses"])[-count:]
-    phases_s = {phase: _each(row, f"step_{phase}_ms", 1e-3, count) for phase in PHASES}
-    held_gb, peak_gb = (_each(row, f"iteration_{name}_gib", GB_PER_GIB, count) for name in ("held", "peak"))
+    phases_s = {phase: _numbers(row, f"step_{phase}_ms", 1e-3, count) for phase in PHASES}
+    held_gb, peak_gb = (_numbers(row, f"iteration_{name}_gib", GB_PER_GIB, count) for name in ("held", "peak"))
     steps = [
         {
             "step": step + 1,
@@ -79,10 +79,10 @@ def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     return first | {name: value for name, value in job.items() if name not in (*first, "model", "variant")}
 
 
-def _each(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[float | None]:
+def _numbers(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[float | None]:
     """Return the numbers of a column times a factor, or as many None if the row has none."""
     values = row.get(column)
-    return [None] * count if values is None else [factor * each for each in values]
+    return [None] * count if values is None else [factor * value for value in values]
 
 
 def _breakdown(
@@ -93,10 +93,10 @@ def _breakdown(
     Each phase is of its slowest rank, so that the sum may be above 100 and `other_pct` below 0.
     """
     shares: dict[str, float | None] = {}
-    for phase, each_s in phases_s.items():
-        known = [second for second in each_s if second is not None]
+    for phase, seconds in phases_s.items():
+        recorded = [second for second in seconds if second is not None]
         median_ms = row.get(f"{phase}_ms")
-        phase_s = statistics.fmean(known) if known else None if median_ms is None else median_ms / 1e3
+        phase_s = statistics.fmean(recorded) if recorded else None if median_ms is None else median_ms / 1e3
         shares[f"{phase}_pct"] = None if phase_s is None else 100 * phase_s / average_s
     parts = [share for share in shares.values() if share is not None]
     return shares | {"other_pct": 100 - sum(parts) if len(parts) == len(PHASES) else None}
@@ -109,8 +109,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     for row in correct:
         problems[tuple(row.get(name) for name in PROBLEM)].append(row)
     several = [group for group in problems.values() if len(group) > 1]
-    made = [_errors(correct)] if correct else []
-    return [*made, _differences(several)] if several else made
+    errors = [_errors(correct)] if correct else []
+    return [*errors, _differences(several)] if several else errors
 
 
 def picture(rows: Sequence[Row]) -> None:
@@ -122,8 +122,8 @@ def _errors(rows: Iterable[Row]) -> Table:
     for row in rows:
         checks[row["oracle"] or "-", row["variant"]].append(row)
     lines = tuple(
-        (oracle, variant, str(len(found)), _largest(found, "loss_error"), _largest(found, "grad_error"))
-        for (oracle, variant), found in sorted(checks.items())
+        (oracle, variant, str(len(checked)), _largest(checked, "loss_error"), _largest(checked, "grad_error"))
+        for (oracle, variant), checked in sorted(checks.items())
     )
     columns = ("oracle", "variant", "rows", "largest loss_error", "largest grad_error")
     return Table("largest relative errors of losses and gradient norms", columns, lines)

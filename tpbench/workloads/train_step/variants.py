@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tpbench import packages
-from tpbench.workloads.train_step.model.config_json import KNOWN_ARCHITECTURES
+from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.styles import unsupported_sizes
 from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
+
+DDP_WARMUP_STEPS = 11
+"""Steps before DistributedDataParallel can be captured: it times its first ten by events (torch's notes on CUDA)."""
 
 
 def _uses_triton(problem: TrainStep) -> bool:
@@ -19,21 +23,41 @@ def _unsupported_without_tensor_parallelism(problem: TrainStep, tp_size: int) ->
     return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
 
 
-def _unsupported_by_one_rank(problem: TrainStep, tp_size: int) -> str | None:
+def _unsupported_by(variant: str) -> Callable[[TrainStep, int], str | None]:
+    """Return the function that returns why a variant with tensor parallelism cannot train a problem, or None."""
+
+    def reason(problem: TrainStep, tp_size: int) -> str | None:
+        if variant == "fsdp_dtensor_async" and not problem.compile:
+            return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
+        if variant == "autotp" and problem.dtype == "float16" and not problem.zero_stage:
+            return "without ZeRO, DeepSpeed does not scale the loss of dtype=float16: zero_stage must be 1 or 2"
+        if tp_size == 1:
+            return _unsupported_by_one_rank(variant, problem)
+        if variant == "fsdp_dtensor_async" and problem.tokens % tp_size:
+            return (
+                f"tp_size={tp_size} does not divide batch_size={problem.batch_size} times "
+                f"seq_length={problem.seq_length}: padding stands between products and their collectives, so none "
+                "would overlap, as in fsdp_dtensor"
+            )
+        if problem.train_loss == "tpbench_linear" and not problem.vocab_parallel:
+            return (
+                "train_loss=tpbench_linear makes no whole logits, so there are none to gather: vocab_parallel must be "
+                "true"
+            )
+        return unsupported_sizes(problem, variant, tp_size) or _unsupported_plan(problem, variant, tp_size)
+
+    return reason
+
+
+def _unsupported_by_one_rank(variant: str, problem: TrainStep) -> str | None:
     """Return why options that concern several tensor-parallel ranks have no meaning with one rank, or None."""
-    if tp_size > 1:
-        return _unsupported_by_the_linear_loss(problem)
+    if variant in ("dtensor_tp", "fsdp_dtensor_async"):
+        return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
     if not problem.vocab_parallel:
         return "with tp_size=1 the vocabulary is not sharded: vocab_parallel=false has no meaning"
-    return (
-        "with tp_size=1 there are no all-reduces to overlap: overlap=true has no meaning" if problem.overlap else None
-    )
-
-
-def _unsupported_by_the_linear_loss(problem: TrainStep) -> str | None:
-    if problem.train_loss != "tpbench_linear" or problem.vocab_parallel:
-        return None
-    return "train_loss=tpbench_linear makes no whole logits, so there are none to gather: vocab_parallel must be true"
+    if problem.overlap:
+        return "with tp_size=1 there are no all-reduces to overlap: overlap=true has no meaning"
+    return None
 
 
 def _unsupported_plan(problem: TrainStep, variant: str, tp_size: int) -> str | None:
@@ -41,41 +65,13 @@ def _unsupported_plan(problem: TrainStep, variant: str, tp_size: int) -> str | N
 
     Models whose plans are known are not made for this check. Without the transformers package it is left out.
     """
-    known = problem.architecture in KNOWN_ARCHITECTURES and problem.tp_mapping is None
-    if (reason := unsupported_sizes(problem, variant, tp_size)) or known or not packages.installed("transformers"):
-        return reason
+    if problem.architecture in KNOWN_ARCHITECTURES and problem.tp_mapping is None:
+        return None
+    if not packages.installed("transformers"):
+        return None
     from tpbench.workloads.train_step.sharding.plan import unsupported_model
 
     return unsupported_model(problem, variant, tp_size)
-
-
-def _unsupported_by_dtensor_tp(problem: TrainStep, tp_size: int) -> str | None:
-    if tp_size == 1:
-        return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
-    return _unsupported_by_the_linear_loss(problem) or _unsupported_plan(problem, "dtensor_tp", tp_size)
-
-
-def _unsupported_by_fsdp_dtensor(problem: TrainStep, tp_size: int) -> str | None:
-    reason = _unsupported_by_one_rank(problem, tp_size)
-    return reason or (_unsupported_plan(problem, "fsdp_dtensor", tp_size) if tp_size > 1 else None)
-
-
-def _unsupported_by_async_tp(problem: TrainStep, tp_size: int) -> str | None:
-    if not problem.compile:
-        return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
-    if tp_size == 1:
-        return "with tp_size=1 there is nothing to overlap: it would be fsdp"
-    if problem.tokens % tp_size:
-        return (
-            f"tp_size={tp_size} does not divide batch_size={problem.batch_size} times seq_length={problem.seq_length}: "
-            "padding stands between products and their collectives, so none would overlap, as in fsdp_dtensor"
-        )
-    return _unsupported_by_fsdp_dtensor(problem, tp_size)
-
-
-def _unsupported_by_autotp(problem: TrainStep, tp_size: int) -> str | None:
-    reason = _unsupported_by_one_rank(problem, tp_size)
-    return reason or (_unsupported_plan(problem, "autotp", tp_size) if tp_size > 1 else None)
 
 
 def _no_graph(problem: TrainStep) -> str:
@@ -85,10 +81,6 @@ def _no_graph(problem: TrainStep) -> str:
     if problem.attention == "flash_attention_2":
         return "transformers looks for packed sequences on the host before flash_attention_2"
     return ""
-
-
-DDP_WARMUP_STEPS = 11
-"""Steps before DistributedDataParallel can be captured: it times its first ten by events (torch's notes on CUDA)."""
 
 
 def _no_graph_of_ddp(problem: TrainStep) -> str:
@@ -103,8 +95,6 @@ def _no_graph_of_ddp(problem: TrainStep) -> str:
 def _no_graph_of_autotp(problem: TrainStep) -> str:
     if problem.zero_stage:
         return f"ZeRO's update reads the gradient norm on the host: zero_stage must be 0, got {problem.zero_stage}"
-    if problem.dtype == "float16":
-        return "DeepSpeed keeps the loss scale of dtype=float16 on the host"
     if problem.train_loss == "torch" and problem.vocab_parallel:
         return "DeepSpeed's loss of a sharded vocabulary checks the labels on the host: train_loss must be tpbench"
     return _no_graph(problem)
@@ -116,7 +106,7 @@ def _no_graph_of_autotp(problem: TrainStep) -> str:
     requires=("transformers", "deepspeed"),
     no_graph_reason=_no_graph_of_autotp,
     uses_triton=_uses_triton,
-    unsupported_reason=_unsupported_by_autotp,
+    unsupported_reason=_unsupported_by("autotp"),
 )
 def autotp(problem: TrainStep, context: Any) -> Any:
     from tpbench.workloads.train_step.training.autotp import DeepSpeedTrainer
@@ -130,12 +120,12 @@ def autotp(problem: TrainStep, context: Any) -> Any:
     requires=("transformers",),
     no_graph_reason=_no_graph,
     uses_triton=_uses_triton,
-    unsupported_reason=_unsupported_by_fsdp_dtensor,
+    unsupported_reason=_unsupported_by("fsdp_dtensor"),
 )
 def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.training.fsdp import fsdp_dtensor as prepare
+    from tpbench.workloads.train_step.training import fsdp
 
-    return prepare(problem, context)
+    return fsdp.fsdp_dtensor(problem, context)
 
 
 @WORKLOAD.variant(
@@ -144,12 +134,12 @@ def fsdp_dtensor(problem: TrainStep, context: Any) -> Any:
     requires=("transformers",),
     no_graph_reason=_no_graph,
     uses_triton=_uses_triton,
-    unsupported_reason=_unsupported_by_dtensor_tp,
+    unsupported_reason=_unsupported_by("dtensor_tp"),
 )
 def dtensor_tp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.training.fsdp import dtensor_tp as prepare
+    from tpbench.workloads.train_step.training import fsdp
 
-    return prepare(problem, context)
+    return fsdp.dtensor_tp(problem, context)
 
 
 @WORKLOAD.variant(
@@ -159,12 +149,12 @@ def dtensor_tp(problem: TrainStep, context: Any) -> Any:
     no_graph_reason=_no_graph,
     requires_cuda=True,
     uses_triton=_uses_triton,
-    unsupported_reason=_unsupported_by_async_tp,
+    unsupported_reason=_unsupported_by("fsdp_dtensor_async"),
 )
 def fsdp_dtensor_async(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.training.fsdp import fsdp_dtensor_async as prepare
+    from tpbench.workloads.train_step.training import fsdp
 
-    return prepare(problem, context)
+    return fsdp.fsdp_dtensor_async(problem, context)
 
 
 @WORKLOAD.variant(
@@ -176,9 +166,9 @@ def fsdp_dtensor_async(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_without_tensor_parallelism,
 )
 def fsdp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.training.fsdp import fsdp_dtensor as prepare
+    from tpbench.workloads.train_step.training import fsdp as implementation
 
-    return prepare(problem, context)
+    return implementation.fsdp_dtensor(problem, context)
 
 
 @WORKLOAD.variant(
@@ -190,6 +180,6 @@ def fsdp(problem: TrainStep, context: Any) -> Any:
     unsupported_reason=_unsupported_without_tensor_parallelism,
 )
 def ddp(problem: TrainStep, context: Any) -> Any:
-    from tpbench.workloads.train_step.training.fsdp import ddp as prepare
+    from tpbench.workloads.train_step.training import fsdp
 
-    return prepare(problem, context)
+    return fsdp.ddp(problem, context)

@@ -9,25 +9,17 @@ from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import estimate_memory
 from tpbench.workloads.train_step.model import sizes
-from tpbench.workloads.train_step.model.config_json import PLAIN_LOGITS
+from tpbench.workloads.train_step.model.resolve import PLAIN_LOGITS, resolve
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
-from tpbench.workloads.train_step.resolve import resolve
 
-ALL = frozenset(
-    {
-        "attention",
-        "activation_checkpointing",
-        "compile",
-        "train_loss",
-        "optimizer",
-        "phase_steps",
-        "profile",
-        "log_interval",
-    }
-)
-"""Options that every variant supports."""
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
 """Options that have a meaning only if the model is sharded."""
+OPTIONS = (
+    "attention", "activation_checkpointing", "compile", "zero_stage", "overlap", "vocab_parallel", "train_loss",
+    "optimizer", "phase_steps", "profile", "log_interval",
+)  # fmt: skip
+ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - {"zero_stage", "overlap"}
+"""Options that every variant supports."""
 MEMORY_PARTS = ("model", "gradients", "optimizer", "activations")
 
 
@@ -69,7 +61,6 @@ def unsupported_reason(job: Any) -> str | None:
 
 WORKLOAD = Workload(
     name="train_step",
-    may_lack_errors=("grad_error",),
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
     headline=("model", "num_layers", "batch_size", "seq_length"),
@@ -114,19 +105,7 @@ WORKLOAD = Workload(
         "variant from outside tpbench all steps, or which are not checked",
         "init_s": "time to make, shard and wrap the model, s",
     },
-    options=(
-        Option("attention"),
-        Option("activation_checkpointing"),
-        Option("compile"),
-        Option("zero_stage"),
-        Option("overlap"),
-        Option("vocab_parallel"),
-        Option("train_loss"),
-        Option("optimizer"),
-        Option("phase_steps"),
-        Option("profile"),
-        Option("log_interval"),
-    ),
+    options=tuple(Option(name) for name in OPTIONS),
     pivot=Pivot(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
@@ -18,10 +15,9 @@ from tests.support.tp_block import block_context, largest_error, problem, run_on
 from tpbench.comm.parallel_linears import SequentialSchedule
 from tpbench.workloads.tp_block.execution import autotune
 from tpbench.workloads.tp_block.execution.prepared import prepare
-from tpbench.workloads.tp_block.execution.symm_mem import SymmMemSchedule, TorchWorkspace
 from tpbench.workloads.tp_block.limits import TOLERANCE
 
-needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
 
 class PresetStopwatch:
@@ -31,7 +27,7 @@ class PresetStopwatch:
         self.of_operation, self.of_step, self.names = of_operation, of_step, names
         self.tried: list[int] = []
 
-    def interleaved_ms(self, *timed: Any, most: int | None = None) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Any, most: int, on_host: bool = False) -> list[list[float]]:
         for run, _ in timed:
             run()
         if most == autotune.OPERATION_ITERATIONS:
@@ -42,86 +38,76 @@ class PresetStopwatch:
         return [[0.5 if at == best else 1.0] * 3 for at in range(len(timed))]
 
 
-def chosen(here: Rank, best_step: str) -> tuple[dict[str, str], float]:
-    """The chosen schedules if the ring is fastest for the MLP's operations, and the largest error of the result."""
+def choices(here: Rank) -> dict[str, tuple[dict[str, str], float]]:
+    """The chosen schedules if the ring is fastest for the MLP's operations, and the largest error of the result.
+
+    By the plan that is fastest for the whole step.
+    """
+    found = {}
     cell = problem()
-    where = block_context(here, cell)
-    schedules = autotune.available_schedules(where)
-    stopwatch: Any = PresetStopwatch(lambda number: "ring" if number >= 4 else "plain", best_step, list(schedules))
-    tuner = autotune.ScheduleTuner(replace(where, stopwatch=stopwatch), schedules)
-    tuner.choose()
-    error = largest_error(cell, where, prepare(where, tuner.plan))
-    of_operations = [len(schedules)] * 2 * len(cell.linears)
-    assert stopwatch.tried == [*of_operations, 3], "all schedules for each operation; both and the mixture for a step"
-    assert tuner.columns()["chosen"].startswith(f"qkv forward: {tuner.chosen['qkv forward']}, ")
-    return tuner.chosen, error
+    context = block_context(here, cell)
+    for best_step in ("mixed", "ring", "plain"):
+        schedules = autotune.available_schedules(context)
+        stopwatch: Any = PresetStopwatch(lambda number: "ring" if number >= 4 else "plain", best_step, list(schedules))
+        tuner = autotune.ScheduleTuner(replace(context, stopwatch=stopwatch), schedules)
+        tuner.choose()
+        of_operations = [len(schedules)] * 2 * len(cell.linears)
+        assert stopwatch.tried == [*of_operations, 3], "all schedules for an operation; both and the mixture for a step"
+        assert tuner.columns()["chosen"].startswith(f"qkv forward: {tuner.chosen['qkv forward']}, ")
+        found[best_step] = tuner.chosen, largest_error(cell, context, prepare(context, tuner.plan))
+    return found
 
 
-@needs_ranks
-@pytest.mark.parametrize("best_step", ["mixed", "ring", "plain"])
-def test_each_operation_has_a_schedule_of_its_own_unless_one_for_all_is_faster(best_step: str) -> None:
-    for names, error in run_on_ranks(2, chosen, best_step):
-        plain = {f"{linear} {direction}": "plain" for linear in ("qkv", "out") for direction in ("forward", "backward")}
-        ring = {f"{linear} {direction}": "ring" for linear in ("up", "down") for direction in ("forward", "backward")}
-        mixed = plain | ring
-        assert names == (mixed if best_step == "mixed" else dict.fromkeys(mixed, best_step))
-        assert error <= TOLERANCE["float64"]
+def test_each_operation_has_a_schedule_of_its_own_unless_one_for_all_is_faster() -> None:
+    plain = {f"{linear} {direction}": "plain" for linear in ("qkv", "out") for direction in ("forward", "backward")}
+    ring = {f"{linear} {direction}": "ring" for linear in ("up", "down") for direction in ("forward", "backward")}
+    mixed = plain | ring
+    for found in run_on_ranks(2, choices):
+        for best_step, (names, error) in found.items():
+            assert names == (mixed if best_step == "mixed" else dict.fromkeys(mixed, best_step))
+            assert error <= TOLERANCE["float64"]
 
 
-class FakeBuffers:
-    """Symmetric buffers of a known size."""
+class FakeMemory:
+    """Memory of a known size that schedules share with peers."""
 
-    gib = 0.1875
-
-
-class FakeSymmMem(SymmMemSchedule):
-    """Plain collectives with torch's workspace."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        SequentialSchedule.__init__(self, group)
-        self.memory = TorchWorkspace(group.group_name)
-
-    gather_matmul, matmul_scatter = SequentialSchedule.gather_matmul, SequentialSchedule.matmul_scatter
+    def __init__(self, gib: float) -> None:
+        self.gib = gib
 
 
-class FakeEngine(SequentialSchedule):
-    """Plain collectives with symmetric buffers."""
+class FakeSchedule(SequentialSchedule):
+    """Plain collectives, beside memory that is not used."""
 
-    def __init__(self, group: dist.ProcessGroup, buffers: FakeBuffers) -> None:
+    def __init__(self, group: dist.ProcessGroup, memory: FakeMemory, *, permanent: bool) -> None:
         super().__init__(group)
-        self.memory = buffers
+        self.memory, self.memory_is_permanent = memory, permanent
 
 
 def held(here: Rank, best: list[str]) -> tuple[float | None, bool]:
     """The memory in GiB that a mixture of schedules reports, and whether the symmetric buffers still exist."""
     cell = problem()
-    where = block_context(here, cell)
-    buffers = FakeBuffers()
+    context = block_context(here, cell)
+    buffers, workspace = FakeMemory(0.1875), FakeMemory(0.0625)
     schedules = {
         "plain": SequentialSchedule(here.group),
-        "symm_mem": FakeSymmMem(here.group),
-        "copy_engine": FakeEngine(here.group, buffers),
-        "copy_engine_merged": FakeEngine(here.group, buffers),
+        "symm_mem": FakeSchedule(here.group, workspace, permanent=True),
+        "copy_engine": FakeSchedule(here.group, buffers, permanent=False),
+        "copy_engine_merged": FakeSchedule(here.group, buffers, permanent=False),
     }
     reference = weakref.ref(buffers)
     stopwatch: Any = PresetStopwatch(lambda number: best[number % len(best)], "mixed", list(schedules))
-    tuner = autotune.ScheduleTuner(replace(where, stopwatch=stopwatch), schedules)
+    tuner = autotune.ScheduleTuner(replace(context, stopwatch=stopwatch), schedules)
     del buffers, schedules
-    library: Any = importlib.import_module("torch.distributed._symmetric_memory")
-    workspace = torch.zeros(2**20, dtype=torch.uint8).expand(64, -1)  # nbytes as of 64 MiB
-    with mock.patch.dict(library._group_name_to_workspace_tensor, {here.group.group_name: workspace}):
-        tuner.choose()
-        assert set(tuner.chosen.values()) == set(best)
-        run_once(cell, prepare(where, tuner.plan))
-        return tuner.columns().get("workspace_gib"), reference() is not None
+    tuner.choose()
+    assert set(tuner.chosen.values()) == set(best)
+    run_once(cell, prepare(context, tuner.plan))
+    return tuner.columns().get("workspace_gib"), reference() is not None
 
 
-@needs_ranks
 @pytest.mark.parametrize(
     ("best", "gib", "buffers_exist"),
     [
         (["plain"], 0.0625, False),
-        (["symm_mem"], 0.0625, False),
         (["copy_engine", "copy_engine_merged"], 0.25, True),
         (["symm_mem", "copy_engine"], 0.25, True),
     ],

@@ -19,9 +19,7 @@ from tpbench.workloads.tp_block.execution.measurements import StepCollectives
 from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.execution.ring import RingSchedule
 
-needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-PARTS_AND_KEEPS = list(itertools.product(["block", "column", "row"], [True, False]))
-"""Parts of the block, and whether gathered inputs are kept."""
+pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
 
 class CountingSchedule(SequentialSchedule):
@@ -38,54 +36,28 @@ class CountingSchedule(SequentialSchedule):
         return super().scatter(partial)
 
 
-def bytes_sent(here: Rank) -> list[tuple[int, int]]:
-    """The bytes that a step sends, and the counted ones, by part and whether gathered inputs are kept."""
-    both = []
-    for part, keep in PARTS_AND_KEEPS:
+def bytes_sent(here: Rank) -> list[tuple[int, int, int]]:
+    """The bytes that a step sends, those of the collectives that are timed alone, and the counted ones."""
+    found = []
+    for part, keep in itertools.product(["block", "column", "row"], [True, False]):
         cell = problem(part=part, save_gathered=keep)
+        context = block_context(here, cell)
         schedule = CountingSchedule(here.group)
-        run_once(cell, prepare(block_context(here, cell), schedule))
-        norms = len(cell.norms) * 2 * cell.hidden * 8 * (here.world_size - 1) // here.world_size
-        both.append((schedule.sent + norms, limits.bytes_sent(cell, here.world_size)))
-    return both
-
-
-@needs_ranks
-def test_a_step_sends_the_counted_bytes() -> None:
-    for both in run_on_ranks(2, bytes_sent):
-        assert len(both) == len(PARTS_AND_KEEPS)
-        for sent, counted in both:
-            assert sent == counted
-
-
-def timed_collectives(here: Rank) -> list[tuple[list[str], int]]:
-    """The collectives that are timed as a step's communication, and the counted bytes, in the same order."""
-    both: list[tuple[list[str], int]] = []
-    for part, keep in PARTS_AND_KEEPS:
-        cell = problem(part=part, save_gathered=keep)
-        timed = StepCollectives(block_context(here, cell).inputs)
-        names: list[str] = []
-        note_matrix, note_norm = (
-            lambda *_, name=name, names=names, **__: names.append(name) for name in ("matrix", "norm")
-        )
-        with (
-            mock.patch.object(timed, "gather", note_matrix),
-            mock.patch.object(timed, "scatter", note_matrix),
-            mock.patch.object(dist, "all_reduce", note_norm),
-        ):
+        run_once(cell, prepare(context, schedule))
+        of_norms = len(cell.norms) * 2 * cell.hidden * 8 * (here.world_size - 1) // here.world_size
+        timed = StepCollectives(context.inputs)
+        matrices = (timed.gathers + timed.scatters) * timed.shard.nbytes * (here.world_size - 1)
+        with mock.patch.object(dist, "all_reduce") as all_reduce:
             timed.run()
-        both.append((names, limits.bytes_sent(cell, here.world_size)))
-    return both
+        assert all_reduce.call_count == len(cell.norms)
+        found.append((schedule.sent + of_norms, matrices + of_norms, limits.bytes_sent(cell, here.world_size)))
+    return found
 
 
-@needs_ranks
-def test_the_collectives_timed_as_communication_send_the_counted_bytes() -> None:
-    cell = problem()
-    nbytes = {"matrix": cell.tokens * cell.hidden * 8 // 2, "norm": 2 * cell.hidden * 8 // 2}
-    for both in run_on_ranks(2, timed_collectives):
-        assert len(both) == len(PARTS_AND_KEEPS)
-        for names, counted in both:
-            assert sum(nbytes[name] for name in names) == counted
+def test_a_step_and_the_collectives_timed_as_its_communication_send_the_counted_bytes() -> None:
+    for of_parts in run_on_ranks(2, bytes_sent):
+        for sent, timed, counted in of_parts:
+            assert sent == timed == counted
 
 
 def order_of_events(here: Rank) -> tuple[list[str], list[str]]:
@@ -97,7 +69,7 @@ def order_of_events(here: Rank) -> tuple[list[str], list[str]]:
             order.append(name)
             result = function(*args, **options)
             if isinstance(result, list):
-                return [Work(each) for each in result]
+                return [Work(work) for work in result]
             return Work(result) if name == "reduce" else result
 
         return call
@@ -123,7 +95,6 @@ def order_of_events(here: Rank) -> tuple[list[str], list[str]]:
     return gather, before_finish
 
 
-@needs_ranks
 def test_the_ring_sends_before_each_product_and_waits_after_it() -> None:
     """Results would be the same without any overlap."""
     for gather, scatter in run_on_ranks(2, order_of_events):

@@ -1,28 +1,43 @@
-"""A session of the block: verdicts of wrong results, and the details of each part."""
+"""A session of the block: verdicts of wrong results, the figures of a row from preset times, and a step's trace."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure.gpu_profiler import COMMUNICATION, OTHER, PRODUCT, Interval
+from tpbench.measure.rates import SIDE
+from tpbench.measure.stopwatch import do_nothing
 from tpbench.workloads.tp_block import WORKLOAD, bench
+from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
 from tpbench.workloads.tp_block.limits import TOLERANCE
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def session_of(here: Rank, cell: Any, name: str, stopwatch: Any) -> Any:
+    with mock.patch.object(bench, "Stopwatch", lambda _: stopwatch):
+        session = bench.setup(cell, WORKLOAD.variants[name], context(here))
+    session.step()
+    return session
 
 
 def verdicts(here: Rank) -> list[tuple[str | None, float]]:
     """Verdicts and gradient errors of a right block, of one without communication, and of a NaN gradient on rank 1."""
     cell = problem(dtype="float32")
-    with mock.patch.object(bench, "Stopwatch", lambda _: FixedStopwatch()):
-        session = bench.setup(cell, WORKLOAD.variants["block_tp"], context(here))
-    session.step()
+    session = session_of(here, cell, "block_tp", FixedStopwatch())
     found = [session.check()]
     right = session.prepared
     session.prepared = prepare(block_context(here, cell), NoCommunicationSchedule(here.rank, here.world_size))
@@ -30,11 +45,10 @@ def verdicts(here: Rank) -> list[tuple[str | None, float]]:
     found.append(session.check())
     session.prepared = right
     session.step()
-    assert session.prepared.x.grad is not None
     if here.rank == 1:
         session.prepared.x.grad[-1] = math.nan
     found.append(session.check())
-    return [(each.wrong, each.columns["grad_error"]) for each in found]
+    return [(verdict.wrong, verdict.columns["grad_error"]) for verdict in found]
 
 
 @needs_ranks
@@ -47,29 +61,113 @@ def test_the_oracle_finds_wrong_results_and_all_ranks_agree() -> None:
     assert lost is not None and "grad_error (of input) inf" in lost and infinite == math.inf
 
 
-def detailed(here: Rank, name: str, part: str, real_times: bool) -> dict[str, float]:
-    stopwatch = Stopwatch(context(here)) if real_times else FixedStopwatch()
-    with mock.patch.object(bench, "Stopwatch", lambda _: stopwatch):
-        session = bench.setup(problem(part=part, save_gathered=False), WORKLOAD.variants[name], context(here))
-    session.step()
-    assert session.check().wrong is None
-    found = session.details({"time_ms": 3.0, "device_ms": None, "copy_gb_per_s": 1.0})
+class PresetStopwatch:
+    """A stopwatch with preset times, in the order in which a session asks for them."""
+
+    def __init__(self, *times: Any) -> None:
+        self.times = list(times)
+
+    def ms(self, run: Any, restore: Any = do_nothing) -> float:
+        restore()
+        run()
+        return float(self.times.pop(0))
+
+    def interleaved_ms(self, *timed: Any, **_: Any) -> list[list[float]]:
+        for run, restore in timed:
+            restore()
+            run()
+        return list(self.times.pop(0))
+
+
+PRODUCT_MS, LARGE_GATHER_MS = 0.5, 0.25
+"""Times of the product and the all-gather that the machine's rates are measured with."""
+# The median of the differences is never the difference of the medians.
+OPERATIONS = [
+    [[5.0, 6.0, 7.0], [4.75, 5.5, 7.0]],  # q, k and v: with its gather, and without
+    [[3.0, 4.0, 5.0], [2.5, 3.0, 5.0]],  # out: with its scatter, and without
+    [[6.0, 7.0, 9.0], [5.25, 6.5, 6.0]],  # gate and up
+    [[4.0, 5.0, 7.0], [3.75, 4.0, 7.0]],  # down
+]
+DETAILS = [3.0, 5.0, [[10.0, 12.0, 14.0], [7.0, 8.0, 13.0]], 4.0, *OPERATIONS, 2.0, 3.0]
+"""Forward, backward, the step with and without communication, its collectives, operations, a gather and a scatter."""
+FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
+"""A rank's FLOPs: weights of q, k and v; of out; of gate and up; of down; and half of attention's square."""
+
+
+def figures(here: Rank) -> dict[str, float]:
+    """Return the figures of a block that gathers its inputs again. Details of a single linear have one direction."""
+    for part, times, direction in (("column", OPERATIONS[0], "gather"), ("row", OPERATIONS[3], "scatter")):
+        stopwatch = PresetStopwatch(1.0, 1.0, *DETAILS[:4], times, 2.0, 3.0)
+        single = session_of(here, problem(part=part), "block_tp", stopwatch)
+        names = single.details({"time_ms": 3.0, "device_ms": None})
+        assert {name for name in names if name.endswith("_hidden")} == {f"{direction}_hidden"}
+    stopwatch = PresetStopwatch(PRODUCT_MS, LARGE_GATHER_MS, *DETAILS)
+    session = session_of(here, problem(save_gathered=False), "block_tp", stopwatch)
+    columns = {"bytes_moved": session.costs.bytes_moved, "copy_gb_per_s": 1.0, "time_ms": 6.0, "device_ms": 4.0}
+    found = {**session.check().columns, **session.details(columns)}
+    assert not stopwatch.times
     assert session.output is None and session.prepared.x.grad is None, "details leave no result behind"
-    return {name: value for name, value in found.items() if name.endswith(("_ms", "share", "hidden"))}
+    return found | {"floor's compute_ms": session.costs.compute_ms, "wire_ms": session.costs.wire_ms}
 
 
 @needs_ranks
-@pytest.mark.parametrize(
-    ("name", "part", "directions"),
-    [
-        ("block_tp", "column", {"gather_hidden"}),
-        ("block_tp_overlap", "row", {"scatter_hidden"}),
-        ("block_auto", "mlp", {"gather_hidden", "scatter_hidden"}),
-        ("block_no_tp", "block", None),
-    ],
-)
-def test_details_are_about_the_communication_of_the_part(name: str, part: str, directions: set[str] | None) -> None:
-    found = run_on_ranks(2, detailed, name, part, name == "block_tp")[0]
-    exposure = {"compute_ms", "communication_ms", "exposed_ms", "hidden_share"}
-    always = {"forward_ms", "backward_ms", "gemm_share", "timeline_ms", "timeline_start_ms"}
-    assert found.keys() == always | (set() if directions is None else exposure | directions)
+def test_every_figure_has_the_right_value() -> None:
+    gemm = 2 * SIDE[DEVICE] ** 3 / PRODUCT_MS / 1e9
+    bandwidth = measurements.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
+    expected = {
+        "forward_ms": 3.0,
+        "backward_ms": 5.0,
+        "compute_ms": 8.0,
+        "communication_ms": 4.0,
+        "exposed_ms": 3.0,
+        "hidden_share": 1 - 3.0 / 4.0,
+        "gather_hidden": 1 - (0.25 + 0.75) / (2 * 2.0),
+        "scatter_hidden": 1 - (0.5 + 0.25) / (2 * 3.0),
+        "compute_share": 1.0 / 6.0,
+        "communication_share": 3.0 / 6.0,
+        "idle_share": 2.0 / 6.0,
+        "gemm_tflops": gemm,
+        "tflops": FLOPS / 4.0 / 1e9,
+        "gemm_share": FLOPS / 4.0 / 1e9 / gemm,
+        "gather_gb_per_s": bandwidth,
+        "floor's compute_ms": FLOPS / gemm / 1e9,
+        # A rank sends half of 8 matrices and of the sums of 2 norms. Gathering again is avoidable and does not count.
+        "wire_ms": (8 * 32 + 2 * 2) * 24 * 8 // 2 / bandwidth / 1e6,
+    }
+    for found in run_on_ranks(2, figures):
+        assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def traced(here: Rank, folder: Path, keep: bool, stays: bool = False) -> dict[str, Any]:
+    cell = problem(part="mlp")
+    prepared = WORKLOAD.variants["block_tp"].prepare(cell, block_context(here, cell))
+    place = replace(context(here), folder=folder, process_stays=stays)
+    return measurements.trace_step(lambda: prepared.run(prepared.x).backward(prepared.grad), place, keep=keep)
+
+
+@needs_ranks
+def test_a_step_is_traced_and_kept(tmp_path: Path) -> None:
+    first, second = run_on_ranks(2, traced, tmp_path, True)
+    kinds = first["timeline_kind"]
+    assert kinds.count(PRODUCT) >= 6 and kinds.count(COMMUNICATION) >= 4
+    assert len({len(values) for name, values in first.items() if name.startswith("timeline")}) == 1
+    assert first["timeline_start_ms"] == sorted(first["timeline_start_ms"]) and min(first["timeline_ms"]) >= 0
+    kept = sorted(tmp_path.iterdir())
+    assert [file.name for file in kept] == ["trace_rank0.json.gz", "trace_rank1.json.gz"]
+    with gzip.open(kept[1]) as file:
+        assert json.load(file)["traceEvents"]
+    first, second = run_on_ranks(2, traced, tmp_path / "nowhere", False)
+    assert first and not second
+    assert run_on_ranks(2, traced, tmp_path / "nowhere", False, True) == [{}, {}]  # a profiler would slow the next job
+
+
+def test_times_of_products_and_communication_that_overlap_are_counted_once() -> None:
+    def made(kind: int, *spans: tuple[float, float]) -> list[Interval]:
+        return [Interval(start, end - start, kind, 0) for start, end in spans]
+
+    communication = made(COMMUNICATION, (0, 4), (2, 6), (10, 12))  # 8 ms: 0 to 6 and 10 to 12
+    products = made(PRODUCT, (1, 3), (2, 4), (5, 11))  # of which 1 to 4, 5 to 6 and 10 to 11
+    timeline = [*communication, *products, *made(OTHER, (0, 100))]
+    assert measurements.overlap_fraction(timeline) == pytest.approx(5 / 8)
+    assert measurements.overlap_fraction(products) is None
+    assert measurements.overlap_fraction(communication) == 0.0

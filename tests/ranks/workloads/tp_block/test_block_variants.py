@@ -54,14 +54,18 @@ def cells(name: str) -> list[TpBlock]:
 
 
 def everything_right(here: Rank, name: str) -> int:
-    """Check each rank's part of every cell against one process, twice: the first pass must leave nothing behind."""
-    for cell in cells(name):
+    """Check each rank's part of every cell against one process, twice: the first pass must leave nothing behind.
+
+    Four ranks check every third cell.
+    """
+    chosen = cells(name)[:: 1 if here.world_size == 2 else 3]
+    for cell in chosen:
         where = block_context(here, cell)
         prepared = WORKLOAD.variants[name].prepare(cell, where)
         for _ in range(2):
             errors = errors_against_one_process(run_once(cell, prepared), cell, where.inputs, prepared.size)
             assert max(errors.values()) <= TOLERANCE[cell.dtype], (here.rank, cell, errors)
-    return len(cells(name))
+    return len(chosen)
 
 
 @pytest.mark.parametrize("ranks", on(2, 4))

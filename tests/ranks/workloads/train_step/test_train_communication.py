@@ -33,7 +33,7 @@ def losses_used(here: Rank, name: str, fields: dict[str, Any]) -> int:
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 @pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
-@pytest.mark.parametrize("fields", [{}, {"vocab_parallel": False}, {"train_loss": "tpbench_linear"}], ids=str)
+@pytest.mark.parametrize("fields", [{"vocab_parallel": False}, {"train_loss": "tpbench_linear"}], ids=str)
 def test_train_loss_tpbench_uses_tpbenchs_loss(name: str, fields: dict[str, Any]) -> None:
     """Results cannot show which loss was used: both are correct."""
     assert run_on_ranks(2, losses_used, name, {"accumulate": 2, **fields}) == [2, 2]

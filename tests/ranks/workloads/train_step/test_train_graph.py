@@ -13,11 +13,11 @@ import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_problem
+from tpbench.measure import cuda_graph
 from tpbench.measure.run import run as measure
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.bench import TrainStepSession
-from tpbench.workloads.train_step.training import measured_step
 from tpbench.workloads.train_step.variants import DDP_WARMUP_STEPS
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or non
 
 def run_again(
     step: Callable[[], tuple[torch.Tensor, torch.Tensor]], stream: Any
-) -> tuple[tuple[torch.Tensor, torch.Tensor], Callable[[], None]]:
+) -> cuda_graph.CapturedWork[tuple[torch.Tensor, torch.Tensor]]:
     """Stand in for a capture where there is no GPU: like one, this trains nothing, and each replay runs the step on
     the tensors of the capture and overwrites its results."""
     results = torch.full((), torch.nan), torch.full((), torch.nan)
@@ -34,7 +34,7 @@ def run_again(
         for result, new in zip(results, step(), strict=True):
             result.copy_(new)
 
-    return results, replay
+    return cuda_graph.CapturedWork(results, replay)
 
 
 def waits_for_the_device(*_: Any) -> None:
@@ -48,7 +48,7 @@ def trained(here: Rank, name: str, tp_size: int, fields: dict[str, Any], graph: 
     cuda = here.device.type == "cuda"
     with contextlib.ExitStack() as patches:
         if not cuda:
-            patches.enter_context(mock.patch.object(measured_step, "capture", run_again))
+            patches.enter_context(mock.patch.object(cuda_graph, "capture", run_again))
         session = TrainStepSession(problem, WORKLOAD.variants[name], context)
         if name == "autotp":
             from deepspeed.accelerator import get_accelerator

@@ -15,8 +15,8 @@ from tpbench.measure.run import run as measure
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
+from tpbench.workloads.train_step.oracle import compare
 from tpbench.workloads.train_step.problem import PHASES
-from tpbench.workloads.train_step.reference import compare
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
@@ -75,21 +75,15 @@ def test_a_cell_trains_exactly_its_steps_and_times_their_phases() -> None:
         assert cuda or "mfu" not in columns
 
 
-def test_replicas_train_on_different_batches_and_the_loss_is_their_mean() -> None:
-    for wrong, columns, _ in run_on_ranks(2, measured, "fsdp", {"phase_steps": 0, "accumulate": 2}, "", 1):
-        assert wrong is None and columns["loss_error"] < 1e-5 and columns["grad_error"] < 1e-4
-
-
-@pytest.mark.parametrize("name", ["fsdp_dtensor", "autotp"])
-@pytest.mark.parametrize("spoil", ["loss", "norm", "nan"])
+@pytest.mark.parametrize(
+    ("name", "spoil"), [("fsdp_dtensor", "loss"), ("fsdp_dtensor", "unreduced"), ("autotp", "norm"), ("autotp", "nan")]
+)
 def test_a_wrong_cell_has_no_time(name: str, spoil: str) -> None:
-    for wrong, columns, _ in run_on_ranks(2, measured, name, {}, spoil):
+    for rank, (wrong, columns, _) in enumerate(run_on_ranks(2, measured, name, {}, spoil)):
+        if spoil == "unreduced" and rank:
+            continue  # only the norm of the first rank is known to be wrong
         assert ("loss_error" if spoil == "loss" else "grad_error") in str(wrong)
         assert "time_ms" not in columns and "tokens_per_s" not in columns
-
-
-def test_unreduced_gradients_are_wrong() -> None:
-    assert "grad_error" in str(run_on_ranks(2, measured, "fsdp_dtensor", {}, "unreduced")[0][0])
 
 
 def references(here: Rank, fields: dict[str, Any]) -> tuple[Any, Any]:

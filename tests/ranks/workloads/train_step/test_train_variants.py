@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,35 +13,44 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.train_step import ARCHITECTURES, SHARDED, check_errors, compare
+from tests.support.train_step import (
+    ARCHITECTURES,
+    SHARDED,
+    batches_here,
+    check_errors,
+    compare,
+    largest_error,
+    mesh_context,
+    prepared,
+    tiny_problem,
+    train,
+    train_alone,
+)
 from tpbench.workloads.train_step import WORKLOAD
+from tpbench.workloads.train_step.oracle import LOSS_TOLERANCE, NORM_TOLERANCE
 
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
-CAPPED = {"architecture": "gemma2", "tied": True, "attention": "eager"}
 EAGER = {"tied": True, "attention": "eager"}
+ODD = {"seq_length": 15, "batch_size": 1}
+LINEAR = {"train_loss": "tpbench_linear"}
+REPLICATED = '{"layers.*.self_attn.*": "replicated"}'
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # Ranks, variant, tp_size, fields that differ from the tiny problem.
     *((2, name, 1, {"tied": tied, **more}) for name in ("ddp", "fsdp") for tied, more in ((False, BOTH), (True, {}))),
     *((2, name, 2, each) for name in SHARDED for each in ({}, {"tied": True, **BOTH}, {"vocab_parallel": False})),
-    (2, "fsdp_dtensor", 1, BOTH),
-    # One sequence; and three sequences, of which a rank has one and a half.
-    *((2, name, 2, {"batch_size": 1}) for name in ("fsdp_dtensor", "dtensor_tp")),
-    *((2, "fsdp_dtensor", 2, {"batch_size": 3, "tied": tied, "accumulate": 2}) for tied in (False, True)),
-    # A sequence that two ranks do not divide.
-    *((2, name, 2, {"seq_length": 15, "batch_size": 1}) for name in SHARDED),
-    *((2, name, 2, {"seq_length": 15, "batch_size": 1, "train_loss": "tpbench_linear"})
-      for name in ("fsdp_dtensor", "dtensor_tp")),
-    (2, "fsdp_dtensor", 2, {"seq_length": 15, "tp_mapping": '{"layers.*.self_attn.*": "replicated"}', "batch_size": 1}),
-    *((4, name, 4, {"seq_length": 5, "batch_size": 1, "heads": 4, "kv_heads": 4, "architecture": "gemma2", **EAGER})
-      for name in ("fsdp_dtensor", "dtensor_tp")),  # the last rank of dtensor_tp has no token
+    # One sequence; three sequences, of which a rank has one and a half; a sequence that two ranks do not divide.
+    (2, "dtensor_tp", 2, {"batch_size": 1}), (2, "fsdp_dtensor", 2, {"batch_size": 3, "accumulate": 2}),
+    *((2, name, 2, ODD) for name in SHARDED), *((2, name, 2, ODD | LINEAR) for name in ("fsdp_dtensor", "dtensor_tp")),
+    (2, "fsdp_dtensor", 2, {"tp_mapping": REPLICATED, **ODD}),
+    # The last rank has no token.
+    (4, "dtensor_tp", 4, {"seq_length": 5, "batch_size": 1, "kv_heads": 4, "architecture": "gemma2", **EAGER}),
     (4, "dtensor_tp", 2, {"seq_length": 15, "accumulate": 2}),
     *((2, "autotp", 2, {"zero_stage": stage}) for stage in (0, 2)),
     (2, "autotp", 2, {"tied": True, "zero_stage": 0, **BOTH}),
     (2, "autotp", 2, {"overlap": True, "max_grad_norm": None}),
     (2, "autotp", 1, {"accumulate": 2}),
-    # Replicas with weights that are not tied are further cases of four ranks, above and below.
     *((4, name, 2, {"tied": True, "accumulate": 2}) for name in ("fsdp_dtensor", "dtensor_tp")),
-    *((4, "autotp", 2, {"tied": stage == 1, "accumulate": 2, "zero_stage": stage}) for stage in (0, 1, 2)),
+    *((4, "autotp", 2, {"tied": stage == 1, "accumulate": 2, "zero_stage": stage}) for stage in (1, 2)),
     # Key-value heads that the ranks do not divide: one for both ranks, and three, of which both ranks use the second.
     *((ranks, "fsdp_dtensor", 2, {"kv_heads": 1, **each}) for ranks, each in ((2, {"attention": "eager"}), (4, BOTH))),
     (2, "fsdp_dtensor", 2, {"heads": 6, "kv_heads": 3, "architecture": "qwen2"}),
@@ -49,28 +59,21 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
       for name in SHARDED),
     # Llama's layout with its rotary scaling, and a vocabulary that two ranks do not divide.
     *((2, name, 2, {"architecture": "llama", "rope_factor": 8.0, "vocab": 97}) for name in SHARDED),
-    *((2, name, 2, {"attention": "eager"}) for name in SHARDED),
     # tpbench's loss, over the sharded and the whole vocabulary.
     *((2, name, 2, {"train_loss": "tpbench", "tied": True}) for name in SHARDED),
     (2, "fsdp_dtensor", 2, {"train_loss": "tpbench", "vocab_parallel": False}),
     (2, "ddp", 1, {"train_loss": "tpbench", "max_grad_norm": None}),
     # tpbench's loss of head and loss together: hidden states whole (autotp) or sharded over the ranks, FSDP's weights.
-    *((2, name, 2, {"train_loss": "tpbench_linear", **each}) for name in SHARDED
-      for each in ({"vocab": 97}, {"tied": True, **BOTH})),
-    (4, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", "accumulate": 2}),
-    (2, "ddp", 1, {"train_loss": "tpbench_linear"}),
-    # The same for a model that caps its logits.
-    *((2, name, 2, {"train_loss": "tpbench_linear", **CAPPED}) for name in SHARDED),
-    *((2, "fsdp", 1, {"train_loss": "tpbench_linear", "tied": tied, "accumulate": 2}) for tied in (False, True)),
+    *((2, name, 2, LINEAR | each) for name in SHARDED
+      for each in ({"vocab": 97}, {"architecture": "gemma2", **EAGER, **BOTH})),
+    (4, "fsdp_dtensor", 2, {"accumulate": 2, **LINEAR}),
+    (2, "ddp", 1, LINEAR), (2, "fsdp", 1, {"tied": True, "accumulate": 2, **LINEAR}),
     # Other architectures, by their own plans and by mappings.
     *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),
-    # DeepSpeed's layers for columns that are gathered, and for scaled embeddings.
     (2, "autotp", 2, {"architecture": "olmo2", "zero_stage": 0, **BOTH}),
     (2, "autotp", 2, {"architecture": "phi3", "vocab_parallel": False, "overlap": True}),
-    (2, "autotp", 2, {"architecture": "gemma2", "attention": "eager"}),
     (2, "fsdp_dtensor", 2, {"architecture": "olmo"}),  # norms without weights
-    *((2, name, 2, {"architecture": "olmo2", "tp_mapping": '{"layers.*.self_attn.*": "replicated"}'})
-      for name in SHARDED),
+    *((2, name, 2, {"architecture": "olmo2", "tp_mapping": REPLICATED}) for name in SHARDED),
     *((2, name, 2, {"tp_mapping": '{"layers.1.mlp.*": "replicated", "layers.0.self_attn.*": "replicated"}', **BOTH})
       for name in SHARDED),
 ]  # fmt: skip
@@ -107,37 +110,35 @@ def test_a_variant_equals_one_process(ranks: int, name: str, tp_size: int, field
 
 
 def test_every_registered_variant_has_cases() -> None:
-    needs_gpus = {name for name, each in WORKLOAD.variants.items() if each.requires_cuda}
+    needs_gpus = {name for name, variant in WORKLOAD.variants.items() if variant.requires_cuda}
     assert {name for _, name, *_ in CASES} == WORKLOAD.variants.keys() - needs_gpus
     assert needs_gpus <= {name for _, name, _ in COMPILED}
 
 
 @pytest.mark.parametrize("name", SHARDED)
-def test_biases(name: str, tmp_path: Path) -> None:
-    """In a row-parallel linear layer, a rank adds the bias to its tokens and has their share of the bias's gradient."""
-    content = {
-        "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "attention_bias": True, "mlp_bias": True,
+@pytest.mark.parametrize(
+    ("content", "fields"),
+    [
+        # A rank adds the bias of a row-parallel layer to its tokens. The last token makes shares unequal.
+        ({"model_type": "llama", "attention_bias": True, "mlp_bias": True}, {"seq_length": 17}),
+        # Transformers takes a rank's tokens, here two sequences, for one sequence that is longer than the window.
+        ({"model_type": "mistral", "sliding_window": 5}, {"batch_size": 4, "window": 5, "window_layers": 2}),
+        (
+            {"model_type": "qwen2", "sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
+            {"batch_size": 4, "window": 5, "window_layers": 1},
+        ),
+    ],
+    ids=lambda values: str(values.get("model_type", "")),
+)
+def test_biases_and_windows_of_a_folder(
+    name: str, content: dict[str, Any], fields: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 96, "tie_word_embeddings": False,
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    # The last token of the longer sequences makes shares unequal.
-    folder: dict[str, Any] = {"model_dir": str(tmp_path), "architecture": "llama", "seq_length": 17}
-    test_a_variant_equals_one_process(2, name, 2, folder)
-
-
-@pytest.mark.parametrize("name", SHARDED)
-@pytest.mark.parametrize(("architecture", "window"), [("mistral", 16), ("mistral", 5), ("qwen2", 5)])
-def test_windows_of_whole_sequences(name: str, architecture: str, window: int, tmp_path: Path) -> None:
-    """Transformers takes a rank's tokens, here two sequences, for one sequence that is longer than the window."""
-    content = {
-        "model_type": architecture, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "sliding_window": window,
-        "use_sliding_window": True, "max_window_layers": 1, "tie_word_embeddings": False,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    folder: dict[str, Any] = {"model_dir": str(tmp_path), "architecture": architecture, "batch_size": 4}
-    if window < 16:
-        folder |= {"window": window, "window_layers": 2 if architecture == "mistral" else 1}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | content))
+    folder = {"model_dir": str(tmp_path), "architecture": content["model_type"], **fields}
     test_a_variant_equals_one_process(2, name, 2, folder)
 
 
@@ -157,46 +158,64 @@ def compare_traced(here: Rank, name: str, fields: dict[str, Any]) -> dict[str, A
     return errors
 
 
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 def test_graphs_of_dtensors_equal_one_process() -> None:
     """On a CPU, unlike test_compiled_variants."""
-    if not enough_gpus(2):
-        pytest.skip("needs 2 GPUs, or none")
     for errors in run_on_ranks(2, compare_traced, "dtensor_tp", {"activation_checkpointing": True}):
         check_errors(errors)
 
 
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 @pytest.mark.parametrize("name", SHARDED)
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"dtype": "bfloat16"},
-        {"dtype": "bfloat16", "autocast": True},
-        {"dtype": "bfloat16", "train_loss": "tpbench_linear"},
-    ],
-    ids=["bfloat16", "autocast", "linear"],
-)
+@pytest.mark.parametrize("fields", [{}, {"autocast": True}, LINEAR], ids=["bfloat16", "autocast", "linear"])
 def test_bfloat16_within_the_oracles_tolerance(name: str, fields: dict[str, Any]) -> None:
-    from tpbench.workloads.train_step.limits import LOSS_TOLERANCE, NORM_TOLERANCE
-
-    if not enough_gpus(2):
-        pytest.skip("needs 2 GPUs, or none")
-    errors = run_on_ranks(2, compare, name, 2, {**fields, "learning_rate": 3e-4})[0]
+    errors = run_on_ranks(2, compare, name, 2, {**fields, "dtype": "bfloat16", "learning_rate": 3e-4})[0]
     assert errors["loss"] < LOSS_TOLERANCE["bfloat16"] / 10
     assert errors["norm"] < NORM_TOLERANCE["bfloat16"] / 4
 
 
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 @pytest.mark.parametrize(
     ("name", "tp_size", "fields"),
     [
-        ("fsdp_dtensor", 2, {}), ("fsdp_dtensor", 2, {"train_loss": "tpbench_linear"}), ("ddp", 1, {}),
-        ("dtensor_tp", 2, {}),
-        ("autotp", 2, {}), ("autotp", 2, {"zero_stage": 0}), ("autotp", 1, {}),
+        ("fsdp_dtensor", 2, {}), ("fsdp_dtensor", 2, LINEAR), ("ddp", 1, {}), ("dtensor_tp", 2, {}), ("autotp", 2, {}),
+        ("autotp", 1, {}),
     ],
 )  # fmt: skip
 def test_float16_with_a_scaled_loss(name: str, tp_size: int, fields: dict[str, Any]) -> None:
-    if not enough_gpus(2):
-        pytest.skip("needs 2 GPUs, or none")
     fields = {"dtype": "float16", "autocast": True, "accumulate": 2, **fields}
     errors = run_on_ranks(2, compare, name, tp_size, fields)[0]
     assert errors["loss"] < 1e-3
     assert errors["norm"] < 1e-2
+
+
+def updates_and_clipping(here: Rank, name: str) -> tuple[list[float], float, float]:
+    """Return the largest change of a weight in each of three steps. Return also the errors of the weights against one
+    process that clips, and against one that does not.
+
+    A constant factor on the gradients does not change AdamW's updates. Norms that vary from step to step do.
+    """
+    problem, context = tiny_problem(accumulate=2, weight_decay=0.0), mesh_context(here, 2)
+    trainer = prepared(name, problem, context)
+    changes = []
+    for step in range(3):
+        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        trainer.accumulate(batches_here(problem, context, step))
+        trainer.update()
+        pairs = zip(trainer.model.parameters(), before, strict=True)
+        changes.append(max(float((after.detach() - former).abs().max()) for after, former in pairs))
+    problem = tiny_problem(max_grad_norm=0.1)
+    actual = train(prepared(name, problem, context), problem, context, 4).weights
+    clipped = train_alone(problem, context, 4).weights
+    unclipped = train_alone(replace(problem, max_grad_norm=None), context, 4).weights
+    return changes, largest_error(actual, clipped)[0], largest_error(actual, unclipped)[0]
+
+
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+@pytest.mark.parametrize("name", SHARDED)
+def test_every_step_is_one_update_of_clipped_gradients(name: str) -> None:
+    """AdamW changes a weight by about the learning rate. Without an update nothing changes, two updates change twice
+    that."""
+    changes, from_clipped, from_unclipped = run_on_ranks(2, updates_and_clipping, name)[0]
+    assert all(0.005 < change < 0.02 for change in changes)
+    assert from_clipped < 3e-3 < 3e-2 < from_unclipped

@@ -17,7 +17,7 @@ from tpbench.report.command import main as report
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
 from tpbench.report.studies import study_tables
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.results.write import write_row
 from tpbench.tables import Document, as_markdown
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs

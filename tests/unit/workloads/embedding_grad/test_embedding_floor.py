@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.command import ROOT
-from tpbench.measure.columns import cost_columns
+from tpbench.measure.measured_columns import cost_columns
 from tpbench.measure.session import Costs
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 from tpbench.workloads.embedding_grad.bench import unavoidable_bytes
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.support.command import ROOT
-from tpbench.results.plain import plain_rows
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 from tpbench.workloads.embedding_grad.traffic.crossover_study import density_times
 
 

@@ -7,7 +7,7 @@ import json
 from tests.support.command import ROOT
 from tpbench.kernels.block_caps import FILE
 from tpbench.report.command_line import read_rows
-from tpbench.results.plain import plain_rows
+from tpbench.results.read import plain_rows
 from tpbench.workloads.entropy_loss.winners import choose
 
 KERNELS = ROOT / "tpbench/kernels"

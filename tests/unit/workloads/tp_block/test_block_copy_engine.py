@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SimulatedBuffers, on_streams
-from tpbench.comm import parallel_linears, symmetric_buffers
+from tpbench.comm import parallel_linears
 from tpbench.comm.signals import StreamSignals
 from tpbench.workloads.tp_block.execution import copy_engine
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule, copy_beside_compute, peer_runs
@@ -186,10 +186,6 @@ def test_a_driver_without_such_copies_uses_kernels(streams: Installs, monkeypatc
     monkeypatch.setattr(Machine, "cuMemcpyBatchAsync_v2", None)
     _, ran = exposed(streams, 2, "column forward", transfer=0.25)
     assert ran == ["copy", "copy", "product", "product"]
-
-
-def test_an_error_of_the_driver_is_raised(streams: Installs, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams(Machine(at_random(0)))
     monkeypatch.setattr(Machine, "cuMemcpyBatchAsync_v2", lambda *_: 1)
     with pytest.raises(RuntimeError, match="cuMemcpyBatchAsync_v2 failed with CUDA error 1"):
         copy_beside_compute(torch.zeros(4), torch.ones(4))
@@ -207,17 +203,18 @@ def test_transfers_of_half_a_product_are_hidden(
     assert "add" not in ran and ran.count("copy") == {"column forward": 2, "row backward": 1}.get(name, 0)
 
 
-def test_the_input_gradients_transfer_hides_behind_the_weights_gradient(streams: Installs) -> None:
-    """Up to the time of that product, in one piece and without a kernel that adds."""
-    took, ran = exposed(streams, 2, "column backward", transfer=1.0)
-    assert took == pytest.approx(0, abs=1e-6)
-    assert ran == ["product"] * 3
-
-
-def test_small_sums_are_added_after_the_own_product_which_hides_the_transfer(streams: Installs) -> None:
-    took, ran = exposed(streams, 2, "row forward", transfer=0.5)
-    assert took == pytest.approx(0, abs=1e-6)
-    assert ran == ["product", "product", "add"]
+@pytest.mark.parametrize(
+    ("name", "transfer", "kinds"),
+    [
+        # Up to the time of the weight's gradient, in one piece and without a kernel that adds.
+        ("column backward", 1.0, ["product", "product", "product"]),
+        # A small sum is added after the own product, which hides its transfer.
+        ("row forward", 0.5, ["product", "product", "add"]),
+    ],
+)
+def test_transfers_of_small_sums_are_hidden(name: str, transfer: float, kinds: list[str], streams: Installs) -> None:
+    took, ran = exposed(streams, 2, name, transfer)
+    assert took == pytest.approx(0, abs=1e-6) and ran == kinds
 
 
 def test_a_signal_that_never_comes_is_an_error(streams: Installs) -> None:
@@ -232,13 +229,6 @@ def test_a_signal_that_never_comes_is_an_error(streams: Installs) -> None:
     machine.cuStreamWaitValue32_v2 = lambda *_: 700  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="cuStreamWaitValue32_v2 failed with CUDA error 700"):
         signals.wait(0, 1)
-
-
-def test_multicast_is_refused_before_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
-    nobody: Any = None
-    with pytest.raises(RuntimeError, match="symmetric memory needs TORCH_SYMM_MEM_DISABLE_MULTICAST=1, it is 0"):
-        symmetric_buffers.enable_symmetric_memory(nobody)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,26 @@
-"""Sizes and options that are refused before a launch, and the counted costs."""
+"""Sizes and options that are refused before a launch, counted costs, configuration, and inputs at any world size."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+import yaml
 
-from tests.support.tp_block import problem
+from tests.support.command import ROOT
+from tests.support.composed_jobs import composed, job
+from tests.support.tp_block import context, problem, unshard
 from tpbench.job import JobError, parse_job, unsupported_reason
+from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.workloads.tp_block import WORKLOAD, limits
-from tpbench.workloads.tp_block.execution import autotune
+from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm
 from tpbench.workloads.tp_block.execution.measurements import MachineRates
+from tpbench.workloads.tp_block.inputs import BlockInputs
 
 TINY = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "messages"),
     [
         ({"tp_size": 8}, ["kv_heads=4 must be divisible by tp_size=8"]),
         ({"tp_size": 3}, ["tokens=64 must be divisible", "ffn=160 must be", "heads=8 must be", "kv_heads=4 must be"]),
@@ -25,12 +31,12 @@ TINY = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head
         ({"rotary": True, "head_dim": 7}, ["head_dim=7 must be even"]),
     ],
 )
-def test_sizes_that_do_not_divide_are_errors_before_a_launch(changes: dict[str, int], said: list[str]) -> None:
+def test_sizes_that_do_not_divide_are_errors_before_a_launch(changes: dict[str, int], messages: list[str]) -> None:
     with pytest.raises(JobError) as raised:
         parse_job({"variant": "block_tp", "tp_size": 2, **TINY, **changes})
-    for each in said:
-        assert each in str(raised.value)
-    assert len(str(raised.value).splitlines()) == len(said)
+    for message in messages:
+        assert message in str(raised.value)
+    assert len(str(raised.value).splitlines()) == len(messages)
 
 
 def test_unsupported_problems_have_a_reason() -> None:
@@ -45,6 +51,9 @@ def test_unsupported_problems_have_a_reason() -> None:
         assert "block_no_tp is that" in str(unsupported_reason(parse_job({"variant": name, **alone})))
     # Heads do not matter for single linears.
     assert parse_job({"variant": "block_tp", **TINY, "tp_size": 8, "part": "mlp"}).problem.part == "mlp"
+    captured = {"variant": "block_tp", "tp_size": 2, **TINY, "layers": 2, "graph": True}
+    assert unsupported_reason(parse_job(captured)) is None
+    assert "set warmup_steps=2 or more" in str(unsupported_reason(parse_job({**captured, "warmup_steps": 1})))
 
 
 def test_a_stack_is_trained_with_rotary_embeddings_for_a_fixed_number_of_steps() -> None:
@@ -52,16 +61,10 @@ def test_a_stack_is_trained_with_rotary_embeddings_for_a_fixed_number_of_steps()
     stack = parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "layers": 3})
     assert stack.problem.rotary and stack.scheduled and not one.problem.rotary and not one.scheduled
     assert not parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "layers": 3}, chosen=["rotary"]).problem.rotary
-    for count in (limits.flops, lambda problem, size: limits.bytes_sent(problem, size)):
+    for count in (limits.flops, limits.bytes_sent):
         assert count(stack.problem, 2) == 3 * count(one.problem, 2)
     weights = (limits.bytes_moved(one.problem, 2) - 2 * 2 * 2 * 64 * 64 // 2) // (2 * 2)
     assert limits.bytes_moved(stack.problem, 2) == 2 * (3 * 3 * 2 * weights + 2 * 2 * 64 * 64 // 2)
-
-
-def test_the_second_step_of_a_stack_is_captured_and_not_measured() -> None:
-    cell = {"variant": "block_tp", "tp_size": 2, **TINY, "layers": 2, "graph": True}
-    assert unsupported_reason(parse_job(cell)) is None
-    assert "set warmup_steps=2 or more" in str(unsupported_reason(parse_job({**cell, "warmup_steps": 1})))
 
 
 def test_counts_of_llama_8b() -> None:
@@ -75,13 +78,61 @@ def test_counts_of_llama_8b() -> None:
     assert limits.bytes_sent(again, 4, least=True) == limits.bytes_sent(cell, 4)
     assert limits.bytes_sent(cell, 1) == 0
     assert limits.bytes_moved(cell, 1) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
-
-
-def test_the_plain_schedule_is_kept_unless_another_is_clearly_faster() -> None:
-    assert autotune.fastest({"plain": 1.0, "ring": 0.995, "copy_engine": 1.2}) == "plain"
-    assert autotune.fastest({"plain": 1.0, "ring": 0.985, "copy_engine": 0.9}) == "copy_engine"
-
-
-def test_the_time_on_the_wire_is_that_of_the_bytes_at_the_bandwidth() -> None:
     assert MachineRates(1.0, 50.0).wire_ms(10**9) == pytest.approx(20.0)
     assert MachineRates(1.0, 0.0).wire_ms(0) == 0.0
+
+
+def test_plain_variants_run_no_kernels_of_tpbench() -> None:
+    """Their rows stay current when a kernel changes."""
+    for variant in ("block_no_tp", "block_tp", "block_tp_overlap"):
+        assert parse_job({"variant": variant, **TINY, "tp_size": 2}).kernels_version is None
+
+
+@pytest.mark.parametrize(
+    "name", ["tp_stack", *sorted(file.stem for file in (ROOT / "conf/experiment").glob("tp_over*"))]
+)
+def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
+    content = yaml.safe_load((ROOT / "conf/experiment" / f"{name}.yaml").read_text())
+    choices = {key: str(values).split(",") for key, values in content["hydra"]["sweeper"]["params"].items()}
+    first = {key: values[0] for key, values in choices.items()}
+    lines = [{**first, key: value} for key, values in choices.items() for value in values]
+    added = {"part", "save_gathered"}  # config.yaml has no default for these
+    jobs = [job(*(f"{'++' * (key in added)}{key}={value}" for key, value in line.items())) for line in lines]
+    assert {cell.workload.name for cell in jobs} == {"tp_block"} and not any(map(unsupported_reason, jobs))
+    if name == "tp_overlap":
+        assert {cell.variant for cell in jobs} == set(WORKLOAD.variants)
+
+
+@pytest.mark.parametrize("shape", sorted(file.stem for file in (ROOT / "conf/shape").glob("*_block_*.yaml")))
+def test_shapes_fit_every_variant_at_every_measured_length(shape: str) -> None:
+    values = composed("variant=block_tp", f"shape={shape}")
+    for tokens in (values["tokens"], *(() if shape.startswith("tiny") else (512, 2048))):
+        for name in WORKLOAD.variants:
+            assert unsupported_reason(parse_job({**values, "tokens": tokens, "variant": name})) is None
+    assert f"tp{values['tp_size']}" == shape.rpartition("_")[2]
+
+
+def test_variants_that_need_a_gpu_are_skipped_on_a_cpu() -> None:
+    for name, variant in WORKLOAD.variants.items():
+        reason = skip_reason(job(f"variant={name}", "shape=tiny_block_tp2", "device=cpu"), ThisHost(gpus=0))
+        assert reason == ("needs a CUDA GPU" if variant.requires_cuda else None)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_hashed_inputs_are_the_same_whole_at_any_size(size: int) -> None:
+    for part in ("block", "column", "row"):
+        cell = problem(part=part, dtype="bfloat16")
+        inputs = BlockInputs(cell, context())
+        full, shards = inputs.weights_of(0, 1), [inputs.weights_of(rank, size) for rank in range(size)]
+        for linear in cell.linears:
+            assert torch.equal(unshard(linear, [shard[linear.name] for shard in shards]), full[linear.name])
+            assert torch.equal(linear.shard(full[linear.name], 1, size), shards[1][linear.name])
+            assert 0.6 < full[linear.name].float().std() * linear.in_features**0.5 < 1.6
+        for made, over_rows in ((inputs.x, part != "row"), (inputs.grad, part != "column")):
+            assert torch.equal(torch.cat([made(rank, size) for rank in range(size)], 0 if over_rows else 1), made(0, 1))
+
+
+def test_without_a_group_layers_say_so() -> None:
+    for layer in (lambda: ColumnParallelLinear(4, 4), lambda: RMSNorm(torch.ones(4))):
+        with pytest.raises(ValueError, match="init_process_group first"):
+            layer()

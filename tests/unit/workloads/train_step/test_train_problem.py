@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from tests.support.composed_jobs import job
 from tests.support.train_step import config_json, single_context, tiny_problem
-from tpbench.settings import JobError
+from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step import WORKLOAD, TrainStep
-from tpbench.workloads.train_step.resolve import resolve
+from tpbench.workloads.train_step.model.resolve import resolve
+from tpbench.workloads.train_step.problem import parse_mapping
 from tpbench.workloads.train_step.sharding.styles import head_share
 from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
 
@@ -127,3 +129,64 @@ def test_deepspeeds_configuration_has_the_overlap() -> None:
     for overlap in (False, True):
         configuration = deepspeed_configuration(tiny_problem(overlap=overlap), context)
         assert configuration["tensor_parallel"]["tp_overlap_comm"] is overlap
+
+
+def test_a_mapping_of_a_yaml_file_becomes_text_and_keeps_its_order() -> None:
+    mapping = {"model.layers.0.mlp.*": "replicated", "layers.*.mlp.up_proj": "colwise"}
+    problem = parse(TrainStep, {**vars(tiny_problem()), "tp_mapping": mapping})
+    assert list(parse_mapping(problem.tp_mapping).items()) == [
+        ("layers.0.mlp.*", "replicated"),
+        ("layers.*.mlp.up_proj", "colwise"),
+    ]
+    assert parse_mapping(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "tp_mapping={ must be an object of module patterns and styles, such as"),
+        ("[1]", "tp_mapping=[1] must be an object"),
+        ("{}", "tp_mapping={} must be an object"),
+        (
+            '{"layers.*": "columnwise"}',
+            "layers.*: no style is called columnwise, did you mean colwise? (valid: colwise, ",
+        ),
+        ('{"layers.*": 1}', "layers.*: no style is called 1"),
+    ],
+)
+def test_a_bad_mapping_is_one_message(text: str, said: str) -> None:
+    with pytest.raises(JobError, match=re.escape(said)) as error:
+        resolve(tiny_problem(tp_mapping=text))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_folder_may_hold_a_mapping_and_the_command_line_wins(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config_json(model_type="unknown", tp_mapping={"layers.*": "columnwise"}))
+    with pytest.raises(JobError, match="no style is called columnwise"):
+        resolve(tiny_problem(model_dir=str(tmp_path)))
+    chosen = tiny_problem(model_dir=str(tmp_path), tp_mapping='{"layers.*": "row"}')
+    with pytest.raises(JobError, match="no style is called row,"):
+        resolve(chosen, frozenset({"tp_mapping"}))
+
+
+def test_an_id_is_looked_up_in_the_local_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    missing = "model=Someone/Tiny-1B is neither a folder nor in conf/model nor in the cache of Hugging Face"
+    with pytest.raises(JobError, match=re.escape(missing) + ".*tpbench downloads nothing"):
+        resolve(tiny_problem(model_dir="Someone/Tiny-1B"))
+    snapshot = tmp_path / "models--Someone--Tiny-1B/snapshots/0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(config_json())
+    (tmp_path / "models--Someone--Tiny-1B/refs").mkdir()
+    (tmp_path / "models--Someone--Tiny-1B/refs/main").write_text("0123")
+    problem = resolve(tiny_problem(model_dir="Someone/Tiny-1B"))
+    assert (problem.model, problem.hidden_size) == ("Someone/Tiny-1B", 64)
+    assert resolve(problem) == problem
+
+
+@pytest.mark.parametrize(("architecture", "known"), [("qwen2", True), ("gemma2", True), ("cohere", False)])
+def test_the_linear_loss_is_for_models_that_leave_or_cap_their_logits(architecture: str, known: bool) -> None:
+    fields = {"architecture": architecture, "train_loss": "tpbench_linear", "attention": "eager"}
+    cell = job("variant=fsdp", "shape=tiny_train_dp2", *(f"{name}={value}" for name, value in fields.items()))
+    reason = WORKLOAD.unsupported_reason(cell)
+    assert (reason is None) == known and (known or "does not know what cohere does to the head's logits" in str(reason))

@@ -1,8 +1,13 @@
 """Run a block on a rank.
 
-The modules, in the order of a first reading: `layers` has the tensor-parallel layers and the block that is built from
-them. Their products and collectives run under a schedule: the plain ones are in `tpbench.comm.parallel_linears`, the
-overlapped ones are `ring`, `copy_engine` and `symm_mem`. `prepared` is what a variant returns: the block, eagerly,
-compiled or as CUDA graphs. `autotune` tries schedules for block_auto. `measurements` are those beside the step's time,
-and `stack` trains a stack of blocks (layers=N).
+The modules, in the order of a first reading:
+
+- `layers`: tensor-parallel layers, and the block that is built from them.
+- `ring`, `copy_engine`, `symm_mem`: schedules that overlap products and collectives. The plain ones, and the interface,
+  are in `tpbench.comm.parallel_linears`. A new schedule is one more file here, a function in `variants` and a line in
+  `autotune.available_schedules`.
+- `prepared`: what a variant returns, a block that runs eagerly, compiled or as CUDA graphs.
+- `autotune`: trials of schedules for block_auto.
+- `measurements` beside the time of a step.
+- `stack`: a stack of blocks that is trained (layers=N).
 """

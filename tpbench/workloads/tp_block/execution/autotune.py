@@ -12,9 +12,10 @@ graphs, which need few launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from tpbench.comm.parallel_linears import LinearPlan, Schedule, SequentialSchedule
 from tpbench.measure.clock import Timed
 from tpbench.measure.stopwatch import do_nothing
-from tpbench.workloads.tp_block.execution.measurements import Operation, backward_operation, forward_operation
+from tpbench.workloads.tp_block.execution.measurements import linear_operation
 from tpbench.workloads.tp_block.execution.prepared import (
     BlockContext,
     PreparedBlock,
@@ -90,11 +91,11 @@ def best_step(times: Mapping[Candidate, StepTimes], plain: Candidate = Candidate
         for candidate, step in times.items()
         if step.wall_ms <= (1 + MAX_LOSS) * limit.wall_ms and step.device_ms <= (1 + MAX_LOSS) * limit.device_ms
     ]
-    by_wall = min(fair, key=lambda candidate: times[candidate].wall_ms)
-    if times[by_wall].wall_ms < (1 - MIN_GAIN) * limit.wall_ms:
-        return by_wall
-    by_device = min(fair, key=lambda candidate: times[candidate].device_ms)
-    return by_device if times[by_device].device_ms < (1 - MIN_GAIN) * limit.device_ms else plain
+    for clock in (attrgetter("wall_ms"), attrgetter("device_ms")):
+        best = min(fair, key=lambda candidate: clock(times[candidate]))
+        if clock(times[best]) < (1 - MIN_GAIN) * clock(limit):
+            return best
+    return plain
 
 
 class ScheduleTuner:
@@ -102,8 +103,10 @@ class ScheduleTuner:
 
     def __init__(self, context: BlockContext, schedules: Mapping[str, Schedule]) -> None:
         """Choose among `schedules` for the blocks of `context`. Blocks of a stack are alike: one of them is tried."""
-        self.whole, self.schedules = context, schedules
-        self.context = _of_one_block(context)
+        self.context, self.schedules = context, schedules
+        if context.inputs.problem.layers:
+            one_block = replace(context.inputs.problem, layers=0)
+            self.context = replace(context, inputs=context.inputs.of(one_block))
         self.chosen: dict[str, str] = {}
         """The name of the schedule of each operation, such as "qkv forward"."""
         self.graphs = False
@@ -111,10 +114,7 @@ class ScheduleTuner:
 
     def plan(self, linear: ShardedLinear) -> LinearPlan:
         """Return the fastest schedules of a linear. Collective on the first call for that linear."""
-        return LinearPlan(
-            self._fastest("forward", linear, forward_operation),
-            self._fastest("backward", linear, backward_operation),
-        )
+        return LinearPlan(self._fastest(linear, "forward"), self._fastest(linear, "backward"))
 
     def choose(self) -> None:
         """Choose all schedules and free the memory of the others. Collective."""
@@ -128,11 +128,6 @@ class ScheduleTuner:
             for name, schedule in self.schedules.items()
             if name in used or getattr(schedule, "memory_is_permanent", False)
         }
-
-    def prepare(self) -> PreparedBlock:
-        """Return the block or the stack under the chosen schedules. Collective."""
-        prepared = prepare(self.whole, self.plan, columns=self.columns)
-        return graphed(prepared) if self.graphs else prepared
 
     def columns(self) -> dict[str, Any]:
         """Return the column of chosen schedules, and that of the memory that is still held, each buffer once."""
@@ -182,13 +177,13 @@ class ScheduleTuner:
         return {candidate: StepTimes(*times) for candidate, *times in zip(candidates, wall, device, strict=True)}
 
     def _medians_ms(self, steps: Sequence[Timed], on_host: bool) -> list[float]:
-        options = {"on_host": True} if on_host else {}
-        return list(map(median, self.context.stopwatch.interleaved_ms(*steps, most=STEP_ITERATIONS, **options)))
+        samples = self.context.stopwatch.interleaved_ms(*steps, most=STEP_ITERATIONS, on_host=on_host)
+        return list(map(median, samples))
 
-    def _fastest(self, direction: str, linear: ShardedLinear, operation: Callable[..., Operation]) -> Schedule:
+    def _fastest(self, linear: ShardedLinear, direction: str) -> Schedule:
         key = f"{linear.name} {direction}"
         if key not in self.chosen:
-            run = operation(self.context.inputs, linear)
+            run = linear_operation(self.context.inputs, linear, direction)
             steps = [(partial(run, schedule), do_nothing) for schedule in self.schedules.values()]
             samples = self.context.stopwatch.interleaved_ms(*steps, most=OPERATION_ITERATIONS)
             if self.context.inputs.device.type == "cuda":
@@ -198,10 +193,11 @@ class ScheduleTuner:
 
 
 def prepare_fastest(context: BlockContext) -> PreparedBlock:
-    """Prepare the block under the fastest of this machine's schedules. Collective."""
+    """Prepare the block or the stack under the fastest of this machine's schedules. Collective."""
     tuner = ScheduleTuner(context, available_schedules(context))
     tuner.choose()
-    return tuner.prepare()
+    prepared = prepare(context, tuner.plan, columns=tuner.columns)
+    return graphed(prepared) if tuner.graphs else prepared
 
 
 def available_schedules(context: BlockContext) -> dict[str, Schedule]:
@@ -221,13 +217,6 @@ def available_schedules(context: BlockContext) -> dict[str, Schedule]:
         if inputs.size > 2:  # a single peer has no neighbour to merge with
             schedules["copy_engine_merged"] = CopyEngineSchedule(buffers, merged=True)
     return schedules
-
-
-def _of_one_block(context: BlockContext) -> BlockContext:
-    inputs = context.inputs
-    if not inputs.problem.layers:
-        return context
-    return replace(context, inputs=inputs.of(replace(inputs.problem, layers=0)))
 
 
 def _step(prepared: PreparedBlock) -> None:

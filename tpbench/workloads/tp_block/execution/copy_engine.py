@@ -28,9 +28,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from tpbench.comm import cuda_driver
 from tpbench.comm.parallel_linears import Pending
-from tpbench.comm.signals import KernelSignals, StreamSignals
+from tpbench.comm.signals import KernelSignals, StreamSignals, call_driver, current_stream, driver_has
 from tpbench.comm.symmetric_buffers import SymmetricBuffers
 
 STAGED, PARTIAL_SUM = range(2)
@@ -241,9 +240,9 @@ def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
     false without copying during graph capture and with drivers before CUDA 13, which lack such copies. Raises
     RuntimeError if the driver returns an error.
     """
-    if not cuda_driver.has(BATCH_COPY) or torch.cuda.is_current_stream_capturing():
+    if not driver_has(BATCH_COPY) or torch.cuda.is_current_stream_capturing():
         return False
-    cuda_driver.call(
+    call_driver(
         BATCH_COPY,
         ctypes.byref(ctypes.c_uint64(into.data_ptr())),
         ctypes.byref(ctypes.c_uint64(source.data_ptr())),
@@ -252,6 +251,6 @@ def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
         ctypes.byref(_Attributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)),
         ctypes.byref(ctypes.c_size_t(0)),  # first copy that the attributes apply to
         ctypes.c_size_t(1),  # number of attributes
-        cuda_driver.current_stream(),
+        current_stream(),
     )
     return True

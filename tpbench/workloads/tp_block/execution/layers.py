@@ -34,7 +34,32 @@ THETA = 500_000.0
 """Base of the rotary embedding's angles in Llama 3."""
 
 
-class ColumnParallelLinear(nn.Module):
+class _ParallelLinear(nn.Module):
+    """A linear of which this rank has a part: its weight, given or drawn, and its schedules."""
+
+    def __init__(
+        self,
+        linear: ShardedLinear,
+        plan: LinearPlan,
+        weight: Tensor | None,
+        seed: int | None,
+        device: torch.device | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.linear, self.plan = linear, plan
+        rank, size = plan.forward.rank, plan.forward.size
+        shape = linear.local_shape(size)
+        if weight is None:
+            weight = linear.shard(random_weight(linear, seed or 0, dtype), rank, size)
+        elif seed is not None:
+            raise ValueError("seed and weight: a weight that is given is not drawn")
+        if weight.shape != shape:
+            raise ValueError(f"a rank's weight must be {shape}, it is {tuple(weight.shape)}")
+        self.weight = nn.Parameter(weight.to(device=device, dtype=dtype))
+
+
+class ColumnParallelLinear(_ParallelLinear):
     """y = all_gather(x) W^T. Each rank computes its share of y's columns.
 
     Several `out_features`, such as q, k and v, share one gather and one product. Each of them is sharded by itself.
@@ -72,12 +97,11 @@ class ColumnParallelLinear(nn.Module):
         Raises:
             ValueError: a size is not divisible by p, or an option is given beside the one that replaces it.
         """
-        super().__init__()
         parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
-        self.plan, self.save_gathered = plan_for(group, use_overlap, plan), save_gathered
-        self.linear = ShardedLinear("column", "column", in_features, parts)
+        linear = ShardedLinear("column", "column", in_features, parts)
+        super().__init__(linear, plan_for(group, use_overlap, plan), weight, seed, device, dtype)
+        self.save_gathered = save_gathered
         self.local_parts = [features // self.plan.forward.size for features in parts]
-        self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
 
     def forward(self, x: Tensor) -> Any:
         """Return y (rows, ..., out / p) of x (rows / p, ..., in), or a tuple for several parts.
@@ -95,7 +119,7 @@ class ColumnParallelLinear(nn.Module):
         return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(_ParallelLinear):
     """y = reduce_scatter(x W^T). Each rank has a share of the columns of x and W, and of the rows of y."""
 
     def __init__(
@@ -112,10 +136,8 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Create the layer. The arguments are those of ColumnParallelLinear; a given `weight` is (out, in / p)."""
-        super().__init__()
-        self.plan = plan_for(group, use_overlap, plan)
-        self.linear = ShardedLinear("row", "row", in_features, (out_features,))
-        self.weight = _parameter(self.linear, self.plan, weight, seed, device, dtype)
+        linear = ShardedLinear("row", "row", in_features, (out_features,))
+        super().__init__(linear, plan_for(group, use_overlap, plan), weight, seed, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if p does not divide the rows."""
@@ -175,26 +197,6 @@ def random_weight(linear: ShardedLinear, seed: int, dtype: torch.dtype | None = 
     generator = torch.Generator().manual_seed(seed)
     shape = (sum(linear.out_features), linear.in_features)
     return (torch.randn(shape, generator=generator) * linear.in_features**-0.5).to(dtype or torch.get_default_dtype())
-
-
-def _parameter(
-    linear: ShardedLinear,
-    plan: LinearPlan,
-    weight: Tensor | None,
-    seed: int | None,
-    device: torch.device | None,
-    dtype: torch.dtype | None,
-) -> nn.Parameter:
-    """Return this rank's part of a linear's W: the given one, or that of a drawn W."""
-    rank, size = plan.forward.rank, plan.forward.size
-    shape = linear.local_shape(size)
-    if weight is None:
-        weight = linear.shard(random_weight(linear, seed or 0, dtype), rank, size)
-    elif seed is not None:
-        raise ValueError("seed and weight: a weight that is given is not drawn")
-    if weight.shape != shape:
-        raise ValueError(f"a rank's weight must be {shape}, it is {tuple(weight.shape)}")
-    return nn.Parameter(weight.to(device=device, dtype=dtype))
 
 
 def rotary_angles(tokens: int, head_dim: int, device: torch.device) -> Tensor:

@@ -26,11 +26,19 @@ from torch.profiler import ProfilerActivity, profile
 from tpbench.comm import parallel_linears
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.comm.parallel_linears import Schedule
-from tpbench.measure.gemm import compute_ms, gemm_tflops
-from tpbench.measure.gpu_profiler import gpu_profile
+from tpbench.measure.gpu_profiler import (
+    COMMUNICATION,
+    PRODUCT,
+    Interval,
+    events,
+    gpu_profile,
+    intervals,
+    keep_trace,
+    spans,
+)
+from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs
 from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
-from tpbench.measure.timeline import COMMUNICATION, PRODUCT, Interval, events, intervals, keep_trace, spans
 from tpbench.workloads.tp_block import limits
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
@@ -42,7 +50,7 @@ SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
 SLEEP_CYCLES = 200_000_000
 """About 0.1 s."""
 
-Operation: TypeAlias = Callable[[Schedule], None]
+Operation: TypeAlias = Callable[[Schedule], Any]
 """Runs one operation of a linear under a schedule."""
 
 
@@ -84,44 +92,26 @@ def machine_rates(inputs: BlockInputs, stopwatch: Stopwatch) -> MachineRates:
     return MachineRates(tflops, shard.nbytes * (inputs.size - 1) / stopwatch.ms(gather) / 1e6)
 
 
-def forward_operation(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
-    """Return a linear's forward operation on random numbers, to time it alone under any schedule."""
-    weight, x, keep = inputs.weights[linear.name], _activations(inputs, linear), inputs.problem.save_gathered
+def linear_operation(inputs: BlockInputs, linear: ShardedLinear, direction: str) -> Operation:
+    """Return a linear's forward or backward operation on random numbers, to time it alone under any schedule."""
+    weight, keep = inputs.weights[linear.name], inputs.problem.save_gathered
+    all_rows, own_rows = inputs.problem.tokens, inputs.problem.tokens // inputs.size
 
-    def run(schedule: Schedule) -> None:
-        if linear.kind == "row":
-            parallel_linears.row_forward(schedule, x, weight)
-        else:
-            parallel_linears.column_forward(schedule, x, weight, keep)
+    def numbers(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, device=inputs.device).to(inputs.dtype)
 
-    return run
-
-
-def backward_operation(inputs: BlockInputs, linear: ShardedLinear) -> Operation:
-    """Return a linear's backward operation, as `forward_operation` does."""
-    weight, x = inputs.weights[linear.name], _activations(inputs, linear)
-    saved, rows = inputs.problem.save_gathered, inputs.problem.tokens
-    by_row = linear.kind == "row"
-    grad = _random(inputs, *((rows // inputs.size, linear.out_features[0]) if by_row else (rows, weight.shape[0])))
-    kept = x.repeat(inputs.size, 1) if saved and not by_row else x
-
-    def run(schedule: Schedule) -> None:
-        if by_row:
-            parallel_linears.row_backward(schedule, grad, x, weight)
-        else:
-            parallel_linears.column_backward(schedule, grad, weight, kept, saved)
-
-    return run
-
-
-def _activations(inputs: BlockInputs, linear: ShardedLinear) -> Tensor:
-    """Random numbers in the size and dtype of a linear's input."""
-    rows = inputs.problem.tokens // (inputs.size if linear.kind == "column" else 1)
-    return _random(inputs, rows, linear.local_shape(inputs.size)[1])
-
-
-def _random(inputs: BlockInputs, rows: int, columns: int) -> Tensor:
-    return torch.randn(rows, columns, device=inputs.device).to(inputs.dtype)
+    if linear.kind == "row":
+        x = numbers(all_rows, weight.shape[1])
+        if direction == "forward":
+            return lambda schedule: parallel_linears.row_forward(schedule, x, weight)
+        grad = numbers(own_rows, weight.shape[0])
+        return lambda schedule: parallel_linears.row_backward(schedule, grad, x, weight)
+    shard = numbers(own_rows, weight.shape[1])
+    if direction == "forward":
+        return lambda schedule: parallel_linears.column_forward(schedule, shard, weight, keep)
+    grad = numbers(all_rows, weight.shape[0])
+    kept = shard.repeat(inputs.size, 1) if keep else shard
+    return lambda schedule: parallel_linears.column_backward(schedule, grad, weight, kept, keep)
 
 
 class StepCollectives:
@@ -199,7 +189,7 @@ def _hidden_by_direction(
     exposed_ms: dict[str, list[float]] = {"column": [], "row": []}
     without = NoCommunicationSchedule(inputs.rank, inputs.size)
     for linear in inputs.problem.linears:
-        run, schedule = forward_operation(inputs, linear), prepared.plan(linear).forward
+        run, schedule = linear_operation(inputs, linear, "forward"), prepared.plan(linear).forward
         samples = stopwatch.interleaved_ms((partial(run, schedule), do_nothing), (partial(run, without), do_nothing))
         exposed_ms[linear.kind].append(paired_difference(*samples))
     alone_ms = {"column": stopwatch.ms(collectives.gather), "row": stopwatch.ms(collectives.scatter)}

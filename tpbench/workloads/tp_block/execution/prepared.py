@@ -14,12 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from tpbench.comm.parallel_linears import LinearPlan, Pending, PlainSchedule, Schedule, SequentialSchedule
+from tpbench.measure import cuda_graph
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads.tp_block.execution.layers import Planner, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
-
-WARMUP_PASSES = 3
-"""Passes before a capture: they allocate shared memory and choose kernels."""
 
 
 @dataclass(frozen=True)
@@ -170,19 +168,13 @@ class GraphedBlock:
         """Capture both passes. Collective. Graphs that share a `pool` must not run one within the other."""
         self.module, self.x, self.grad = prepared.module, prepared.x, prepared.grad
         self.parameters = tuple(prepared.module.parameters())
-        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         pool = pool or torch.cuda.graph_pool_handle()
         with graph_memory() as self.memory:
-            torch.cuda.synchronize()
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(WARMUP_PASSES):
-                    self._gradients(self.module(self.x))
-            torch.cuda.synchronize()
-            with torch.cuda.graph(self.forward, pool=pool):
-                self.output: Tensor = self.module(self.x)
-            with torch.cuda.graph(self.backward, pool=pool):
-                self.gradients = self._gradients(self.output)
-        self.output = self.output.detach()
+            cuda_graph.warm_up(lambda: self._gradients(self.module(self.x)))
+            forward = cuda_graph.capture(lambda: self.module(self.x), pool=pool)
+            self.backward = cuda_graph.capture(lambda: self._gradients(forward.result), pool=pool)
+        self.output: Tensor = forward.result.detach()
+        self.replay_forward = forward.replay
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.cuda.is_current_stream_capturing():
@@ -200,7 +192,7 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, graphs: GraphedBlock, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.graphs = graphs
         _copy_unless_same(graphs.x.detach(), x)
-        graphs.forward.replay()
+        graphs.replay_forward()
         return graphs.output.detach()
 
     @staticmethod
@@ -208,7 +200,7 @@ class _Replay(torch.autograd.Function):
         graphs: GraphedBlock = ctx.graphs
         _copy_unless_same(graphs.grad, grads[0])
         graphs.backward.replay()
-        return None, *(gradient.detach() for gradient in graphs.gradients)
+        return None, *(gradient.detach() for gradient in graphs.backward.result)
 
 
 def _copy_unless_same(into: Tensor, source: Tensor) -> None:

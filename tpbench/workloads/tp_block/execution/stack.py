@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tpbench.measure.memory import held_bytes
+from tpbench.measure import cuda_graph
+from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.session import Context, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
@@ -23,8 +24,7 @@ from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import RMSNorm
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, GraphMemory, PreparedBlock, graph_memory
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.limits import TOLERANCE
-from tpbench.workloads.tp_block.oracle import ForwardPass, squared_norm
+from tpbench.workloads.tp_block.oracle import ForwardPass, complaint, squared_norm
 from tpbench.workloads.tp_block.problem import TpBlock
 
 CAPTURED_STEP = 1
@@ -68,7 +68,8 @@ class StackSession:
     def step(self) -> None:
         """Run one training step, from the second one on as the replay of a CUDA graph if the job has graph=true."""
         if self.context.graph and self.steps_done == CAPTURED_STEP:
-            self.replay = self._captured()
+            with graph_memory() as self.graph_memory:
+                self.replay = cuda_graph.capture(self._train).replay
         (self.replay or self._train)()
         self.steps_done += 1
 
@@ -84,23 +85,22 @@ class StackSession:
         """Compare the losses and gradient norms of all steps with the oracle."""
         self.restore()
         trained, expected = self._trajectory(), expected_trajectory(self.inputs, self.steps_done)
-        errors = trained.errors(expected)
-        limit = TOLERANCE[self.problem.dtype]
-        wrong = [f"{name} {value:.3g} is above {limit:.3g}" for name, value in errors.items() if not value <= limit]
+        relative = (trained - expected).abs() / expected.abs().clamp_min(1e-30)
+        largest = relative.nan_to_num(nan=math.inf, posinf=math.inf).max(1).values.tolist()
+        errors = dict(zip(("loss_error", "grad_error"), largest, strict=True))
+        losses, grad_norms = trained.tolist()
         columns = {
-            "loss_value": trained.losses[-1],
-            "loss_error": errors["loss_error"],
-            "grad_norm": trained.grad_norms[-1],
-            "grad_error": errors["grad_error"],
-            "losses": trained.losses,
-            "grad_norms": trained.grad_norms,
-            "gemm_tflops": self.rates.gemm_tflops,
-            "gather_gb_per_s": self.rates.gather_gb_per_s,
+            "loss_value": losses[-1],
+            "grad_norm": grad_norms[-1],
+            "losses": losses,
+            "grad_norms": grad_norms,
+            **errors,
+            **asdict(self.rates),
             **self.prepared.columns(),
         }
         if self.graph_memory is not None:
             columns["graph_gib"] = self.graph_memory.gib
-        return Verdict(columns, f"{' and '.join(wrong)} ({self.problem.dtype})" if wrong else None)
+        return Verdict(columns, complaint(errors, self.problem.dtype))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rate of the products, and the columns of a further step that is traced."""
@@ -123,20 +123,13 @@ class StackSession:
         difference = output.to(torch.promote_types(output.dtype, torch.float32)) - self.target
         return difference.square().sum() / (self.problem.tokens * self.problem.hidden)
 
-    def _captured(self) -> Callable[[], None]:
-        """Return a step as the replay of a CUDA graph. The capture runs no kernel."""
-        graph = torch.cuda.CUDAGraph()
-        with graph_memory() as self.graph_memory, torch.cuda.graph(graph):
-            self._train()
-        return graph.replay
-
-    def _trajectory(self) -> Trajectory:
-        """The losses and gradient norms of all steps so far, over all ranks."""
+    def _trajectory(self) -> Tensor:
+        """The losses and gradient norms of all steps so far, over all ranks: (2, steps)."""
         parts = torch.stack(self.history).cpu()
         dist.all_reduce(parts, group=self.inputs.group)
         if self.prepared.size == 1:  # each rank has the whole
             parts /= self.inputs.size
-        return Trajectory(parts[:, 0].tolist(), parts[:, 1].sqrt().tolist())
+        return torch.stack((parts[:, 0], parts[:, 1].sqrt()))
 
 
 def _squared_norm(module: nn.Module, *, counts_norms: bool) -> Tensor:
@@ -148,23 +141,10 @@ def _squared_norm(module: nn.Module, *, counts_norms: bool) -> Tensor:
     return torch.stack(norms).square().sum()
 
 
-@dataclass(frozen=True)
-class Trajectory:
-    """Losses and gradient norms of the training steps, in order."""
-
-    losses: list[float]
-    grad_norms: list[float]
-
-    def errors(self, expected: Trajectory) -> dict[str, float]:
-        """Return the largest relative errors of a step's loss and gradient norm. A NaN counts as inf."""
-        return {
-            "loss_error": _largest_error(self.losses, expected.losses),
-            "grad_error": _largest_error(self.grad_norms, expected.grad_norms),
-        }
-
-
-def expected_trajectory(inputs: BlockInputs, steps: int) -> Trajectory:
+def expected_trajectory(inputs: BlockInputs, steps: int) -> Tensor:
     """Train for `steps` steps in float64. Collective over the tp group, with the same result on every rank.
+
+    Returns the loss and gradient norm of each step: (2, steps).
 
     After each step the weights are rounded to the dtype in which a variant stores them: in bf16 a small update of a
     large weight is lost, and others become larger.
@@ -190,7 +170,7 @@ def expected_trajectory(inputs: BlockInputs, steps: int) -> Trajectory:
             for weight, (mean, square) in zip(weights, moments, strict=True):
                 _update(weight, mean, square, step, problem.learning_rate)
                 weight.copy_(weight.to(inputs.dtype))
-    return Trajectory(losses, grad_norms)
+    return torch.tensor([losses, grad_norms], dtype=torch.float64)
 
 
 def _update(weight: Tensor, mean: Tensor, square: Tensor, step: int, learning_rate: float) -> None:
@@ -211,8 +191,3 @@ def _grad_norm(inputs: BlockInputs, layers: list[dict[str, Tensor]]) -> float:
     square = torch.tensor(math.fsum(squared_norm(of_layer, inputs) for of_layer in grads), dtype=torch.float64)
     dist.all_reduce(square, group=inputs.group)
     return math.sqrt(square)
-
-
-def _largest_error(got: list[float], expected: list[float]) -> float:
-    errors = [abs(one - other) / max(abs(other), 1e-30) for one, other in zip(got, expected, strict=True)]
-    return math.inf if any(map(math.isnan, errors)) else max(errors)

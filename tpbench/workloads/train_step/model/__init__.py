@@ -1,5 +1,5 @@
 """The model from the transformers package: its configuration, sizes, weights and inputs.
 
-The modules, in the order of a first reading: `config_json` of a model's folder, `configuration`, `models`, `weights`,
-`inputs`, and `sizes`.
+The modules, in the order of a first reading: `resolve` completes the model that a problem names; then `configuration`,
+`models`, `weights`, `inputs`, and `sizes`.
 """

@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tpbench.suggestions import nearest
-from tpbench.workloads.train_step.model import config_json
+from tpbench.workloads.train_step.model import resolve
 from tpbench.workloads.train_step.problem import TrainStep
 
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -124,7 +124,7 @@ def _check_exists(architecture: str) -> None:
 def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
     """Read the folder's config.json with transformers and set the depth."""
     folder = str(problem.model_dir)
-    if problem.config_hash and config_json.fingerprint(config_json.read(Path(folder))) != problem.config_hash:
+    if problem.config_hash and resolve.fingerprint(resolve.read(Path(folder))) != problem.config_hash:
         raise UnknownArchitecture(
             f"model_dir={folder}: its config.json was changed after this job had been made from it"
         )

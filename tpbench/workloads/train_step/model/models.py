@@ -40,17 +40,6 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     with refused_by_transformers(complaint), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
     decoder_parts(model)
-    _check_counts(problem, model)
-    _fuse_norms(model, fused_norms)
-    model.train()
-    if problem.activation_checkpointing:
-        # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
-        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    return model
-
-
-def _check_counts(problem: TrainStep, model: Any) -> None:
-    """Raise UnknownArchitecture if the operations and the memory of the model would be counted wrong."""
     counted = sizes.matrix_parameters(problem)
     actual = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
     if actual != counted:
@@ -58,6 +47,12 @@ def _check_counts(problem: TrainStep, model: Any) -> None:
             f"{problem.model} ({problem.architecture}) has {actual} weights in matrices where a dense decoder of its "
             f"sizes has {counted}: operations and memory would be counted wrong"
         )
+    _fuse_norms(model, fused_norms)
+    model.train()
+    if problem.activation_checkpointing:
+        # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
+        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    return model
 
 
 def counted(problem: TrainStep) -> TrainStep:
@@ -73,10 +68,9 @@ def counted(problem: TrainStep) -> TrainStep:
         except UnknownArchitecture:
             raise error from None
         problem = replace(problem, ffn_matrices=matrices)
-    complaint = (
+    with refused_by_transformers(
         f"{problem.model} ({problem.architecture}) of transformers does not compute with the inputs of a training"
-    )
-    with refused_by_transformers(complaint):
+    ):
         length = 1 + (problem.window or 1)
         tokens = torch.zeros(1, length, dtype=torch.int64, device="meta")
         model(input_ids=tokens, **model_inputs(replace(problem, seq_length=length), tokens.device))

@@ -7,8 +7,7 @@ last one, as DTensor shards a dimension: the collectives of DTensor pad the shar
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,18 +24,20 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
+from tpbench.comm.row_exchange import exchange_around
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
-from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.problem import Style, TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, blocks
-from tpbench.workloads.train_step.sharding.styles import Style
 from tpbench.workloads.uneven_shards import sharded_along
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
 """Placements of hidden states, (batch, sequence, width)."""
+HEAD_GATHERS = True
+"""True if the head's input has all tokens also with the linear loss."""
 
 
-def shard_by_dtensor(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
+def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """Shard the model's parameters, and let its modules exchange what the sharding needs.
 
     Raises UnknownArchitecture for a model whose plan has no correct computation.
@@ -79,8 +80,8 @@ class ReplicatedModule(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def whole(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
             return tuple(
-                each if isinstance(each, DTensor) else DTensor.from_local(each, mesh, [Replicate()], run_check=False)
-                for each in inputs
+                value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+                for value in inputs
             )
 
         def local(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
@@ -114,33 +115,18 @@ class ExchangedTokens(ParallelStyle):
         self.seq_length, self.replicated = seq_length, replicated
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        first = next(iter(inspect.signature(module.forward).parameters))
-
         def gather(share: Tensor) -> DTensor:
             return sharded_along(TOKENS.dim, self.seq_length, share, device_mesh).redistribute(placements=[Replicate()])
 
-        def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            if inputs:
-                return (gather(inputs[0]), *inputs[1:]), named
-            return inputs, {**named, first: gather(named[first])}
-
         def keep_share(whole: Tensor) -> Tensor:
-            return DTensor.from_local(whole, device_mesh, [Replicate()], run_check=False).redistribute(
-                placements=[TOKENS]
-            ).to_local()  # fmt: skip
+            tokens = DTensor.from_local(whole, device_mesh, [Replicate()], run_check=False)
+            return tokens.redistribute(placements=[TOKENS]).to_local()
 
-        def after(module: nn.Module, inputs: Any, output: Any) -> Any:
-            if isinstance(output, tuple):  # attention returns its weights too
-                return (keep_share(output[0]), *output[1:])
-            return keep_share(output)
-
-        module.register_forward_pre_hook(before, with_kwargs=True)
-        if self.replicated:
-            module.register_forward_hook(after)
+        exchange_around(module, gather, keep_share if self.replicated else None)
         return module
 
 
-def compile_dtensor_layers(model: Any) -> None:
+def compile_layers(model: Any) -> None:
     """Compile the forward method of each decoder layer, with its DTensors and collectives.
 
     Checkpointing stays outside of the graph: torch 2.13 fails to keep the DTensors' mesh for the backward pass. Its
@@ -155,13 +141,16 @@ def compile_dtensor_layers(model: Any) -> None:
         layer.forward = compiled
 
 
-@torch.no_grad()
-def reduce_partial_gradients(parameters: Iterable[Tensor]) -> None:
-    """Sum over the ranks each gradient of which a rank has only its share: those of norms on shares of the tokens.
+def gradient_reduction(model: nn.Module, group: Any) -> Callable[[], None]:
+    """Return the function that sums over the ranks each gradient of which a rank has only its share: those of norms on
+    shares of the tokens. Under FSDP this has happened before."""
+    parameters = list(model.parameters())
 
-    Under FSDP this has happened before.
-    """
-    for parameter in parameters:
-        grad = parameter.grad
-        if isinstance(parameter, DTensor) and isinstance(grad, DTensor) and grad.placements != parameter.placements:
-            parameter.grad = grad.redistribute(placements=parameter.placements)
+    @torch.no_grad()
+    def reduce_partial_gradients() -> None:
+        for parameter in parameters:
+            grad = parameter.grad
+            if isinstance(parameter, DTensor) and isinstance(grad, DTensor) and grad.placements != parameter.placements:
+                parameter.grad = grad.redistribute(placements=parameter.placements)
+
+    return reduce_partial_gradients

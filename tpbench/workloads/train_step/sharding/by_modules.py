@@ -7,7 +7,7 @@ host long before the GPU is busy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,29 +15,23 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+from tpbench.comm.row_exchange import TokenExchange, exchange_around, gather_columns, keep_columns
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
-from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.plan import (
-    KEY_VALUE_LAYERS,
-    Block,
-    blocks,
-    require_known_modules,
-    share_heads,
-)
-from tpbench.workloads.train_step.sharding.sequence_parallel import (
-    GatherColumns,
-    KeepColumns,
-    TokenExchange,
-    exchange_tokens,
-)
-from tpbench.workloads.train_step.sharding.styles import HeadShare, Style, head_share, needs_repeated_heads
+from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
+from tpbench.workloads.train_step.problem import Style, TrainStep
+from tpbench.workloads.train_step.sharding.plan import KEY_VALUE_LAYERS, Block, blocks, require_known_modules
+from tpbench.workloads.train_step.sharding.styles import HeadShare, head_share, needs_repeated_heads
 from tpbench.workloads.uneven_shards import sharded_along
 
+HEAD_GATHERS = False
+"""True if the head's input has all tokens also with the linear loss."""
+_REPLICATED = Replicate()
 
-def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
+
+def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """Replace the model's modules by column- and row-sharded ones with sequence parallelism (Megatron,
     arXiv:2205.05198).
 
@@ -48,9 +42,13 @@ def shard_by_modules(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     repeated = needs_repeated_heads(problem, tp.size())
     share = head_share(problem, tp.size(), tp.get_local_rank())
     for block in blocks(problem, model):
-        if block.sharded_inside:
-            share_heads(model.get_submodule(block.name), share)
-        exchange_tokens(model.get_submodule(block.name), tokens, replicated=block.replicated)
+        inner = model.get_submodule(block.name)
+        if block.sharded_inside and hasattr(inner, "num_key_value_groups"):
+            inner.num_key_value_groups = share.group
+        if block.replicated:
+            exchange_around(inner, tokens.gather_copies, tokens.keep_share)
+        else:
+            exchange_around(inner, tokens.gather, None)
         for name, style in block.styles.items():
             module = model.get_submodule(name)
             if style == "colwise" and repeated and name.rpartition(".")[2] in KEY_VALUE_LAYERS:
@@ -96,6 +94,14 @@ class ShardedModule(nn.Module):
     partial_gradient = False
     """True if every rank has all parameters, but only its share of their gradients."""
 
+    def __init__(
+        self, module: Any, tp: DeviceMesh, weight: Placement = _REPLICATED, bias: Placement = _REPLICATED
+    ) -> None:
+        """Take the parameters of a module with these placements."""
+        super().__init__()
+        self.weight = _distributed(module.weight, tp, weight)
+        self.bias = None if getattr(module, "bias", None) is None else _distributed(module.bias, tp, bias)
+
 
 class ColumnLinear(ShardedModule):
     """A linear layer of which each rank computes a shard of the output's columns.
@@ -104,17 +110,12 @@ class ColumnLinear(ShardedModule):
     """
 
     def __init__(self, linear: nn.Linear, tp: DeviceMesh, *, gather_output: bool = False) -> None:
-        super().__init__()
-        self.weight = _sharded(linear.weight, tp, 0)
-        self.bias = None if linear.bias is None else _sharded(linear.bias, tp, 0)
+        super().__init__(linear, tp, Shard(0), Shard(0))
         self.gathering_group = tp.get_group() if gather_output else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         columns = F.linear(hidden, *self.local_parameters)
-        if self.gathering_group is None:
-            return columns
-        gathered: Tensor = GatherColumns.apply(columns, self.gathering_group)
-        return gathered
+        return columns if self.gathering_group is None else gather_columns(columns, self.gathering_group)
 
 
 class RepeatedHeadsLinear(ShardedModule):
@@ -126,16 +127,14 @@ class RepeatedHeadsLinear(ShardedModule):
     partial_gradient = True
 
     def __init__(self, linear: nn.Linear, tp: DeviceMesh, share: HeadShare, head_dim: int) -> None:
-        super().__init__()
-        self.weight = _replicated(linear.weight, tp)
-        self.bias = None if linear.bias is None else _replicated(linear.bias, tp)
+        super().__init__(linear, tp)
         self.rows = slice(share.computed.start * head_dim, share.computed.stop * head_dim)
         self.head_dim = head_dim
         heads = [head - share.computed.start for head in share.key_values]
         self.heads = None if len(heads) == len(share.computed) else heads
 
     def forward(self, hidden: Tensor) -> Tensor:
-        columns = F.linear(hidden, *(each[self.rows] for each in self.local_parameters))
+        columns = F.linear(hidden, *(parameter[self.rows] for parameter in self.local_parameters))
         if self.heads is None:
             return columns
         heads = columns.unflatten(-1, (-1, self.head_dim))
@@ -150,26 +149,19 @@ class RowLinear(ShardedModule):
     """
 
     def __init__(self, linear: nn.Linear, tp: DeviceMesh, tokens: TokenExchange, *, split_input: bool = False) -> None:
-        super().__init__()
-        self.weight = _sharded(linear.weight, tp, 1)
-        self.bias = None if linear.bias is None else _replicated(linear.bias, tp)
+        super().__init__(linear, tp, Shard(1))
         self.tokens, self.split_input = tokens, split_input
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight, *bias = self.local_parameters
         if self.split_input:
-            hidden = KeepColumns.apply(hidden, self.tokens.group)
+            hidden = keep_columns(hidden, self.tokens.group)
         summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
 
 
 class ReplicatedLinear(ShardedModule):
     """A linear layer that every rank computes whole, with all tokens."""
-
-    def __init__(self, linear: nn.Linear, tp: DeviceMesh) -> None:
-        super().__init__()
-        self.weight = _replicated(linear.weight, tp)
-        self.bias = None if linear.bias is None else _replicated(linear.bias, tp)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, *self.local_parameters)
@@ -180,8 +172,7 @@ class ShardedEmbedding(ShardedModule):
     each rank keeps its share of the tokens."""
 
     def __init__(self, embedding: nn.Embedding, tp: DeviceMesh, tokens: TokenExchange) -> None:
-        super().__init__()
-        self.weight = _sharded(embedding.weight, tp, 0)
+        super().__init__(embedding, tp, Shard(0))
         self.first_row = tp.get_local_rank() * -(-embedding.num_embeddings // tp.size())
         self.tokens = tokens
         self.scale: float | None = getattr(embedding, "scalar_embed_scale", None)
@@ -208,13 +199,8 @@ class ShardedHead(ColumnLinear):
         self, linear: nn.Linear, tp: DeviceMesh, tokens: TokenExchange, *, whole: bool, as_dtensor: bool
     ) -> None:
         super().__init__(linear, tp)
-        self.tp, self.vocab, self.tokens, self.whole, self.as_dtensor = (
-            tp,
-            linear.out_features,
-            tokens,
-            whole,
-            as_dtensor,
-        )
+        self.tp, self.vocab, self.tokens = tp, linear.out_features, tokens
+        self.whole, self.as_dtensor = whole, as_dtensor
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = self.tokens.gather(hidden)
@@ -232,10 +218,7 @@ class ReplicatedNorm(ShardedModule):
     """
 
     def __init__(self, norm: FusedNorm | nn.LayerNorm, tp: DeviceMesh, *, partial_gradient: bool = True) -> None:
-        super().__init__()
-        bias = getattr(norm, "bias", None)
-        self.weight = _replicated(norm.weight, tp)
-        self.bias = None if bias is None else _replicated(bias, tp)
+        super().__init__(norm, tp)
         self.centered, self.partial_gradient = isinstance(norm, nn.LayerNorm), partial_gradient
         self.epsilon = norm.eps if isinstance(norm, nn.LayerNorm) else norm.epsilon
         self.weight_offset = 0.0 if isinstance(norm, nn.LayerNorm) else norm.weight_offset
@@ -251,7 +234,7 @@ class ReplicatedNorm(ShardedModule):
 def compute_locally(part: nn.Module) -> None:
     """Set `local_parameters` of all sharded modules in `part` before each of its forward passes.
 
-    A rank's gradient of a replicated parameter is then only its share, until `sum_replicated_gradients`.
+    A rank's gradient of a replicated parameter is then only its share, until `gradient_reduction`.
     """
     modules = [module for module in part.modules() if isinstance(module, ShardedModule)]
 
@@ -264,24 +247,27 @@ def compute_locally(part: nn.Module) -> None:
     part.register_forward_pre_hook(set_local_parameters)
 
 
-def replicated_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the parameters that every rank has whole, but only its share of their gradients: those of norms
-    and repeated heads, and biases of row-parallel layers."""
+def gradient_reduction(model: nn.Module, group: Any) -> Callable[[], None]:
+    """Return the function that completes the gradients of a replica's model after its last backward pass.
+
+    Every rank has whole norms, repeated heads and biases of row-parallel layers, but only its share of their gradients.
+    The function replaces the shares by their sums over the ranks, with one all-reduce in fp32.
+    """
     partial = [module for module in model.modules() if isinstance(module, ShardedModule) and module.partial_gradient]
     biases = [module.bias for module in model.modules() if isinstance(module, RowLinear) and module.bias is not None]
-    return [*(parameter for module in partial for parameter in module.parameters()), *biases]
+    parameters = [*(parameter for module in partial for parameter in module.parameters()), *biases]
 
+    @torch.no_grad()
+    def sum_gradients() -> None:
+        shares = [parameter.grad.to_local() for parameter in parameters if isinstance(parameter.grad, DTensor)]
+        if not shares:  # OLMo's norms have no weights
+            return
+        flat = torch.cat([share.flatten().float() for share in shares])
+        dist.all_reduce(flat, group=group)
+        sums = flat.split([share.numel() for share in shares])
+        torch._foreach_copy_(shares, [flat_sum.view_as(share) for flat_sum, share in zip(sums, shares, strict=True)])
 
-@torch.no_grad()
-def sum_replicated_gradients(parameters: Sequence[Tensor], group: Any) -> None:
-    """Replace each rank's share of these gradients by the sum over the ranks, with one all-reduce in fp32."""
-    shares = [parameter.grad.to_local() for parameter in parameters if isinstance(parameter.grad, DTensor)]
-    if not shares:  # OLMo's norms have no weights
-        return
-    flat = torch.cat([share.flatten().float() for share in shares])
-    dist.all_reduce(flat, group=group)
-    sums = flat.split([share.numel() for share in shares])
-    torch._foreach_copy_(shares, [flat_sum.view_as(share) for flat_sum, share in zip(sums, shares, strict=True)])
+    return sum_gradients
 
 
 class _LocalShards(torch.autograd.Function):
@@ -301,9 +287,5 @@ class _LocalShards(torch.autograd.Function):
         )
 
 
-def _sharded(parameter: Tensor, tp: DeviceMesh, dimension: int) -> nn.Parameter:
-    return nn.Parameter(distribute_tensor(parameter.detach(), tp, [Shard(dimension)], src_data_rank=None))
-
-
-def _replicated(parameter: Tensor, tp: DeviceMesh) -> nn.Parameter:
-    return nn.Parameter(distribute_tensor(parameter.detach(), tp, [Replicate()], src_data_rank=None))
+def _distributed(parameter: Tensor, tp: DeviceMesh, placement: Placement) -> nn.Parameter:
+    return nn.Parameter(distribute_tensor(parameter.detach(), tp, [placement], src_data_rank=None))

@@ -16,15 +16,8 @@ from torch import Tensor, nn
 from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, build, decoder_layers, decoder_parts
-from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.styles import (
-    REPEATING,
-    STYLES,
-    HeadShare,
-    Style,
-    needs_repeated_heads,
-    parse_mapping,
-)
+from tpbench.workloads.train_step.problem import STYLES, Style, TrainStep, parse_mapping
+from tpbench.workloads.train_step.sharding.styles import REPEATING, needs_repeated_heads
 
 KEY_VALUE_LAYERS = ("k_proj", "v_proj")
 """Names of the layers that compute keys and values. Models of transformers with fewer key-value heads than query heads
@@ -95,9 +88,8 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
     for pattern, style in (model.config.base_model_tp_plan or {}).items():
         plan.setdefault(pattern, style)
     for name, module in modules:
-        if not any(
-            _planned(f"{name}.{layer}".removesuffix(".").removeprefix(prefix), plan) for layer in _linear(module)
-        ):
+        layers = [f"{name}.{layer}".removesuffix(".").removeprefix(prefix) for layer in _linear(module)]
+        if not any(_planned(layer, plan) for layer in layers):
             raise UnknownArchitecture(
                 f"transformers has no tensor-parallel plan of {name} of {problem.model} ({problem.architecture}): a "
                 "tp_mapping can be its plan"
@@ -111,7 +103,11 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
                 f"tp_mapping: {pattern} matches no module in the blocks of {problem.model}{nearest(pattern, valid)} "
                 f"(valid: {', '.join(valid)})"
             )
-    _check_embedding(problem, model)
+    embedding = model.get_input_embeddings()
+    if type(embedding) is not nn.Embedding and not hasattr(embedding, "scalar_embed_scale"):
+        raise UnknownArchitecture(
+            f"{problem.model} ({problem.architecture}) has an embedding of an unknown kind: {type(embedding).__name__}"
+        )
     for block in result:
         if block.sharded_inside:
             _check_norms(problem, model, block)
@@ -141,28 +137,14 @@ def require_known_modules(problem: TrainStep, model: Any, tp_size: int) -> None:
             )
 
 
-def share_heads(module: Any, share: HeadShare) -> None:
-    """Let a sharded attention compute with the groups of a rank's heads."""
-    if hasattr(module, "num_key_value_groups"):
-        module.num_key_value_groups = share.group
-
-
-def _check_embedding(problem: TrainStep, model: Any) -> None:
-    embedding = model.get_input_embeddings()
-    if type(embedding) is not nn.Embedding and not hasattr(embedding, "scalar_embed_scale"):
-        raise UnknownArchitecture(
-            f"{problem.model} ({problem.architecture}) has an embedding of an unknown kind: {type(embedding).__name__}"
-        )
-
-
 def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
     """Raise UnknownArchitecture if a rank would need only a share of the weights of a block's norms."""
     for name in block.styles:
         module = model.get_submodule(name)
+        weight = getattr(module, "weight", None)
         if isinstance(module, nn.Linear):
             continue
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or re.search(r"\.\d+", name.removeprefix(block.name)):
+        if not isinstance(weight, Tensor):
             raise UnknownArchitecture(
                 f"{name} of {problem.model} ({problem.architecture}), a {type(module).__name__}, has weights that each "
                 "rank would use for its share of the columns, which no variant knows"

@@ -5,27 +5,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import gcd
-from typing import Any, Literal, cast, get_args
+from typing import cast
 
-from tpbench.settings import JobError
-from tpbench.suggestions import unknown
-from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.problem import Style, TrainStep, parse_mapping
 
-Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
-"""How a module of a block is sharded.
-
-- colwise: a rank computes a share of a linear layer's output columns.
-- rowwise: a rank has a share of the input's columns. Outputs are summed over the ranks.
-- colwise_gather_output: as colwise. Then every rank gathers all output columns.
-- rowwise_split_input: as rowwise. A rank takes its columns of an input that it has whole.
-- replicated: every rank has the whole module.
-"""
-STYLES: tuple[str, ...] = get_args(Style)
 GATHERED_ATTENTION = ("olmo2", "olmo3", "phi3")
 """Architectures whose plan gathers the columns of queries, keys and values on every rank."""
 GATHERED_FEED_FORWARD = ("phi3",)
@@ -35,28 +22,6 @@ _FIRST_OF_FEED_FORWARD = ("mlp.gate_proj", "mlp.gate_up_proj", "mlp.fc1")
 """Names of a block's first linear layer. In a valid plan, its style follows for the others."""
 REPEATING = ("fsdp_dtensor", "fsdp_dtensor_async")
 """Variants in which several ranks can compute with the same key-value head."""
-
-
-def parse_mapping(text: str | None) -> dict[str, str]:
-    """Return the styles by pattern of module names, in order, from JSON such as `{"layers.*.mlp.up_proj": "colwise"}`.
-
-    Raises JobError for text that is no such object, and for a style that does not exist.
-    """
-    if text is None:
-        return {}
-    try:
-        content: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict) or not content:
-        raise JobError(
-            f"tp_mapping={text} must be an object of module patterns and styles, such as "
-            '{"layers.*.mlp.up_proj": "colwise"}'
-        )
-    for pattern, style in content.items():
-        if style not in STYLES:
-            raise JobError(f"tp_mapping, {pattern}: {unknown('style', style, STYLES)}")
-    return {pattern.removeprefix("model."): style for pattern, style in content.items()}
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,9 @@ class DeepSpeedTrainer:
         plan = blocks(problem, model) if context.tp_size > 1 else []
         # AutoTP shards a complete model, so at first each rank holds all of it.
         models.materialise(model, context.device, problem.seed)
-        scale = take_embedding_scale(model) if context.tp_size > 1 and problem.vocab_parallel else None
+        scale = _take_embedding_scale(model) if context.tp_size > 1 and problem.vocab_parallel else None
         if context.tp_size > 1:
-            replace_layers(problem, model, plan, context.tp_group)
+            _replace_layers(problem, model, plan, context.tp_group)
         if problem.compile:
             models.compile_layers(model)
         # DeepSpeed computes the batch size before it has process groups of its own. For that, `mpu` tells it how many
@@ -59,16 +59,13 @@ class DeepSpeedTrainer:
             dist_init_required=False,
             config=deepspeed_configuration(problem, context, plan),
         )
-        if scale is not None:
-            scale_embedding(model, scale)
         self.model = self.engine.module
+        if scale is not None:  # rounded to the vectors' dtype, as the model does
+            self.model.get_input_embeddings().register_forward_hook(
+                lambda module, inputs, vectors: vectors * scale.to(vectors.dtype)
+            )
         self.parameters = list(self.model.parameters())
         self.loss = _loss(problem, self.model)
-        # Without ZeRO, the engine divides float16 gradients by the loss scale but does not scale the loss (0.19.8).
-        unscaled = problem.dtype == "float16" and not problem.zero_stage
-        if unscaled:
-            _forget_first_step(self.engine.optimizer)
-        self.missing_scale = (lambda: self.engine.optimizer.loss_scale_config.cur_scale) if unscaled else None
         # Arguments of the engine may not contain a dictionary of masks: DeepSpeed compares them between the ranks.
         inputs = model_inputs(problem, context.device)
         self.model.register_forward_pre_hook(lambda _, args, named: (args, {**named, **inputs}), with_kwargs=True)
@@ -83,7 +80,7 @@ class DeepSpeedTrainer:
             logits = self.engine(input_ids=batch.tokens).logits
             loss = self.loss(logits, batch.labels)
             mark("backward")
-            self.engine.backward(loss if self.missing_scale is None else loss * self.missing_scale())
+            self.engine.backward(loss)
             total += loss.detach() / len(batches)
         return total
 
@@ -92,8 +89,6 @@ class DeepSpeedTrainer:
         if self.context.graph:
             return self._update_on_device()
         norm = None if self.problem.zero_stage else self._norm_without_zero()
-        if norm is not None and self.missing_scale is not None:
-            norm /= self.missing_scale()
         self.engine.step()
         if getattr(self.engine.optimizer, "overflow", False):
             norm = torch.full((), torch.inf, device=self.context.device)  # the step was skipped
@@ -127,17 +122,6 @@ class DeepSpeedTrainer:
         squares = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()
         dist.all_reduce(squares, group=self.context.tp_group)
         return squares.sqrt()
-
-
-def _forget_first_step(optimizer: Any) -> None:
-    """Undo the step by which DeepSpeed's fp16 optimizer without ZeRO makes its states.
-
-    That step has zero gradients, but Adam counts it for its bias correction, and it decays the weights.
-    """
-    optimizer.optimizer.state.clear()
-    for masters, copies in zip(optimizer.fp32_groups, optimizer.fp16_groups, strict=True):
-        for master, copy in zip(masters, copies, strict=True):
-            master.data.copy_(copy.data)
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -181,7 +165,8 @@ def _loss(problem: TrainStep, model: Any) -> losses.Loss:
 
 
 def _flat(parameters: Any) -> list[Tensor]:
-    return [each for group in parameters for each in (group["params"] if isinstance(group, dict) else [group])]
+    groups = (group["params"] if isinstance(group, dict) else [group] for group in parameters)
+    return [parameter for group in groups for parameter in group]
 
 
 def deepspeed_configuration(problem: TrainStep, context: Context, plan: Sequence[Block] = ()) -> dict[str, Any]:
@@ -220,17 +205,9 @@ def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
     For float16, DeepSpeed keeps the fp32 parameters in the optimizer and computes with a copy in float16.
     """
     if problem.dtype == "float16":
-        # As in `LossScale`: the factor is halved at each overflow, and doubled after `PATIENCE` steps
-        # without one.
-        scale = {
-            "enabled": True,
-            "loss_scale": 0,
-            "initial_scale_power": int(math.log2(FIRST_FACTOR)),
-            "loss_scale_window": PATIENCE,
-            "hysteresis": 1,
-            "min_loss_scale": 1,
-        }
-        return {"fp16": scale}
+        power = int(math.log2(FIRST_FACTOR))  # the scale changes as that of `LossScale`
+        scale = {"loss_scale": 0, "initial_scale_power": power, "loss_scale_window": PATIENCE, "min_loss_scale": 1}
+        return {"fp16": {"enabled": True, "hysteresis": 1, **scale}}
     if problem.autocast:
         return {"torch_autocast": {"enabled": True, "dtype": problem.dtype}}
     if problem.dtype == "float32":
@@ -267,73 +244,45 @@ def _partition(plan: Sequence[Block]) -> dict[str, Any]:
     return {"use_default_specs": False, "layer_specs": [*rules, head]}
 
 
-def replace_layers(problem: TrainStep, model: Any, plan: Sequence[Block], group: Any) -> None:
-    """Replace layers that AutoTP itself does not put into a model.
+def _replace_layers(problem: TrainStep, model: Any, plan: Sequence[Block], group: Any) -> None:
+    """Put sharded layers of DeepSpeed into a model where AutoTP itself does not.
 
-    These are the layers of blocks that gather columns, and an embedding that the head does not share.
-
-    They must be in the model, on its device, before the engine is made, so that the optimizer gets their shards.
-    `group` shards them.
+    These are the layers of blocks in which every rank has all columns between the layers, and an embedding that the
+    head does not share. They must be in the model, on its device, before the engine is made, so that the optimizer gets
+    their shards.
     """
     import deepspeed
-    from deepspeed.module_inject.layers import set_autotp_mode
+    from deepspeed.module_inject import layers
 
     if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_init_required=False)  # DeepSpeed's wrapper of the existing process groups
-    set_autotp_mode(training=True)  # otherwise the layers would freeze their weights
+    layers.set_autotp_mode(training=True)  # otherwise the layers would freeze their weights
+
+    def replace(name: str, layer: Any) -> None:
+        layer.replaced = True  # AutoTP leaves such a module alone
+        model.set_submodule(name, layer)
+
     for block in plan:
-        if block.gathers_columns:
-            _gather_columns(model, block, group)
+        for name, style in block.styles.items():
+            linear = model.get_submodule(name)
+            if style == "colwise_gather_output":
+                replace(name, layers.LinearLayer(linear, group, gather_output=True, name=name))
+            elif style == "rowwise_split_input":
+                replace(name, layers.LinearAllreduceWithReplicatedInput(linear, group, name=name))
+        # AutoTP would divide the number of heads of such a block by the number of ranks.
+        model.get_submodule(block.name).replaced = block.gathers_columns
     if problem.vocab_parallel and not problem.tied:
-        _shard_untied_embedding(model, group)
+        name = models.decoder_parts(model).embedding
+        replace(name, layers.VocabParallelEmbedding(model.get_input_embeddings(), group, name="embed_tokens"))
 
 
-def _gather_columns(model: Any, block: Block, group: Any) -> None:
-    """Shard the linear layers of a block in which every rank has all columns between the layers.
-
-    AutoTP uses the row-wise layer, which takes its columns of a whole input, only for heads.
-    """
-    from deepspeed.module_inject.layers import LinearAllreduceWithReplicatedInput, LinearLayer
-
-    for name, style in block.styles.items():
-        linear = model.get_submodule(name)
-        if style == "colwise_gather_output":
-            sharded = LinearLayer(linear, group, gather_output=True, name=name)
-        elif style == "rowwise_split_input":
-            sharded = LinearAllreduceWithReplicatedInput(linear, group, name=name)
-        else:
-            continue
-        sharded.replaced = True  # AutoTP leaves such a module alone
-        model.set_submodule(name, sharded)
-    model.get_submodule(block.name).replaced = True  # AutoTP would divide its number of heads by the number of ranks
-
-
-def _shard_untied_embedding(model: Any, group: Any) -> None:
-    """Replace the input embedding by a shard of its vocabulary's rows on each rank.
-
-    AutoTP shards an embedding over the vocabulary only if the head shares its weight.
-    """
-    from deepspeed.module_inject.layers import VocabParallelEmbedding
-
-    embedding = VocabParallelEmbedding(model.get_input_embeddings(), group, name="embed_tokens")
-    embedding.replaced = True
-    model.set_input_embeddings(embedding)
-
-
-def take_embedding_scale(model: Any) -> Tensor | None:
+def _take_embedding_scale(model: Any) -> Tensor | None:
     """Replace an embedding that scales its vectors, such as Gemma's, by a plain one with the same weight, which AutoTP
     can shard. Return the scale, or None for a plain embedding."""
     scaled = model.get_input_embeddings()
     if type(scaled) is nn.Embedding:
         return None
-    plain = nn.Embedding(scaled.num_embeddings, scaled.embedding_dim, scaled.padding_idx, device="meta")
+    plain = nn.Embedding(scaled.num_embeddings, scaled.embedding_dim, device="meta")
     plain.weight = scaled.weight
     model.set_input_embeddings(plain)
     return torch.tensor(scaled.scalar_embed_scale, device=scaled.weight.device)
-
-
-def scale_embedding(model: Any, scale: Tensor) -> None:
-    """Multiply the vectors of the sharded embedding by the scale, rounded to their dtype as the model does."""
-    model.get_input_embeddings().register_forward_hook(
-        lambda module, inputs, vectors: vectors * scale.to(vectors.dtype)
-    )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.fx import Graph, Node
 from torch.nn.parallel import DistributedDataParallel
 
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
@@ -21,58 +23,28 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.by_dtensor import (
-    compile_dtensor_layers,
-    reduce_partial_gradients,
-    shard_by_dtensor,
-)
-from tpbench.workloads.train_step.sharding.by_modules import (
-    replicated_parameters,
-    shard_by_modules,
-    sum_replicated_gradients,
-)
+from tpbench.workloads.train_step.sharding import by_dtensor, by_modules
 from tpbench.workloads.train_step.training import losses
 from tpbench.workloads.train_step.training.trainer import TorchTrainer
 
-
-@dataclass(frozen=True)
-class Sharding:
-    """A way to shard a model over tensor-parallel ranks."""
-
-    shard: Callable[[TrainStep, Any, DeviceMesh], None]
-    """Shard the problem's model over the mesh."""
-    compile_layers: Callable[[Any], None]
-    """Compile the sharded model's decoder layers."""
-    gradient_reduction: Callable[[Any], Callable[[], None]]
-    """Return the function that completes the gradients of a replica's model after its last backward pass."""
-    head_gathers: bool
-    """True if the head's input has all tokens also with the linear loss."""
+RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 
 
 def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
     """Train on the (dp, tp) mesh with tpbench's sharded modules. With one tensor-parallel rank this is plain FSDP2."""
-
-    def sum_gradients(model: Any) -> Callable[[], None]:
-        replicated = replicated_parameters(model)
-        return lambda: sum_replicated_gradients(replicated, context.tp_group)
-
-    sharding = Sharding(shard_by_modules, models.compile_layers, sum_gradients, head_gathers=False)
-    return mesh_trainer(problem, context, sharding)
+    return _mesh_trainer(problem, context, by_modules)
 
 
 def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
     """Train on the (dp, tp) mesh with torch's `parallelize_module`: modules compute on DTensors."""
-
-    def reduce_gradients(model: Any) -> Callable[[], None]:
-        parameters = list(model.parameters())
-        return lambda: reduce_partial_gradients(parameters)
-
-    sharding = Sharding(shard_by_dtensor, compile_dtensor_layers, reduce_gradients, head_gathers=True)
-    return mesh_trainer(problem, context, sharding)
+    return _mesh_trainer(problem, context, by_dtensor)
 
 
-def mesh_trainer(problem: TrainStep, context: Context, sharding: Sharding) -> TorchTrainer:
-    """Return a trainer of the model that is sharded over tensor-parallel ranks, and by FSDP2 over replicas."""
+def _mesh_trainer(problem: TrainStep, context: Context, sharding: ModuleType) -> TorchTrainer:
+    """Return a trainer of the model that is sharded over tensor-parallel ranks, and by FSDP2 over replicas.
+
+    `sharding`: the module of the sharding over tensor-parallel ranks, `by_modules` or `by_dtensor`.
+    """
     model = models.build(problem)
     place_buffers(model, context.device)
     mesh = device_mesh(context)
@@ -85,13 +57,13 @@ def mesh_trainer(problem: TrainStep, context: Context, sharding: Sharding) -> To
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
     if sharded_logits and problem.train_loss == "tpbench_linear":
         head, group = model.lm_head, context.tp_group
-        sharded = not sharding.head_gathers
+        sharded = not sharding.HEAD_GATHERS
         loss = losses.tpbench_linear_loss(problem, model, head, group, vocab_start, hidden_sharded=sharded)
     elif sharded_logits and problem.train_loss == "tpbench":
         loss = losses.tpbench_loss(context.tp_group, vocab_start, problem.vocab)
     else:
         loss = losses.loss_of_whole_logits(problem, model)
-    reduce_gradients = sharding.gradient_reduction(model) if context.tp_size > 1 else None
+    reduce_gradients = sharding.gradient_reduction(model, context.tp_group) if context.tp_size > 1 else None
 
     @contextlib.contextmanager
     def during_micro_batch(last: bool) -> Iterator[None]:
@@ -113,8 +85,6 @@ def fsdp_dtensor_async(problem: TrainStep, context: Context) -> TorchTrainer:
     symmetric memory (no multicast).
     """
     import torch._inductor.config
-
-    from tpbench.workloads.train_step.training.reshape_pass import RemoveInverseReshapes
 
     torch._inductor.config.post_grad_custom_pre_pass = RemoveInverseReshapes()
     torch._inductor.config._micro_pipeline_tp = True
@@ -180,3 +150,37 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
         return contextlib.nullcontext() if last else wrapped.no_sync()
 
     return TorchTrainer(problem, wrapped, context, loss, during_micro_batch)
+
+
+class RemoveInverseReshapes(CustomGraphPass):
+    """Before torch.compile's async-TP pass, remove two reshapes in a row that restore the original shape and strides.
+
+    Gathered tokens are (tokens, width) for the collective, (batch, sequence, width) for the model, and (tokens, width)
+    again for each product. Inductor removes such a pair itself only if a single product follows. If several products
+    follow, its async-TP pass would not see that they multiply the gathered tokens, and would not fuse the all-gather.
+    """
+
+    def __call__(self, graph: Graph) -> None:
+        for node in list(graph.nodes):
+            middle = _reshape_input(node)
+            origin = None if middle is None else _reshape_input(middle)
+            if middle is not None and origin is not None and _layout(origin) == _layout(node):
+                node.replace_all_uses_with(origin)
+                graph.erase_node(node)
+                if not middle.users:
+                    graph.erase_node(middle)
+
+    def uuid(self) -> Any:
+        """Return the key of this pass in inductor's cache."""
+        return get_hash_for_files((__file__,))
+
+
+def _reshape_input(node: Node) -> Node | None:
+    """Return the node that `node` reshapes, or None if `node` is no reshape."""
+    source = node.args[0] if node.target in RESHAPES else None
+    return source if isinstance(source, Node) else None
+
+
+def _layout(node: Node) -> tuple[Any, Any]:
+    value = node.meta["val"]
+    return value.shape, value.stride()

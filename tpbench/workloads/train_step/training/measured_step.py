@@ -1,11 +1,11 @@
-"""The parts of a measured step: its CUDA graph, the times of its phases, and its profile."""
+"""A measured step: its CUDA graph, the times of its phases, its profile and its speed; lines of progress."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,16 +14,35 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tpbench.measure.gpu_profiler import gpu_profile
+from tpbench.measure import cuda_graph
+from tpbench.measure.gpu_profiler import COMMUNICATION, Interval, covered_ms, events, gpu_profile, intervals, keep_trace
 from tpbench.measure.session import Context
-from tpbench.measure.timeline import COMMUNICATION, Interval, covered_ms, events, intervals, keep_trace
+from tpbench.workloads.train_step.model import sizes
 from tpbench.workloads.train_step.model.inputs import Batch
-from tpbench.workloads.train_step.problem import PHASES
+from tpbench.workloads.train_step.problem import PHASES, TrainStep
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer
 
-LossAndNorm = tuple[Tensor, Tensor]
 Mark = tuple[str, "float | torch.cuda.Event"]
 """A phase, and the time in seconds, or the event, of its begin."""
+PEAK_TFLOPS = {
+    "H100 PCIe": (756, 378),
+    "H100 NVL": (835, 418),
+    "H100": (989, 495),
+    "H200": (989, 495),
+    "H800": (989, 495),
+    "H20": (148, 74),
+    "GH200": (989, 495),
+    "A100": (312, 156),
+    "A800": (312, 156),
+    "B200": (2250, 1100),
+    "B100": (1800, 900),
+    "L40S": (362, 183),
+    "A10": (125, 62),
+}
+"""Dense peaks of NVIDIA's datasheets in TFLOP/s, by GPU: (bf16 and fp16, TF32).
+
+TF32 stands for float32, although torch does not use it by default. The first entry that matches a GPU's name applies.
+"""
 
 
 class StepGraph:
@@ -35,31 +54,21 @@ class StepGraph:
         """Capture a step; nothing is trained. `stream` is the stream of the warm-up steps. Collective."""
         self.batches = [Batch(batch.tokens.clone(), batch.labels.clone()) for batch in batches]
 
-        def step() -> LossAndNorm:
+        def step() -> tuple[Tensor, Tensor]:
             result = trainer.accumulate(self.batches, mark), trainer.update(mark)
             mark("end")
             return result
 
-        (self.loss, self.norm), self.run = capture(step, stream)
+        self.captured = cuda_graph.capture(step, stream=stream)
 
-    def replay(self, batches: Sequence[Batch]) -> LossAndNorm:
+    def replay(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """Train one step on these micro-batches. Return the loss and the gradient norm, fp32 scalars on the device."""
         for captured, batch in zip(self.batches, batches, strict=True):
             captured.tokens.copy_(batch.tokens)
             captured.labels.copy_(batch.labels)
-        self.run()
-        return self.loss.clone(), self.norm.clone()  # the next replay overwrites both
-
-
-def capture(
-    step: Callable[[], LossAndNorm], stream: torch.cuda.Stream | None
-) -> tuple[LossAndNorm, Callable[[], None]]:
-    """Capture `step` on `stream`. Return the tensors that each replay fills, and the replay."""
-    graph = torch.cuda.CUDAGraph()
-    # NCCL's watchdog queries events in a thread of its own, which a global capture would forbid.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        result = step()
-    return result, graph.replay
+        self.captured.replay()
+        loss, norm = self.captured.result
+        return loss.clone(), norm.clone()  # the next replay overwrites both
 
 
 @contextlib.contextmanager
@@ -142,8 +151,8 @@ def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
     slowest_ms = torch.tensor(times_ms, dtype=torch.float64)
     dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
     by_phase = dict(zip(PHASES, slowest_ms.T.tolist(), strict=True))
-    medians = {f"{phase}_ms": float(np.median(each)) for phase, each in by_phase.items()}
-    return medians | {f"step_{phase}_ms": each for phase, each in by_phase.items()}
+    medians = {f"{phase}_ms": float(np.median(steps_ms)) for phase, steps_ms in by_phase.items()}
+    return medians | {f"step_{phase}_ms": steps_ms for phase, steps_ms in by_phase.items()}
 
 
 def profile_step(train: Callable[[], None], restore: Callable[[], None], context: Context) -> dict[str, Any]:
@@ -171,5 +180,64 @@ def exposed_share(timeline: Sequence[Interval]) -> float:
     """Return the share of the timeline, from its first begin to its last end, in which only communication runs."""
     if not timeline:
         return 0.0
-    whole = max(each.start_ms + each.length_ms for each in timeline) - min(each.start_ms for each in timeline)
-    return (covered_ms(timeline) - covered_ms(each for each in timeline if each.kind != COMMUNICATION)) / whole
+    first_ms, last_ms = (
+        min(work.start_ms for work in timeline),
+        max(work.start_ms + work.length_ms for work in timeline),
+    )
+    others = [work for work in timeline if work.kind != COMMUNICATION]
+    return (covered_ms(timeline) - covered_ms(others)) / (last_ms - first_ms)
+
+
+def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of throughput from the median step's time: device time if there is one, else wall time."""
+    seconds = (columns.get("device_ms") or columns["time_ms"]) / 1e3
+    samples = problem.batch_size * problem.accumulate * context.dp_size
+    tokens_per_s_per_gpu = samples * problem.seq_length / seconds / context.world_size
+    result = {
+        "tokens_per_s": tokens_per_s_per_gpu * context.world_size,
+        "tokens_per_s_per_gpu": tokens_per_s_per_gpu,
+        "samples_per_s": samples / seconds,
+        "samples_per_s_per_gpu": samples / seconds / context.world_size,
+        "tflops_per_gpu": columns["flops"] / seconds / 1e12,
+    }
+    if context.device.type == "cuda":
+        peak = peak_tflops(torch.cuda.get_device_name(context.device), problem.dtype)
+        if peak is not None:
+            result |= {"peak_tflops": peak, "mfu": sizes.flops_per_token(problem) * tokens_per_s_per_gpu / 1e12 / peak}
+    return result
+
+
+def peak_tflops(gpu_name: str, dtype: str) -> float | None:
+    """Return the datasheet's peak in TFLOP/s, or None for a GPU that is not in the table."""
+    words = gpu_name.replace("-", " ").split()
+    for name, (half, single) in PEAK_TFLOPS.items():
+        if all(word in words for word in name.split()):
+            return float(single if dtype == "float32" else half)
+    return None
+
+
+class ProgressLines:
+    """Lines on rank 0's stderr, one every `log_interval` steps: step, loss, tokens/s of wall time since the last line.
+
+    They are written between steps, so they cost no measured time.
+    """
+
+    def __init__(self, problem: TrainStep, context: Context) -> None:
+        self.context, self.interval = context, problem.log_interval if context.rank == 0 else 0
+        self.last_step = problem.warmup_steps + problem.steps
+        self.tokens_per_step = problem.tokens * problem.accumulate * context.dp_size
+        self.reported_steps = 0
+        self.reported_at_s = time.perf_counter()
+
+    def report(self, steps_done: int, losses: Sequence[torch.Tensor]) -> None:
+        """Write a line if one is due. `losses` are this replica's losses of the steps so far, on the device.
+
+        A step after the measured ones, for a profile, gets no line.
+        """
+        if not self.interval or steps_done % self.interval or not self.reported_steps < steps_done <= self.last_step:
+            return
+        self.reported_steps = steps_done
+        loss, now_s = float(losses[-1]), time.perf_counter()
+        rate = self.interval * self.tokens_per_step / (now_s - self.reported_at_s)
+        self.reported_at_s = now_s
+        self.context.say(f"step {steps_done}/{self.last_step}: loss {loss:.4f}, {rate:.0f} tokens/s")

@@ -1,0 +1,155 @@
+"""The studies of the block, from synthetic rows: speed-ups of overlap by tokens, the profile table and the timeline."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpbench.report import plots
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.command import main as report
+from tpbench.report.plots import style, timeline
+from tpbench.results.read import load
+from tpbench.results.write import write_row
+from tpbench.workloads.tp_block import overlap_study
+from tpbench.workloads.tp_block.overlap_study import pays_from, picture, speedups, tables
+
+SIZES = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "part": "block", "tp_size": 4}
+TRACE = {
+    "timeline_start_ms": [0.0, 0.5, 0.6, 3.0],
+    "timeline_ms": [0.4, 2.0, 1.0, 0.25],
+    "timeline_kind": [2.0, 0.0, 1.0, 2.0],
+    "timeline_lane": [0.0, 0.0, 1.0, 0.0],
+}
+
+
+def row(variant: str, number: int, **changes: Any) -> dict[str, Any]:
+    moment = datetime.datetime(2026, 11, 21, 12, 0, number, tzinfo=datetime.UTC)
+    made = {
+        "workload": "tp_block", "variant": variant, "status": "ok", "device": "cuda", "gpu_name": "NVIDIA H200",
+        "tokens": 8192, "dp_size": 1, "dtype": "bfloat16", "save_gathered": True, "signals": "stream", "seed": 0,
+        "time_ms": 9.0, "device_ms": 8.0 + number, "forward_ms": 3.0, "backward_ms": 5.0, "loss_value": -0.5,
+        "grad_norm": 19.25, "exposed_ms": 0.5, "hidden_share": 0.75, "peak_gib": 1.5, "interpreted": False,
+        "started_at": moment, "finished_at": moment, **SIZES, **TRACE,
+    }  # fmt: skip
+    made |= changes
+    return made | {"key": f"{variant}-{made['tokens']}-{made['save_gathered']}"}
+
+
+def timed(part: str, tokens: int, variant: str, wall: float, device: float, **changes: Any) -> dict[str, Any]:
+    facts = {"part": part, "tokens": tokens, "time_ms": wall, "device_ms": device, "graph": False, "layers": 0}
+    return row(variant, 1, **{**facts, "torch_version": "2.11.0", "warmed_up": True, "hardware": "H200", **changes})
+
+
+TIMED = [
+    *(timed("mlp", tokens, "block_tp", 2.0, 1.0) for tokens in (128, 512, 2048, 8192)),
+    timed("mlp", 128, "block_copy_engine", 4.0, 0.8),
+    timed("mlp", 512, "block_copy_engine", 4.0, 1.1),
+    timed("mlp", 2048, "block_copy_engine", 2.1, 0.8),
+    timed("mlp", 8192, "block_copy_engine", 1.6, 0.8),
+    timed("mlp", 2048, "block_symm_mem", 2.5, 0.9),
+    timed("column", 8192, "block_tp", 1.0, 1.0),
+    timed("column", 8192, "block_copy_engine", 1.0, 0.995),
+    timed("mlp", 8192, "block_tp", 1.0, 1.0, graph=True),
+    timed("mlp", 8192, "block_copy_engine", 0.5, 0.5, graph=True),
+    timed("mlp", 8192, "block_no_tp", 9.0, 9.0),
+    timed("mlp", 8192, "block_copy_engine", 0.1, 0.1, layers=2),
+    timed("mlp", 8192, "block_auto", 0.1, 0.1, try_graphs=True),
+    timed("mlp", 8192, "block_symm_mem", 0.1, 0.1, status="error"),
+]
+
+
+def test_each_row_is_compared_with_the_plain_one_of_its_problem() -> None:
+    found = {(one.group.part, one.group.graph, one.variant, one.tokens): one.by_clock for one in speedups(TIMED)}
+    assert found["mlp", False, "block_copy_engine", 2048] == {"time_ms": 2.0 / 2.1, "device_ms": 1.25}
+    assert found["mlp", True, "block_copy_engine", 8192] == {"time_ms": 2.0, "device_ms": 2.0}
+    assert found["column", False, "block_copy_engine", 8192] == {"time_ms": 1.0, "device_ms": 1 / 0.995}
+    assert len(found) == 7
+
+
+def test_overlap_pays_from_the_length_after_the_last_loss() -> None:
+    mlp = [speedup for speedup in speedups(TIMED) if speedup.group.part == "mlp" and not speedup.group.graph]
+    assert pays_from(mlp, "device_ms") == 2048, "not from 128 on: at 512 it loses"
+    assert pays_from(mlp, "time_ms") == 8192
+    assert pays_from([one for one in speedups(TIMED) if one.group.part == "column"], "device_ms") is None
+    *_, ends = tables([{**row, "device_ms": None} for row in TIMED])
+    assert ends.rows[1][-2:] == ("8192", "-"), "rows of a CPU have no device time"
+
+
+def test_the_tables_and_the_picture_show_both_clocks() -> None:
+    column, eager, graph, ends = tables(TIMED)
+    assert "part=column" in column.heading and "graph=true" in graph.heading
+    assert eager.columns == ("tokens", "block_copy_engine", "block_symm_mem")
+    assert eager.rows[2] == ("2048", "0.95x (1.25x)", "0.80x (1.11x)") and eager.rows[3][2] == "-"
+    assert ends.rows[1] == ("mlp", "4096", "4", "false", "8192", "2048")
+    assert ends.rows[0] == ("column", "4096", "4", "false", "not up to 8192", "not up to 8192")
+    drawn = picture(TIMED)
+    assert drawn is not None and [panel.title for panel in drawn.panels] == ["part=mlp, hidden=4096, tp=4"]
+    assert {(line.label, line.dashed) for line in drawn.panels[0].lines} == {
+        (name, dashed) for name in ("block_copy_engine", "block_symm_mem") for dashed in (False, True)
+    }
+    assert drawn.doubling == (128, 512, 2048, 8192)
+    assert overlap_study.picture(TIMED[6:8]) is None
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    nothing = dict.fromkeys(("time_ms", "device_ms", "loss_value", *TRACE))
+    made = [
+        row("block_tp", 9, device_ms=99.0),  # older than the next
+        row("block_tp", 10),
+        row("block_tp", 11, save_gathered=False, **dict.fromkeys(TRACE)),
+        row("block_auto", 12, hidden_share=0.815),
+        row("block_no_tp", 13, hidden_share=None, exposed_ms=None),
+        row("block_symm_mem", 14, status="skipped", reason="needs a CUDA GPU", **nothing),
+        row("block_tp", 15, tokens=2048, device_ms=2.0),
+    ]
+    for index, synthetic in enumerate(made):
+        write_row(synthetic, folder, f"r{index}")
+    return folder
+
+
+def test_the_study_has_a_line_for_each_variant_and_option(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report([str(rows), "--study", "profile", "--only", "tokens=8192", "--format", "csv"]) == 0
+    lines = {line["variant"]: line for line in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    options = {"block_tp", "block_tp save_gathered=false"}
+    assert set(lines) == {"block_no_tp", "block_symm_mem", "block_auto"} | options
+    assert lines["block_tp"]["device_ms"] == "18.0"
+    assert lines["block_tp"]["of best"] == "1.0" and float(lines["block_no_tp"]["of best"]) == pytest.approx(1.17, 0.01)
+    assert lines["block_auto"]["hidden_share"].startswith("0.81") and lines["block_no_tp"]["hidden_share"] == ""
+    assert lines["block_symm_mem"]["status"] == "skipped" and "overlap_fraction" not in lines["block_auto"]
+
+
+def test_the_timeline_is_drawn_from_rows(rows: Path, tmp_path: Path) -> None:
+    file = tmp_path / "step.svg"
+    assert report([str(rows), "--only", "tokens=8192", "--format", "svg", "--plot", "timeline", "-o", str(file)]) == 0
+    text = file.read_text()
+    for label in ("block_tp, 3.25 ms", "block_auto, 3.25 ms", "communication", "tokens=8192"):
+        assert label in text
+    assert "block_symm_mem" not in text and "block_tp save_gathered=false" not in text
+
+
+def test_its_bars_are_the_intervals(rows: Path) -> None:
+    (section,) = arrange_rows(load(rows), plots.COLUMNS).grids
+    with style.drawing("test"):
+        figure = timeline.draw(section)
+    assert figure is not None
+    first = figure.axes[0]
+    spans = [
+        tuple(round(float(value), 3) for value in (box.x0, box.x1 - box.x0, (box.y0 + box.y1) / 2))
+        for collection in first.collections
+        for box in (path.get_extents() for path in collection.get_paths())
+    ]
+    assert sorted(spans) == [(0.0, 0.4, 0.0), (0.5, 2.0, 0.0), (0.6, 1.0, 1.0), (3.0, 0.25, 0.0)]
+
+
+def test_rows_without_a_timeline_say_so(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ["--format", "svg", "--plot", "timeline", "-o", "x.svg", "--only", "variant=block_symm_mem"]
+    assert report([str(rows), *wanted]) == 2
+    assert "these rows have nothing for the plot timeline" in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""Documents and studies made from rows, and committed rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from tests.support.command import ROOT
+from tpbench.report.analysis.agreement import frame_warnings
+from tpbench.results.read import load
+from tpbench.workloads.train_step.documents import json_document, tables
+
+
+@pytest.mark.parametrize("folder", ["reference", "options"])
+def test_committed_rows_train_stably(folder: str) -> None:
+    """Losses fall, with the default learning rate without a peak, and rows of one problem agree."""
+    rows = load(ROOT / "outputs" / folder, workload="train_step", status="ok")
+    stable = rows[rows["learning_rate"] == 1e-5]
+    assert len(rows) and all(losses[-1] < losses[0] for losses in rows["losses"])
+    assert len(stable) and all(max(losses) <= losses[0] * 1.0005 for losses in stable["losses"])
+    assert not frame_warnings(rows)
+
+
+def row(variant: str, losses: list[float], norms: list[float], **changes: Any) -> dict[str, Any]:
+    """Return a correct row of a small problem."""
+    return {
+        "variant": variant, "status": "ok", "model": "qwen3_8b", "dp_size": 2, "oracle": "3 steps by one process",
+        "losses": losses, "grad_norms": norms, "loss_error": 2e-4, "grad_error": 0.01, **changes,
+    }  # fmt: skip
+
+
+def test_the_largest_errors_of_each_variant_by_check() -> None:
+    first, second = row("ddp", [2.0], [1.0]), row("ddp", [2.0], [1.0], loss_error=5.7e-4, grad_error=0.002)
+    forward = row("fsdp", [2.0], [1.0], oracle="loss of the first step by a forward pass", grad_error=None)
+    errors, *_ = tables([second, first, forward, row("fsdp", [9.0], [9.0], status="wrong", loss_error=1.0)])
+    assert errors.rows == (
+        ("3 steps by one process", "ddp", "2", "0.057%", "1%"),
+        ("loss of the first step by a forward pass", "fsdp", "1", "0.02%", "-"),
+    )
+
+
+def test_differences_by_step_are_of_equal_problems_only() -> None:
+    rows = [
+        row("autotp", [10.0, 9.0, 8.0, 7.0, 6.0], [4.0, 2.0, 1.0, 1.0, 1.0]),
+        row("fsdp", [10.0, 9.9, 8.0, 7.0, 5.4], [4.0, 2.0, 1.0, 4.0, 2.0]),
+        row("ddp", [20.0, 20.0, 20.0, 20.0, 20.0], [9.0] * 5, dp_size=4),
+    ]
+    *_, differences = tables(rows)
+    assert differences.columns == ("step", "problems", "rows", "losses", "grad_norms")
+    assert differences.rows == (
+        ("1", "1", "2", "0%", "0%"),
+        ("2", "1", "2", "9.1%", "0%"),
+        ("3", "1", "2", "0%", "0%"),
+        ("4", "1", "2", "0%", "75%"),
+        ("5", "1", "2", "10%", "50%"),
+    )
+
+
+def test_a_step_that_only_one_row_reached_is_not_compared() -> None:
+    *_, differences = tables([row("autotp", [10.0, 9.0], [4.0, 2.0]), row("fsdp", [10.0], [4.0])])
+    assert [line[0] for line in differences.rows] == ["1"]
+
+
+def test_the_last_step_that_two_rows_share_is_shown() -> None:
+    lengths = (7, 5, 5, 5)
+    *_, differences = tables([row(f"variant_{number}", [2.0] * n, [1.0] * n) for number, n in enumerate(lengths)])
+    assert [line[:3] for line in differences.rows][-1] == ("5", "1", "4")
+
+
+def test_rows_without_an_equal_have_errors_only() -> None:
+    (errors,) = tables([row("autotp", [10.0], [4.0])])
+    assert errors.columns[0] == "oracle" and tables([row("autotp", [10.0], [4.0], status="wrong")]) == []
+
+
+STEP_KEYS = [
+    "step", "loss", "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "tokens_per_sec",
+    "samples_per_sec", "memory_allocated_gb", "memory_peak_gb",
+]  # fmt: skip
+SUMMARY_KEYS = [
+    "num_steps", "avg_step_time_ms", "std_step_time_ms", "avg_tokens_per_sec", "avg_samples_per_sec", "avg_loss",
+    "final_loss", "peak_memory_gb", "timing_breakdown",
+]  # fmt: skip
+JOB = {
+    "model": "tiny", "variant": "autotp", "tp_size": 2, "dp_size": 2, "batch_size": 2, "seq_length": 8, "accumulate": 3,
+    "autocast": True, "seed": 7,
+}  # fmt: skip
+ROW = {
+    "status": "ok", "job": json.dumps(JOB), "variant": "autotp", "tp_size": 2, "dp_size": 2, "world_size": 4,
+    "samples_ms": [50.0, 150.0], "device_samples_ms": None, "losses": [9.0, 8.0, 7.0], "grad_norms": [1.0, 2.0, 3.0],
+    "peak_gib": 1.5, "forward_ms": 10.0, "backward_ms": 20.0, "optimizer_ms": 30.0, "step_forward_ms": [10.0, 20.0],
+    "step_backward_ms": [20.0, 30.0], "step_optimizer_ms": [5.0, 15.0], "iteration_held_gib": [1.0, 2.0],
+    "iteration_peak_gib": [1.5, 2.5],
+}  # fmt: skip
+
+
+def test_only_measured_rows_make_documents() -> None:
+    result = json_document(ROW)
+    assert result is not None
+    name, content = result
+    assert name == "results_autotp_tp2_dp2" and list(content) == ["config", "steps", "summary"]
+    names = ["model_name", "impl", "tp_size", "dp_size", "batch_size", "seq_length", "autocast"]
+    assert list(content["config"])[:7] == names and content["config"]["seed"] == 7
+    first, last = content["steps"]
+    assert list(first) == STEP_KEYS
+    assert (first["loss"], last["loss"]) == (8.0, 7.0)  # warm-up is not among them
+    assert (first["step"], first["step_time_s"], first["backward_time_s"]) == (1, 0.05, 0.02)
+    assert first["tokens_per_sec"] == 2 * 8 * 3 * 2 / 0.05 == 8 * first["samples_per_sec"]
+    assert (last["memory_allocated_gb"], last["memory_peak_gb"]) == (2 * 2**30 / 1e9, 2.5 * 2**30 / 1e9)
+    summary = content["summary"]
+    assert list(summary) == SUMMARY_KEYS
+    assert summary["avg_tokens_per_sec"] == 2 * 8 * 3 * 2 / 0.1 == 8 * summary["avg_samples_per_sec"]
+    assert (summary["num_steps"], summary["avg_step_time_ms"]) == (2, 100.0)
+    assert (summary["avg_loss"], summary["final_loss"]) == (7.5, 7.0)
+    assert summary["std_step_time_ms"] == pytest.approx(50 * math.sqrt(2))
+    assert summary["peak_memory_gb"] == pytest.approx(1.5 * 2**30 / 1e9)
+    assert summary["timing_breakdown"] == pytest.approx(
+        {"forward_pct": 15, "backward_pct": 25, "optimizer_pct": 10, "other_pct": 50}
+    )
+    assert json_document({**ROW, "status": "oom"}) is None
+
+
+def test_documents_of_older_rows_have_null_for_what_was_not_recorded() -> None:
+    result = json_document({name: value for name, value in ROW.items() if not name.startswith(("step_", "iteration_"))})
+    assert result is not None
+    first, summary = result[1]["steps"][0], result[1]["summary"]
+    assert list(first) == STEP_KEYS and first["forward_time_s"] is None and first["memory_peak_gb"] is None
+    assert summary["timing_breakdown"]["optimizer_pct"] == pytest.approx(30)  # of the median
+    assert summary["timing_breakdown"]["other_pct"] == pytest.approx(40)

@@ -1,0 +1,54 @@
+"""Capture work on a GPU as a CUDA graph: the host then launches one graph in place of many kernels.
+
+All workloads capture here. A capture runs no kernel, so the first replay fills the tensors of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+WARMUP_PASSES = 3
+"""Passes before a capture: they allocate shared memory and choose kernels."""
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class CapturedWork(Generic[ResultT]):
+    """A captured call."""
+
+    result: ResultT
+    """The result of the call. Each replay fills its tensors again."""
+    replay: Callable[[], None]
+    """Launch the graph on the current stream."""
+
+
+def warm_up(work: Callable[[], object], passes: int = WARMUP_PASSES) -> None:
+    """Run the work on a side stream before it is captured, as torch asks."""
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        for _ in range(passes):
+            work()
+    current.wait_stream(side)
+
+
+def capture(
+    work: Callable[[], ResultT], *, stream: torch.cuda.Stream | None = None, pool: Any = None
+) -> CapturedWork[ResultT]:
+    """Capture a call of the work.
+
+    Args:
+        work: queues kernels and does not wait for the device. Collectives over NCCL become a part of the graph.
+        stream: the stream of the capture, if the work refers to streams. By default one of torch's own.
+        pool: memory of `torch.cuda.graph_pool_handle()`, which graphs may share that do not run at the same time.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # NCCL's watchdog queries events in a thread of its own, which a global capture would forbid.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        result = work()
+    return CapturedWork(result, graph.replay)

@@ -1,0 +1,74 @@
+"""The rates that this machine reaches, from which floors are computed: of copies and of matrix products."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+from tpbench.measure.stopwatch import Stopwatch
+
+COPIES = 9
+BYTES = {"cuda": 2**31, "cpu": 2**26}
+"""Source and target together: large against the caches, small against the memory."""
+
+SIDE = {"cuda": 8192, "cpu": 512}
+"""Rows and columns of the square matrices that are multiplied."""
+
+
+def copy_gb_per_s(device: torch.device) -> float:
+    """Measure a large copy within each rank's memory, in 1e9 bytes per second. Collective.
+
+    Bytes read and bytes written both count. All ranks copy at once: on a CPU they share the memory bandwidth, as the
+    variants do. The result is the median of `COPIES` copies on the slowest rank.
+    """
+    source = torch.ones(BYTES[device.type] // 2, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    dist.barrier()
+    seconds = (_device_seconds if device.type == "cuda" else _host_seconds)(target, source)
+    median_s = statistics.median(seconds[1:])  # the first copy touches the pages of the target
+    rate = torch.tensor(2 * source.nbytes / median_s / 1e9, dtype=torch.float64)
+    dist.all_reduce(rate, op=dist.ReduceOp.MIN)
+    del source, target
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return float(rate)
+
+
+def _device_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
+    """Queue all copies before the first one ends, so that no launch time lies between two events."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(COPIES + 2)]
+    for event in events:
+        event.record()
+        target.copy_(source)
+    torch.cuda.synchronize(source.device)
+    return [begin.elapsed_time(end) / 1e3 for begin, end in itertools.pairwise(events)]
+
+
+def _host_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
+    times_s = [time.perf_counter()]
+    for _ in range(COPIES + 1):
+        target.copy_(source)
+        times_s.append(time.perf_counter())
+    return [end - begin for begin, end in itertools.pairwise(times_s)]
+
+
+def gemm_tflops(dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch) -> float:
+    """Measure a large matrix product while all ranks compute: the slowest rank's rate in TFLOP/s. Collective."""
+    side = SIDE[device.type]
+    # Not zeros: a product of zeros draws less power and runs at higher clocks.
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+
+    def multiply() -> None:
+        torch.mm(left, right, out=product)
+
+    return 2 * side**3 / stopwatch.ms(multiply) / 1e9
+
+
+def compute_ms(flops: int, tflops: float) -> float:
+    """Return the least time in ms for `flops` floating-point operations at a rate in TFLOP/s."""
+    return flops / tflops / 1e9

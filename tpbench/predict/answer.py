@@ -1,0 +1,246 @@
+"""Predictions as text or JSON. The text begins with a sentence that says which variant to use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tpbench.predict.memory import LARGEST_ERROR, RESERVE_GIB, Estimate, Target
+from tpbench.predict.model import ERROR_BAR_SHARE, Prediction, VariantModel, extrapolation_factors
+from tpbench.report.analysis.metrics import number
+from tpbench.tables import MISSING, aligned_lines
+from tpbench.workloads.cost_model import ProblemSize, Question
+
+UNKNOWN = "unknown"
+"""Text of a number whose error bar is too wide, with that error, and of communication that the rows do not tell."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The predictions of all variants for one problem."""
+
+    size: Any
+    """A `ProblemSize`."""
+    predictions: Sequence[Prediction]
+    models: Mapping[str, VariantModel]
+    target: Target
+    question: Question | None = None
+    filtered: bool = False
+    """True if the user chose the variants, so that others are not compared."""
+
+    @property
+    def free_gib(self) -> float:
+        """Memory of the operation, inputs included."""
+        return self.target.free_gib(self.size)
+
+    @property
+    def first_sentence(self) -> str:
+        """The answer in one sentence, without a full stop."""
+        return first_sentence(self.predictions, self.question, self.free_gib, filtered=self.filtered)
+
+
+def text(answers: Sequence[Answer]) -> str:
+    """Return the first sentence on each problem, and then for each a table with one line for each variant."""
+    if len(answers) == 1:
+        return f"{answers[0].first_sentence}.\n\n{_table(answers[0])}"
+    sentences = [f"{answer.size}: {answer.first_sentence}." for answer in answers]
+    return "\n".join([*sentences, "", *map(_table, answers)])
+
+
+def _table(answer: Answer) -> str:
+    size, free, gpu = answer.size, answer.free_gib, answer.target.measured_on
+    columns = [
+        "variant",
+        "wall time",
+        "device time",
+        "communication",
+        "sent by a rank",
+        "extra peak memory",
+        f"in {number(free)} GiB",
+    ]
+    grid = [columns]
+    for prediction in answer.predictions:
+        grid.append([
+            prediction.label, _with_error(prediction.time_ms, "ms"), _with_error(prediction.device_ms, "ms"),
+            _communication(prediction, answer.target),
+            UNKNOWN if (sent := prediction.bytes_communicated) is None else f"{number(sent / 2**20)} MiB",
+            _with_error(prediction.peak_gib, "GiB"), prediction.memory_outcome(free),
+        ])  # fmt: skip
+    cells = sum(len(answer.models[prediction.label].cells) for prediction in answer.predictions)
+    notes = [
+        answer.target.speed_text(),
+        answer.target.memory_text(size),
+        extrapolation([answer.models[prediction.label] for prediction in answer.predictions], size),
+        f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
+        f"grows with each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}, so measure a "
+        "cell of about that size",
+        _unknown_communication(answer),
+        *(
+            f"{prediction.label}: {reason}"
+            for prediction in answer.predictions
+            if (reason := prediction.memory_reason(free))
+        ),
+    ]
+    lines = [
+        f"{size}: predicted from {cells} cells measured on {gpu}",
+        *aligned_lines(grid[0], grid[1:]),
+        *filter(None, notes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _communication(prediction: Prediction, target: Target) -> str:
+    if prediction.communication_ms is None:
+        return MISSING if target.slowdown is None else UNKNOWN
+    return f"{number(prediction.communication_ms)} ms"
+
+
+def _unknown_communication(answer: Answer) -> str | None:
+    if answer.target.slowdown is None or all(
+        prediction.communication_ms is not None for prediction in answer.predictions
+    ):
+        return None
+    return f"communication is {UNKNOWN} if the rows of a variant do not tell its time apart from the rest"
+
+
+def extrapolation(models: Sequence[VariantModel], size: ProblemSize) -> str | None:
+    """Return one sentence about the fields of the size that lie outside the measured range, or None."""
+    factors: dict[str, list[float]] = {}
+    for model in models:
+        for name, times in extrapolation_factors(model.cells, size).items():
+            factors.setdefault(name, []).append(times)
+    if not factors:
+        return None
+    parts = []
+    for name, all_times in factors.items():
+        low, high = f"{min(all_times):.3g}", f"{max(all_times):.3g}"
+        of = "all variants" if len(all_times) == len(models) else f"{len(all_times)} of {len(models)} variants"
+        parts.append(f"{name}={getattr(size, name)} {low if low == high else f'{low} to {high}'} times ({of})")
+    return f"extrapolates beyond what was measured: {', '.join(parts)}"
+
+
+def as_json(answers: Sequence[Answer]) -> str:
+    """Return the same as JSON: an object for one problem, a list for several."""
+    objects = [_answer_object(answer) for answer in answers]
+    return json.dumps(objects[0] if len(objects) == 1 else objects, indent=2) + "\n"
+
+
+def _estimate_object(estimate: Estimate | None) -> dict[str, object] | None:
+    if estimate is None:
+        return None
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "known": estimate.known}
+
+
+def _answer_object(answer: Answer) -> dict[str, object]:
+    size, target = answer.size, answer.target
+    variants = {
+        prediction.label: {
+            "time_ms": _estimate_object(prediction.time_ms), "device_ms": _estimate_object(prediction.device_ms),
+            "communication_ms": prediction.communication_ms, "bytes_communicated": prediction.bytes_communicated,
+            "peak_gib": _estimate_object(prediction.peak_gib),
+            "memory": prediction.memory_outcome(answer.free_gib),
+            "memory_reason": prediction.memory_reason(answer.free_gib),
+            "beyond": extrapolation_factors(answer.models[prediction.label].cells, size),
+        }
+        for prediction in answer.predictions
+    }  # fmt: skip
+    problem: dict[str, object] = asdict(size)
+    return {
+        "verdict": answer.first_sentence, "gpu": target.measured_on, "same_gpu": target.is_measured,
+        "slowdown": target.slowdown, "gpu_memory_gib": target.memory_gib, "reserve_gib": RESERVE_GIB,
+        "beside": target.beside.name if target.beside else None,
+        "free_gib": answer.free_gib, "inputs_gib": size.inputs_gib, **problem, "variants": variants,
+    }  # fmt: skip
+
+
+def _with_error(estimate: Estimate | None, unit: str) -> str:
+    if estimate is None:
+        return MISSING
+    error = f"+-{estimate.error:.0%}"
+    return f"{number(estimate.value)} {unit} {error}" if estimate.known else f"{UNKNOWN} ({error})"
+
+
+_FEW_TIMES = 10
+
+
+def first_sentence(
+    predictions: Sequence[Prediction], question: Question | None, free: float, *, filtered: bool = False
+) -> str:
+    """Return the answer to the workload's question, or without one the fastest variant that fits.
+
+    `free`: memory that the operation may use, inputs included, in GiB. If the variants were `filtered`, the answer
+    claims nothing about others.
+    """
+    asked = next((prediction for prediction in predictions if question and prediction.label == question.variant), None)
+    others = [prediction for prediction in predictions if prediction is not asked]
+    fitting = [prediction for prediction in others if prediction.memory_outcome(free) == "fits"]
+    best = min(fitting, key=_order, default=None)
+    if asked is None or question is None:
+        return _fastest(fitting, best, others, free, filtered)
+    fits = asked.memory_outcome(free)
+    memory = f"{question.subject} takes {number(asked.peak_gib.value)} GiB"
+    if fits != "fits":
+        word = "does not fit" if fits == "OOM" else "may not fit"
+        none = "" if filtered else ", and no other variant with enough rows surely fits"
+        instead = f": use {best.label}, which does" if best else none
+        return f"{memory} and {word} into {number(free)} GiB{_because(asked, free)}{instead}"
+    if best is None:
+        none = "" if filtered else "; no other variant with enough rows surely does"
+        return f"{memory} and fits into {number(free)} GiB{none}"
+    return f"{memory} {_against(asked, best, question)}"
+
+
+def _because(prediction: Prediction, free: float) -> str:
+    reason = prediction.memory_reason(free)
+    return f" ({reason})" if reason else ""
+
+
+def _known(estimate: Estimate | None) -> bool:
+    return estimate is not None and estimate.known
+
+
+def _order(prediction: Prediction) -> tuple[bool, float]:
+    """Return a key that sorts known device times, then known wall times, then the memory of the others."""
+    for estimate in (prediction.device_ms, prediction.time_ms):
+        if estimate is not None and estimate.known:
+            return False, estimate.value
+    return True, float(f"{prediction.peak_gib.value:.2g}")
+
+
+def _against(asked: Prediction, best: Prediction, question: Question) -> str:
+    clock = next((clock for clock in ("device_ms", "time_ms") if _known(getattr(asked, clock))), "time_ms")
+    mine, other = getattr(asked, clock), getattr(best, clock)
+    if not (_known(mine) and _known(other)):
+        smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
+        return f"and fits, {smaller}: their times on this GPU are not known well enough to compare"
+    times = mine.value / other.value
+    shown = f"{times:.2g}" if times < _FEW_TIMES else f"{times:.0f}"
+    by = "device time" if clock == "device_ms" else "wall time"
+    if mine.low > other.high:
+        return f"and {shown} times as long as {best.label} ({by}): do not {question.action}"
+    if mine.high < other.low:
+        return f"and {shown} times as long as {best.label} ({by}): {question.action}"
+    return f"and about as long as {best.label} ({shown} times by {by}, within the error): memory decides"
+
+
+def _fastest(
+    fitting: Sequence[Prediction],
+    best: Prediction | None,
+    all_of_them: Sequence[Prediction],
+    free: float,
+    filtered: bool,
+) -> str:
+    if best is None:
+        smallest = min(all_of_them, key=lambda prediction: prediction.peak_gib.value)
+        return (
+            f"No {'chosen ' if filtered else ''}variant surely fits into {number(free)} GiB: the smallest, "
+            f"{smallest.label}, takes {number(smallest.needed_gib)} GiB{_because(smallest, free)}"
+        )
+    memory = f"takes {number(best.peak_gib.value)} GiB and fits"
+    unknown, value = _order(best)
+    if unknown:
+        return f"{best.label} {memory}; its time on this GPU is not known well enough"
+    alone = "" if len(fitting) == 1 else f", the fastest of {len(fitting)} that fit"
+    return f"{best.label} {memory}, in {number(value)} ms{alone}"

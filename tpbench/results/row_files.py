@@ -1,0 +1,175 @@
+"""Files of rows: where they are, their checksums, and the content of each as one Arrow table.
+
+A file that cannot be read costs a complaint, not the other files. Nothing in a file is evaluated: Arrow reads it, and
+its metadata is dropped except for the version of the schema.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import stat
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tpbench.results.schema import MARKER, SCHEMA_VERSION
+from tpbench.suggestions import printable
+
+Where: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+"""A folder, a file, a glob, or several of these."""
+
+_THREADS = min(4, os.cpu_count() or 1)
+_LISTINGS = 3
+"""Most times that the folder is listed: again if a file vanished, because its rows may be in a merged file now."""
+_MAX_BYTES = 2**32
+"""Largest file that is read, in bytes, and largest content of a compressed file by its metadata."""
+_MAX_ROWS = 10**7
+"""Most rows of one file."""
+
+_BEGIN, _END = b"\xfftpbench-sha256\xfe", b"\xfesha256-tpbench\xff"
+"""Marks around the checksum. No valid text contains them. There are two, because a bit may change in one of them."""
+_FOOTER_END = 8
+"""The last bytes of a Parquet file: the length of the footer and `PAR1`."""
+
+
+def row_files(where: Where) -> list[Path]:
+    """Return every Parquet file that `where` names, sorted, without duplicates.
+
+    Folders are searched recursively. Hidden names are temporary files and are skipped. Raises FileNotFoundError for a
+    name that matches nothing.
+    """
+    places = [where] if isinstance(where, (str, os.PathLike)) else list(where)
+    return sorted({path.absolute() for place in places for path in _expand(Path(place))})
+
+
+def _expand(place: Path) -> Iterable[Path]:
+    # A name that exists is no pattern, even with an asterisk in it. Path.glob accepts no absolute pattern.
+    matches = [place] if place.exists() else [Path(match) for match in glob.glob(str(place), recursive=True)]  # noqa: PTH207
+    if not matches:
+        raise FileNotFoundError(f"no such folder or file: {place}")
+    return [path for match in matches for path in (_search(match) if match.is_dir() else [match])]
+
+
+def _search(folder: Path) -> Iterable[Path]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if name.endswith(".parquet") and not name.startswith("."):
+                yield Path(parent, name)
+
+
+def with_checksum(content: bytes) -> bytes:
+    """Return a Parquet file with a checksum of all its bytes. A file that has one already stays as it is.
+
+    The checksum lies between the data and the footer, where no reader looks. A program that rewrites the file drops it,
+    and the file is then read without a check.
+    """
+    if _BEGIN in content:
+        return content
+    footer = int.from_bytes(content[-_FOOTER_END:-4], "little")
+    cut = len(content) - _FOOTER_END - footer
+    before, after = content[:cut] + _BEGIN, _END + content[cut:]
+    return before + _digest(before, after) + after
+
+
+def is_damaged(content: bytes) -> bool:
+    """Return True if the file has a checksum, or a part of one, that does not fit its bytes."""
+    begin, end = content.rfind(_BEGIN), content.rfind(_END)
+    if begin < 0 and end < 0:
+        return False
+    start, view = begin + len(_BEGIN), memoryview(content)
+    return begin < 0 or end < 0 or _digest(view[:start], view[end:]) != content[start:end]
+
+
+def _digest(before: bytes | memoryview, after: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(before)
+    digest.update(after)
+    return digest.digest()
+
+
+class Unreadable(Exception):
+    """The reason why a file is skipped."""
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The content of one file."""
+
+    version: int
+    """Version of the schema that wrote the file."""
+    table: pa.Table
+
+
+def read_files(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, FileRows], list[str]]:
+    """Return the content of every readable file, and a complaint for each other file."""
+    reads: dict[Path, FileRows] = {}
+    refused: dict[Path, str] = {}
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for _ in range(_LISTINGS):
+            new = [path for path in row_files(where) if path not in reads and path not in refused]
+            vanished = False
+            # Threads only for the disk: while Arrow parses such small files, it holds the interpreter lock.
+            for path, content in zip(new, threads.map(_content, new), strict=True):
+                result = _parse(content, columns) if isinstance(content, bytes) else content
+                if isinstance(result, FileRows):
+                    reads[path] = result
+                elif result is None:
+                    vanished = True
+                else:
+                    refused[path] = f"{shown(path)}: skipped, {result}"
+            if not vanished:
+                break
+    return reads, list(refused.values())
+
+
+def _content(path: Path) -> bytes | Unreadable | None:
+    """Return the file's bytes, or why it cannot be read, or None if it was deleted."""
+    try:
+        # Without waiting: the opening of a pipe would wait for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return Unreadable("it is no regular file")
+            if status.st_size > _MAX_BYTES:
+                return Unreadable(f"it is larger than {_MAX_BYTES} bytes")
+            return file.read(_MAX_BYTES)  # not mapped: truncating a mapped file would kill this process
+    except FileNotFoundError:
+        return None
+    except (OSError, MemoryError) as error:
+        return Unreadable(f"it cannot be opened: {getattr(error, 'strerror', None) or error}")
+
+
+def _parse(content: bytes, columns: frozenset[str] | None) -> FileRows | Unreadable:
+    """Return the file's rows with those columns, or why they cannot be read."""
+    if is_damaged(content):
+        return Unreadable("it is broken: its checksum does not fit its content")
+    try:
+        parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
+        marker = (parquet.metadata.metadata or {}).get(MARKER)
+        if marker is None:
+            return Unreadable("it is not tpbench's")
+        version = int(marker)
+        if version < SCHEMA_VERSION:
+            return Unreadable(f"it has version {version} of the schema, and this tpbench reads {SCHEMA_VERSION}")
+        groups = (parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups))
+        if parquet.metadata.num_rows > _MAX_ROWS or sum(group.total_byte_size for group in groups) > _MAX_BYTES:
+            return Unreadable(f"it has more than {_MAX_ROWS} rows or {_MAX_BYTES} bytes")
+        names = parquet.schema_arrow.names
+        wanted = None if columns is None else [name for name in names if name in columns]
+        table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
+        table.validate(full=True)  # text that is not UTF-8 would fail much later
+        return FileRows(version, table)
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, NotImplementedError, MemoryError) as error:
+        return Unreadable(f"it is broken: {printable(str(error))}")
+
+
+def shown(path: Path) -> str:
+    """Return a path as text that a terminal shows: the name of a file may hold anything."""
+    return printable(str(path), 1000)

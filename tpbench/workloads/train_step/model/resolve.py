@@ -1,0 +1,184 @@
+"""Complete the model that a problem names: from a local folder's config.json, without the transformers package if that
+is possible. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tpbench import packages
+from tpbench.settings import JobError, parse
+from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep, parse_mapping
+
+KNOWN_ARCHITECTURES = ("llama", "qwen3")
+"""Architectures that need no check by the transformers package, whose import takes seconds. Their embeddings are not
+tied if a config.json does not say."""
+PLAIN_LOGITS = ("llama", "qwen", "mistral", "ministral", "olmo", "phi", "gemma")
+"""Beginnings of the model types whose logits are those of the head, or capped as the configuration says."""
+_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_KEYS = {
+    "architecture": "model_type",
+    "hidden_size": "hidden_size",
+    "ffn_size": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocab": "vocab_size",
+}
+"""Required keys of config.json, by field of the problem."""
+_DEFAULTS = {"qwen3": {"head_dim": 128, "num_key_value_heads": 32}}
+"""Values that transformers uses for keys that config.json lacks, by model type, if other sizes do not imply them."""
+_SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
+"""Keys that describe how the file was saved. They are not part of the model: the problem sets the trained dtype."""
+
+
+def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainStep:
+    """Return the problem with the fields of its local folder, if it has one, and with its depth as a number.
+
+    `chosen` names the fields that the command line sets. If some of them describe the model, the model's name gains
+    them. Raises JobError if the folder describes no dense decoder, if `chosen` contradicts a folder, and if the
+    transformers package does not have the model or makes a model of other sizes.
+    """
+    if "config_hash" in chosen:
+        raise JobError("config_hash is of what the model's folder says: it cannot be set")
+    if computed := [name for name in COMPUTED if name in chosen]:
+        raise JobError(f"{computed[0]} is what the model's layers have: it cannot be set")
+    problem = replace(problem, **{name: getattr(TrainStep, name) for name in COMPUTED})
+    changed = [name for name in ARCHITECTURE if name in chosen]
+    must_check = problem.architecture not in KNOWN_ARCHITECTURES
+    if problem.model_dir:
+        if changed:
+            raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
+        folder = model_folder(problem.model_dir)
+        content = read(folder)
+        fields = problem_fields(folder, content)
+        if "tp_mapping" in chosen:
+            fields.pop("tp_mapping", None)
+        if "tied" not in fields:
+            fields["tied"] = _tied_by_default(problem.model_dir, fields["architecture"])
+        problem = parse(TrainStep, asdict(problem) | fields)
+        must_check = problem.architecture not in KNOWN_ARCHITECTURES or bool(content.get("use_sliding_window"))
+    elif changed:
+        values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
+        problem = replace(problem, model=f"{problem.model}[{values}]")
+    parse_mapping(problem.tp_mapping)
+    if must_check and packages.installed("transformers"):
+        from tpbench.workloads.train_step.model.configuration import with_window
+        from tpbench.workloads.train_step.model.models import counted
+
+        try:
+            problem = counted(with_window(problem))
+        except (TypeError, ValueError) as error:
+            raise JobError(str(error)) from None
+    return replace(problem, num_layers=problem.depth)
+
+
+def _tied_by_default(model_dir: str, architecture: Any) -> bool:
+    """Return whether models of this type are tied if their config.json does not say.
+
+    Raises JobError if only the transformers package knows and it is not installed.
+    """
+    if architecture in KNOWN_ARCHITECTURES:
+        return False
+    if not packages.installed("transformers"):
+        raise JobError(
+            f"model_dir={model_dir}: config.json lacks tie_word_embeddings, for which only the transformers package "
+            f"(not installed) knows the default of {architecture}. To install it: {packages.install_command('train')}"
+        )
+    from tpbench.workloads.train_step.model.configuration import tied_by_default
+
+    try:
+        return tied_by_default(str(architecture))
+    except TypeError as error:
+        raise JobError(str(error)) from None
+
+
+def model_folder(model_dir: str) -> Path:
+    """Return the folder that `model_dir` names, by its path or by an id of Hugging Face such as Qwen/Qwen3-32B.
+
+    Raises JobError for an id that the local cache does not hold.
+    """
+    folder = Path(model_dir)
+    if folder.exists() or not _ID.fullmatch(model_dir):
+        return folder
+    if packages.installed("huggingface_hub"):
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        file = try_to_load_from_cache(model_dir, "config.json")
+        if isinstance(file, str):
+            return Path(file).parent
+        searched = f"nor in the cache of Hugging Face ({constants.HF_HUB_CACHE})"
+    else:
+        searched = "and huggingface_hub, which knows the cache of Hugging Face, is not installed"
+    raise JobError(
+        f"model={model_dir} is neither a folder nor in conf/model {searched}. tpbench downloads nothing: "
+        f"`hf download {model_dir} config.json` puts the model's configuration into the cache"
+    )
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return the content of the folder's config.json. Raises JobError if it cannot be read or lacks a required key."""
+    file = folder / "config.json"
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise JobError(f"model_dir={folder}: {file} cannot be read: {error}") from None
+    missing = [name for name in _KEYS.values() if name not in content] if isinstance(content, dict) else ["an object"]
+    if missing:
+        raise JobError(f"model_dir={folder}: {file} lacks {', '.join(missing)}")
+    return content
+
+
+def fingerprint(content: dict[str, Any]) -> str:
+    """Return a short hash of everything that the content says about the model.
+
+    Activations, biases and scalings are in no other field of the problem.
+    """
+    model = {name: value for name, value in content.items() if name not in _SAVING_KEYS}
+    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def model_name(folder: Path) -> str:
+    """Return the folder's name, or the id of the model that a folder of Hugging Face's cache holds, such as
+    Qwen/Qwen3-32B."""
+    folder = folder.resolve()
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
+def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the problem that the content sets, with the file's types. `tied` is absent if the file does
+    not set it. Raises JobError if the content describes no dense decoder."""
+    if experts := [name for name, value in content.items() if "expert" in name and value]:
+        raise JobError(f"model_dir={folder}: a mixture of experts ({experts[0]}), whose sizes are not counted")
+    tied = content.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):  # "false" would be true
+        raise JobError(f"model_dir={folder}: tie_word_embeddings={json.dumps(tied)} must be true or false")
+    config_hash = fingerprint(content)
+    content = _DEFAULTS.get(str(content["model_type"]), {}) | content
+    hidden, heads = content["hidden_size"], content["num_attention_heads"]
+    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    try:
+        head_dim = content.get("head_dim") or int(hidden) // int(heads)
+        theta = float(rope.get("rope_theta") or content.get("rope_theta", 10000.0))
+        factor = float(rope.get("factor", 1.0))
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise JobError(f"model_dir={folder}: its config.json describes no decoder: {error}") from None
+    return {
+        **{field: content[name] for field, name in _KEYS.items()},
+        "model": model_name(folder),
+        "model_dir": str(folder.resolve()),
+        "config_hash": config_hash,
+        "kv_heads": content.get("num_key_value_heads") or heads,
+        "head_dim": head_dim,
+        **({"tied": tied} if "tie_word_embeddings" in content else {}),
+        **({"tp_mapping": content["tp_mapping"]} if "tp_mapping" in content else {}),
+        "rope_theta": theta,
+        "rope_factor": factor,
+        "norm_eps": content.get("rms_norm_eps", 1e-6),
+    }
