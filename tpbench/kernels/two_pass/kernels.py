@@ -291,7 +291,8 @@ def launch(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scal
     if loss.two_pass_algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
-        kernels.append(states(programs, (logits, target, statistics), (rows, strides, shard), scales))
+        read_strides = strides._replace(grad_row=0, grad_column=0)  # the gradient's would only specialise the kernel
+        kernels.append(states(programs, (logits, target, statistics), (rows, read_strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
     if gathered is None or grad is not None:
