@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from triton import JITFunction, knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
@@ -35,7 +34,7 @@ class CachedLaunch:
     same device. That is stricter than Triton, which never specialises for the value of a float. The constants, some of
     which are launch options, belong to one `CachedLaunch`.
 
-    The kernel's parameters must come in the order of `__call__`, or as `arrange` returns them; then its constants.
+    The kernel's parameters must come in the order of `__call__`; then its constants.
     """
 
     def __init__(self, kernel: Any, **constants: Any) -> None:
@@ -46,27 +45,24 @@ class CachedLaunch:
         self._compiled: dict[Any, CompiledKernel] = {}
 
     def __call__(
-        self, programs: int, pointers: tuple[Tensor | TensorDescriptor | None, ...], integers: tuple[Any, ...],
-        floats: tuple[float, ...] = (), more_integers: tuple[int, ...] = (),
-        arrange: Callable[..., tuple[Any, ...]] | None = None, varying: tuple[int, ...] = (),
+        self, programs: int, pointers: tuple[Any, ...], integers: tuple[Any, ...], floats: tuple[float, ...] = (),
+        more_integers: tuple[int, ...] = (), varying: tuple[int, ...] = (),
     ) -> Any:  # fmt: skip
         """Queue the kernel on the current stream of the current device.
 
         Args:
-            pointers: tensors, descriptors of tensors, or None.
+            pointers: tensors, descriptors of tensors, None, or named tuples of tensors.
             integers: may contain named tuples of integers.
-            arrange: makes the kernel's arguments from the other four tuples, where some of them are named tuples.
+            floats: a named tuple is one argument of the kernel.
             varying: integers at the end. The kernel lists them in `do_not_specialize`, so one compiled kernel serves
                 all their values of one width (32 or 64 bits).
 
         Returns the kernel that Triton compiled, or None in Triton's interpreter.
         """
         # Triton would compile an integer among the floats as an integer.
-        floats = tuple(map(float, floats))
-        if arrange is None:
-            arguments = (*pointers, *integers, *floats, *more_integers, *varying)
-        else:
-            arguments = arrange(pointers, integers, floats, more_integers)
+        numbers = map(float, floats)
+        floats = (floats._make(numbers),) if hasattr(floats, "_make") else tuple(numbers)
+        arguments = (*pointers, *integers, *floats, *more_integers, *varying)
         if not unobserved(self.kernel):
             return self.kernel[(programs,)](*arguments, **self.constants)
         alike = tuple([_kind_of_pointer(each) for each in pointers])
@@ -84,10 +80,12 @@ class CachedLaunch:
         return compiled
 
 
-def _kind_of_pointer(pointer: Tensor | TensorDescriptor | None) -> Any:
+def _kind_of_pointer(pointer: Any) -> Any:
     """Return what Triton specialises a kernel for. The address and the shape of a descriptor are usual arguments."""
     if pointer is None:
         return None
+    if isinstance(pointer, tuple):
+        return tuple([_kind_of_pointer(each) for each in pointer])
     if isinstance(pointer, TensorDescriptor):
         return pointer.base.dtype, *pointer.block_shape
     return pointer.dtype, pointer.data_ptr() % 16 == 0

@@ -123,10 +123,13 @@ def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
     rows, columns = grad.shape
     if grad.numel():
         block = block_for(columns)
-        shape = tile(rows, block)
+        tile_rows, options = tile(rows, block)
+        wide = is_wide(columns, block, grad)
+        scale = cached_launch(
+            scale_kernel, PER_ROW=factor.dim(), WIDE=wide, ROWS=tile_rows, BLOCK=block, **options
+        )  # fmt: skip
         with launching(grad.device):
-            scale = cached_launch(scale_kernel, PER_ROW=factor.dim(), WIDE=is_wide(columns, block, grad), **shape)
-            scale(-(-rows // shape["ROWS"]), (grad, factor), (rows, columns, *grad.stride()))
+            scale(-(-rows // tile_rows), (grad, factor), (rows, columns, *grad.stride()))
     return grad
 
 

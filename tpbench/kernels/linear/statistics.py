@@ -32,7 +32,7 @@ from tpbench.kernels.entropy.launch_rows import How
 from tpbench.kernels.linear.products import compute_logits
 from tpbench.kernels.row_loss import RowLoss
 from tpbench.kernels.two_pass.kernels import bytes_exchanged, launching, losses_of_statistics, statistics_width
-from tpbench.kernels.two_pass.state import INTERPRETED, capped, reference_of, round_to, weigh
+from tpbench.kernels.two_pass.state import INTERPRETED, capped, reference, round_to, weigh
 
 _VECTOR = 8
 _REPEATS = 4
@@ -118,7 +118,7 @@ def label_statistics_kernel(
     of_tile = repeat * (LANES * VECTOR) + lane[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
     m = tl.full([LANES], float("-inf"), tl.float32)
     s = tl.zeros([LANES], tl.float32)
-    e = tl.zeros([LANES], tl.float32)
+    h = tl.zeros([LANES], tl.float32)
     begin = logits + row * logits_row
     for start in range(0, stop, REPEATS * LANES * VECTOR):
         column = start + of_tile
@@ -127,28 +127,28 @@ def label_statistics_kernel(
         if SOFTCAP > 0:
             x = tl.where(inside, x, float("-inf"))
         largest = tl.maximum(m, tl.max(tl.max(x, axis=2), axis=0))
-        reference = reference_of(largest)
-        bits = (x - reference[None, :, None]) * scale_bits
+        r = reference(largest)
+        bits = (x - r[None, :, None]) * scale_bits
         power = tl.exp2(bits)
-        factor = tl.exp2((m - reference) * scale_bits)
+        factor = tl.exp2((m - r) * scale_bits)
         if ENTROPY:
-            e = weigh(factor, e + s * ((reference_of(m) - reference) * scale_bits))
+            h = weigh(factor, h + s * ((reference(m) - r) * scale_bits))
             bits = tl.maximum(bits, _LEAST, propagate_nan=tl.PropagateNan.ALL)
-            e += tl.sum(tl.sum(power * bits, axis=2), axis=0)
+            h += tl.sum(tl.sum(power * bits, axis=2), axis=0)
         s = s * factor + tl.sum(tl.sum(power, axis=2), axis=0)
         m = largest
     of_row = tl.max(m, axis=0)
-    factor = tl.exp2((m - reference_of(of_row)) * scale_bits)
+    factor = tl.exp2((m - reference(of_row)) * scale_bits)
     local = label - vocab_start
     held = counts & (local >= 0) & (local < n_valid)
-    own = capped(tl.load(begin + local, mask=held, other=0.0).to(tl.float32), SOFTCAP) * logits_scale
+    x_label = capped(tl.load(begin + local, mask=held, other=0.0).to(tl.float32), SOFTCAP) * logits_scale
     place = statistics + first_row + row
     tl.store(place, of_row * logits_scale)
     tl.store(place + n_rows, tl.sum(s * factor, axis=0))
-    tl.store(place + 2 * n_rows, tl.where(held, own, 0.0))
+    tl.store(place + 2 * n_rows, tl.where(held, x_label, 0.0))
     if ENTROPY:
-        shift = (reference_of(m) - reference_of(of_row)) * scale_bits
-        tl.store(place + 3 * n_rows, tl.sum(weigh(factor, e + s * shift), axis=0) * NATS)
+        shift = (reference(m) - reference(of_row)) * scale_bits
+        tl.store(place + 3 * n_rows, tl.sum(weigh(factor, h + s * shift), axis=0) * NATS)
 
 
 def is_supported(hidden: Tensor) -> bool:
@@ -264,7 +264,7 @@ def product_statistics_kernel(
         x = capped(round_to(x, hidden.dtype).to(tl.float32), SOFTCAP)
         x = tl.where(column[None, :] < n_valid, x, float("-inf"))
         m = tl.max(x, axis=1)
-        bits = (x - reference_of(m)[:, None]) * scale_bits
+        bits = (x - reference(m)[:, None]) * scale_bits
         power = tl.exp2(bits)
 
         row = row_tile * ROWS + tl.arange(0, ROWS)
@@ -278,8 +278,8 @@ def product_statistics_kernel(
         local = tl.load(labels + row, mask=exists, other=-1).to(tl.int64) - vocab_start
         held = (local >= column_tile * COLUMNS) & (local < min(n_valid, (column_tile + 1) * COLUMNS))
         local = tl.where(held, local, -1).to(tl.int32)
-        own = tl.sum(tl.where(column[None, :] == local[:, None], x, 0.0), axis=1)
-        tl.store(statistics + 2 * all_rows + first_row + row, own * logits_scale, mask=exists & held)
+        x_label = tl.sum(tl.where(column[None, :] == local[:, None], x, 0.0), axis=1)
+        tl.store(statistics + 2 * all_rows + first_row + row, x_label * logits_scale, mask=exists & held)
 
 
 @triton.jit
@@ -292,7 +292,7 @@ def merge_tiles_kernel(
     exists = row < n_rows
     m = tl.full([ROWS], float("-inf"), tl.float32)
     s = tl.zeros([ROWS], tl.float32)
-    e = tl.zeros([ROWS], tl.float32)
+    h = tl.zeros([ROWS], tl.float32)
     for start in range(0, n_tiles, TILES):
         tile = start + tl.arange(0, TILES)
         mask = (tile < n_tiles)[:, None] & exists[None, :]
@@ -300,18 +300,18 @@ def merge_tiles_kernel(
         m_2 = tl.load(place, mask=mask, other=float("-inf"))
         s_2 = tl.load(place + number_stride, mask=mask, other=0.0)
         largest = tl.maximum(m, tl.max(m_2, axis=0))
-        reference = reference_of(largest)
-        factor = tl.exp2((m - reference) * scale_bits)
-        factor_2 = tl.exp2((m_2 - reference[None, :]) * scale_bits)
+        r = reference(largest)
+        factor = tl.exp2((m - r) * scale_bits)
+        factor_2 = tl.exp2((m_2 - r[None, :]) * scale_bits)
         if ENTROPY:
-            e_2 = tl.load(place + number_stride + number_stride, mask=mask, other=0.0)
-            shift_2 = (reference_of(m_2) - reference[None, :]) * scale_bits
-            e = weigh(factor, e + s * ((reference_of(m) - reference) * scale_bits))
-            e += tl.sum(weigh(factor_2, e_2 + s_2 * shift_2), axis=0)
+            h_2 = tl.load(place + number_stride + number_stride, mask=mask, other=0.0)
+            shift_2 = (reference(m_2) - r[None, :]) * scale_bits
+            h = weigh(factor, h + s * ((reference(m) - r) * scale_bits))
+            h += tl.sum(weigh(factor_2, h_2 + s_2 * shift_2), axis=0)
         s = s * factor + tl.sum(s_2 * factor_2, axis=0)
         m = largest
     place = statistics + first_row + row
     tl.store(place, m * logits_scale, mask=exists)
     tl.store(place + all_rows, s, mask=exists)
     if ENTROPY:
-        tl.store(place + 3 * all_rows, e * NATS, mask=exists)
+        tl.store(place + 3 * all_rows, h * NATS, mask=exists)

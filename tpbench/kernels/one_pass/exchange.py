@@ -125,12 +125,12 @@ def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
     first_word = word_at(exchange.epoch, exchange.half.to(gl.int64), row, 0, queues(SPEC))[:, None]
     sent = gl.where(exchange.mine & exists, 1, 0)
     own_word = first_word + exchange.own_queue
-    _send_number(state.c, -INF, 0, exchange, own_word, sent, SPEC)
+    _send_number(state.m, -INF, 0, exchange, own_word, sent, SPEC)
     _send_number(state.s, 0.0, 1, exchange, own_word, sent, SPEC)
     if has_labels(SPEC):
-        _send_number(state.c_t, 0.0, 2, exchange, own_word, sent, SPEC)
+        _send_number(state.x_label, 0.0, 2, exchange, own_word, sent, SPEC)
     else:
-        _send_number(state.c_t, -INF, 2, exchange, own_word, sent, SPEC)
+        _send_number(state.m_t, -INF, 2, exchange, own_word, sent, SPEC)
         _send_number(state.s_t, 0.0, 3, exchange, own_word, sent, SPEC)
         _send_number(state.a, 0.0, 4, exchange, own_word, sent, SPEC)
     return exists, first_word
@@ -187,10 +187,10 @@ def receive_states(words, inbox, needed, limits, exchange, SPEC: gl.constexpr):
     words, limits = _await_words(words, inbox, needed, limits, exchange, SPEC)
     epoch = exchange.epoch
     if has_labels(SPEC):
-        c_t = _number(words[2], epoch, needed, 0.0)
+        third = _number(words[2], epoch, needed, 0.0)
     else:
-        c_t = _number(words[2], epoch, needed, -INF)
-    c = _number(words[0], epoch, needed, -INF)
+        third = _number(words[2], epoch, needed, -INF)
+    m = _number(words[0], epoch, needed, -INF)
     s = _number(words[1], epoch, needed, 0.0)
     s_t = _number(words[3], epoch, needed, 0.0)
-    return State(c, s, c_t, s_t, _number(words[4], epoch, needed, 0.0)), limits
+    return State(m, s, third, third, s_t, _number(words[4], epoch, needed, 0.0)), limits

@@ -38,7 +38,7 @@ from tpbench.kernels.one_pass.rows import (
     rows_that_count,
     store_losses,
 )
-from tpbench.kernels.one_pass.state import merge_along, merge_two, no_columns, row_loss, state_of_rows, tile_state
+from tpbench.kernels.one_pass.state import losses_of_rows, merge_along, merge_two, no_columns, state_of_rows, tile_state
 from tpbench.kernels.one_pass.tiles import (
     copy_tile,
     gradient_factors,
@@ -146,7 +146,7 @@ def one_pass_kernel(
             states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
             state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
 
-        of_row, log_z = row_loss(state, scales, SPEC)  # (ROWS,)
+        of_row, log_z = losses_of_rows(state, scales, SPEC)  # (ROWS,)
         store_losses(row_losses, of_row, walk, row, counts, SPEC)
         if SPEC.REDUCE or EXCHANGE:
             if step == walk.steps - 1:
@@ -243,7 +243,7 @@ def whole_row_kernel(
         held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, scales, SPEC)
         state = state_of_rows(merge_two(held, last_tile.state, SPEC), own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
 
-        of_row, log_z = row_loss(state, scales, SPEC)  # (ROWS,)
+        of_row, log_z = losses_of_rows(state, scales, SPEC)  # (ROWS,)
         store_losses(row_losses, of_row, walk, row, counts, SPEC)
         if SPEC.REDUCE:
             if step == walk.steps - 1:

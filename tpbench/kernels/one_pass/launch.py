@@ -262,25 +262,15 @@ class OnePassLaunch:
             return self.run(*tensors, *self.arguments)
         workspace.reserve(prepared.words)
         half = workspace.half
-        mailbox = (workspace.words, workspace.peers, workspace.control, workspace.failed)
+        mailbox = Mailbox(workspace.words, workspace.peers, workspace.control, workspace.failed)
         exchange = (prepared.rank, half // prepared.row_words, half, int(symmetric.WAIT_LIMIT_S * 1e9))
-        given = (prepared.integers, self.scales, exchange)
-        compiled = kernel(prepared.programs, (*tensors, *mailbox), *given, arrange=_arranged)
+        compiled = kernel(prepared.programs, (*tensors, mailbox), prepared.integers, self.scales, exchange)
         self.launches += 1
         if self.launches > 1 and isinstance(compiled, CompiledKernel):  # many calls are made once
             self.run = compiled[prepared.programs, 1, 1]
-            self.arguments = (*_arranged((*tensors, *mailbox), *given)[_TENSORS:], *kernel.constants_in_place)
+            self.arguments = (mailbox, *prepared.integers, self.scales, *exchange, *kernel.constants_in_place)
             self.kept = workspace, half, symmetric.WAIT_LIMIT_S
         return compiled
-
-
-_TENSORS = 5
-"""Number of the first parameters: tensors that differ by call."""
-
-
-def _arranged(pointers: Any, integers: Any, scales: Any, exchange: Any) -> tuple[Any, ...]:
-    """Arrange the arguments as the parameters of the kernels."""
-    return (*pointers[:_TENSORS], Mailbox(*pointers[_TENSORS:]), *integers, Scales(*scales), *exchange)
 
 
 def _not_launched(*arguments: Any) -> None:

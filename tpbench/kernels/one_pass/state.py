@@ -1,18 +1,20 @@
-"""Row states: five numbers that stand for any set of columns of a row, and that merge.
+"""Row states: numbers that stand for any set of columns of a row, and that merge.
 
-States are like those of `two_pass.state`, but their exponents are in units of log 2, so that each exponential is one
-multiply-add and one instruction: 2^(x * k - c). With k = logits_scale * log2(e) and, for target logits t,
-k_t = k / temperature:
+They are those of `two_pass.state`, which has a table of them, in other units. Exponents are in units of log 2, so that
+each exponential is one multiply-add and one instruction: 2^(x * k - m). Here x and t are raw logits and target logits,
+k = logits_scale * log2(e) and k_t = k / temperature:
 
-| field | labels | losses with target logits |
+| field | meaning | losses |
 | --- | --- | --- |
-| c | max(x) * k, rounded | max(x) * k, rounded |
-| s | sum of 2^(x k - c) | sum of 2^(x k - c) |
-| c_t | x[label] where this rank holds it, else 0 | max(t) * k_t, rounded |
-| s_t | unused | sum of 2^(t k_t - c_t) |
-| a | unused | sum of weight * difference, in units of log 2 (see `two_pass.state`) |
+| m | max(x) * k, rounded | all |
+| s | sum of 2^(x k - m) | all |
+| x_label | x[label] where this rank holds it, else 0 | of labels |
+| m_t | max(t) * k_t, rounded | against target logits |
+| s_t | sum of 2^(t k_t - m_t) | against target logits |
+| a | sum of weight * difference, in units of log 2 | against target logits |
 
-Exponents are relative to the *rounded* c. So they are exact even where the logits have a large common offset.
+A number that the loss doesn't need is one of the others, so that it costs nothing. Exponents are relative to the
+*rounded* m. So they are exact even where the logits have a large common offset.
 
 The kernels are compiled without contraction to multiply-adds, except those written here. So the loss is the same
 function of the same words on all ranks, however their shards specialise the kernel.
@@ -36,11 +38,12 @@ INF = gl.constexpr(float("inf"))
 
 
 class State(NamedTuple):
-    """Five tensors of one shape: (ROWS, LANES) of threads, (ROWS, n) of n parts of rows, (ROWS,) of rows."""
+    """Six tensors of one shape: (ROWS, LANES) of threads, (ROWS, n) of n parts of rows, (ROWS,) of rows."""
 
-    c: Any
+    m: Any
     s: Any
-    c_t: Any
+    x_label: Any
+    m_t: Any
     s_t: Any
     a: Any
 
@@ -51,9 +54,9 @@ class TileState(NamedTuple):
     state: State
     """(ROWS, LANES) of each thread's elements."""
     exp_x: Any
-    """(ROWS, REPEATS, LANES, VECTOR): 2^(x k - c), relative to the thread's own c."""
+    """(ROWS, REPEATS, LANES, VECTOR): 2^(x k - m), relative to the thread's own m."""
     other: Any
-    """(ROWS, REPEATS, LANES, VECTOR): 2^(t k_t - c_t); for reverse_kl (x k - c) - (t k_t - c_t)."""
+    """(ROWS, REPEATS, LANES, VECTOR): 2^(t k_t - m_t); for reverse_kl (x k - m) - (t k_t - m_t)."""
 
 
 @gluon.constexpr_function
@@ -63,24 +66,36 @@ def few_instructions(spec):
 
 
 @gluon.jit
-def reference(c):
+def reference(maximum):
     """The number that exponents are relative to: 0 instead of the maximum -inf, since -inf - (-inf) is NaN."""
-    return gl.where(c == -INF, 0.0, c)
+    return gl.where(maximum == -INF, 0.0, maximum)
 
 
 @gluon.jit
-def _weighted(weight, difference):
+def weigh(weight, difference):
+    """weight * difference, or 0 where the weight is 0, even if the difference is infinite."""
     return gl.where(weight == 0.0, 0.0, weight * difference)
 
 
 @gluon.jit
+def _state_of_labels(m, s, x_label):
+    return State(m, s, x_label, m, s, s)
+
+
+@gluon.jit
+def _state_of_two_logits(m, s, m_t, s_t, a):
+    return State(m, s, m, m_t, s_t, a)
+
+
+@gluon.jit
 def _shifted(state, weight, weight_t, shift, shift_t, SPEC: gl.constexpr):
-    """The sum of weighted differences `a` relative to new references (see `two_pass.state`)."""
+    """The sum of weighted differences `a` relative to new references, which are lower by the shifts."""
     if SPEC.LOSS == "soft_cross_entropy":
-        return _weighted(weight_t, state.a + state.s_t * shift)
-    if SPEC.LOSS == "forward_kl":
-        return _weighted(weight_t, state.a + state.s_t * (shift_t - shift))
-    return _weighted(weight, state.a + state.s * (shift - shift_t))
+        return weigh(weight_t, state.a + state.s_t * shift)
+    elif SPEC.LOSS == "forward_kl":
+        return weigh(weight_t, state.a + state.s_t * (shift_t - shift))
+    else:
+        return weigh(weight, state.a + state.s * (shift - shift_t))
 
 
 @gluon.jit
@@ -97,25 +112,26 @@ def _maxima(a_1, b_1, a_2, b_2):
 def no_columns(SPEC: gl.constexpr):
     """The state by thread, (ROWS, LANES), of no columns."""
     zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
-    return State(zero - INF, zero, zero - INF, zero, zero)
+    nothing = zero - INF
+    return State(nothing, zero, nothing, nothing, zero, zero)
 
 
 @gluon.jit
 def tile_state(x, t, scales, SPEC: gl.constexpr):
     """Reduce a tile of raw logits x and target logits t, (ROWS, REPEATS, LANES, VECTOR), within each thread.
 
-    Returns a `TileState`. With labels its c_t is not x[label], and `other` is unused.
+    Returns a `TileState`. With labels its x_label is not x[label], and `other` is unused.
     """
     FEW: gl.constexpr = few_instructions(SPEC)
-    c = max_in_thread(x, FEW) * scales.k
-    x = gl.fma(to_fp32(x, FEW), scales.k, 0.0 - reference(c)[:, None, :, None])
+    m = max_in_thread(x, FEW) * scales.k
+    x = gl.fma(to_fp32(x, FEW), scales.k, 0.0 - reference(m)[:, None, :, None])
     exp_x = exp2(x)
     s = gl.sum(gl.sum(exp_x, axis=3), axis=1)
     if has_labels(SPEC):
-        return TileState(State(c, s, c, s, s), exp_x, exp_x)
+        return TileState(_state_of_labels(m, s, m), exp_x, exp_x)
     else:
-        c_t = max_in_thread(t, FEW) * scales.k_t
-        t = gl.fma(to_fp32(t, FEW), scales.k_t, 0.0 - reference(c_t)[:, None, :, None])
+        m_t = max_in_thread(t, FEW) * scales.k_t
+        t = gl.fma(to_fp32(t, FEW), scales.k_t, 0.0 - reference(m_t)[:, None, :, None])
         exp_t = exp2(t)
         s_t = gl.sum(gl.sum(exp_t, axis=3), axis=1)
         other = exp_t
@@ -126,57 +142,59 @@ def tile_state(x, t, scales, SPEC: gl.constexpr):
         else:
             other = x - t
             a = sum_products_in_thread(exp_x, other)
-        return TileState(State(c, s, c_t, s_t, a), exp_x, other)
+        return TileState(_state_of_two_logits(m, s, m_t, s_t, a), exp_x, other)
 
 
 @gluon.jit
 def merge_two(one, two, SPEC: gl.constexpr):
-    """Merge two states, element by element."""
-    c = gl.maximum(one.c, two.c)
-    r = reference(c)
-    w_1 = exp2(one.c - r)
-    w_2 = exp2(two.c - r)
+    """Merge two states by thread, element by element. With labels their x_label is not x[label]."""
+    m = gl.maximum(one.m, two.m)
+    r = reference(m)
+    w_1 = exp2(one.m - r)
+    w_2 = exp2(two.m - r)
     s = one.s * w_1 + two.s * w_2
     if has_labels(SPEC):
-        return State(c, s, c, s, s)
+        return _state_of_labels(m, s, m)
     else:
-        c_t = gl.maximum(one.c_t, two.c_t)
-        r_t = reference(c_t)
-        wt_1 = exp2(one.c_t - r_t)
-        wt_2 = exp2(two.c_t - r_t)
-        a_1 = _shifted(one, w_1, wt_1, reference(one.c) - r, reference(one.c_t) - r_t, SPEC)
-        a_2 = _shifted(two, w_2, wt_2, reference(two.c) - r, reference(two.c_t) - r_t, SPEC)
-        return State(c, s, c_t, one.s_t * wt_1 + two.s_t * wt_2, a_1 + a_2)
+        m_t = gl.maximum(one.m_t, two.m_t)
+        r_t = reference(m_t)
+        wt_1 = exp2(one.m_t - r_t)
+        wt_2 = exp2(two.m_t - r_t)
+        a_1 = _shifted(one, w_1, wt_1, reference(one.m) - r, reference(one.m_t) - r_t, SPEC)
+        a_2 = _shifted(two, w_2, wt_2, reference(two.m) - r, reference(two.m_t) - r_t, SPEC)
+        return _state_of_two_logits(m, s, m_t, one.s_t * wt_1 + two.s_t * wt_2, a_1 + a_2)
 
 
 @gluon.jit
 def merge_along(state, AXIS: gl.constexpr, SPEC: gl.constexpr):
     """Merge states along an axis, in one order: the result has the same bits on all ranks."""
     if has_labels(SPEC):
-        c = gl.max(state.c, axis=AXIS)
-        s = gl.sum(state.s * exp2(state.c - gl.expand_dims(reference(c), AXIS)), axis=AXIS)
-        return State(c, s, gl.sum(state.c_t, axis=AXIS), s, s)
+        m = gl.max(state.m, axis=AXIS)
+        s = gl.sum(state.s * exp2(state.m - gl.expand_dims(reference(m), AXIS)), axis=AXIS)
+        return _state_of_labels(m, s, gl.sum(state.x_label, axis=AXIS))
     else:
-        c, c_t = gl.reduce((state.c, state.c_t), AXIS, _maxima)
-        r = gl.expand_dims(reference(c), AXIS)
-        r_t = gl.expand_dims(reference(c_t), AXIS)
-        weight = exp2(state.c - r)
-        weight_t = exp2(state.c_t - r_t)
-        a = _shifted(state, weight, weight_t, reference(state.c) - r, reference(state.c_t) - r_t, SPEC)
+        m, m_t = gl.reduce((state.m, state.m_t), AXIS, _maxima)
+        r = gl.expand_dims(reference(m), AXIS)
+        r_t = gl.expand_dims(reference(m_t), AXIS)
+        weight = exp2(state.m - r)
+        weight_t = exp2(state.m_t - r_t)
+        a = _shifted(state, weight, weight_t, reference(state.m) - r, reference(state.m_t) - r_t, SPEC)
         s, s_t, a = gl.reduce((state.s * weight, state.s_t * weight_t, a), AXIS, _plus)
-        return State(c, s, c_t, s_t, a)
+        return _state_of_two_logits(m, s, m_t, s_t, a)
 
 
 @gluon.jit
-def convert_state(state, layout: gl.constexpr, TRIVIAL: gl.constexpr = False):
+def convert_state(state, layout: gl.constexpr, SPEC: gl.constexpr, TRIVIAL: gl.constexpr = False):
     """Convert each number of a state to a layout. TRIVIAL: no data moves."""
-    return State(
-        gl.convert_layout(state.c, layout, assert_trivial=TRIVIAL),
-        gl.convert_layout(state.s, layout, assert_trivial=TRIVIAL),
-        gl.convert_layout(state.c_t, layout, assert_trivial=TRIVIAL),
-        gl.convert_layout(state.s_t, layout, assert_trivial=TRIVIAL),
-        gl.convert_layout(state.a, layout, assert_trivial=TRIVIAL),
-    )
+    m = gl.convert_layout(state.m, layout, assert_trivial=TRIVIAL)
+    s = gl.convert_layout(state.s, layout, assert_trivial=TRIVIAL)
+    if has_labels(SPEC):
+        return _state_of_labels(m, s, gl.convert_layout(state.x_label, layout, assert_trivial=TRIVIAL))
+    else:
+        m_t = gl.convert_layout(state.m_t, layout, assert_trivial=TRIVIAL)
+        s_t = gl.convert_layout(state.s_t, layout, assert_trivial=TRIVIAL)
+        a = gl.convert_layout(state.a, layout, assert_trivial=TRIVIAL)
+        return _state_of_two_logits(m, s, m_t, s_t, a)
 
 
 @gluon.jit
@@ -189,48 +207,50 @@ def _merge_warps(state, SPEC: gl.constexpr):
     WARPS: gl.constexpr = SPEC.LANES // 32
     ROWS: gl.constexpr = SPEC.ROWS
     by_warp: gl.constexpr = [ROWS, WARPS, 32]
-    state = State(state.c.reshape(by_warp), state.s.reshape(by_warp), state.c_t.reshape(by_warp),
-                  state.s_t.reshape(by_warp), state.a.reshape(by_warp))  # fmt: skip
+    state = _state_of_two_logits(
+        state.m.reshape(by_warp), state.s.reshape(by_warp), state.m_t.reshape(by_warp), state.s_t.reshape(by_warp),
+        state.a.reshape(by_warp),
+    )  # fmt: skip
     state = merge_along(state, 2, SPEC)
     if WARPS > 1:
-        state = convert_state(state, warp_states_layout(SPEC, False), TRIVIAL=True)
-        maxima_and_sums = gl.join(gl.join(state.c, state.c_t), gl.join(state.s, state.s_t))
+        state = convert_state(state, warp_states_layout(SPEC, False), SPEC, TRIVIAL=True)
+        maxima_and_sums = gl.join(gl.join(state.m, state.m_t), gl.join(state.s, state.s_t))
         numbers = gl.join(maxima_and_sums, gl.join(gl.join(state.a, state.a), gl.join(state.a, state.a)))
         numbers = gl.convert_layout(numbers, warp_states_layout(SPEC, True))
         maxima_and_sums, differences = gl.split(numbers)
         maxima, sums = gl.split(maxima_and_sums)
-        c, c_t = gl.split(maxima)
+        m, m_t = gl.split(maxima)
         s, s_t = gl.split(sums)
         a, _ = gl.split(gl.split(differences)[0])
-        state = State(c, s, c_t, s_t, a)
+        state = _state_of_two_logits(m, s, m_t, s_t, a)
     return merge_along(state, 1, SPEC)
 
 
 @gluon.jit
-def state_of_rows(state, label_logit, SPEC: gl.constexpr):
+def state_of_rows(state, x_label, SPEC: gl.constexpr):
     """Merge the states of the threads of a row, (ROWS, LANES) to (ROWS,) in `state_layout`.
 
-    label_logit: (ROWS,) x[label] where this program holds it, else 0. It is not used without labels.
+    x_label: (ROWS,) x[label] where this program holds it, else 0. It is not used without labels.
     """
     layout: gl.constexpr = state_layout(SPEC)
     if has_labels(SPEC):
-        state = convert_state(merge_along(state, 1, SPEC), layout)
-        return State(state.c, state.s, gl.convert_layout(label_logit, layout), state.s_t, state.a)
+        state = convert_state(merge_along(state, 1, SPEC), layout, SPEC)
+        return _state_of_labels(state.m, state.s, gl.convert_layout(x_label, layout))
     else:
-        return convert_state(_merge_warps(state, SPEC), layout)
+        return convert_state(_merge_warps(state, SPEC), layout, SPEC)
 
 
 @gluon.jit
-def row_loss(state, scales, SPEC: gl.constexpr):
+def losses_of_rows(state, scales, SPEC: gl.constexpr):
     """The loss of each row, (ROWS,), and log2 of its sum of exp, from the state of the whole vocabulary.
 
     With LOGPROB the label's log-probability takes the place of the loss.
     """
     log_s = gl.log2(state.s)
-    r = reference(state.c)
+    r = reference(state.m)
     log_z = r + log_s
     if has_labels(SPEC):
-        loss = log_s - gl.fma(state.c_t, scales.k, 0.0 - r)
+        loss = log_s - gl.fma(state.x_label, scales.k, 0.0 - r)
     elif SPEC.LOSS == "soft_cross_entropy":
         loss = log_s - state.a / state.s_t
     elif SPEC.LOSS == "forward_kl":

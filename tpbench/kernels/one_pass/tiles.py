@@ -238,7 +238,7 @@ def gradient_factors(state, log_z, counts, scale, scales, SPEC: gl.constexpr):
     z_slope = 0.0
     if SPEC.Z_LOSS:
         z_slope = 2.0 * scales.z_loss * log_z * LN_2
-    row_reference = gl.convert_layout(reference(state.c), row_layout(SPEC))
+    row_reference = gl.convert_layout(reference(state.m), row_layout(SPEC))
     if SPEC.LOSS == "reverse_kl":
         factor = scale * LN_2 / state.s
     else:
@@ -250,7 +250,7 @@ def gradient_factors(state, log_z, counts, scale, scales, SPEC: gl.constexpr):
     reference_t = reference_x
     second = factor
     if not has_labels(SPEC):
-        reference_t = row_to_thread(reference(state.c_t), SPEC)
+        reference_t = row_to_thread(reference(state.m_t), SPEC)
         if SPEC.LOSS == "reverse_kl":
             second = zero + row_to_thread(state.a / state.s - z_slope * LOG2_E, SPEC)
         else:
@@ -275,14 +275,14 @@ def _store_gradient(walk, g, row, exists, tile_of_row, SPEC: gl.constexpr):
 
 @gluon.jit
 def store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC: gl.constexpr):
-    """Store the gradient of a tile in registers (`TileState`), whose exponentials are relative to each thread's c."""
-    g = tile.exp_x * (exp2(tile.state.c - factors.reference) * factors.factor)[:, None, :, None]
+    """Store the gradient of a tile in registers (`TileState`), whose exponentials are relative to each thread's m."""
+    g = tile.exp_x * (exp2(tile.state.m - factors.reference) * factors.factor)[:, None, :, None]
     if SPEC.LOSS == "reverse_kl":
-        shift_x = reference(tile.state.c) - factors.reference
-        shift_t = reference(tile.state.c_t) - factors.reference_t
+        shift_x = reference(tile.state.m) - factors.reference
+        shift_t = reference(tile.state.m_t) - factors.reference_t
         g = multiply_nonzero(g, tile.other + (shift_x - shift_t - factors.second)[:, None, :, None])
     elif not has_labels(SPEC):
-        factor_t = exp2(tile.state.c_t - factors.reference_t) * factors.second
+        factor_t = exp2(tile.state.m_t - factors.reference_t) * factors.second
         g = gl.fma(tile.other, factor_t[:, None, :, None], g)
     _store_gradient(walk, g, row, exists, tile_of_row, SPEC)
 

@@ -3,7 +3,7 @@
 One launch can do both: then the second pass may find the row in the cache (`algorithm="two_reads"`). Or two launches do
 it with the statistics in memory between them, where ranks exchange theirs (`algorithm="two_kernels"`).
 
-m, s, b, c, d and e are the numbers of a row's state: `state` has a table of them.
+The statistics are the numbers of a row's state that the loss needs. `state` has a table of them.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -27,13 +27,14 @@ from tpbench.kernels.losses import LABEL_LOSSES
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
 from tpbench.kernels.two_pass.state import (
     INTERPRETED,
+    TwoPassSpec,
     block_columns,
-    entropy_of_rows,
+    entropies_of_rows,
     gathered_state,
     load_capped,
-    load_scaled,
-    loss_of_rows,
-    reference_of,
+    losses_of_rows,
+    numbers_of,
+    reference,
     round_to,
     rows_of_program,
     shard_state,
@@ -46,57 +47,72 @@ _INTERPRETED_CAP = 16384
 _REDUCE_BLOCK = 4096
 
 
+class Shard(NamedTuple):
+    """The columns of this rank, and the labels of rows that do not count."""
+
+    n_valid: Any
+    """Columns that are no padding."""
+    vocab_start: Any
+    vocab_size: Any
+    ignore_index: Any
+
+
+class MatrixStrides(NamedTuple):
+    """Strides of the logits, target logits and gradient, in elements. 0 for one that is missing."""
+
+    logits_row: Any
+    logits_column: Any
+    target_row: Any
+    target_column: Any
+    grad_row: Any
+    grad_column: Any
+
+
+class LossScales(NamedTuple):
+    """Factors of the losses and gradients."""
+
+    logits: Any
+    target: Any
+    label_smoothing: Any
+    z_loss: Any
+    grad: Any
+    """Factor on the gradient that the host knows."""
+    entropy: Any
+    """Factor on the gradient of entropies."""
+
+
 @triton.jit
-def statistics_kernel(
-    logits, target, statistics, n_rows, logits_row, logits_column, target_row, target_column, n_valid, vocab_start,
-    vocab_size, ignore_index, logits_scale, target_scale, LOSS: tl.constexpr, SMOOTHED: tl.constexpr,
-    ENTROPY: tl.constexpr, SOFTCAP: tl.constexpr, TARGET_SOFTCAP: tl.constexpr, WIDTH: tl.constexpr,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the WIDTH numbers of the shard's state that the loss needs to `statistics`, (WIDTH, n_rows) fp32."""
-    row, exists, counts, label = rows_of_program(target, n_rows, vocab_size, ignore_index, LOSS, ROWS)
-    m, s, b, c, d, e = shard_state(
-        logits, target, row, counts, label, logits_row, logits_column, target_row, target_column, n_valid, vocab_start,
-        logits_scale, target_scale, LOSS, SMOOTHED, ENTROPY, SOFTCAP, TARGET_SOFTCAP, WIDE, BLOCK,
-    )  # fmt: skip
-    tl.store(statistics + row, m, mask=exists)
-    tl.store(statistics + n_rows + row, s, mask=exists)
-    tl.store(statistics + 2 * n_rows + row, b, mask=exists)
-    if WIDTH - ENTROPY > 3:
-        tl.store(statistics + 3 * n_rows + row, c, mask=exists)
-    if WIDTH - ENTROPY > 4:
-        tl.store(statistics + 4 * n_rows + row, d, mask=exists)
-    if ENTROPY:
-        tl.store(statistics + (WIDTH - 1) * n_rows + row, e, mask=exists)
+def statistics_kernel(logits, target, statistics, n_rows, strides, shard, scales, SPEC: tl.constexpr):
+    """Write the numbers of the shard's state that the loss needs to `statistics`, (numbers, n_rows) fp32."""
+    row, exists, counts, label = rows_of_program(target, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
+    state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
+    numbers = numbers_of(state, SPEC)
+    for number in tl.static_range(len(numbers)):
+        tl.store(statistics + number * n_rows + row, numbers[number], mask=exists)
 
 
 @triton.jit
 def row_loss_kernel(
     target, gathered, row_loss, row_entropy, n_rows, world_size, vocab_size, ignore_index, label_smoothing, z_loss,
-    LOSS: tl.constexpr, LOGPROB: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, SPEC: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss of each row, and with ENTROPY its entropy, from all ranks' statistics.
 
     This is a separate kernel, and none of its arguments differs between ranks. If it were compiled for each shard, the
     compiler could contract the arithmetic to other multiply-adds, and the ranks' losses would differ in the last bit.
     """
-    row, exists, counts, _label = rows_of_program(target, n_rows, vocab_size, ignore_index, LOSS, ROWS)
-    m, s, b, c, d, e = gathered_state(gathered, row, exists, n_rows, world_size, LOSS, ENTROPY, WIDTH)
-    loss, _log_z = loss_of_rows(m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS, LOGPROB, SMOOTHED)
+    row, exists, counts, _label = rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC)
+    state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
+    loss, _log_z = losses_of_rows(state, vocab_size, label_smoothing, z_loss, SPEC)
     tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
-    if ENTROPY:
-        tl.store(row_entropy + row, tl.where(counts, entropy_of_rows(s, e), 0.0), mask=exists)
+    if SPEC.ENTROPY:
+        tl.store(row_entropy + row, tl.where(counts, entropies_of_rows(state), 0.0), mask=exists)
 
 
 @triton.jit
 def loss_and_gradient_kernel(
     logits, target, gathered, inverse_count, row_loss, grad, row_entropy, row_grad, entropy_grad, n_rows, n_columns,
-    world_size, logits_row, logits_column, target_row, target_column, grad_row, grad_column, n_valid, vocab_start,
-    vocab_size, ignore_index, logits_scale, target_scale, label_smoothing, z_loss, grad_scale, entropy_scale,
-    LOSS: tl.constexpr, LOGPROB: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, SOFTCAP: tl.constexpr,
-    TARGET_SOFTCAP: tl.constexpr, ACCUMULATE: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    world_size, strides, shard, scales, WIDTH: tl.constexpr, SPEC: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the columns that this rank holds. Without `gathered`, also compute each row's loss.
 
@@ -105,65 +121,65 @@ def loss_and_gradient_kernel(
     memory, or None. grad: None for the loss alone. It may be the logits: each element is read before it is written.
     row_grad, entropy_grad: None, or (n_rows,) fp32: upstream gradients of the rows' losses and entropies.
     """
-    row, exists, counts, label = rows_of_program(target, n_rows, vocab_size, ignore_index, LOSS, ROWS)
+    row, exists, counts, label = rows_of_program(target, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
     if gathered is None:
-        m, s, b, c, d, e = shard_state(
-            logits, target, row, counts, label, logits_row, logits_column, target_row, target_column, n_valid,
-            vocab_start, logits_scale, target_scale, LOSS, SMOOTHED, ENTROPY, SOFTCAP, TARGET_SOFTCAP, WIDE, BLOCK,
-        )  # fmt: skip
+        state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
     else:
-        m, s, b, c, d, e = gathered_state(gathered, row, exists, n_rows, world_size, LOSS, ENTROPY, WIDTH)
-    loss, log_z = loss_of_rows(m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS, LOGPROB, SMOOTHED)
+        state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
+    loss, log_z = losses_of_rows(state, shard.vocab_size, scales.label_smoothing, scales.z_loss, SPEC)
     if gathered is None:
         tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
-        if ENTROPY:
-            tl.store(row_entropy + row, tl.where(counts, entropy_of_rows(s, e), 0.0), mask=exists)
+        if SPEC.ENTROPY:
+            tl.store(row_entropy + row, tl.where(counts, entropies_of_rows(state), 0.0), mask=exists)
     if grad is not None:
         # All scales join in fp32, once per row. The gradient is rounded once.
-        scale = grad_scale * logits_scale
+        scale = scales.grad * scales.logits
         if inverse_count is not None:
             scale = scale * tl.load(inverse_count)
+        ROWS: tl.constexpr = SPEC.ROWS
         scale = tl.zeros([ROWS], tl.float32) + scale
         if row_grad is not None:
             scale = scale * tl.load(row_grad + row, mask=exists, other=0.0)
-        reference = reference_of(m)[:, None]
-        factor = scale / s
-        if LOSS != "reverse_kl":
-            factor = factor * (1.0 + 2.0 * z_loss * log_z)
+        reference_x = reference(state.m)[:, None]
+        factor = scale / state.s
+        if SPEC.LOSS != "reverse_kl":
+            factor = factor * (1.0 + 2.0 * scales.z_loss * log_z)
         factor = factor[:, None]
         scale = scale[:, None]
         if entropy_grad is not None:
-            of_entropy = tl.load(entropy_grad + row, mask=exists, other=0.0) * (entropy_scale * logits_scale)
-            of_entropy = (of_entropy / s)[:, None]
-        local = (label - vocab_start)[:, None]
-        for start in range(0, n_columns, BLOCK):
-            column = block_columns(start, WIDE, BLOCK)
-            mask = counts[:, None] & (column < n_valid)[None, :]
-            value = load_capped(logits, row * logits_row, column * logits_column, mask, SOFTCAP)
-            x = value * logits_scale - reference
+            of_entropy = tl.load(entropy_grad + row, mask=exists, other=0.0) * (scales.entropy * scales.logits)
+            of_entropy = (of_entropy / state.s)[:, None]
+        local = (label - shard.vocab_start)[:, None]
+        for start in range(0, n_columns, SPEC.BLOCK):
+            column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
+            mask = counts[:, None] & (column < shard.n_valid)[None, :]
+            value = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
+            x = value * scales.logits - reference_x
             exp_x = tl.exp(x)
             g = exp_x * factor
-            if LOSS == "cross_entropy":
-                g = tl.where(column[None, :] == local, g - (1.0 - label_smoothing) * scale, g)
-                if SMOOTHED:
-                    g = g - label_smoothing / vocab_size * scale
+            if SPEC.LOSS == "cross_entropy":
+                g = tl.where(column[None, :] == local, g - (1.0 - scales.label_smoothing) * scale, g)
+                if SPEC.SMOOTHED:
+                    g = g - scales.label_smoothing / shard.vocab_size * scale
             else:
-                t = load_scaled(target, row * target_row, column * target_column, mask, target_scale, TARGET_SOFTCAP)
-                t = t - reference_of(b)[:, None]
-                if LOSS == "reverse_kl":
-                    g = weigh(g, (x - t) - (d / s - 2.0 * z_loss * log_z)[:, None])
+                t = load_capped(
+                    target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP
+                )
+                t = t * scales.target - reference(state.m_t)[:, None]
+                if SPEC.LOSS == "reverse_kl":
+                    g = weigh(g, (x - t) - (state.a / state.s - 2.0 * scales.z_loss * log_z)[:, None])
                 else:
-                    g = g - tl.exp(t) * (scale / c[:, None])
+                    g = g - tl.exp(t) * (scale / state.s_t[:, None])
             if entropy_grad is not None:
-                g = g - weigh(exp_x, x - (e / s)[:, None]) * of_entropy
-            if SOFTCAP > 0:
-                slope = value / SOFTCAP
+                g = g - weigh(exp_x, x - (state.h / state.s)[:, None]) * of_entropy
+            if SPEC.SOFTCAP > 0:
+                slope = value / SPEC.SOFTCAP
                 g = g * (1.0 - slope * slope)
             # Rows that do not count and padding get zero, even if their -inf became NaN above.
             g = tl.where(mask, g, 0.0)
-            place = grad + (row * grad_row)[:, None] + (column * grad_column)[None, :]
+            place = grad + (row * strides.grad_row)[:, None] + (column * strides.grad_column)[None, :]
             inside = exists[:, None] & (column < n_columns)[None, :]
-            if ACCUMULATE:
+            if SPEC.ACCUMULATE:
                 g = g + tl.load(place, mask=inside, other=0.0).to(tl.float32)
             tl.store(place, round_to(g, grad.dtype.element_ty), mask=inside)
 
@@ -256,38 +272,37 @@ def launch(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scal
     entropy = row_entropy is not None
     width = statistics_width(loss.formula, loss.label_smoothing, entropy)
     block = column_block(loss, columns)
-    shape = tile(rows, block)
-    programs = -(-rows // shape["ROWS"])
-    strides = (*logits.stride(), *(target.stride() if target.dim() == 2 else (0, 0)))
-    shard = (vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
-    scales = (loss.logits_scale, loss.target_scale)
-    constants: dict[str, Any] = {
-        "LOSS": loss.formula, "SMOOTHED": loss.label_smoothing > 0, "ENTROPY": int(entropy),
-        "SOFTCAP": float(loss.softcap), "TARGET_SOFTCAP": float(loss.target_softcap), "WIDTH": width, **shape,
-        "WIDE": is_wide(columns, block, logits, target, grad),
-    }  # fmt: skip
+    tile_rows, options = tile(rows, block)
+    programs = -(-rows // tile_rows)
+    target_strides = target.stride() if target.dim() == 2 else (0, 0)
+    strides = MatrixStrides(*logits.stride(), *target_strides, *((0, 0) if grad is None else grad.stride()))
+    shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
+    scales = LossScales(
+        loss.logits_scale, loss.target_scale, loss.label_smoothing, loss.z_loss, loss.grad_scale(scaling),
+        scaling.grad_scale,
+    )  # fmt: skip
+    spec = TwoPassSpec(
+        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=entropy, ROWS=tile_rows, BLOCK=block,
+        SOFTCAP=float(loss.softcap), TARGET_SOFTCAP=float(loss.target_softcap),
+        WIDE=is_wide(columns, block, logits, target, grad),
+    )  # fmt: skip
     kernels = []
     gathered = None
     if loss.two_pass_algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
-        states = cached_launch(statistics_kernel, **constants)
-        kernels.append(states(programs, (logits, target, statistics), (rows, *strides, *shard), scales))
+        states = cached_launch(statistics_kernel, SPEC=spec, **options)
+        read_strides = strides._replace(grad_row=0, grad_column=0)  # the gradient's would only specialise the kernel
+        kernels.append(states(programs, (logits, target, statistics), (rows, read_strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
     if gathered is None or grad is not None:
-        gradient = cached_launch(
-            loss_and_gradient_kernel, LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate,
-            **constants,
+        spec = spec._replace(LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate)
+        gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
+        pointers = (
+            logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
+            scaling.entropy_grad,
         )  # fmt: skip
-        kernels.append(
-            gradient(
-                programs,
-                (logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
-                 scaling.entropy_grad),
-                (rows, columns, world_size, *strides, *((0, 0) if grad is None else grad.stride()), *shard),
-                (*scales, loss.label_smoothing, loss.z_loss, loss.grad_scale(scaling), scaling.grad_scale),
-            )
-        )  # fmt: skip
+        kernels.append(gradient(programs, pointers, (rows, columns, world_size, strides, shard), scales))
     if outputs.total is not None:
         reduce(outputs.row_loss, inverse_count, scaling.mean, outputs.total)
     return tuple(kernels)
@@ -299,21 +314,21 @@ def losses_of_statistics(
     """Store losses and entropies of rows from all ranks' statistics, (world size, numbers, rows)."""
     world_size, width, rows = gathered.shape
     block = 4096 if INTERPRETED else 128
-    kernel = cached_launch(
-        row_loss_kernel, LOSS=loss.formula, LOGPROB=loss.is_logprob,
-        SMOOTHED=loss.label_smoothing > 0, ENTROPY=int(row_entropy is not None), WIDTH=width, ROWS=block,
+    spec = TwoPassSpec(
+        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=row_entropy is not None, ROWS=block,
+        LOGPROB=loss.is_logprob,
     )  # fmt: skip
-    kernel(
+    cached_launch(row_loss_kernel, WIDTH=width, SPEC=spec)(
         -(-rows // block), (target, gathered, row_loss, row_entropy),
         (rows, world_size, loss.vocabulary.size, loss.ignore_index), (loss.label_smoothing, loss.z_loss),
     )  # fmt: skip
 
 
-def tile(rows: int, block: int) -> dict[str, int]:
-    """Return the tile shape and launch options."""
+def tile(rows: int, block: int) -> tuple[int, dict[str, int]]:
+    """Return the rows of a tile of `block` columns, and the options of its launch."""
     if INTERPRETED:
-        return {"ROWS": min(triton.next_power_of_2(rows), max(1, _INTERPRETED_TILE // block)), "BLOCK": block}
-    return {"ROWS": 1, "BLOCK": block, "num_warps": min(32, max(4, block // 512))}
+        return min(int(triton.next_power_of_2(rows)), max(1, _INTERPRETED_TILE // block)), {}
+    return 1, {"num_warps": min(32, max(4, block // 512))}
 
 
 def is_wide(columns: int, block: int, *tensors: Tensor | None) -> bool:

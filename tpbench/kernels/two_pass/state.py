@@ -1,20 +1,21 @@
-"""Row states of the two-pass kernels: six numbers that stand for any set of columns of a row, and that merge.
+"""Row states: numbers that stand for any set of columns of a row, and that merge.
 
 States of disjoint columns merge into one state. So tiles merge into a shard, and shards merge into the vocabulary, by
-the same arithmetic. A state has six fp32 numbers per row. The code names them by letters, because the meaning of some
-depends on the loss. x and t are the scaled logits and target logits, in nats:
+the same arithmetic. All kernels use these letters. x and t are the scaled logits and target logits, in nats:
 
-| name | meaning with labels | meaning with target logits | unit |
+| name | meaning | unit | losses |
 | --- | --- | --- | --- |
-| m | maximum: max x | the same | nats |
-| s | sum of exponentials: sum exp(x - m) | the same | none |
-| b | logit of the label: x[label] where this rank holds it, else 0 | maximum: m_t = max t | nats |
-| c | sum of logits: sum x (label smoothing only) | sum of exponentials: s_t = sum exp(t - m_t) | nats, none |
-| d | unused | weighted sum of differences: sum of weight * difference, below | nats |
-| e | weighted sum of logits: sum exp(x - m) (x - m) (entropy only) | the same | nats |
+| m | maximum: max x | nats | all |
+| s | sum of exponentials: sum exp(x - m) | none | all |
+| x_label | logit of the label: x[label] where this rank holds it, else 0 | nats | of labels |
+| x_sum | sum of logits: sum x | nats | of labels, with label smoothing |
+| m_t | maximum of the target logits: max t | nats | against target logits |
+| s_t | sum of exponentials: sum exp(t - m_t) | none | against target logits |
+| a | sum of weighted differences, below | nats | against target logits |
+| h | weighted sum of logits: sum exp(x - m) (x - m) | nats | all, if entropies are wanted |
 
-A suffix says which of two merged states a number is from: `m_1`, `m_2`. Kernels store the numbers that the loss needs,
-in the order of the table.
+A number that the loss doesn't need is 0 here. `numbers_of` says which numbers a kernel stores for other kernels and
+ranks, and in which order. A suffix says which of two merged states a number is from: `w_1`, `w_2`.
 
 | loss | weight | difference |
 | --- | --- | --- |
@@ -30,20 +31,58 @@ Tiles are (ROWS, BLOCK). A program works on one row on a GPU, and on many in Tri
 operation and not per element.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="assignment,no-untyped-def,untyped-decorator"
 # Triton decides the types of a kernel's arguments.
+# ruff: noqa: RET505, RUF005
+# Triton leaves a branch uncompiled only where both branches are written out.
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 
+class State(NamedTuple):
+    """The state of rows, (ROWS,) fp32 each."""
+
+    m: Any
+    s: Any
+    x_label: Any
+    x_sum: Any
+    m_t: Any
+    s_t: Any
+    a: Any
+    h: Any
+
+
+class TwoPassSpec(NamedTuple):
+    """The constants that a two-pass kernel is compiled for. Kernels receive it as the constant `SPEC`."""
+
+    LOSS: str
+    SMOOTHED: bool
+    """There is label smoothing."""
+    ENTROPY: bool
+    """The entropy of each row is wanted."""
+    ROWS: int
+    BLOCK: int = 1
+    LOGPROB: bool = False
+    """The kernel stores log-probabilities of labels: the negative cross-entropies."""
+    SOFTCAP: float = 0.0
+    """0: no cap."""
+    TARGET_SOFTCAP: float = 0.0
+    ACCUMULATE: bool = False
+    """The kernel adds to the gradient instead of overwriting it."""
+    WIDE: bool = False
+    """Columns times their stride exceed 2^31."""
+
+
 @triton.jit
-def reference_of(maximum):
+def reference(maximum):
     """The number that exponents are relative to: 0 instead of the maximum -inf."""
     return tl.where(maximum == float("-inf"), 0.0, maximum)
 
 
-INTERPRETED: bool = not isinstance(reference_of, triton.JITFunction)
+INTERPRETED: bool = not isinstance(reference, triton.JITFunction)
 """True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
@@ -83,107 +122,16 @@ def load_capped(pointer, row_offset, column_offset, mask, SOFTCAP: tl.constexpr)
 
 
 @triton.jit
-def load_scaled(pointer, row_offset, column_offset, mask, scale, SOFTCAP: tl.constexpr):
-    """Load a tile, (ROWS, BLOCK), in fp32 below the cap, times `scale`. Elements outside `mask` are -inf."""
-    return load_capped(pointer, row_offset, column_offset, mask, SOFTCAP) * scale
-
-
-@triton.jit
-def _tile_state(x, t, mask, LOSS: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr):
-    """The state of a tile, (ROWS, BLOCK) to six times (ROWS,). With labels `t` is not used."""
-    m = tl.max(x, axis=1)
-    x = x - reference_of(m)[:, None]
-    exp_x = tl.exp(x)
-    s = tl.sum(exp_x, axis=1)
-    b = s * 0.0
-    c = b
-    d = b
-    e = b
-    if ENTROPY:
-        e = tl.sum(weigh(exp_x, x), axis=1)
-    if LOSS != "cross_entropy":
-        b = tl.max(t, axis=1)
-        t = t - reference_of(b)[:, None]
-        exp_t = tl.exp(t)
-        c = tl.sum(exp_t, axis=1)
-        if LOSS == "soft_cross_entropy":
-            terms = weigh(exp_t, x)
-        elif LOSS == "forward_kl":
-            terms = weigh(exp_t, t - x)
-        else:
-            terms = weigh(exp_x, x - t)
-        d = tl.sum(terms, axis=1)
-    elif SMOOTHED:
-        c = tl.sum(tl.where(mask, x + reference_of(m)[:, None], 0.0), axis=1)
-    return m, s, b, c, d, e
-
-
-@triton.jit
-def _merge_exp(m_1, s_1, m_2, s_2):
-    """Merge two pairs (max, sum of exp). Also returns the factor of each sum and the shift of each reference."""
-    m = tl.maximum(m_1, m_2)
-    reference = reference_of(m)
-    factor_1 = tl.exp(m_1 - reference)
-    factor_2 = tl.exp(m_2 - reference)
-    return (
-        m,
-        s_1 * factor_1 + s_2 * factor_2,
-        factor_1,
-        factor_2,
-        reference_of(m_1) - reference,
-        reference_of(m_2) - reference,
-    )
-
-
-@triton.jit
-def _merge(
-    m_1, s_1, b_1, c_1, d_1, e_1, m_2, s_2, b_2, c_2, d_2, e_2, LOSS: tl.constexpr, ENTROPY: tl.constexpr
-):  # fmt: skip
-    """Merge the states of two disjoint sets of columns.
-
-    The merge is not associative in the last bit, so the caller must keep one order.
-    """
-    m, s, factor_1, factor_2, shift_1, shift_2 = _merge_exp(m_1, s_1, m_2, s_2)
-    e = e_1
-    if ENTROPY:
-        e = weigh(factor_1, e_1 + s_1 * shift_1) + weigh(factor_2, e_2 + s_2 * shift_2)
-    if LOSS == "cross_entropy":
-        b = b_1 + b_2
-        c = c_1 + c_2
-        d = d_1
-    else:
-        b, c, factor_t1, factor_t2, shift_t1, shift_t2 = _merge_exp(b_1, c_1, b_2, c_2)
-        if LOSS == "soft_cross_entropy":
-            d_1 = weigh(factor_t1, d_1 + c_1 * shift_1)
-            d_2 = weigh(factor_t2, d_2 + c_2 * shift_2)
-        elif LOSS == "forward_kl":
-            d_1 = weigh(factor_t1, d_1 + c_1 * (shift_t1 - shift_1))
-            d_2 = weigh(factor_t2, d_2 + c_2 * (shift_t2 - shift_2))
-        else:
-            d_1 = weigh(factor_1, d_1 + s_1 * (shift_1 - shift_t1))
-            d_2 = weigh(factor_2, d_2 + s_2 * (shift_2 - shift_t2))
-        d = d_1 + d_2
-    return m, s, b, c, d, e
-
-
-@triton.jit
-def _empty_state(row):
-    """The state of no columns. A merge with it changes no state."""
-    zero = row.to(tl.float32) * 0.0
-    return zero - float("inf"), zero, zero, zero, zero, zero
-
-
-@triton.jit
-def rows_of_program(target, n_rows, vocab_size, ignore_index, LOSS: tl.constexpr, ROWS: tl.constexpr):
+def rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC: tl.constexpr):
     """The rows of this program, (ROWS,): indices, which of them exist, which of them count, and their labels.
 
     Indices are int64, because offsets exceed 2^31.
     """
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64) * SPEC.ROWS + tl.arange(0, SPEC.ROWS)
     exists = row < n_rows
     counts = exists
     label = row * 0
-    if LOSS == "cross_entropy":
+    if SPEC.LOSS == "cross_entropy":
         label = tl.load(target + row, mask=exists, other=-1).to(tl.int64)
         counts = exists & (label != ignore_index) & (label >= 0) & (label < vocab_size)
     return row, exists, counts, label
@@ -199,86 +147,186 @@ def block_columns(start, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def shard_state(
-    logits, target, row, counts, label, logits_row, logits_column, target_row, target_column, n_valid, vocab_start,
-    logits_scale, target_scale, LOSS: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr,
-    SOFTCAP: tl.constexpr, TARGET_SOFTCAP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The state of the `n_valid` columns of each row that this rank holds. Rows that do not count are not read."""
-    m, s, b, c, d, e = _empty_state(row)
-    if LOSS != "cross_entropy":
-        b = m  # the maximum of no target logits
-    for start in range(0, n_valid, BLOCK):
-        column = block_columns(start, WIDE, BLOCK)
-        mask = counts[:, None] & (column < n_valid)[None, :]
-        x = load_scaled(logits, row * logits_row, column * logits_column, mask, logits_scale, SOFTCAP)
+def no_columns(row, SPEC: tl.constexpr):
+    """The state of no columns. A merge with it changes no state."""
+    zero = row.to(tl.float32) * 0.0
+    nothing = zero - float("inf")
+    if SPEC.LOSS == "cross_entropy":
+        return State(nothing, zero, zero, zero, zero, zero, zero, zero)
+    else:
+        return State(nothing, zero, zero, zero, nothing, zero, zero, zero)
+
+
+@triton.jit
+def tile_state(x, t, mask, SPEC: tl.constexpr):
+    """The state of a tile, (ROWS, BLOCK) to (ROWS,), without x_label. With labels `t` is not used."""
+    m = tl.max(x, axis=1)
+    x = x - reference(m)[:, None]
+    exp_x = tl.exp(x)
+    s = tl.sum(exp_x, axis=1)
+    zero = s * 0.0
+    h = zero
+    if SPEC.ENTROPY:
+        h = tl.sum(weigh(exp_x, x), axis=1)
+    if SPEC.LOSS == "cross_entropy":
+        x_sum = zero
+        if SPEC.SMOOTHED:
+            x_sum = tl.sum(tl.where(mask, x + reference(m)[:, None], 0.0), axis=1)
+        return State(m, s, zero, x_sum, zero, zero, zero, h)
+    else:
+        m_t = tl.max(t, axis=1)
+        t = t - reference(m_t)[:, None]
+        exp_t = tl.exp(t)
+        s_t = tl.sum(exp_t, axis=1)
+        if SPEC.LOSS == "soft_cross_entropy":
+            terms = weigh(exp_t, x)
+        elif SPEC.LOSS == "forward_kl":
+            terms = weigh(exp_t, t - x)
+        else:
+            terms = weigh(exp_x, x - t)
+        return State(m, s, zero, zero, m_t, s_t, tl.sum(terms, axis=1), h)
+
+
+@triton.jit
+def _shifted(state, weight, weight_t, shift, shift_t, SPEC: tl.constexpr):
+    """The sum of weighted differences `a` relative to new references, which are lower by the shifts."""
+    if SPEC.LOSS == "soft_cross_entropy":
+        return weigh(weight_t, state.a + state.s_t * shift)
+    elif SPEC.LOSS == "forward_kl":
+        return weigh(weight_t, state.a + state.s_t * (shift_t - shift))
+    else:
+        return weigh(weight, state.a + state.s * (shift - shift_t))
+
+
+@triton.jit
+def merge_two(one, two, SPEC: tl.constexpr):
+    """Merge the states of two disjoint sets of columns.
+
+    The merge is not associative in the last bit, so the caller must keep one order.
+    """
+    m = tl.maximum(one.m, two.m)
+    r = reference(m)
+    w_1 = tl.exp(one.m - r)
+    w_2 = tl.exp(two.m - r)
+    s = one.s * w_1 + two.s * w_2
+    shift_1 = reference(one.m) - r
+    shift_2 = reference(two.m) - r
+    h = one.h
+    if SPEC.ENTROPY:
+        h = weigh(w_1, one.h + one.s * shift_1) + weigh(w_2, two.h + two.s * shift_2)
+    if SPEC.LOSS == "cross_entropy":
+        return State(m, s, one.x_label + two.x_label, one.x_sum + two.x_sum, one.m_t, one.s_t, one.a, h)
+    else:
+        m_t = tl.maximum(one.m_t, two.m_t)
+        r_t = reference(m_t)
+        wt_1 = tl.exp(one.m_t - r_t)
+        wt_2 = tl.exp(two.m_t - r_t)
+        s_t = one.s_t * wt_1 + two.s_t * wt_2
+        a_1 = _shifted(one, w_1, wt_1, shift_1, reference(one.m_t) - r_t, SPEC)
+        a_2 = _shifted(two, w_2, wt_2, shift_2, reference(two.m_t) - r_t, SPEC)
+        return State(m, s, one.x_label, one.x_sum, m_t, s_t, a_1 + a_2, h)
+
+
+@triton.jit
+def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC: tl.constexpr):
+    """The state of the columns of each row that this rank holds. Rows that do not count are not read.
+
+    The types of strides, shard and scales are in `kernels`.
+    """
+    state = no_columns(row, SPEC)
+    for start in range(0, shard.n_valid, SPEC.BLOCK):
+        column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
+        mask = counts[:, None] & (column < shard.n_valid)[None, :]
+        x = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
+        x = x * scales.logits
         t = x
-        if LOSS != "cross_entropy":
-            t = load_scaled(target, row * target_row, column * target_column, mask, target_scale, TARGET_SOFTCAP)
-        m_2, s_2, b_2, c_2, d_2, e_2 = _tile_state(x, t, mask, LOSS, SMOOTHED, ENTROPY)
-        m, s, b, c, d, e = _merge(m, s, b, c, d, e, m_2, s_2, b_2, c_2, d_2, e_2, LOSS, ENTROPY)
-    if LOSS == "cross_entropy":
-        local = label - vocab_start
-        held = counts & (local >= 0) & (local < n_valid)
-        own = tl.load(logits + row * logits_row + local * logits_column, mask=held, other=0.0).to(tl.float32)
-        b = capped(own, SOFTCAP) * logits_scale
-    return m, s, b, c, d, e
+        if SPEC.LOSS != "cross_entropy":
+            t = load_capped(target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP)
+            t = t * scales.target
+        state = merge_two(state, tile_state(x, t, mask, SPEC), SPEC)
+    if SPEC.LOSS == "cross_entropy":
+        local = label - shard.vocab_start
+        held = counts & (local >= 0) & (local < shard.n_valid)
+        x_label = tl.load(
+            logits + row * strides.logits_row + local * strides.logits_column, mask=held, other=0.0
+        )  # fmt: skip
+        x_label = capped(x_label.to(tl.float32), SPEC.SOFTCAP) * scales.logits
+        return State(state.m, state.s, x_label, state.x_sum, state.m_t, state.s_t, state.a, state.h)
+    else:
+        return state
 
 
 @triton.jit
-def gathered_state(
-    gathered, row, exists, n_rows, world_size, LOSS: tl.constexpr, ENTROPY: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
+def numbers_of(state, SPEC: tl.constexpr):
+    """The numbers of a state that the loss needs, in the order in which kernels store them."""
+    if SPEC.LOSS != "cross_entropy":
+        numbers = (state.m, state.s, state.m_t, state.s_t, state.a)
+    elif SPEC.SMOOTHED:
+        numbers = (state.m, state.s, state.x_label, state.x_sum)
+    else:
+        numbers = (state.m, state.s, state.x_label)
+    if SPEC.ENTROPY:
+        numbers = numbers + (state.h,)
+    return numbers
+
+
+@triton.jit
+def _load_state(place, n_rows, exists, SPEC: tl.constexpr):
+    """Load a state that was stored as `numbers_of`, n_rows apart. Numbers that the loss does not need are any."""
+    m = tl.load(place, mask=exists, other=0.0)
+    s = tl.load(place + n_rows, mask=exists, other=0.0)
+    third = tl.load(place + 2 * n_rows, mask=exists, other=0.0)
+    fourth = s
+    h = s
+    if SPEC.LOSS != "cross_entropy" or SPEC.SMOOTHED:
+        fourth = tl.load(place + 3 * n_rows, mask=exists, other=0.0)
+    if SPEC.LOSS == "cross_entropy":
+        if SPEC.ENTROPY:
+            h = tl.load(place + (3 + SPEC.SMOOTHED) * n_rows, mask=exists, other=0.0)
+        return State(m, s, third, fourth, s, s, s, h)
+    else:
+        a = tl.load(place + 4 * n_rows, mask=exists, other=0.0)
+        if SPEC.ENTROPY:
+            h = tl.load(place + 5 * n_rows, mask=exists, other=0.0)
+        return State(m, s, s, s, third, fourth, a, h)
+
+
+@triton.jit
+def gathered_state(gathered, row, exists, n_rows, world_size, WIDTH: tl.constexpr, SPEC: tl.constexpr):
     """Merge all ranks' statistics, (world_size, WIDTH, n_rows), in rank order: the same bits on every rank."""
-    m, s, b, c, d, e = _empty_state(row)
-    if LOSS != "cross_entropy":
-        b = m
+    state = no_columns(row, SPEC)
     for rank in range(world_size):
-        theirs = gathered + rank * WIDTH * n_rows + row
-        m_2 = tl.load(theirs, mask=exists, other=0.0)
-        s_2 = tl.load(theirs + n_rows, mask=exists, other=0.0)
-        b_2 = tl.load(theirs + 2 * n_rows, mask=exists, other=0.0)
-        c_2 = s_2
-        d_2 = s_2
-        e_2 = s_2
-        if WIDTH - ENTROPY > 3:
-            c_2 = tl.load(theirs + 3 * n_rows, mask=exists, other=0.0)
-        if WIDTH - ENTROPY > 4:
-            d_2 = tl.load(theirs + 4 * n_rows, mask=exists, other=0.0)
-        if ENTROPY:
-            e_2 = tl.load(theirs + (WIDTH - 1) * n_rows, mask=exists, other=0.0)
-        m, s, b, c, d, e = _merge(m, s, b, c, d, e, m_2, s_2, b_2, c_2, d_2, e_2, LOSS, ENTROPY)
-    return m, s, b, c, d, e
+        theirs = _load_state(gathered + rank * WIDTH * n_rows + row, n_rows, exists, SPEC)
+        state = merge_two(state, theirs, SPEC)
+    return state
 
 
 @triton.jit
-def loss_of_rows(
-    m, s, b, c, d, vocab_size, label_smoothing, z_loss, LOSS: tl.constexpr, LOGPROB: tl.constexpr,
-    SMOOTHED: tl.constexpr,
-):  # fmt: skip
+def losses_of_rows(state, vocab_size, label_smoothing, z_loss, SPEC: tl.constexpr):
     """The loss of each row, (ROWS,), and the log of its sum of exp, from the state of the whole vocabulary.
 
     With LOGPROB the label's log-probability takes the place of the loss.
     """
-    log_s = tl.log(s)
-    if LOSS == "cross_entropy":
-        loss = log_s + (reference_of(m) - b)
-        if SMOOTHED:
-            loss = (1.0 - label_smoothing) * loss + label_smoothing * (log_s + (reference_of(m) - c / vocab_size))
-    elif LOSS == "soft_cross_entropy":
-        loss = log_s - d / c
-    elif LOSS == "forward_kl":
-        loss = d / c - tl.log(c) + log_s
+    log_s = tl.log(state.s)
+    log_z = reference(state.m) + log_s
+    if SPEC.LOSS == "cross_entropy":
+        loss = log_s + (reference(state.m) - state.x_label)
+        if SPEC.SMOOTHED:
+            of_all = log_s + (reference(state.m) - state.x_sum / vocab_size)
+            loss = (1.0 - label_smoothing) * loss + label_smoothing * of_all
+    elif SPEC.LOSS == "soft_cross_entropy":
+        loss = log_s - state.a / state.s_t
+    elif SPEC.LOSS == "forward_kl":
+        loss = state.a / state.s_t - tl.log(state.s_t) + log_s
     else:
-        loss = d / s - log_s + tl.log(c)
-    log_z = reference_of(m) + log_s
+        loss = state.a / state.s - log_s + tl.log(state.s_t)
     loss = loss + z_loss * log_z * log_z
-    if LOGPROB:
+    if SPEC.LOGPROB:
         loss = -loss
     return loss, log_z
 
 
 @triton.jit
-def entropy_of_rows(s, e):
+def entropies_of_rows(state):
     """The entropy of each row's softmax in nats, (ROWS,), from the state of the whole vocabulary."""
-    return tl.log(s) - e / s
+    return tl.log(state.s) - state.h / state.s
