@@ -124,7 +124,7 @@ def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
     if grad.numel():
         block = block_for(columns)
         tile_rows, options = tile(rows, block)
-        wide = is_wide(columns, block, grad)
+        wide = is_wide(columns, block, grad.stride())
         scale = cached_launch(
             scale_kernel, PER_ROW=factor.dim(), WIDE=wide, ROWS=tile_rows, BLOCK=block, **options
         )  # fmt: skip

@@ -12,6 +12,7 @@ The statistics are the numbers of a row's state that the loss needs. `state` has
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tpbench.kernels.block_caps import measured_cap
-from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
 from tpbench.kernels.collectives import gather_by_rank
 from tpbench.kernels.losses import LABEL_LOSSES
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
@@ -258,6 +259,53 @@ def column_block(loss: RowLoss, columns: int) -> int:
     return block_for(columns, loss.block_cap, loss.formula, loss.two_pass_algorithm, loss.vocabulary.share)
 
 
+class TwoPassPlan(NamedTuple):
+    """The launches of a call, without addresses and factors."""
+
+    block: int
+    programs: int
+    width: int
+    """Numbers of a row's state that are stored."""
+    shard: Shard
+    statistics: CachedLaunch
+    statistics_strides: MatrixStrides
+    gradient: CachedLaunch
+    gradient_strides: MatrixStrides
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(
+    loss: RowLoss, shape: tuple[int, int], logits: tuple[int, int], target: tuple[int, int], grad: tuple[int, int],
+    entropy: bool, accumulate: bool,
+) -> TwoPassPlan:  # fmt: skip
+    """Return the launches for logits of this shape. logits, target, grad: strides, (0, 0) where there is no tensor.
+
+    Results are cached, because a call costs the host little time then.
+    """
+    rows, columns = shape
+    vocabulary = loss.vocabulary
+    width = statistics_width(loss.formula, loss.label_smoothing, entropy)
+    block = column_block(loss, columns)
+    tile_rows, options = tile(rows, block)
+    spec = TwoPassSpec(
+        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=entropy, ROWS=tile_rows, BLOCK=block,
+        SOFTCAP=float(loss.softcap), TARGET_SOFTCAP=float(loss.target_softcap),
+        WIDE=is_wide(columns, block, logits, target, grad),
+    )  # fmt: skip
+    gradient_spec = spec._replace(LOGPROB=loss.is_logprob, ACCUMULATE=accumulate)
+    return TwoPassPlan(
+        block=block,
+        programs=-(-rows // tile_rows),
+        width=width,
+        shard=Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index),
+        statistics=cached_launch(statistics_kernel, SPEC=spec, **options),
+        # Those of the gradient would only specialise the kernel.
+        statistics_strides=MatrixStrides(*logits, *target, 0, 0),
+        gradient=cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=gradient_spec, **options),
+        gradient_strides=MatrixStrides(*logits, *target, *grad),
+    )
+
+
 def launch(
     loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling
 ) -> tuple[int, tuple[Any, ...]]:
@@ -266,50 +314,48 @@ def launch(
     Returns the column block, and the compiled kernels that read the logits (None in the interpreter).
     """
     rows, columns = logits.shape
-    vocabulary, grad, row_entropy = loss.vocabulary, outputs.grad, outputs.row_entropy
-    world_size = vocabulary.world_size
+    grad, row_entropy, world_size = outputs.grad, outputs.row_entropy, loss.vocabulary.world_size
     inverse_count = scaling.inverse_count
     if scaling.count and inverse_count is None:
-        inverse_count = inverse_row_count(target, vocabulary.size, loss.ignore_index)
-    entropy = row_entropy is not None
-    width = statistics_width(loss.formula, loss.label_smoothing, entropy)
-    block = column_block(loss, columns)
-    tile_rows, options = tile(rows, block)
-    programs = -(-rows // tile_rows)
-    target_strides = target.stride() if target.dim() == 2 else (0, 0)
-    read_strides = (*logits.stride(), *target_strides)
-    shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
+        inverse_count = inverse_row_count(target, loss.vocabulary.size, loss.ignore_index)
+    plan = _plan(
+        loss, logits.shape, logits.stride(), target.stride() if target.dim() == 2 else (0, 0),
+        (0, 0) if grad is None else grad.stride(), row_entropy is not None, outputs.accumulate,
+    )  # fmt: skip
     scales = LossScales(
         loss.logits_scale, loss.target_scale, loss.label_smoothing, loss.z_loss, loss.grad_scale(scaling),
         scaling.grad_scale,
     )  # fmt: skip
-    spec = TwoPassSpec(
-        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=entropy, ROWS=tile_rows, BLOCK=block,
-        SOFTCAP=float(loss.softcap), TARGET_SOFTCAP=float(loss.target_softcap),
-        WIDE=is_wide(columns, block, logits, target, grad),
-    )  # fmt: skip
     kernels = []
     gathered = None
     if loss.two_pass_algorithm == "two_kernels":
-        statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
-        states = cached_launch(statistics_kernel, SPEC=spec, **options)
-        strides = MatrixStrides(*read_strides, 0, 0)  # those of the gradient would only specialise the kernel
-        kernels.append(states(programs, (logits, target, statistics), (rows, strides, shard), scales))
+        statistics = torch.empty((plan.width, rows), dtype=torch.float32, device=logits.device)
+        kernels.append(
+            plan.statistics(
+                plan.programs, (logits, target, statistics), (rows, plan.statistics_strides, plan.shard), scales
+            )
+        )  # fmt: skip
         gathered = gather_by_rank(statistics, loss.group, world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
     if gathered is None or grad is not None:
-        if loss.is_logprob or outputs.accumulate:
-            spec = spec._replace(LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate)
-        strides = MatrixStrides(*read_strides, *((0, 0) if grad is None else grad.stride()))
-        gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
         pointers = (
             logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
             scaling.entropy_grad,
         )  # fmt: skip
-        kernels.append(gradient(programs, pointers, (rows, columns, world_size, strides, shard), scales))
+        integers = (rows, columns, world_size, plan.gradient_strides, plan.shard)
+        kernels.append(plan.gradient(plan.programs, pointers, integers, scales))
     if outputs.total is not None:
         reduce(outputs.row_loss, inverse_count, scaling.mean, outputs.total)
-    return block, tuple(kernels)
+    return plan.block, tuple(kernels)
+
+
+_ROWS_OF_LOSSES = 4096 if INTERPRETED else 128
+
+
+@functools.lru_cache(maxsize=256)
+def _launch_of_losses(formula: str, logprob: bool, smoothed: bool, entropy: bool, width: int) -> CachedLaunch:
+    spec = TwoPassSpec(formula, SMOOTHED=smoothed, ENTROPY=entropy, ROWS=_ROWS_OF_LOSSES, LOGPROB=logprob)
+    return cached_launch(row_loss_kernel, WIDTH=width, SPEC=spec)
 
 
 def losses_of_statistics(
@@ -317,13 +363,9 @@ def losses_of_statistics(
 ) -> None:
     """Store losses and entropies of rows from all ranks' statistics, (world size, numbers, rows)."""
     world_size, width, rows = gathered.shape
-    block = 4096 if INTERPRETED else 128
-    spec = TwoPassSpec(
-        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=row_entropy is not None, ROWS=block,
-        LOGPROB=loss.is_logprob,
-    )  # fmt: skip
-    cached_launch(row_loss_kernel, WIDTH=width, SPEC=spec)(
-        -(-rows // block), (target, gathered, row_loss, row_entropy),
+    kernel = _launch_of_losses(loss.formula, loss.is_logprob, loss.label_smoothing > 0, row_entropy is not None, width)
+    kernel(
+        -(-rows // _ROWS_OF_LOSSES), (target, gathered, row_loss, row_entropy),
         (rows, world_size, loss.vocabulary.size, loss.ignore_index), (loss.label_smoothing, loss.z_loss),
     )  # fmt: skip
 
@@ -335,10 +377,9 @@ def tile(rows: int, block: int) -> tuple[int, dict[str, int]]:
     return 1, {"num_warps": min(32, max(4, block // 512))}
 
 
-def is_wide(columns: int, block: int, *tensors: Tensor | None) -> bool:
+def is_wide(columns: int, block: int, *strides: tuple[int, ...]) -> bool:
     """Return whether column offsets need 64 bits: the end of the last block times the largest column stride."""
-    strides = (each.stride(1) for each in tensors if each is not None and each.dim() == 2)
-    return (columns + block) * max(strides) >= 2**31
+    return (columns + block) * max(column for _row, column in strides) >= 2**31
 
 
 def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -355,8 +396,7 @@ def inverse_row_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Ten
     Labels are equal on all ranks, so nothing is exchanged.
     """
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
-    count = cached_launch(inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
-    count(1, (labels, inverse), (labels.shape[0], vocab_size, ignore_index))
+    _count(1, (labels, inverse), (labels.shape[0], vocab_size, ignore_index))
     return inverse
 
 
@@ -372,5 +412,8 @@ def reduced(outputs: Outputs, scaling: Scaling) -> Tensor:
 
 def reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float, total: Tensor) -> None:
     """Store factor * sum(row_loss), times inverse_count unless it is None, in `total`. The sum has a fixed order."""
-    kernel = cached_launch(reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
-    kernel(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
+    _reduce(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
+
+
+_count = CachedLaunch(inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+_reduce = CachedLaunch(reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
