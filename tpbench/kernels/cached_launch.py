@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from triton import JITFunction, knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
@@ -82,13 +83,11 @@ class CachedLaunch:
 
 def _kind_of_pointer(pointer: Any) -> Any:
     """Return what Triton specialises a kernel for. The address and the shape of a descriptor are usual arguments."""
-    if pointer is None:
-        return None
-    if isinstance(pointer, tuple):
-        return tuple([_kind_of_pointer(each) for each in pointer])
+    if isinstance(pointer, Tensor):
+        return pointer.dtype, pointer.data_ptr() % 16 == 0
     if isinstance(pointer, TensorDescriptor):
         return pointer.base.dtype, *pointer.block_shape
-    return pointer.dtype, pointer.data_ptr() % 16 == 0
+    return None if pointer is None else tuple([_kind_of_pointer(each) for each in pointer])
 
 
 def unobserved(kernel: Any) -> bool:

@@ -100,13 +100,12 @@ def _prepared(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, s
 
 def _two_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> How:
     """Launch the kernels that go over a row twice."""
-    rows, columns = logits.shape
     with launching(logits.device):
-        kernels = two_pass.launch(loss, logits, target, outputs, scaling)
+        block, kernels = two_pass.launch(loss, logits, target, outputs, scaling)
     sent = two_pass.bytes_exchanged(
-        rows, loss.vocabulary.world_size, loss.loss, loss.label_smoothing, outputs.row_entropy is not None
+        len(logits), loss.vocabulary.world_size, loss.loss, loss.label_smoothing, outputs.row_entropy is not None
     )
-    return How(loss.two_pass_algorithm, two_pass.column_block(loss, columns), sent, kernels)
+    return How(loss.two_pass_algorithm, block, sent, kernels)
 
 
 def _peers(loss: RowLoss, device: torch.device) -> symmetric.PeerWorkspace | Literal["one rank"] | None:

@@ -191,6 +191,10 @@ def whole_row_kernel(
     last tile share one place in shared memory and move from there to registers. Each other tile has a place of its own
     and stays there. The next row's tiles come into each place as soon as this row's tile has left it. The state of a
     tile is computed LAG tiles after its copy started.
+
+    Measured gain over rows that programs share, 4096 rows in bf16: on an H200 (commit 7747057) 0.582 instead of
+    0.596 ms for labels at 131072 columns, and 0.410 instead of 0.474 ms for reverse_kl at 65536. On an H100, whose
+    memory is slower, nothing for labels, and 1.7% for losses against target logits.
     """
     gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0)
     TILES: gl.constexpr = SPEC.TILES

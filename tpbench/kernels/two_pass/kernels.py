@@ -258,10 +258,12 @@ def column_block(loss: RowLoss, columns: int) -> int:
     return block_for(columns, loss.block_cap, loss.formula, loss.two_pass_algorithm, loss.vocabulary.share)
 
 
-def launch(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> tuple[Any, ...]:
+def launch(
+    loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling
+) -> tuple[int, tuple[Any, ...]]:
     """Queue the kernels for rows of logits on the current stream. They fill `outputs`.
 
-    Returns the compiled kernels that read the logits (None in the interpreter).
+    Returns the column block, and the compiled kernels that read the logits (None in the interpreter).
     """
     rows, columns = logits.shape
     vocabulary, grad, row_entropy = loss.vocabulary, outputs.grad, outputs.row_entropy
@@ -275,7 +277,7 @@ def launch(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scal
     tile_rows, options = tile(rows, block)
     programs = -(-rows // tile_rows)
     target_strides = target.stride() if target.dim() == 2 else (0, 0)
-    strides = MatrixStrides(*logits.stride(), *target_strides, *((0, 0) if grad is None else grad.stride()))
+    read_strides = (*logits.stride(), *target_strides)
     shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
     scales = LossScales(
         loss.logits_scale, loss.target_scale, loss.label_smoothing, loss.z_loss, loss.grad_scale(scaling),
@@ -291,12 +293,14 @@ def launch(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scal
     if loss.two_pass_algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
-        read_strides = strides._replace(grad_row=0, grad_column=0)  # the gradient's would only specialise the kernel
-        kernels.append(states(programs, (logits, target, statistics), (rows, read_strides, shard), scales))
+        strides = MatrixStrides(*read_strides, 0, 0)  # those of the gradient would only specialise the kernel
+        kernels.append(states(programs, (logits, target, statistics), (rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
     if gathered is None or grad is not None:
-        spec = spec._replace(LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate)
+        if loss.is_logprob or outputs.accumulate:
+            spec = spec._replace(LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate)
+        strides = MatrixStrides(*read_strides, *((0, 0) if grad is None else grad.stride()))
         gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
         pointers = (
             logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
@@ -305,7 +309,7 @@ def launch(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scal
         kernels.append(gradient(programs, pointers, (rows, columns, world_size, strides, shard), scales))
     if outputs.total is not None:
         reduce(outputs.row_loss, inverse_count, scaling.mean, outputs.total)
-    return tuple(kernels)
+    return block, tuple(kernels)
 
 
 def losses_of_statistics(
