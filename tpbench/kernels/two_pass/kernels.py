@@ -277,6 +277,7 @@ def launch(
     tile_rows, options = tile(rows, block)
     programs = -(-rows // tile_rows)
     target_strides = target.stride() if target.dim() == 2 else (0, 0)
+    none: tuple[int, ...] = (0, 0)
     read_strides = (*logits.stride(), *target_strides)
     shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
     scales = LossScales(
@@ -293,14 +294,14 @@ def launch(
     if loss.two_pass_algorithm == "two_kernels":
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
-        strides = MatrixStrides(*read_strides, 0, 0)  # those of the gradient would only specialise the kernel
+        strides = MatrixStrides(*read_strides, *none)  # those of the gradient would only specialise the kernel
         kernels.append(states(programs, (logits, target, statistics), (rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
     if gathered is None or grad is not None:
         if loss.is_logprob or outputs.accumulate:
             spec = spec._replace(LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate)
-        strides = MatrixStrides(*read_strides, *((0, 0) if grad is None else grad.stride()))
+        strides = MatrixStrides(*read_strides, *(none if grad is None else grad.stride()))
         gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
         pointers = (
             logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
