@@ -61,7 +61,8 @@ FIELDS: list[tuple[Any, str]] = [
     (tp_block.BlockContext, "inputs stopwatch"),
 ]
 VARIANT = (
-    "summary workload options requires requires_cuda cpu_only_reason no_graph_reason uses_triton unsupported_reason"
+    "summary workload options requires requires_cuda cpu_only_reason no_graph_reason process_settings uses_triton "
+    "unsupported_reason"
 )
 TRAIN_STEP = (
     "model architecture hidden_size ffn_size layers heads kv_heads head_dim vocab tied num_layers batch_size "
