@@ -9,20 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.kernel_reference import ALGORITHMS, LOSSES, make, reference
+from tests.support.kernel_reference import LOSSES, make, reference
 from tpbench.kernels import EntropyLoss, entropy_loss
-
-
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@pytest.fixture(params=ALGORITHMS)
-def algorithm(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The options that choose an algorithm."""
-    return dict(ALGORITHMS[request.param])
-
 
 LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.cuda.is_available() else "cpu")
 

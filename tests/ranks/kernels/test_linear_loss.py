@@ -1,19 +1,24 @@
-"""`linear_entropy_loss` on one rank: every loss, dtype, chunk size and option against float64, and edge cases."""
+"""`linear_entropy_loss` against float64, on one rank and over groups that shard vocabulary and hidden states."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.kernel_reference import DTYPES, LOSSES
-from tests.support.linear_reference import assert_near, linear_reference, make_linear
-from tpbench.kernels import LinearEntropyLossResult, linear_entropy_loss
+from tests.support.kernel_reference import DTYPES, LOSSES, assert_near, linear_reference, make_linear
+from tests.support.ranks import Rank, enough_gpus, ranks_here, run_on_ranks
+from tpbench.kernels import linear_entropy_loss
 from tpbench.kernels.linear.statistics import bytes_of_tiles, is_supported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INF = float("inf")
+ALL_LOSSES = (*LOSSES, "logprob")
+WORLDS = sorted({1, ranks_here(2), ranks_here(3)})
+Case = tuple[torch.Tensor, torch.Tensor, Any, dict[str, Any]]
+"""Hidden states, weight, target and options. Tensors hold the whole vocabulary."""
 
 
 def gib(rows: int, columns: int = 100, itemsize: int = 4) -> float:
@@ -21,116 +26,164 @@ def gib(rows: int, columns: int = 100, itemsize: int = 4) -> float:
     return rows * columns * itemsize / 2**30
 
 
-def check(hidden: torch.Tensor, weight: torch.Tensor, target: Any, **options: Any) -> LinearEntropyLossResult:
-    """Compare all results with float64."""
-    how = {name: options.pop(name) for name in ("workspace_gib", "weight_grad", "exchange") if name in options}
-    given = how.get("weight_grad")
-    before = 0.0 if given is None else given.double().cpu()
-    place = tuple(each.to(DEVICE) for each in target) if isinstance(target, tuple) else target.to(DEVICE)
-    on_device = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in options.items()}
-    result = linear_entropy_loss(hidden.to(DEVICE), weight.to(DEVICE), place, **on_device, **how)
-    right = linear_reference(hidden, weight, target, **{k: v for k, v in options.items() if k != "entropy"})
-    torch.testing.assert_close(result.loss.double().cpu(), right.loss, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(result.row_loss.double().cpu(), right.row_loss, rtol=1e-5, atol=1e-5)
-    if options.get("entropy"):
-        assert result.entropy is not None
-        torch.testing.assert_close(result.entropy.double().cpu(), right.entropy, rtol=1e-5, atol=1e-5)
-    assert result.grad_hidden is not None and result.grad_hidden.dtype == hidden.dtype
-    assert result.grad_weight is not None
-    assert_near(result.grad_hidden, right.grad_hidden, hidden.dtype, options)
-    assert_near(result.grad_weight.double().cpu() - before, right.grad_weight, hidden.dtype, options)
-    if right.grad_bias is not None:
-        assert result.grad_bias is not None and result.grad_bias.dtype == hidden.dtype
-        assert_near(result.grad_bias, right.grad_bias, hidden.dtype, options)
-    if given is not None:
-        assert result.grad_weight is given
-    return result
+def _columns(rank: Rank, vocab: int) -> slice:
+    """Uneven: the first rank holds two rows of the weight more than its share."""
+    edges = [0, *(vocab * (each + 1) // rank.world_size + 2 for each in range(rank.world_size - 1)), vocab]
+    return slice(edges[rank.rank], edges[rank.rank + 1])
 
 
-@pytest.mark.parametrize("rows", [9, 4, 1])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("loss", [*LOSSES, "logprob"])
-def test_every_loss_dtype_and_chunk_size(loss: Any, dtype: torch.dtype, rows: int) -> None:
-    hidden, weight, target = make_linear(loss, dtype=dtype)
-    result = check(hidden, weight, target, loss=loss, workspace_gib=gib(rows, itemsize=dtype.itemsize))
-    assert result.how.chunk_rows <= rows and result.how.chunks >= 9 / rows
-    assert result.how.workspace_gib <= gib(rows, itemsize=dtype.itemsize) * 1.0001
+def _own_rows(rank: Rank, values: torch.Tensor, sharded: bool) -> torch.Tensor:
+    return values.chunk(rank.world_size)[rank.rank] if sharded else values
+
+
+def _run(rank: Rank, cases: list[Case]) -> list[dict[str, Any]]:
+    results = []
+    for hidden, weight, target, options in cases:
+        columns, sharded = _columns(rank, len(weight)), bool(options.get("hidden_sharded"))
+        if isinstance(target, tuple):
+            own: Any = (_own_rows(rank, target[0], sharded).to(rank.device), target[1][columns].to(rank.device))
+        else:
+            own = (target if target.dim() == 1 else target[:, columns]).to(rank.device)
+        local = {name: value.to(rank.device) if torch.is_tensor(value) else value for name, value in options.items()}
+        for name in {"bias", "weight_grad"} & local.keys():
+            local[name] = local[name][columns].clone()
+        result = linear_entropy_loss(
+            _own_rows(rank, hidden, sharded).to(rank.device), weight[columns].to(rank.device), own, group=rank.group,
+            **local,
+        )  # fmt: skip
+        assert "weight_grad" not in local or result.grad_weight is local["weight_grad"]
+        how = result.how
+        results.append(
+            {name: getattr(result, name) for name in result.__dataclass_fields__ if name != "how"}
+            | {"chunks": how.chunks, "chunk_rows": how.chunk_rows, "workspace_gib": how.workspace_gib}
+            | {"bytes_sent": how.bytes_sent, "accumulation": how.weight_grad}
+        )
+    return results
+
+
+def check(world_size: int, cases: list[Case]) -> list[tuple[dict[str, Any], ...]]:
+    """Compare all results with float64. Return those of all ranks, by case."""
+    if not enough_gpus(world_size):
+        pytest.skip(f"needs {world_size} GPUs")
+    if world_size == 1:
+        by_case: list[tuple[dict[str, Any], ...]] = [(each,) for each in _run(Rank(0, 1, None, DEVICE), cases)]  # type: ignore[arg-type]
+    else:
+        by_case = list(zip(*run_on_ranks(world_size, _run, cases), strict=True))
+    for (hidden, weight, target, options), shards in zip(cases, by_case, strict=True):
+        first = shards[0]
+        for name in ("loss", "row_loss", "chunks", *(["entropy"] if options.get("entropy") else [])):
+            assert all(torch.equal(torch.as_tensor(each[name]), torch.as_tensor(first[name])) for each in shards), name
+        ours = ("workspace_gib", "exchange", "hidden_sharded", "weight_grad", "entropy", "grad")
+        right = linear_reference(
+            hidden, weight, target, **{name: value for name, value in options.items() if name not in ours}
+        )
+        for name in ("loss", "row_loss", *(["entropy"] if options.get("entropy") else [])):
+            torch.testing.assert_close(first[name].double().cpu(), getattr(right, name), rtol=1e-5, atol=1e-5)
+        if options.get("grad") is False:
+            assert all(first[name] is None for name in ("grad_hidden", "grad_weight", "grad_bias"))
+            continue
+        whole = torch.cat([each["grad_hidden"] for each in shards]) if options.get("hidden_sharded") else None
+        assert_near(first["grad_hidden"] if whole is None else whole, right.grad_hidden, hidden.dtype, options)
+        grad_weight = torch.cat([each["grad_weight"] for each in shards]).double().cpu()
+        before = options["weight_grad"].double() if "weight_grad" in options else 0.0
+        assert_near(grad_weight - before, right.grad_weight, hidden.dtype, options)
+        if right.grad_bias is not None:
+            assert first["grad_bias"].dtype == hidden.dtype
+            assert_near(torch.cat([each["grad_bias"] for each in shards]), right.grad_bias, hidden.dtype, options)
+    return by_case
+
+
+@pytest.mark.parametrize("exchange", ["nccl", "symmetric"] if torch.cuda.is_available() else ["nccl"])
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_every_loss_dtype_and_chunk_size(world_size: int, exchange: str) -> None:
+    cases: list[Case] = []
+    dtypes = DTYPES if world_size <= 2 else DTYPES[:1]
+    for loss, dtype, rows, sharded in itertools.product(ALL_LOSSES, dtypes, (12, 5, 1), (False, True)):
+        if sharded > (world_size > 1) or (rows == 1 and world_size > 1):
+            continue
+        options = {"loss": loss, "exchange": exchange, "hidden_sharded": sharded}
+        options["workspace_gib"] = gib(rows, -(-101 // world_size), dtype.itemsize)
+        if rows == 5:
+            options["weight_grad"] = torch.randn(101, 16, generator=torch.Generator().manual_seed(2)) / 64
+        cases.append((*make_linear(loss, rows=12, vocab=101, dtype=dtype), options))
+    for (hidden, *_, options), shards in zip(cases, check(world_size, cases), strict=True):
+        rows = round(options["workspace_gib"] / gib(1, -(-101 // world_size), hidden.itemsize))
+        assert shards[0]["chunk_rows"] <= rows and shards[0]["chunks"] >= 12 / rows
 
 
 @pytest.mark.parametrize("to_fp32", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_weights_gradient_is_added(dtype: torch.dtype, to_fp32: bool) -> None:
-    hidden, weight, target = make_linear(dtype=dtype)
-    main_grad = torch.randn(100, 16, generator=torch.Generator().manual_seed(2)).to(DEVICE) / 64
+    main_grad = torch.randn(100, 16, generator=torch.Generator().manual_seed(2)) / 64
     main_grad = main_grad if to_fp32 else main_grad.to(dtype)
-    result = check(hidden, weight, target, weight_grad=main_grad, workspace_gib=gib(4, itemsize=dtype.itemsize))
+    options = {"weight_grad": main_grad, "workspace_gib": gib(4, itemsize=dtype.itemsize)}
+    ((result,),) = check(1, [(*make_linear(dtype=dtype), options)])
     in_product = dtype == main_grad.dtype or DEVICE.type == "cuda"
-    assert result.how.weight_grad == ("product" if in_product else "blocks")
+    assert result["accumulation"] == ("product" if in_product else "blocks")
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"reduction": "sum", "z_loss": 1e-2, "logits_scale": 0.7, "grad_scale": -3.7},
-    {"reduction": "none", "entropy": True, "row_grad": torch.linspace(-1, 2, 9)},
-    {"softcap": 2.5, "entropy": True, "entropy_grad": torch.linspace(1, -2, 9)},
-    {"bias": torch.linspace(-1, 1, 100), "entropy": True},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
-@pytest.mark.parametrize("loss", [*LOSSES, "logprob"])
-def test_options(loss: Any, options: dict[str, Any]) -> None:
-    hidden, weight, target = make_linear(loss)
-    options = {name: value for name, value in options.items() if not (loss == "logprob" and name == "z_loss")}
-    temperature = 1.0 if loss == "cross_entropy" else 1.7
-    check(hidden, weight, target, loss=loss, temperature=temperature, workspace_gib=gib(4), **options)
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_options(world_size: int) -> None:
+    """Three ranks differ from two where their numbers meet: in the reduce-scatter of sharded hidden states."""
+    cases: list[Case] = []
+    for sharded, loss in itertools.product({1: (False,), 2: (False, True)}.get(world_size, (True,)), ALL_LOSSES):
+        options: dict[str, Any] = {"loss": loss, "hidden_sharded": sharded, "workspace_gib": gib(7, 34)}
+        hidden, weight, target = make_linear(loss, rows=12, vocab=101)
+        cases.append((hidden, weight, target, {**options, "softcap": 3.0, "bias": torch.linspace(-1, 1, 101)}))
+        upstream = {"row_grad": torch.linspace(-1, 2, 12), "entropy_grad": torch.linspace(1, -2, 12)}
+        cases.append((hidden, weight, target, {**options, "entropy": True, "reduction": "none", **upstream}))
+        cases.append(
+            (
+                hidden,
+                weight,
+                target,
+                {**options, "softcap": 2.5, "entropy": True, "entropy_grad": upstream["entropy_grad"]},
+            )
+        )
+        z_loss = {} if loss == "logprob" else {"z_loss": 1e-2}
+        cases.append(
+            (hidden, weight, target, {**options, "reduction": "sum", "logits_scale": 0.7, "grad_scale": -3.7, **z_loss})
+        )
+        if loss in ("cross_entropy", "logprob"):
+            target = target.clone()
+            target[:4] = torch.tensor([-100, -1, 101, 10**9])
+            smoothed = {"label_smoothing": 0.1, "z_loss": 1e-3} if loss == "cross_entropy" else {"temperature": 0.7}
+            cases.append((hidden, weight, target, {**options, **smoothed}))
+            cases.append((hidden, weight, torch.full_like(target, -100), {**options, "entropy": True}))
+            cases.append((hidden, weight, target.int().clamp(max=69), {**options, "vocab_size": 70}))
+        else:
+            teacher, teacher_weight, _ = make_linear(loss, rows=12, vocab=101, width=24, seed=4)
+            for cap in (None, 3.0):
+                cases.append(
+                    (hidden, weight, (teacher, teacher_weight), {**options, "temperature": 1.4, "softcap": cap})
+                )
+    check(world_size, cases)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_options_in_half_precision(dtype: torch.dtype) -> None:
-    hidden, weight, target = make_linear(dtype=dtype)
-    check(hidden, weight, target, softcap=3.0, bias=torch.linspace(-1, 1, 100).to(dtype), entropy=True)
-    check(hidden, weight, target, label_smoothing=0.1, z_loss=1e-3, workspace_gib=gib(2))
-
-
-def test_label_smoothing() -> None:
-    check(*make_linear(), label_smoothing=0.2, workspace_gib=gib(4), softcap=4.0, z_loss=1e-3)
-
-
-@pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("loss", LOSSES[1:])
-def test_the_teachers_hidden_states(loss: Any, softcap: float | None) -> None:
-    hidden, weight, _ = make_linear(loss)
-    teacher, teacher_weight, _ = make_linear(loss, width=24, seed=5)
-    result = check(
-        hidden, weight, (teacher, teacher_weight), loss=loss, temperature=1.3, softcap=softcap, workspace_gib=gib(8)
-    )
-    assert result.how.chunk_rows <= 4  # logits of both
-
-
-def test_labels_that_do_not_count() -> None:
-    hidden, weight, target = make_linear()
-    target[:5] = torch.tensor([-100, -1, 100, 2**31 - 1, -(2**31)])
-    for labels in (target, target.int()):
-        for loss in ("cross_entropy", "logprob"):
-            check(hidden, weight, labels, loss=loss, workspace_gib=gib(2), entropy=True)
-    result = linear_entropy_loss(hidden.to(DEVICE), weight.to(DEVICE), torch.full_like(target, -100).to(DEVICE))
-    assert result.grad_hidden is not None and result.grad_weight is not None
-    assert result.loss == 0 and not result.grad_hidden.any() and not result.grad_weight.any()
+    inputs = make_linear(dtype=dtype)
+    capped = {"softcap": 3.0, "bias": torch.linspace(-1, 1, 100).to(dtype), "entropy": True}
+    check(1, [(*inputs, capped), (*inputs, {"label_smoothing": 0.1, "z_loss": 1e-3, "workspace_gib": gib(2)})])
 
 
 def test_padding_and_minus_infinity() -> None:
-    hidden, weight, target = make_linear(dtype=torch.float32)
-    target.clamp_(max=69)
+    hidden, weight, target = make_linear()
+    target = target.clamp(max=69)
+    target[target < 60] = 65
     bias = torch.zeros(100)
     bias[10:60] = -INF
-    target[target < 60] = 65
-    result = check(hidden, weight, target, vocab_size=70, workspace_gib=gib(4))
-    assert result.grad_weight is not None and not result.grad_weight[70:].any()
-    result = check(hidden, weight, target, bias=bias, entropy=True)
-    assert result.grad_weight is not None and not result.grad_weight[10:60].any()
+    padded, infinite = check(
+        1,
+        [
+            (hidden, weight, target, {"vocab_size": 70, "workspace_gib": gib(4)}),
+            (hidden, weight, target, {"bias": bias, "entropy": True}),
+        ],
+    )
+    assert not padded[0]["grad_weight"][70:].any() and not infinite[0]["grad_weight"][10:60].any()
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, "logprob"])
+@pytest.mark.parametrize("loss", ALL_LOSSES)
 def test_no_rows(loss: Any) -> None:
     hidden, weight, target = (each.to(DEVICE) for each in make_linear(loss, rows=0))
     result = linear_entropy_loss(hidden, weight, target, loss=loss)
@@ -143,41 +196,40 @@ def test_no_rows(loss: Any) -> None:
 
 def test_any_strides() -> None:
     hidden, weight, target = make_linear("reverse_kl")
-    strided = (hidden.t().contiguous().t(), weight.t().contiguous().t(), target.t().contiguous().t())
-    check(*strided, loss="reverse_kl", workspace_gib=gib(4))
+    right = linear_reference(hidden, weight, target, loss="reverse_kl")
+    strided = (each.t().contiguous().t().to(DEVICE) for each in (hidden, weight, target))
     room = torch.zeros(100, 32, device=DEVICE)
-    check(hidden, weight, target, loss="reverse_kl", weight_grad=room[:, ::2], workspace_gib=gib(4))
-    assert not room[:, 1::2].any()
+    result = linear_entropy_loss(*strided, loss="reverse_kl", weight_grad=room[:, ::2], workspace_gib=gib(4))
+    torch.testing.assert_close(result.loss.double().cpu(), right.loss, rtol=1e-5, atol=1e-5)
+    assert result.grad_hidden is not None and not room[:, 1::2].any()
+    assert_near(result.grad_hidden, right.grad_hidden, torch.float32)
+    assert_near(room[:, ::2], right.grad_weight, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_without_gradients(dtype: torch.dtype) -> None:
-    hidden, weight, target = make_linear("logprob", dtype=dtype, vocab=101)
+@pytest.mark.parametrize("world_size", WORLDS[:2])
+def test_without_gradients(world_size: int, dtype: torch.dtype) -> None:
+    hidden, weight, target = make_linear("logprob", rows=12, dtype=dtype, vocab=101)
     target[3] = -100
     bias = torch.linspace(-1, 1, 101).to(dtype)
     bias[40:60] = -INF
     target[(target >= 40) & (target < 60)] = 7
-    some: list[dict[str, Any]] = [
+    options: list[dict[str, Any]] = [
         {"loss": "logprob", "reduction": "none", "entropy": True, "temperature": 1.3, "bias": bias},
         {"loss": "logprob", "reduction": "sum", "softcap": 2.0, "entropy": True},
         {"z_loss": 1e-2, "bias": bias, "vocab_size": 90},
         {"label_smoothing": 0.1, "entropy": True},
     ]
-    for options in some:
-        place = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in options.items()}
-        inputs = [each.to(DEVICE) for each in (hidden, weight, target)]
-        chunk_gib = gib(4, 101, dtype.itemsize)
-        if is_supported(inputs[0]) and "label_smoothing" not in options:
-            chunk_gib = 4 * bytes_of_tiles(options.get("vocab_size", 101), "entropy" in options) / 2**30
-        result = linear_entropy_loss(*inputs, grad=False, workspace_gib=chunk_gib, **place)
-        assert result.how.workspace_gib <= chunk_gib * 1.0001
-        assert result.grad_hidden is result.grad_weight is result.grad_bias is None and result.how.chunks == 3
-        right = linear_reference(hidden, weight, target, **{k: v for k, v in options.items() if k != "entropy"})
-        torch.testing.assert_close(result.loss.double().cpu(), right.loss, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(result.row_loss.double().cpu(), right.row_loss, rtol=1e-5, atol=1e-5)
-        assert (result.entropy is None) == ("entropy" not in options)
-        if result.entropy is not None:
-            torch.testing.assert_close(result.entropy.double().cpu(), right.entropy, rtol=1e-5, atol=1e-5)
+    cases: list[Case] = []
+    for option, sharded in itertools.product(options, (False, True) if world_size > 1 else (False,)):
+        columns = -(-option.get("vocab_size", 101) // world_size)
+        row_bytes = columns * dtype.itemsize
+        if is_supported(hidden.to(DEVICE)) and "label_smoothing" not in option:
+            row_bytes = bytes_of_tiles(columns, "entropy" in option)
+        option = {**option, "grad": False, "hidden_sharded": sharded, "workspace_gib": 5 * row_bytes / 2**30}
+        cases.append((hidden, weight, target, option))
+    for shards in check(world_size, cases):
+        assert shards[0]["chunks"] == 3
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -209,16 +261,13 @@ def test_statistics_from_the_product(dtype: torch.dtype, strided: bool) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES[1:])
 def test_without_gradients_of_two_logit_losses(loss: Any) -> None:
-    hidden, weight, target = (each.to(DEVICE) for each in make_linear(loss))
-    forward = linear_entropy_loss(hidden, weight, target, loss=loss, grad=False, workspace_gib=gib(4))
-    both = linear_entropy_loss(hidden, weight, target, loss=loss)
-    torch.testing.assert_close(forward.loss, both.loss, rtol=1e-5, atol=1e-6)
+    check(1, [(*make_linear(loss), {"loss": loss, "grad": False, "workspace_gib": gib(4)})])
 
 
 def test_fp16_gradients_of_a_mean_over_many_rows() -> None:
     """A gradient of 1e-8, smaller than fp16 can express, still adds up in the products."""
     hidden, weight, target = make_linear(rows=3000, vocab=4000, dtype=torch.float16)
-    check(hidden, weight / 8, target, grad_scale=1024.0, workspace_gib=gib(1500, 4000, 2))
+    check(1, [(hidden, weight / 8, target, {"grad_scale": 1024.0, "workspace_gib": gib(1500, 4000, 2)})])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with 24 GiB")
@@ -242,6 +291,41 @@ def test_more_than_2_31_logits() -> None:
     for one, other in ((whole.grad_hidden, small.grad_hidden), (whole.grad_weight, small.grad_weight)):
         assert one is not None and other is not None
         assert_near(one, other.double().cpu(), torch.bfloat16)
+
+
+def test_bytes_sent() -> None:
+    """Two of three numbers are those of the hidden states: 12 rows of 16 numbers, 4 bytes each."""
+    cases: list[Case] = [
+        (*make_linear(rows=12, vocab=101), {"hidden_sharded": sharded, "exchange": "nccl"}) for sharded in (False, True)
+    ]
+    statistics, matrix = 12 * 3 * 4, 12 * 16 * 4
+    for shards in check(2, cases):
+        # An all-reduce, or an all-gather and a reduce-scatter: each rank sends two halves of the matrix.
+        assert [each["bytes_sent"] for each in shards] == [statistics + matrix] * 2
+
+
+def _empty_shard(rank: Rank) -> list[Any]:
+    """All of the vocabulary is the second rank's."""
+    hidden, weight, target = (each.to(rank.device) for each in make_linear(vocab=101))
+    own = weight if rank.rank == 1 else weight[:0]
+    result = linear_entropy_loss(hidden, own, target, group=rank.group, exchange="nccl", workspace_gib=gib(4, 51))
+    forward = linear_entropy_loss(
+        hidden.bfloat16(), own.bfloat16(), target, group=rank.group, exchange="nccl", grad=False
+    )
+    return [result.row_loss, result.grad_hidden, result.grad_weight, forward.row_loss]
+
+
+def test_a_rank_without_a_vocabulary() -> None:
+    if not enough_gpus(2):
+        pytest.skip("needs 2 GPUs")
+    first, second = run_on_ranks(2, _empty_shard)
+    hidden, weight, target = make_linear(vocab=101)
+    right = linear_reference(hidden, weight, target)
+    in_bf16 = linear_reference(hidden.bfloat16(), weight.bfloat16(), target)
+    torch.testing.assert_close(second[3].double(), in_bf16.row_loss, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(first[index], second[index]) for index in (0, 1, 3)) and first[2].shape == (0, 16)
+    assert_near(second[1], right.grad_hidden, torch.float32)
+    assert_near(second[2], right.grad_weight, torch.float32)
 
 
 @pytest.mark.parametrize(

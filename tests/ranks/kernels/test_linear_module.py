@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.command import ROOT
-from tests.support.linear_reference import make_linear
+from tests.support.kernel_reference import make_linear
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tpbench.kernels import EntropyLoss, LinearEntropyLoss
 
@@ -101,6 +101,31 @@ def test_a_toy_model_trains_as_with_torch(reduction: Any) -> None:
         return loss.sum() / (labels != -100).sum() if reduction == "none" else loss
 
     torch.testing.assert_close(_train(DEVICE, loss_of, *_model(DEVICE)), _torch_losses(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_training_loop_of_the_readme_trains_as_with_torch() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    loop = next(block for block in blocks if "EntropyLoss" in block)
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randn(2, 3, WIDTH, generator=generator), torch.randint(VOCAB, (2, 3), generator=generator))
+        for _ in range(3)
+    ]
+    names: dict[str, Any] = {"tp_group": None, "tp_rank": 0, "tp": 1, "vocab": VOCAB, "losses": []}
+    names["batches"] = [(tokens.to(DEVICE), labels.to(DEVICE)) for tokens, labels in batches]
+    names["model"] = _model(DEVICE)[1]
+    names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.5)
+    exec(loop.replace("    optimizer.step()", "    losses.append(float(loss))\n    optimizer.step()"), names)
+    model = _model(DEVICE)[1]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    expected = []
+    for tokens, labels in names["batches"]:
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(float(loss.detach()))
+    torch.testing.assert_close(names["losses"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("page", ["README.md", "tpbench/docs/linear_loss.md"])

@@ -23,6 +23,7 @@ POINTERS = {
     for offset in (0, 1, 8, 16)
 }
 """Tensors of 4 and 2 bytes per element, at multiples of 16 bytes or not."""
+X, Y = POINTERS[torch.float32, 0], POINTERS[torch.bfloat16, 0]
 
 
 def _kernel(x, y, n, step, scale, late, SIZE: tl.constexpr, FLAG: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -35,11 +36,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 @pytest.fixture
-def kernel() -> JITFunction:
-    return JITFunction(_kernel)  # in place of triton.jit, which makes one for the interpreter
-
-
-X, Y = POINTERS[torch.float32, 0], POINTERS[torch.bfloat16, 0]
+def launch() -> CachedLaunch:
+    # JITFunction in place of triton.jit, which makes a function for the interpreter.
+    return CachedLaunch(JITFunction(_kernel), SIZE=4, FLAG=True)
 
 
 def call(launch: CachedLaunch, **changes: Any) -> Any:
@@ -48,34 +47,24 @@ def call(launch: CachedLaunch, **changes: Any) -> Any:
     return launch(given["programs"], (x, y), (n, step), (given["scale"],), (given["late"],))
 
 
-def test_the_second_call_of_a_kind_skips_what_triton_would_do_again(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True, num_warps=8)
-    first, second = call(launch), call(launch)
-    assert gpu.bound == 1 and first is second and len(gpu.compiled) == 1
-    assert gpu.launched[0] == gpu.launched[1]
-    assert gpu.launched[1].grid == (3, 1, 1)
-    assert gpu.launched[1].arguments == (pointer(X), pointer(Y), 5, 1, 0.5, 16, 4, True)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"programs": 9},
         {"scale": -2.0},
-        {"x": POINTERS[torch.float32, 8]},  # as aligned
-        {"y": POINTERS[torch.bfloat16, 16]},
+        {"scale": 1},  # Triton would compile an integer in place of a float
+        {"x": POINTERS[torch.float32, 8]},
     ],
 )
-def test_what_triton_compiles_nothing_by_goes_the_short_way(
-    gpu: FakeGpu, kernel: JITFunction, changes: dict[str, Any]
+def test_a_call_of_the_same_kind_skips_what_triton_would_do_again(
+    gpu: FakeGpu, launch: CachedLaunch, changes: dict[str, Any]
 ) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
-    call(launch)
-    call(launch, **changes)
-    assert gpu.bound == 1
-    short = gpu.launched.pop()
-    call(CachedLaunch(kernel, SIZE=4, FLAG=True), **changes)
-    assert gpu.bound == 2 and gpu.launched.pop() == short
+    first = call(launch)
+    assert call(launch, **changes) is first and gpu.bound == 1 and len(gpu.compiled) == 1
+    values = {"x": X, "programs": 3, "scale": 0.5, **changes}
+    assert gpu.launched[1].grid == (values["programs"], 1, 1)
+    assert gpu.launched[1].arguments == (pointer(values["x"]), pointer(Y), 5, 1, values["scale"], 16, 4, True)
+    assert isinstance(gpu.launched[1].arguments[4], float)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +73,6 @@ def test_what_triton_compiles_nothing_by_goes_the_short_way(
         {"x": POINTERS[torch.float32, 1]},
         {"x": POINTERS[torch.bfloat16, 0]},
         {"x": None},
-        {"y": POINTERS[torch.bfloat16, 1]},
         {"n": 1},
         {"n": 16},
         {"n": 2**31},
@@ -92,8 +80,9 @@ def test_what_triton_compiles_nothing_by_goes_the_short_way(
         {"late": 1},
     ],
 )
-def test_another_kind_of_call_goes_tritons_way_once(gpu: FakeGpu, kernel: JITFunction, changes: dict[str, Any]) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
+def test_another_kind_of_call_goes_tritons_way_once(
+    gpu: FakeGpu, launch: CachedLaunch, changes: dict[str, Any]
+) -> None:
     usual, other = call(launch), call(launch, **changes)
     assert gpu.bound == 2 and len(gpu.compiled) == 2 and other is not usual
     assert call(launch, **changes) is other and call(launch) is usual and gpu.bound == 2
@@ -103,7 +92,7 @@ def test_integers_that_the_kernel_is_not_specialised_for_make_one_kind(gpu: Fake
     launch = CachedLaunch(JITFunction(_kernel, do_not_specialize=["step", "scale", "late"]), SIZE=4, FLAG=True)
     for number in (1, 16, 7, 2**31 - 1):
         launch(3, (X, Y), (5,), varying=(number, number, 0))
-    assert gpu.bound == 1 and [each.arguments[3] for each in gpu.launched] == [1, 16, 7, 2**31 - 1]
+    assert gpu.bound == 1 and [launched.arguments[3] for launched in gpu.launched] == [1, 16, 7, 2**31 - 1]
     launch(3, (X, Y), (5,), varying=(2**31, 1, 0))
     assert gpu.bound == 2 and len(gpu.compiled) == 2
 
@@ -134,37 +123,22 @@ def test_whatever_the_calls_each_launches_what_triton_would(calls: list[dict[str
             assert ours == tritons
 
 
-def test_constants_and_options_are_a_launchs_own(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = cached_launch(kernel, SIZE=4, FLAG=True)
-    assert cached_launch(kernel, SIZE=4, FLAG=True) is launch
-    others = [{"SIZE": 8, "FLAG": True}, {"SIZE": 4, "FLAG": False}, {"SIZE": 4, "FLAG": True, "num_warps": 8}]
-    assert all(cached_launch(kernel, **other) is not launch for other in others)
-    kernels = {call(cached_launch(kernel, **other)) for other in others} | {call(launch)}
-    assert len(kernels) == 4 and len(gpu.compiled) == 4
+def test_constants_and_options_are_a_launchs_own(gpu: FakeGpu) -> None:
+    kernel = JITFunction(_kernel)
+    options = [{"FLAG": True}, {"FLAG": False}, {"FLAG": True, "num_warps": 8}]
+    launches = [cached_launch(kernel, SIZE=4, **option) for option in options]
+    assert cached_launch(kernel, SIZE=4, FLAG=True) is launches[0]
+    assert len({call(launch) for launch in launches}) == len(gpu.compiled) == 3
 
 
-def test_an_integer_among_floats_is_one(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
-    assert call(launch, scale=1) is call(launch, scale=1.0)
-    assert [type(each.arguments[4]) for each in gpu.launched] == [float, float]
-
-
-def test_each_device_has_its_own(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
+def test_each_device_has_its_own_and_the_stream_is_the_current_one(gpu: FakeGpu, launch: CachedLaunch) -> None:
     first = call(launch)
     gpu.device, gpu.stream = 1, 9
     second = call(launch)
     assert second is not first and call(launch) is second and gpu.bound == 2
     gpu.device = 0
     assert call(launch) is first and gpu.bound == 2
-
-
-def test_it_goes_to_the_stream_that_is_current(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
-    for stream in (7, 8, 7):
-        gpu.stream = stream
-        call(launch)
-    assert [each.stream for each in gpu.launched] == [7, 8, 7] and gpu.bound == 1
+    assert [launched.stream for launched in gpu.launched] == [7, 9, 9, 9]
 
 
 @pytest.mark.parametrize(
@@ -176,57 +150,41 @@ def test_it_goes_to_the_stream_that_is_current(gpu: FakeGpu, kernel: JITFunction
     ],
 )
 def test_who_changes_what_is_compiled_gets_tritons_way(
-    gpu: FakeGpu, kernel: JITFunction, monkeypatch: pytest.MonkeyPatch, knobs_of: Any, name: str, value: Any
+    gpu: FakeGpu, launch: CachedLaunch, monkeypatch: pytest.MonkeyPatch, knobs_of: Any, name: str, value: Any
 ) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
-    with monkeypatch.context() as changed:
-        changed.setattr(knobs_of, name, value)
-        call(launch)
-        call(launch)
-        assert gpu.bound == 2
-    usual = call(launch)  # not one of those
-    assert gpu.bound == 3 and call(launch) is usual and gpu.bound == 3
     monkeypatch.setattr(knobs_of, name, value)
     call(launch)
-    assert gpu.bound == 4
-
-
-def test_hooks_before_a_run_are_called_with_its_arguments(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     call(launch)
-    seen = []
-    kernel.add_pre_run_hook(lambda *arguments, **constants: seen.append((arguments, constants["SIZE"])))
-    call(launch)
-    assert seen == [((X, Y, 5, 1, 0.5, 16), 4)] and gpu.bound == 2
+    assert gpu.bound == 2
 
 
-def test_hooks_of_launches_see_both_ways_alike(gpu: FakeGpu, kernel: JITFunction) -> None:
-    seen: list[Any] = []
+def test_hooks_see_calls_and_launches(gpu: FakeGpu, launch: CachedLaunch) -> None:
+    launches: list[Any] = []
 
     def enter(metadata: Any) -> None:
-        seen.append(metadata.get())
+        launches.append(metadata.get())
 
     knobs.runtime.launch_enter_hook.add(enter)
     try:
-        launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
         call(launch)
         call(launch)
     finally:
         knobs.runtime.launch_enter_hook.remove(enter)
-    assert gpu.bound == 1 and len(seen) == 2 and seen[0] == seen[1] and seen[0]["stream"] == 7
+    assert gpu.bound == 1 and len(launches) == 2 and launches[0] == launches[1] and launches[0]["stream"] == 7
+    calls = []
+    launch.kernel.add_pre_run_hook(lambda *arguments, **constants: calls.append((arguments, constants["SIZE"])))
+    call(launch)
+    assert calls == [((X, Y, 5, 1, 0.5, 16), 4)] and gpu.bound == 2
 
 
 def test_nothing_is_remembered_of_a_compilation_that_was_called_off(
-    gpu: FakeGpu, kernel: JITFunction, monkeypatch: pytest.MonkeyPatch
+    gpu: FakeGpu, launch: CachedLaunch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **given: True)
     assert call(launch) is None and call(launch) is None and gpu.bound == 2 and not gpu.launched
 
 
-def test_its_memory_is_bounded(gpu: FakeGpu, kernel: JITFunction) -> None:
-    launch = CachedLaunch(kernel, SIZE=4, FLAG=True)
+def test_its_memory_is_bounded(gpu: FakeGpu, launch: CachedLaunch) -> None:
     for n in range(2, module.MOST_REMEMBERED + 12):
         call(launch, n=n)
     assert len(launch._compiled) == 10
-    assert len(gpu.launched) == gpu.bound == module.MOST_REMEMBERED + 10

@@ -185,7 +185,11 @@ def test_arguments_that_only_look_equal_are_still_refused(
         call(group, **invalid)
 
 
-def test_a_lost_peer_and_a_new_limit_are_noticed(gpu: FakeGpu, group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_workspace_limit_or_a_lost_peer_is_noticed(
+    gpu: FakeGpu, group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = symmetric.workspace(group, torch.device("cpu"))
+    assert isinstance(peers, PeerWorkspace)
     for _ in range(3):
         call(group)
     monkeypatch.setattr(symmetric, "WAIT_LIMIT_S", 4.0)
@@ -193,20 +197,14 @@ def test_a_lost_peer_and_a_new_limit_are_noticed(gpu: FakeGpu, group: Any, monke
     call(group)
     assert 4 * 10**9 in gpu.launched[3].arguments and 4 * 10**9 not in gpu.launched[2].arguments
     assert gpu.launched[3].arguments[5:] == gpu.launched[4].arguments[5:]
-    symmetric.workspace(group, torch.device("cpu")).failed.fill_(1)  # type: ignore[union-attr]
+    peers.reserve(1 << 22)
+    call(group)
+    call(group)
+    words = [launched.arguments[5].words for launched in gpu.launched[-3:]]
+    assert words[1] == words[2] != words[0]
+    peers.failed.fill_(1)
     with pytest.raises(RuntimeError, match="in vain"):
         call(group)
-
-
-def test_a_larger_workspace_is_used_from_then_on(gpu: FakeGpu, group: Any) -> None:
-    for _ in range(3):
-        call(group)
-    before = gpu.launched[-1].arguments[5].words
-    symmetric.workspace(group, torch.device("cpu")).reserve(1 << 22)  # type: ignore[union-attr]
-    call(group)
-    call(group)
-    after = [launched.arguments[5].words for launched in gpu.launched[-2:]]
-    assert after[0] == after[1] != before
 
 
 def test_memory_is_bounded(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
