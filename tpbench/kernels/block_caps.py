@@ -35,7 +35,7 @@ class Winner:
 def winners() -> tuple[Winner, ...]:
     """Return all entries of the file."""
     entries = json.loads((resources.files(__package__) / FILE).read_text(encoding="utf-8"))["winners"]
-    return tuple(Winner(**{**each, "tried": tuple(each["tried"])}) for each in entries)
+    return tuple(Winner(**{**entry, "tried": tuple(entry["tried"])}) for entry in entries)
 
 
 @functools.cache
@@ -45,8 +45,8 @@ def measured_cap(algorithm: str, loss: str, share: int) -> int:
     share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap. A loss that
     was not measured uses the caps of a loss with as many logits per column.
     """
-    alike = [each for each in winners() if each.algorithm == algorithm]
-    own = [each for each in alike if each.loss == loss] or [
-        each for each in alike if (each.loss == "cross_entropy") == (loss == "cross_entropy")
+    alike = [winner for winner in winners() if winner.algorithm == algorithm]
+    candidates = [winner for winner in alike if winner.loss == loss] or [
+        winner for winner in alike if (winner.loss == "cross_entropy") == (loss == "cross_entropy")
     ]
-    return min(own, key=lambda each: (each.columns < share, abs(each.columns - share))).block_cap
+    return min(candidates, key=lambda winner: (winner.columns < share, abs(winner.columns - share))).block_cap

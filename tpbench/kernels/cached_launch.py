@@ -66,8 +66,8 @@ class CachedLaunch:
         arguments = (*pointers, *integers, *floats, *more_integers, *varying)
         if not unobserved(self.kernel):
             return self.kernel[(programs,)](*arguments, **self.constants)
-        alike = tuple([_kind_of_pointer(each) for each in pointers])
-        widths = tuple([each.bit_length() // 32 for each in varying])  # Triton passes 32 bits if they suffice
+        alike = tuple([_kind_of_pointer(pointer) for pointer in pointers])
+        widths = tuple([integer.bit_length() // 32 for integer in varying])  # Triton passes 32 bits if they suffice
         kind = (driver.active.get_current_device(), alike, integers, more_integers, widths)
         compiled = self._compiled.get(kind)
         if compiled is not None:
@@ -87,7 +87,7 @@ def _kind_of_pointer(pointer: Any) -> Any:
         return pointer.dtype, pointer.data_ptr() % 16 == 0
     if isinstance(pointer, TensorDescriptor):
         return pointer.base.dtype, *pointer.block_shape
-    return None if pointer is None else tuple([_kind_of_pointer(each) for each in pointer])
+    return None if pointer is None else tuple([_kind_of_pointer(element) for element in pointer])
 
 
 def unobserved(kernel: Any) -> bool:
@@ -144,7 +144,7 @@ def worst_resources(kernels: Iterable[Any], device: torch.device) -> KernelResou
 
     kernels: what launches return, each None in Triton's interpreter.
     """
-    compiled = [each for each in kernels if each is not None]
+    compiled = [kernel for kernel in kernels if kernel is not None]
     if not compiled:
         return None
     limits: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the registers
@@ -153,10 +153,10 @@ def worst_resources(kernels: Iterable[Any], device: torch.device) -> KernelResou
         limits.max_threads_per_multi_processor,
         limits.shared_memory_per_multiprocessor,
     )
-    shapes = [(each.n_regs, each.metadata.shared, each.metadata.num_warps) for each in compiled]
+    shapes = [(kernel.n_regs, kernel.metadata.shared, kernel.metadata.num_warps) for kernel in compiled]
     return KernelResources(
         registers=max(registers for registers, _, _ in shapes),
-        spilled_bytes=max(4 * each.n_spills for each in compiled),  # Triton counts words of local memory
+        spilled_bytes=max(4 * kernel.n_spills for kernel in compiled),  # Triton counts words of local memory
         shared_bytes=max(shared for _, shared, _ in shapes),
         occupancy=min(occupancy(*shape, on) for shape in shapes),
     )

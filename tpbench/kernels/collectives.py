@@ -62,7 +62,7 @@ def same_machine(machine_ids: Iterable[Sequence[str]]) -> bool:
     return len({tuple(machine) for machine in machine_ids}) == 1
 
 
-def _gather(own: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, own, group=group)
+def _gather(values: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    gathered = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, values, group=group)
     return gathered

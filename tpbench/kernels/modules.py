@@ -21,7 +21,9 @@ from tpbench.kernels.two_pass.kernels import block_for, is_wide, launching, scal
 
 def _settings_of(function: Callable[..., Any], *made_by_module: str) -> set[str]:
     parameters = inspect.signature(function).parameters.values()
-    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - set(made_by_module)
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY} - set(
+        made_by_module
+    )
 
 
 _ENTROPY_SETTINGS = _settings_of(entropy_loss, "grad", "row_grad", "entropy_grad", "entropy")
@@ -183,8 +185,8 @@ class LinearEntropyLoss(torch.nn.Module):
                 target = (target[0].to(dtype), target[1].to(dtype))
             with torch.autocast(device, enabled=False):
                 return self._forward(*factors, target, None if bias is None else bias.to(dtype))
-        tensors = [each for each in (hidden, weight, bias) if each is not None]
-        if not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
+        tensors = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
+        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
             result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **self.settings)
             return result.loss if result.entropy is None else (result.loss, result.entropy)
         recompute = (

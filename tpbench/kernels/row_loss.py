@@ -40,7 +40,7 @@ class Vocabulary:
 
     @property
     def valid(self) -> int:
-        """Columns of this rank that are no padding."""
+        """Columns of this rank without padding."""
         return min(max(self.size - self.start, 0), self.columns)
 
 
@@ -57,13 +57,15 @@ def shard_of_vocabulary(
         if vocab_start is not None and vocab_size is not None:
             return Vocabulary(vocab_start, vocab_size, columns, None, world_size, rank)
         # Not cached by local size: if it changed on some ranks only, those would gather alone.
-        mine = torch.tensor([columns, -1 if vocab_start is None else vocab_start], device=device)
-        sizes, given = gather_by_rank(mine, group, world_size).T.tolist()
+        shard = torch.tensor([columns, -1 if vocab_start is None else vocab_start], device=device)
+        sizes, given = gather_by_rank(shard, group, world_size).T.tolist()
         starts = [0, *itertools.accumulate(sizes)]
-        if wrong := [each for each, told in enumerate(given) if told not in (-1, starts[each])]:  # on all ranks alike
+        if wrong := [
+            member for member, start in enumerate(given) if start not in (-1, starts[member])
+        ]:  # on all ranks alike
             raise ValueError(
                 "vocab_start must be where the columns of the ranks before end: "
-                + ", ".join(f"{starts[each]} on rank {each}, got {given[each]}" for each in wrong)
+                + ", ".join(f"{starts[member]} on rank {member}, got {given[member]}" for member in wrong)
             )
         start, total, widest = starts[rank], starts[-1], max(sizes)
     else:

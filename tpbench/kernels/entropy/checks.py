@@ -58,7 +58,7 @@ def tensor(name: str, value: object) -> Tensor:
 
 
 def matrix(name: str, value: object) -> None:
-    """Raise unless `value` is a dense (rows, columns) tensor of a supported dtype that is no negative view."""
+    """Raise unless `value` is a dense (rows, columns) tensor of a supported dtype, and not a negative view."""
     value = tensor(name, value)
     if value.dim() != 2:
         raise ValueError(f"{name} must have shape (rows, local vocab), got {tuple(value.shape)}")

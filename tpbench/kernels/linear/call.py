@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 
 from tpbench.kernels.entropy.launch_rows import How, launch_rows
-from tpbench.kernels.linear.chunks import Chunks, HiddenStates, bytes_of_row, bytes_sent, chunks_of, hidden_states
-from tpbench.kernels.linear.products import (
+from tpbench.kernels.linear.chunks import (
     Accumulation,
+    Chunks,
+    HiddenStates,
     WeightGradient,
+    bytes_of_row,
+    bytes_sent,
+    chunks_of,
     compute_logits,
+    hidden_states,
     multiply,
 )
 from tpbench.kernels.linear.statistics import LabelStatistics, ProductStatistics, bytes_of_tiles, is_supported

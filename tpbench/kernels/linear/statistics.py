@@ -29,7 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
 from tpbench.kernels.entropy.launch_rows import How
-from tpbench.kernels.linear.products import compute_logits
+from tpbench.kernels.linear.chunks import compute_logits
 from tpbench.kernels.row_loss import RowLoss
 from tpbench.kernels.two_pass.kernels import bytes_exchanged, launching, losses_of_statistics, statistics_width
 from tpbench.kernels.two_pass.state import INTERPRETED, capped, reference, round_to, weigh

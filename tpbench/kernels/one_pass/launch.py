@@ -212,14 +212,14 @@ def _kernel(whole: bool) -> Any:
 def aligned(*tensors: Form | None) -> bool:
     """Return whether all rows are contiguous, consist of whole 16-byte vectors, and start at multiples of 16 bytes."""
     return all(
-        each is None
+        tensor is None
         or (
-            each.strides[1] == 1
-            and each.shape[1] * each.dtype.itemsize % 16 == 0
-            and each.strides[0] * each.dtype.itemsize % 16 == 0
-            and each.misaligned == 0
+            tensor.strides[1] == 1
+            and tensor.shape[1] * tensor.dtype.itemsize % 16 == 0
+            and tensor.strides[0] * tensor.dtype.itemsize % 16 == 0
+            and tensor.misaligned == 0
         )
-        for each in tensors
+        for tensor in tensors
     )
 
 

@@ -115,7 +115,7 @@ def _max_of_pairs(count):
     pairs = range(count + 1, count + count // 2)
     return (
         f"{{.reg .b32 pair, low; .reg .f32 other, most; mov.b32 pair, ${count};"
-        + "".join(f"max.bf16x2 pair, pair, ${each};" for each in pairs)
+        + "".join(f"max.bf16x2 pair, pair, ${number};" for number in pairs)
         + "shl.b32 low, pair, 16; and.b32 pair, pair, 0xffff0000; mov.b32 other, low; mov.b32 most, pair;"
         + "max.f32 most, most, other;"
         + "".join(f"mov.f32 ${output}, most;" for output in range(count))
@@ -188,15 +188,15 @@ def _poll_words(width):
     wanted, limit, pointer, pitch = 2 * width + 1, 2 * width + 2, 2 * width + 3, 2 * width + 4
     epoch, failed = 2 * width + 5, 2 * width + 6
     differ = "setp.eq.b32 late, 1, 0;" + "".join(
-        f"mov.b64 {{number, stamp}}, ${each}; setp.ne.or.b32 late, stamp, ${epoch}, late;" for each in words
+        f"mov.b64 {{number, stamp}}, ${word}; setp.ne.or.b32 late, stamp, ${epoch}, late;" for word in words
     )
     differ += f"setp.ne.and.b32 late, ${wanted}, 0, late;"
     return (
         "{.reg .pred late, over; .reg .b32 number, stamp; .reg .b64 began, now, place;"
-        + "".join(f"mov.b64 ${each}, ${width + 1 + each};" for each in words)
+        + "".join(f"mov.b64 ${word}, ${width + 1 + word};" for word in words)
         + f"mov.b64 ${width}, ${limit}; {differ} @!late bra THERE; mov.u64 began, %globaltimer;"
         + f"AGAIN: mov.b64 place, ${pointer};"
-        + "".join(f"ld.relaxed.sys.global.b64 ${each}, [place]; add.s64 place, place, ${pitch};" for each in words)
+        + "".join(f"ld.relaxed.sys.global.b64 ${word}, [place]; add.s64 place, place, ${pitch};" for word in words)
         + f"{differ} @!late bra THERE; mov.u64 now, %globaltimer; sub.s64 now, now, began;"
         + f"setp.gt.s64 over, now, ${width}; @!over bra AGAIN; mov.b64 ${width}, 0;"
         + f"mov.b32 number, 1; st.global.b32 [${failed}], number; THERE: }}"

@@ -140,7 +140,7 @@ def tiling(
 
 @dataclass(frozen=True)
 class _Problem:
-    """What decides the shape of tiles. It is equal on all ranks."""
+    """The numbers that decide the shape of tiles. They are equal on all ranks."""
 
     share: int
     world_size: int

@@ -52,7 +52,7 @@ class Shard(NamedTuple):
     """The columns of this rank, and the labels of rows that do not count."""
 
     n_valid: Any
-    """Columns that are no padding."""
+    """Columns without padding."""
     vocab_start: Any
     vocab_size: Any
     ignore_index: Any
@@ -278,7 +278,7 @@ def _plan(
     loss: RowLoss, shape: tuple[int, int], logits: tuple[int, int], target: tuple[int, int], grad: tuple[int, int],
     entropy: bool, accumulate: bool,
 ) -> TwoPassPlan:  # fmt: skip
-    """Return the launches for logits of this shape. logits, target, grad: strides, (0, 0) where there is no tensor.
+    """Return the launches for logits of this shape. logits, target, grad: strides, (0, 0) for a missing tensor.
 
     Results are cached, because a call costs the host little time then.
     """
@@ -299,7 +299,7 @@ def _plan(
         width=width,
         shard=Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index),
         statistics=cached_launch(statistics_kernel, SPEC=spec, **options),
-        # Those of the gradient would only specialise the kernel.
+        # Strides of the gradient would only specialise the kernel.
         statistics_strides=MatrixStrides(*logits, *target, 0, 0),
         gradient=cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=gradient_spec, **options),
         gradient_strides=MatrixStrides(*logits, *target, *grad),

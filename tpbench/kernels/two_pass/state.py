@@ -60,7 +60,7 @@ class TwoPassSpec(NamedTuple):
 
     LOSS: str
     SMOOTHED: bool
-    """There is label smoothing."""
+    """Labels are smoothed."""
     ENTROPY: bool
     """The entropy of each row is wanted."""
     ROWS: int
@@ -296,8 +296,8 @@ def gathered_state(gathered, row, exists, n_rows, world_size, WIDTH: tl.constexp
     """Merge all ranks' statistics, (world_size, WIDTH, n_rows), in rank order: the same bits on every rank."""
     state = no_columns(row, SPEC)
     for rank in range(world_size):
-        theirs = _load_state(gathered + rank * WIDTH * n_rows + row, n_rows, exists, SPEC)
-        state = merge_two(state, theirs, SPEC)
+        shard = _load_state(gathered + rank * WIDTH * n_rows + row, n_rows, exists, SPEC)
+        state = merge_two(state, shard, SPEC)
     return state
 
 
