@@ -2,8 +2,8 @@
 
 import sys
 
-from tpbench.console import doctor, information, machine_checks
-from tpbench.console.machine_checks import Finding
+from tpbench.console import doctor, information
+from tpbench.console.doctor import Finding
 
 
 def test_all_findings_of_this_machine(capsys, tmp_path):
@@ -24,10 +24,10 @@ def test_the_last_json_object_of_a_command():
 
 def test_findings_of_a_cluster(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine_checks.slurm() == [Finding("Slurm", "note", "not installed: sweeps run on this machine")]
+    assert doctor.slurm() == [Finding("Slurm", "note", "not installed: sweeps run on this machine")]
     for name, body in (("sbatch", "exit 0"), ("sinfo", "echo all up 2")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    assert machine_checks.slurm()[0].message == "1 partition"
+    assert doctor.slurm()[0].message == "1 partition"
     (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 3\n")
-    assert "no cluster answers: sinfo exits with 3" in machine_checks.slurm()[0].message
+    assert "no cluster answers: sinfo exits with 3" in doctor.slurm()[0].message

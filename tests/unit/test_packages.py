@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tpbench import packages
-from tpbench.console import information, machine_checks
+from tpbench.console import doctor, information
 from tpbench.report.plots import style
 from tpbench.settings import JobError
 
@@ -108,7 +108,7 @@ def test_every_message_has_the_command(monkeypatch: pytest.MonkeyPatch, capsys: 
         style.require()
     assert packages.install_command("report") in str(error.value)
     plots = f"to draw plots: {packages.install_command('report')}"
-    assert [finding.fix for finding in machine_checks.optional_packages()] == [plots]
+    assert [finding.fix for finding in doctor.optional_packages()] == [plots]
     assert information(["list", "variants"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert f"To install deepspeed, transformers: {packages.install_command('train')}" in printed

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.console import fields
-from tpbench.console.fields import CONF
+from tpbench.console.fields import CONF, names
 from tpbench.outside.variant import from_entry_point, installed_names
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
@@ -116,11 +116,6 @@ def shapes(gpus: int, workload: str = "") -> list[Entry]:
     return [Entry(name, _sizes(values[name]), _enough(_ranks(values[name]), gpus)) for name in chosen]
 
 
-def names(group: str) -> list[str]:
-    """Return the choices of a configuration group."""
-    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
-
-
 def _commented(group: str) -> list[Entry]:
     """Return the choices of a group. The summary of a choice is the first comment in its file."""
     return [Entry(name, _comment(CONF / group / f"{name}.yaml")) for name in names(group)]
@@ -128,8 +123,7 @@ def _commented(group: str) -> list[Entry]:
 
 def _comment(file: Path) -> str:
     lines = file.read_text(encoding="utf-8").splitlines()
-    comments = (line.lstrip("# ").rstrip() for line in lines if line.startswith("#") and "@package" not in line)
-    return next(comments, "")
+    return next((line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line), "")
 
 
 def _sizes(values: Mapping[str, Any]) -> str:

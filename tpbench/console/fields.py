@@ -26,16 +26,14 @@ from tpbench.workloads import variants, workloads
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
 WIDTH = 100
 """Most columns of a line."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Default:
-    """The default of a field."""
-
-    value: str | None
-    """The value as a command line spells it, or None if the field has no default of its own."""
-    group: str = ""
-    """The group, such as `shape`, that sets the field: in all its choices if `value` is None, else in some of them."""
+_FILES = {
+    Job: "config",
+    SweepOptions: "config",
+    MeasureSettings: "measure/default",
+    SlurmSettings: "hydra/launcher/torchrun_slurm",
+    **{workload.problem: f"workload/{name}" for name, workload in workloads().items()},
+}
+"""The file of conf/ that lists all fields of a settings class."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +41,11 @@ class Field:
     """A field as text."""
 
     name: str
-    default: Default
+    default: str | None
+    """The default as a command line spells it, or None if the field has no default of its own."""
+    group: str
+    """The group, such as `shape`, that sets the field: in all its choices if `default` is None, else in some of them.
+    Empty if no group sets it."""
     choices: Sequence[str]
     """All valid values, if they are few."""
     limits: str
@@ -73,55 +75,44 @@ def settings_fields(settings: type[Any], variant: str = "") -> list[Field]:
 
     The defaults are those of that variant's jobs, if there is such a variant.
     """
+    listed = read("config")["defaults"]
+    chosen = {name: choice for item in listed if item != "_self_" for name, choice in item.items() if choice}
+    values = {field.name: field.default for field in dataclasses.fields(settings)} | chosen | read(_FILES[settings])
+    groups = _groups(settings)
+    if variant in variants():
+        values |= choice("variant", variant)
+        del groups["variant"]
     hints = typing.get_type_hints(settings)
-    default_of = defaults(settings, variant)
     return [
-        Field(field.name, default_of[field.name], _choices(hint), _limits(field), field.metadata["help"])
+        Field(
+            field.name,
+            *_default(field.name, values[field.name], groups),
+            list(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else [],
+            _limits(field),
+            field.metadata["help"],
+        )
         for field in dataclasses.fields(settings)
         if not _holds_fields(hint := hints[field.name])
     ]
 
 
-def defaults(settings: type[Any], variant: str = "") -> dict[str, Default]:
-    """Return the default of each field of a settings class, by the field's name: of one variant's jobs, or of all."""
-    listed = _read(CONF / "config.yaml")["defaults"]
-    chosen = {name: choice for item in listed if item != "_self_" for name, choice in item.items() if choice}
-    values = {field.name: field.default for field in dataclasses.fields(settings)} | chosen | _read(_file_of(settings))
-    groups = _groups(settings)
-    if variant in variants():
-        values |= choice("variant", variant)
-        del groups["variant"]
-    return {field.name: _default(field.name, values[field.name], groups) for field in dataclasses.fields(settings)}
-
-
 def choice(group: str, name: str) -> dict[str, Any]:
     """Return the values that a file of conf/ sets, with the choices of other groups, such as `model`, that it makes."""
-    values = _read(CONF / group / f"{name}.yaml")
+    values = read(f"{group}/{name}")
     made = [item for item in values.pop("defaults", ()) if isinstance(item, dict)]
     return {str(key).rpartition("/")[2]: name for item in made for key, name in item.items()} | values
 
 
-def _file_of(settings: type[Any]) -> Path:
-    """Return the file of conf/ that lists all fields of a settings class."""
-    if settings in (Job, SweepOptions):
-        return CONF / "config.yaml"
-    if settings is MeasureSettings:
-        return CONF / "measure" / "default.yaml"
-    if settings is SlurmSettings:
-        return CONF / "hydra" / "launcher" / "torchrun_slurm.yaml"
-    (workload,) = (name for name, workload in workloads().items() if workload.problem is settings)
-    return CONF / "workload" / f"{workload}.yaml"
-
-
-def _default(name: str, value: Any, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Default:
+def _default(name: str, value: Any, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[str | None, str]:
+    """Return the default of a field and the group that sets it. `groups`: what each choice of a group sets."""
     text = None if value is dataclasses.MISSING else spelled(value)
     for group, choices in groups.items():
         found = [values[name] for values in choices if name in values and name != group]
         if group in ("shape", "model") and len(found) == len(choices):
-            return Default(None, group)
+            return None, group
         if any(other != value for other in found):
-            return Default(text, group)
-    return Default(text)
+            return text, group
+    return text, ""
 
 
 def _groups(settings: type[Any]) -> dict[str, list[dict[str, Any]]]:
@@ -140,22 +131,22 @@ def _groups(settings: type[Any]) -> dict[str, list[dict[str, Any]]]:
 @functools.cache
 def _contents(group: str) -> list[dict[str, Any]]:
     """Return what each choice of a group sets. Of the group `variant`: each variant, without presets of options."""
-    names = [file.stem for file in sorted((CONF / group).glob("*.yaml"))]
-    return [choice(group, name) for name in names if group != "variant" or name in variants()]
+    return [choice(group, name) for name in names(group) if group != "variant" or name in variants()]
 
 
-def _read(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+def names(group: str) -> list[str]:
+    """Return the choices of a configuration group."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return the content of the file conf/NAME.yaml."""
+    content: dict[str, Any] = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
     return content
 
 
 def _holds_fields(hint: Any) -> bool:
-    """Return True for a field that holds fields of its own."""
     return hint is Any or any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint))))
-
-
-def _choices(hint: Any) -> list[str]:
-    return list(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else []
 
 
 def _limits(field: dataclasses.Field[Any]) -> str:
@@ -167,19 +158,15 @@ def _section(owner: str, fields: Sequence[Field]) -> str:
     return "\n".join([f"Fields {owner}, as NAME=DEFAULT", *_lines(fields)]) + "\n"
 
 
-def _values(field: Field) -> str:
-    """Return the valid values of a field, with the group that sets it."""
-    group = f"{'or ' * (field.default.value is not None)}from {field.default.group}=" if field.default.group else ""
-    return "; ".join(filter(None, (" ".join(field.choices) or field.limits, group)))
-
-
 def _lines(fields: Sequence[Field]) -> list[str]:
-    """Return wrapped lines: NAME=DEFAULT, then the help with the valid values."""
-    heads = [f"{field.name}={field.default.value or ''}" for field in fields]
+    """Return wrapped lines: NAME=DEFAULT, then the help with the valid values and the group that sets the field."""
+    heads = [f"{field.name}={field.default or ''}" for field in fields]
     width = max(map(len, heads), default=0)
     lines = []
     for head, field in zip(heads, fields, strict=True):
-        text = f"{field.help} [{values}]" if (values := _values(field)) else field.help
+        group = f"{'or ' * (field.default is not None)}from {field.group}=" if field.group else ""
+        values = "; ".join(filter(None, (" ".join(field.choices) or field.limits, group)))
+        text = f"{field.help} [{values}]" if values else field.help
         first, other = f"  {head:<{width}}  ", " " * (width + 4)
         lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=other)
     return lines

@@ -10,16 +10,15 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.console import fields
-from tpbench.console.catalogue import INTERPRETED, PRESETS, Entry, availability, names, sections_of, shapes
-from tpbench.console.fields import CONF
+from tpbench.console.catalogue import INTERPRETED, PRESETS, Entry, availability, sections_of, shapes
+from tpbench.console.fields import CONF, WIDTH, names
 from tpbench.measure import machine
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
+from tpbench.tables import aligned_lines
 from tpbench.workloads import Variant, Workload, variants, workloads
 
-COLUMNS = 100
-"""Width of the overview."""
 _LABEL = 18
 """Columns of the overview's labels."""
 _MORE = (
@@ -88,14 +87,14 @@ def _one_line(label: str, choices: Sequence[str]) -> str:
     for count in range(len(ordered), 0, -1):
         rest = f" and {len(ordered) - count} more" if count < len(ordered) else ""
         line = f"{label:<{_LABEL}}{' '.join(ordered[:count])}{rest}"
-        if len(line) <= COLUMNS:
+        if len(line) <= WIDTH:
             return line
     return label
 
 
 def _wrapped(label: str, choices: Iterable[str]) -> list[str]:
     """Return lines with a label before the first one."""
-    lines = textwrap.wrap(" ".join(choices), COLUMNS - _LABEL, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(" ".join(choices), WIDTH - _LABEL, break_long_words=False, break_on_hyphens=False)
     return [f"{label if at == 0 else '':<{_LABEL}}{line}" for at, line in enumerate(lines)]
 
 
@@ -103,7 +102,8 @@ def _print_sections(topic: str, gpus: int) -> None:
     chosen = sections_of(topic, gpus)
     print(f"This machine: {_machine(gpus)}. The second column says whether it can run each.\n")
     for title, entries in chosen:
-        print(title, *_aligned(entries), "", sep="\n")
+        rows = [[f"  {entry.name}", entry.availability, entry.summary] for entry in entries]
+        print(title, *aligned_lines([""] * 3, rows)[1:], "", sep="\n")
     if topic in ("all", "variants", *workloads()):
         owners = [workloads()[topic]] if topic in workloads() else list(workloads().values())
         for command in _install_commands(owners):
@@ -124,13 +124,6 @@ def _machine(gpus: int) -> str:
     if gpus:
         return f"{gpus} x {facts.get('gpu_name', 'GPU')}"
     return f"no GPU, {facts['cpu_count']} cores, {machine.available_memory_gib():.0f} GiB free"
-
-
-def _aligned(entries: Iterable[Entry]) -> list[str]:
-    entries = list(entries)
-    first = max((len(entry.name) for entry in entries), default=0)
-    second = max((len(entry.availability) for entry in entries), default=0)
-    return [f"  {entry.name:<{first}}  {entry.availability:<{second}}  {entry.summary}".rstrip() for entry in entries]
 
 
 def description(group: str, name: str, gpus: int) -> str:

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import tpbench
-from tpbench.console.catalogue import names, sections
-from tpbench.console.fields import Default, choice, settings_fields
+from tpbench.console.catalogue import sections
+from tpbench.console.fields import choice, names, settings_fields
 from tpbench.job import Job
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.slurm.settings import SlurmSettings
@@ -107,31 +107,17 @@ def _contents(group: str) -> Iterable[tuple[str, str]]:
 
 
 def _fields(owner: str, settings: type[Any]) -> list[str]:
-    rows = (
-        (
-            f"`{field.name}`",
-            _default_cell(field.default),
-            " ".join(f"`{choice}`" for choice in field.choices) or field.limits,
-            field.help,
-        )
-        for field in settings_fields(settings)
-    )
+    rows = []
+    for field in settings_fields(settings):
+        default = [f"`{field.default}`" * (field.default is not None), f"from `{field.group}=`" * bool(field.group)]
+        values = " ".join(f"`{choice}`" for choice in field.choices) or field.limits
+        rows.append((f"`{field.name}`", " or ".join(filter(None, default)), values, field.help))
     return [f"### Fields {owner}\n", _table(("name", "default", "values", "meaning"), rows)]
 
 
-def _default_cell(default: Default) -> str:
-    """Return the default as Markdown, with the group that sets the field."""
-    parts = [f"`{default.value}`" * (default.value is not None), f"from `{default.group}=`" * bool(default.group)]
-    return " or ".join(filter(None, parts))
-
-
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [_line(heads), _line(["---"] * len(heads)), *map(_line, rows)]
-    return "\n".join(lines) + "\n"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (heads, ["---"] * len(heads), *rows)]
+    return "".join(f"| {line} |\n" for line in lines)
 
 
 def main() -> int:

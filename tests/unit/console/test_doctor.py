@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tpbench.console import doctor, information, machine_checks, torch_probe
-from tpbench.console.machine_checks import Finding
+from tpbench.console import doctor, information, torch_probe
+from tpbench.console.doctor import Finding
 
 PROBED = {"torch": "2.13.0", "cuda": "13.0", "gpus": 4, "nccl": "2.28.9", "capability": [[9, 0]] * 4, "unreachable": []}
 
@@ -65,10 +65,10 @@ def test_the_probe(capsys, monkeypatch):
 
 
 def test_a_disk_that_is_full_or_closed(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine_checks, "MIN_DISK_GIB", 1e9)
-    assert all(finding.fix for finding in machine_checks.disk(str(tmp_path)) if finding.state == "fail")
-    assert states(machine_checks.disk(str(tmp_path)))["disk"] == "fail"
-    (finding,) = machine_checks.disk("/proc/rows")
+    monkeypatch.setattr(doctor, "MIN_DISK_GIB", 1e9)
+    assert all(finding.fix for finding in doctor.disk(str(tmp_path)) if finding.state == "fail")
+    assert states(doctor.disk(str(tmp_path)))["disk"] == "fail"
+    (finding,) = doctor.disk("/proc/rows")
     assert finding.state == "fail" and "cannot be written" in finding.message
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.composed_jobs import job
 from tpbench.console import HELP, catalogue, information, listing
+from tpbench.console.fields import WIDTH
 from tpbench.job import field_names, unsupported_reason
 from tpbench.launcher.options import SWEEP_OPTION_NAMES
 from tpbench.measure import machine
@@ -48,7 +49,7 @@ def test_the_overview_fits_a_screen_and_has_every_name(gpus):
     text = listing.overview("a machine with a name of usual length", gpus)
     lines = text.splitlines()
     assert len(lines) <= 40
-    assert max(map(len, lines)) <= listing.COLUMNS
+    assert max(map(len, lines)) <= WIDTH
     words = {word.lstrip("~-") for word in text.split()}
     assert words >= names("variant", "model", "loss", "experiment") | set(variants()) | {"tiny_tp2", "tiny_train_tp2"}
     more = sum(map(int, re.findall(r" and (\d+) more$", text, re.MULTILINE)))
