@@ -10,7 +10,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import rich.table
@@ -106,6 +106,11 @@ class Document:
 def is_number(text: str) -> bool:
     """Return true for a number as tables print it, such as `0.303 ms (1.00x)`, and false for words (`3 steps`)."""
     return _NUMBER.fullmatch(text) is not None
+
+
+def number_cell(value: float | None, write: Callable[[float], str]) -> TableCell:
+    """Return the cell of a number that `write` makes a text of, or of a missing value."""
+    return TableCell(MISSING) if value is None else TableCell(write(value), float(value))
 
 
 def show(document: Document, console: Console) -> None:

@@ -11,19 +11,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
-from rich.console import Console
 
-from tpbench import tables
 from tpbench.report import plots
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
 from tpbench.report.command_line import (
+    TABLES,
     ReportParser,
     add_filters,
-    format_of,
+    add_output,
+    output_format,
     print_or_write,
     require_values,
     selected_rows,
+    write_tables,
 )
 from tpbench.report.pivot import pivot
 from tpbench.report.repeat import print_command
@@ -32,14 +33,8 @@ from tpbench.results.current_rows import newest
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, unknown
-from tpbench.tables import Document
 from tpbench.workloads import workloads
 
-TABLES: dict[str, Callable[[Document], str]] = {
-    "text": lambda document: f"{tables.as_text(document).plain}\n",
-    "markdown": tables.as_markdown,
-    "csv": tables.as_csv,
-}
 PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES, "json")
 COMMANDS = {"compare": "tpbench.report.compare.command", "history": "tpbench.report.history"}
@@ -51,26 +46,17 @@ EPILOG = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. The exit code is 0, or 2 for a wrong request. `compare` adds 1 for a slower cell."""
+    """Run the command. The exit code is 0, or 2 for a wrong request. `compare` and `history` add 1 for a worse cell."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments and arguments[0] in COMMANDS:
-        command: Callable[[Sequence[str]], int]
-        command = importlib.import_module(COMMANDS[arguments[0]]).main
-        return command(arguments[1:])
-    if arguments and not Path(arguments[0]).exists() and (meant := nearest(arguments[0], COMMANDS)):
-        print(f"report: no folder and no command is called {arguments[0]}{meant}", file=sys.stderr)
+    name = arguments[0] if arguments else ""
+    if name and name not in COMMANDS and not Path(name).exists() and (meant := nearest(name, COMMANDS)):
+        print(f"report: no folder and no command is called {name}{meant}", file=sys.stderr)
         return 2
-    options = _parser().parse_args(arguments)
     try:
-        metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
-        if options.repeat is not None:
-            print_command(selected_rows(options), options.repeat)
-            return 0
-        options.format = options.format or format_of(options.output)
-        if options.format == "json":
-            write_documents(selected_rows(options), options.output or Path(), all_rows=options.all)
-        else:
-            print_or_write(_content(options), options.output)
+        if name in COMMANDS:
+            command: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[name]).main
+            return command(arguments[1:])
+        _report(_parser().parse_args(arguments))
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (JobError, OSError) as error:
@@ -88,7 +74,6 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
         "a page device_ms of rows that have it)",
     )
-    parser.add_argument("--format", choices=FORMATS, help="(that of the suffix of -o, else text)")
     parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(plots.PLOTS)}")
     parser.add_argument(
         "--study",
@@ -102,69 +87,64 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--floor", action="store_true", help="in a table of times, also the time of unavoidable bytes")
     parser.add_argument("--transpose", action="store_true", help="a line for each variant, a column for each problem")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen (json: a folder)"
-    )
+    add_output(parser, FORMATS)
     parser.add_argument("--repeat", metavar="ROW_ID", help="print the command that measures the cell of a row again")
     parser.add_argument("--all", action="store_true", help="every row, not only the newest of each cell")
     return parser
 
 
-def _content(options: argparse.Namespace) -> str | bytes:
-    """Return the report as text, or as the bytes of a picture."""
+def _report(options: argparse.Namespace) -> None:
+    """Print or write what the options ask for."""
+    shown = metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
     columns = [] if options.columns is None else options.columns.split(",")
     check_columns(columns)
-    _check(options, with_columns=bool(columns))
+    form = output_format(options, FORMATS)
+    if options.repeat is not None:
+        print_command(selected_rows(options), options.repeat)
+        return
+    _check(options, form, with_columns=bool(columns))
     frame = selected_rows(options)
-    if options.format in PICTURES:
-        if options.study is not None:
-            return plots.study_picture(study_picture(frame, options.study), options.study, options.format)
-        return plots.picture(arrange_rows(frame, plots.COLUMNS, all_rows=options.all), options.plot, options.format)
-    if columns or options.study is not None:
-        return _tables(study_document(frame, options.study, columns, all_rows=options.all), options)
-    if options.metric is not None:
-        require_values(frame, metric(options.metric))
-    if options.format == "html":
-        from tpbench.report.page.html_page import page
+    if form == "json":
+        write_documents(frame, options.output or Path(), all_rows=options.all)
+    elif form in PICTURES and options.study is not None:
+        picture = plots.study_picture(study_picture(frame, options.study), options.study, form)
+        print_or_write(picture, options.output)
+    elif form in PICTURES:
+        arranged = arrange_rows(frame, plots.COLUMNS, all_rows=options.all)
+        print_or_write(plots.picture(arranged, options.plot, form), options.output)
+    elif columns or options.study is not None:
+        write_tables(study_document(frame, options.study, columns, all_rows=options.all), form, options.output)
+    else:
+        if options.metric is not None:
+            require_values(frame, shown)
+        if form == "html":
+            from tpbench.report.page.html_page import page
 
-        return page(frame, options.metric, all_rows=options.all)
-    name = options.metric or "time_ms"
-    return _tables(pivot(frame, name, all_rows=options.all, floor=options.floor, transpose=options.transpose), options)
+            print_or_write(page(frame, options.metric, all_rows=options.all), options.output)
+        else:
+            document = pivot(frame, shown.name, all_rows=options.all, floor=options.floor, transpose=options.transpose)
+            write_tables(document, form, options.output)
 
 
-def _check(options: argparse.Namespace, *, with_columns: bool) -> None:
+def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> None:
     """Raise JobError for options that do not fit together."""
-    is_picture = options.format in PICTURES
-    if with_columns and options.format not in TABLES:
+    is_picture = form in PICTURES
+    if with_columns and form not in TABLES:
         raise JobError(f"--columns is for --format {', '.join(TABLES)}")
-    is_metric_table = options.format in TABLES and not with_columns and options.study is None
+    is_metric_table = form in TABLES and not with_columns and options.study is None
     if (options.floor or options.transpose) and not is_metric_table:
         raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
     if options.study is not None:
         check_study(options.study)
-        if options.plot is not None or options.format not in (*TABLES, *PICTURES):
+        if options.plot is not None or form not in (*TABLES, *PICTURES):
             valid = ", ".join((*TABLES, *PICTURES))
             raise JobError(f"--study is for --format {valid}; a page has the studies that its rows allow")
     elif is_picture != (options.plot is not None):
         raise JobError("a picture needs both: --format png or svg, and --plot NAME")
     elif is_picture and options.plot not in plots.PLOTS:
         raise JobError(unknown("plot", options.plot, plots.PLOTS))
-    if options.format in ("png", "html") and options.output is None and sys.stdout.isatty():
-        raise JobError(f"--format {options.format} is for a file: say -o report.{options.format}")
-
-
-def _tables(document: Document, options: argparse.Namespace) -> str:
-    """Return the text of a document. Warnings go to stderr, unless the same terminal shows them below the tables."""
-    on_screen = options.output is None and options.format in ("text", "markdown")
-    if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
-        for warning in document.warnings:
-            print(f"report: warning: {warning}", file=sys.stderr)
-    if options.format == "text" and options.output is None:
-        console = Console()  # detects a terminal and its colours
-        with console.capture() as capture:  # rich itself would end the process if the pipe is closed
-            tables.show(document, console)
-        return capture.get()
-    return TABLES[options.format](document)
+    if form in ("png", "html") and options.output is None and sys.stdout.isatty():
+        raise JobError(f"--format {form} is for a file: say -o report.{form}")
 
 
 def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:

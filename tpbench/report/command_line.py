@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import argparse
 import io
-import itertools
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import pandas as pd
+from rich.console import Console
 
-from tpbench.report.analysis.metrics import Metric, metrics_of_all
+from tpbench import tables
+from tpbench.report.analysis.metrics import METRICS, Metric, metrics_of_all
 from tpbench.report.analysis.records import value_text
 from tpbench.results.read import RowWarning, load
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import SYNONYMS, nearest, unknown
+from tpbench.tables import Document
 
 FILTERS = ("workload", "variant", "label", "loss", "dtype", "device", "gpu_name")
-SUFFIXES = {
-    ".txt": "text",
-    ".md": "markdown",
-    ".csv": "csv",
-    ".html": "html",
-    ".htm": "html",
-    ".png": "png",
-    ".svg": "svg",
+TABLES: dict[str, Callable[[Document], str]] = {
+    "text": lambda document: f"{tables.as_text(document).plain}\n",
+    "markdown": tables.as_markdown,
+    "csv": tables.as_csv,
+}
+"""Formats of tables, with their renderers."""
+SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
+    f".{name}": name for name in ("csv", "html", "png", "svg")
 }
 _UNKNOWN = "unrecognized arguments: "
 """Start of argparse's message for unknown options."""
@@ -68,6 +70,27 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME=A,B", help="only rows with one of these in a column"
     )
+
+
+def add_test(parser: argparse.ArgumentParser, threshold: float) -> None:
+    """Add the metric that is tested and the smallest change that counts."""
+    parser.add_argument("--metric", default="time_ms", metavar="NAME", help=f"one of: {', '.join(METRICS)} (time_ms)")
+    smallest = f"smallest change that counts ({threshold})"
+    parser.add_argument("--threshold", type=_share, default=threshold, metavar="SHARE", help=smallest)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be a share from 0 to 1, say 0.03")
+    return value
+
+
+def add_output(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
+    """Add the format and the file of the output."""
+    parser.add_argument("--format", choices=formats, help="(that of the suffix of -o, else text)")
+    folder = " (json: a folder)" if "json" in formats else ""
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"write there, not to the screen{folder}")
 
 
 def read_rows(places: Sequence[str]) -> pd.DataFrame:
@@ -114,15 +137,10 @@ def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:
 
 
 def parse_conditions(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Return name and value of each condition of `--only`.
-
-    Raises JobError with the right line for one without an equals sign.
-    """
-    for name, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        if "=" not in name:
-            value = "" if "=" in following else following
-            right = f"{name}={value or 'VALUE'}"
-            raise JobError(f"--only {f'{name} {value}'.strip()}: the equals sign is missing: write --only {right}")
+    """Return name and value of each condition of `--only`. Raises JobError for one without an equals sign."""
+    for condition in arguments:
+        if "=" not in condition:
+            raise JobError(f"--only {condition}: the equals sign is missing: write --only {condition}=VALUE")
     return [(name, value) for name, _, value in (condition.partition("=") for condition in arguments)]
 
 
@@ -135,17 +153,31 @@ def require_values(frame: pd.DataFrame, shown: Metric, where: str = "") -> None:
     raise JobError(f"no row{where and f' of {where}'} has {shown.name} ({shown.doc}); they have: {', '.join(present)}")
 
 
-def format_of(output: Path | None) -> str:
-    """Return the format that the name of a file asks for: text for the screen and for a name without a suffix.
+def output_format(options: argparse.Namespace, formats: Sequence[str]) -> str:
+    """Return the chosen format, or that of the suffix of the output file. Raises JobError for another suffix."""
+    if options.format:
+        return str(options.format)
+    suffix = options.output.suffix.lower() if options.output else ""
+    form = SUFFIXES.get(suffix, "text" if not suffix else "")
+    if form not in formats:
+        valid = ", ".join(known for known, name in SUFFIXES.items() if name in formats)
+        raise JobError(f"-o {options.output}: no format has the suffix {suffix}: use {valid}, or name a --format")
+    return form
 
-    Raises JobError for a suffix that no format has.
-    """
-    suffix = "" if output is None else output.suffix.lower()
-    if suffix == ".json":
-        raise JobError(f"-o {output}: JSON is a file for each row, in a folder: write --format json -o FOLDER")
-    if suffix and suffix not in SUFFIXES:
-        raise JobError(f"-o {output}: no format has the suffix {suffix}: use {', '.join(SUFFIXES)}, or name a --format")
-    return SUFFIXES.get(suffix, "text")
+
+def write_tables(document: Document, form: str, output: Path | None) -> None:
+    """Print a document or write it to a file. Its warnings go to stderr, unless the same terminal shows them anyway."""
+    on_screen = output is None and form in ("text", "markdown")
+    if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
+        for warning in document.warnings:
+            print(f"report: warning: {warning}", file=sys.stderr)
+    content = TABLES[form](document)
+    if form == "text" and output is None:
+        console = Console()  # detects a terminal and its colours
+        with console.capture() as capture:  # rich itself would end the process if the pipe is closed
+            tables.show(document, console)
+        content = capture.get()
+    print_or_write(content, output)
 
 
 def print_or_write(content: str | bytes, output: Path | None) -> None:

@@ -8,45 +8,53 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from tpbench.report.analysis.metrics import METRICS, Metric, counted, metric
+from tpbench.report.analysis.metrics import Metric, counted, metric
 from tpbench.report.analysis.records import Record, is_measurement, value_text
 from tpbench.report.command_line import (
+    TABLES,
     ReportParser,
     add_filters,
-    format_of,
+    add_output,
+    add_test,
+    output_format,
     print_or_write,
     require_values,
     selected_rows,
+    write_tables,
 )
-from tpbench.report.compare.changes import FAILED, CellChange, Comparison, compare_cells
-from tpbench.report.compare.command import share
-from tpbench.report.compare.conditions import ACROSS, BESIDE, remarks
-from tpbench.report.compare.method import method
-from tpbench.report.compare.pairs import CellPair, cell_names, rows_by_cell
-from tpbench.report.compare.uncertainty import geometric_mean, observe
+from tpbench.report.compare.changes import (
+    FAILED,
+    SAME,
+    UNCLEAR,
+    CellChange,
+    Comparison,
+    compare_cells,
+    geometric_mean,
+    observe,
+)
+from tpbench.report.compare.pairs import ACROSS, BESIDE, CellPair, cell_names, remarks, rows_by_cell
 from tpbench.report.plots import style
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
-from tpbench.tables import MISSING, Document, Table, as_markdown, as_text, csv_text
+from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PICTURES = ("svg", "png")
+FORMATS = (*TABLES, *PICTURES)
 STACK = (
     "git_commit", "git_dirty", "kernels_version", "variant_version", "tpbench_version", "torch_version",
     "triton_version", "driver_version", "cuda_version", "nccl_version", "python_version", "package_versions", "host",
 )  # fmt: skip
 """Columns that name the code, the packages and the machine of a row."""
 COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
-FORMATS = ("text", "markdown", "csv", "svg", "png")
 MANY = 40
 """Most lines of a table without `--all`. A longer table has only the cells whose newest level changed, or that fail."""
 
@@ -68,38 +76,25 @@ class Series:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
+    """Run the command. The exit code is 1 if the newest level of a cell is worse than the one before or a cell fails.
 
-    The exit code is 1 if the newest level of a cell is worse than the level before it or its newest row failed, and 2
-    if nothing was compared, because a check of nothing must not pass.
+    Raises JobError for a wrong request, and if nothing was compared, because a check of nothing must not pass.
     """
     options = _parser().parse_args(arguments)
-    try:
-        shown = metric(options.metric)
-        form = options.format or format_of(options.output)
-        if form not in FORMATS:
-            raise JobError(f"a history has no format {form}: use {', '.join(FORMATS)}")
-        frame = selected_rows(options)
-        require_values(frame, shown)
-        history = all_series(frame, shown)
-        pairs = [series.pair for series in history if len(series.levels) > 1]
-        comparison = compare_cells(pairs, options.metric, options.threshold, ACROSS)
-        if form in ("svg", "png"):
-            print_or_write(_picture(history, comparison, form), options.output)
-        elif form == "csv":
-            print_or_write(_comma_separated(history, comparison), options.output)
-        else:
-            document = _document(history, comparison, all_cells=options.all)
-            text = as_markdown(document) if form == "markdown" else f"{as_text(document).plain}\n"
-            print_or_write(text, options.output)
-    except (JobError, OSError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
-    if not comparison.decided:
-        print("report: no cell was measured twice, so nothing was compared", file=sys.stderr)
-        return 2
-    failed = any(series.failure for series in history)
-    return int(failed or any(change.fails() for change in comparison.changes))
+    shown = metric(options.metric)
+    form = output_format(options, FORMATS)
+    frame = selected_rows(options)
+    require_values(frame, shown)
+    history = all_series(frame, shown)
+    pairs = [series.pair for series in history if len(series.levels) > 1]
+    comparison = compare_cells(pairs, options.metric, options.threshold, ACROSS)
+    if form in PICTURES:
+        print_or_write(_picture(history, comparison, form), options.output)
+    else:
+        write_tables(_document(history, comparison, all_cells=options.all or form == "csv"), form, options.output)
+    if not any(change.is_decided for change in comparison.changes):
+        raise JobError("no cell was measured twice, so nothing was compared")
+    return int(any(series.failure for series in history) or any(change.fails() for change in comparison.changes))
 
 
 def all_series(frame: pd.DataFrame, shown: Metric) -> list[Series]:
@@ -128,72 +123,63 @@ def _levels(rows: Sequence[Record]) -> list[tuple[Record, ...]]:
     return levels if len(levels) > 1 or len(rows) == 1 else [tuple(rows[:-1]), tuple(rows[-1:])]
 
 
-def _lines(series: Series, change: CellChange | None, shown: Metric) -> list[list[str]]:
+def _lines(series: Series, change: CellChange | None, shown: Metric) -> list[list[TableCell | str]]:
     """Return a line for each level of a cell. The last one has the verdict on the newest level."""
-    lines = []
+    lines: list[list[TableCell | str]] = []
     before: tuple[Record, ...] = ()
     for level in series.levels:
         ratio = _mean(level, shown) / _mean(before, shown) if before else None
         newest = change if level is series.levels[-1] else None
         notes = newest.notes if newest else remarks(before, level, ACROSS) if before else ()
-        commit = value_text(level[-1].get("git_commit"))[:8] + (" and changes" if level[-1].get("git_dirty") else "")
-        started = level[0].get("started_at")
+        commit = printable(value_text(level[-1].get("git_commit")))
+        changed = " and changes" if level[-1].get("git_dirty") else ""
         lines.append([
-            printable(series.name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING, printable(commit),
-            str(len(level)), shown.write(_mean(level, shown)), MISSING if ratio is None else f"{ratio:.3f}",
-            MISSING if newest is None or newest.p is None else f"{newest.p:.2g}", newest.verdict if newest else MISSING,
+            printable(series.name), _moment(level[0]), TableCell(commit[:8] + changed, commit + changed),
+            str(len(level)), number_cell(_mean(level, shown), shown.write), number_cell(ratio, "{:.3f}".format),
+            number_cell(newest.p if newest else None, "{:.2g}".format), newest.verdict if newest else MISSING,
             printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
         ])  # fmt: skip
         before = level
     return lines
 
 
+def _moment(row: Record) -> str:
+    return f"{row['started_at']:%Y-%m-%d %H:%M}" if row.get("started_at") else MISSING
+
+
 def _mean(level: Sequence[Record], shown: Metric) -> float:
     return geometric_mean([observation for row in level if (observation := observe(row, shown))])
 
 
+def _changed(comparison: Comparison) -> list[str]:
+    """Return the names of the cells whose newest level changed."""
+    return [change.name for change in comparison.changes if change.verdict not in (SAME, UNCLEAR)]
+
+
 def _document(history: Sequence[Series], comparison: Comparison, *, all_cells: bool) -> Document:
     changes = {change.name: change for change in comparison.changes}
-    shown, failed = comparison.metric, [series for series in history if series.failure]
-    moved = [change.name for change in comparison.changes if change.verdict not in ("same", "unclear")]
+    shown, changed = comparison.metric, _changed(comparison)
+    failures: list[list[TableCell | str]] = [
+        [printable(series.name), value_text(row["status"]), printable(f"{_moment(row)}: {value_text(row['reason'])}")]
+        for series in history
+        if (row := series.failure)
+    ]
     rows = sum(len(level) for series in history for level in series.levels)
     caption = (
-        f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level of {len(moved)} "
-        f"changed, {len(failed)} fail{'s' if len(failed) == 1 else ''} now"
+        f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level of "
+        f"{len(changed)} changed, {len(failures)} fail{'s' if len(failures) == 1 else ''} now"
     )
-    listed, sentences = list(history), [f"{sentence}." for sentence in method(comparison)[:2]]
+    listed, sentences = list(history), comparison.method()[:2]
     if not all_cells and sum(len(series.levels) for series in history) > MANY:
-        listed = [series for series in history if series.name in moved or series.failure]
+        listed = [series for series in history if series.name in changed or series.failure]
         others = counted(len(history) - len(listed), "cell")
         sentences.insert(0, f"{others} did not change: --all lists their levels, too.")
     lines = [line for series in listed for line in _lines(series, changes.get(series.name), shown)]
-    failures = [[printable(series.name), *_failure(series.failure)] for series in failed if series.failure]
     tables = [
         Table("Cells that fail now", ("cell", "status", "first failure"), failures),
         Table("Levels", COLUMNS, lines),
     ]
     return Document([table for table in tables if table.rows], caption, sentences)
-
-
-def _failure(row: Record) -> list[str]:
-    started = f"{row['started_at']:%Y-%m-%d %H:%M}" if row.get("started_at") else MISSING
-    return [value_text(row["status"]), printable(f"{started}: {value_text(row['reason'])}")]
-
-
-def _comma_separated(history: Sequence[Series], comparison: Comparison) -> str:
-    """Return a line for each level of each cell, with all digits."""
-    shown = comparison.metric
-    changes = {change.name: change for change in comparison.changes}
-    lines: list[list[str | float | None]] = []
-    for series in history:
-        for level in series.levels:
-            change = changes.get(series.name) if level is series.levels[-1] else None
-            facts = [printable(value_text(level[0].get(name))) for name in ("started_at", *STACK)]
-            ratio = change.ratio.value if change and change.ratio else None
-            verdict = (change.verdict, change.p, ratio) if change else (None, None, None)
-            lines.append([printable(series.name), *facts, len(level), _mean(level, shown), *verdict])
-    columns = ["cell", "started_at", *STACK, "rows", f"level {shown.name}", "verdict", "p", "ratio"]
-    return csv_text(columns, lines)
 
 
 def _picture(history: Sequence[Series], comparison: Comparison, form: str) -> bytes:
@@ -205,7 +191,7 @@ def _picture(history: Sequence[Series], comparison: Comparison, form: str) -> by
 
 def _draw(history: Sequence[Series], comparison: Comparison) -> Figure:
     """Draw a line for each cell. Cells whose newest level changed have a colour and a name."""
-    changed = [change.name for change in comparison.changes if change.verdict not in ("same", "unclear")]
+    changed = _changed(comparison)
     figure = style.new_figure(7.5, 3.6 + 0.18 * min(len(changed), len(style.LIGHT)))
     axes = figure.subplots()
     for series in history:
@@ -235,11 +221,7 @@ def _parser() -> argparse.ArgumentParser:
         "if all rows of a cell have the same, the newest row is a level. The test is that of `report.py compare`.",
     )
     add_filters(parser)
-    parser.add_argument("--metric", default="time_ms", metavar="NAME", help=f"one of: {', '.join(METRICS)} (time_ms)")
-    parser.add_argument(
-        "--threshold", type=share, default=0.02, metavar="SHARE", help="smallest change that counts (0.02)"
-    )
-    parser.add_argument("--format", choices=FORMATS, help="(that of the suffix of -o, else text)")
+    add_test(parser, 0.02)
     parser.add_argument("--all", action="store_true", help="the levels of every cell, not only of cells that changed")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen")
+    add_output(parser, FORMATS)
     return parser

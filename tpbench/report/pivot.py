@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.analysis.agreement import disagreements, mixing_note
 from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids, arrange_rows
-from tpbench.report.analysis.metrics import Metric, metric, number, ratio_text
-from tpbench.report.analysis.ratios import INTERLEAVED_METHOD, Ratio, interleaved_ratio
+from tpbench.report.analysis.metrics import (
+    INTERLEAVED_METHOD,
+    Metric,
+    interleaved_ratio,
+    metric,
+    number,
+    ratio_text,
+)
 from tpbench.report.analysis.records import (
     HOST_BOUND,
     MARK_WORDS,
@@ -24,6 +28,7 @@ from tpbench.report.analysis.records import (
     ratios_to_best,
     value_text,
 )
+from tpbench.report.analysis.verdicts import disagreements, mixing_note
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Document, Table, TableCell
@@ -69,18 +74,17 @@ def pivot(
 
 def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:
     """Return the table of one metric for one grid. The records must have the metric's column."""
-    compared = [_cells(row, shown) for row in grid.rows]
-    rows: list[list[TableCell | str]] = [
-        [*map(value_text, row.key), *cells] for row, cells in zip(grid.rows, compared, strict=True)
-    ]
-    if floor:
-        rows = [[*line, _floor(row, cells)] for line, row, cells in zip(rows, grid.rows, compared, strict=True)]
+    rows: list[list[TableCell | str]] = []
+    for row in grid.rows:
+        cells = _cells(row, shown)
+        rows.append([*map(value_text, row.key), *cells, *([_floor(row, cells)] if floor else [])])
+    mixing = mixing_note(grid)
     return Table(
         heading=grid.heading,
         columns=(*map(column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
         rows=rows,
         facts=grid.facts,
-        notes=[note for note in (mixing_note(grid), _host_bound_note(compared)) if note],
+        notes=[mixing] if mixing else [],
         keys=len(grid.key_names),
         quantity=shown.name,
     )
@@ -108,7 +112,7 @@ def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | Non
     if best and record is not best and ratio is not None:
         by_rounds = interleaved_ratio(record, best, shown.name)
     if by_rounds:
-        words.append(f"({_with_interval(by_rounds)})")
+        words.append(f"({by_rounds.value:.3f}x, {by_rounds.low:.3f} to {by_rounds.high:.3f})")
         notes.insert(0, f"{by_rounds.value!r}x interleaved, {by_rounds.low!r} to {by_rounds.high!r}")
     elif ratio is not None:
         words.append(f"({ratio_text(ratio)})")
@@ -119,30 +123,12 @@ def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | Non
     return TableCell(" ".join(words), float(value), kind, ratio, ", ".join(notes))
 
 
-def _with_interval(ratio: Ratio) -> str:
-    """Return a ratio and its interval, with as many digits as distinguish the three."""
-    assert ratio.low is not None and ratio.high is not None
-    distance = min(ratio.high - ratio.value, ratio.value - ratio.low)
-    digits = min(4, max(2, 1 - math.floor(math.log10(distance)))) if distance > 0 else 2
-    return f"{ratio.value:.{digits}f}x, {ratio.low:.{digits}f} to {ratio.high:.{digits}f}"
-
-
 def _floor(row: GridRow, cells: Sequence[TableCell]) -> TableCell:
     """Return the floor of the fastest row of a problem."""
     fastest = next((record for record, cell in zip(row.records, cells, strict=True) if cell.ratio == 1), None)
     if not fastest or fastest["floor_ms"] is None:
         return _NOT_RUN
     return TableCell(metric("floor_ms").write(fastest["floor_ms"]), float(fastest["floor_ms"]))
-
-
-def _host_bound_note(compared: Sequence[Sequence[TableCell]]) -> str:
-    """Return a sentence about the problems that compare host-bound cells with others. Empty: there are none."""
-    ranked = [[cell.text for cell in cells if cell.ratio is not None] for cells in compared]
-    concerned = sum(len(texts) > 1 and any(HOST_BOUND in text for text in texts) for texts in ranked)
-    if not concerned:
-        return ""
-    meaning = "the host decides their wall time"
-    return f"{concerned} of {len(compared)} problems compare host-bound cells ({HOST_BOUND}): {meaning}"
 
 
 def _transposed(table: Table, grid: RecordGrid) -> Table:
@@ -169,7 +155,7 @@ def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
     if any(cell.value == "ok" for cell in cells):
         lines.append(f"ok: correct, but without {shown.name}")
     if any("interleaved" in cell.note for cell in cells):
-        lines.append(f"(2.00x, 1.98 to 2.02): {INTERLEAVED_METHOD}")
+        lines.append(f"(2.000x, 1.981 to 2.019): {INTERLEAVED_METHOD}")
     return lines
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.report.analysis.agreement import frame_warnings
 from tpbench.report.analysis.grid import GridCell, RecordGrid, arrange_rows
 from tpbench.report.analysis.metrics import metric, number, percentages, ratio_text
 from tpbench.report.analysis.records import (
@@ -27,6 +26,7 @@ from tpbench.report.analysis.records import (
     ratios_to_best,
     value_text,
 )
+from tpbench.report.analysis.verdicts import frame_warnings
 from tpbench.report.pivot import FAILED
 from tpbench.results.read import plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns

@@ -9,7 +9,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import refused, tpbench
-from tpbench.report.analysis.agreement import frame_warnings
+from tpbench.report.analysis.verdicts import frame_warnings
 from tpbench.report.studies import study_tables
 from tpbench.results.read import load
 from tpbench.workloads.tp_block.limits import TOLERANCE

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from tpbench.report.analysis.agreement import _far_apart, disagreeing_rows, disagreements, frame_warnings
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import problem_identity
+from tpbench.report.analysis.verdicts import _far_apart, disagreeing_rows, disagreements, frame_warnings
 from tpbench.workloads import workloads
 
 TRAIN = workloads()["train_step"]
@@ -63,7 +63,7 @@ def test_a_shorter_training_is_compared_as_far_as_it_goes():
         said(whole, short) == () and said(whole, trained("ddp", [])) == () and said(whole, trained("ddp", None)) == ()
     )
     (sentence,) = said(whole, trained("ddp", [5.0, 3.0]))
-    assert f"{NAME} part at step 2: fsdp" in sentence and "diverge" in sentence
+    assert f"{NAME} part at step 2: ddp" in sentence and "diverge" in sentence
     (sentence,) = said(whole, trained("ddp", [4.0, 1.0]))
     assert sentence.count("part at step") == 1 and "part at step 1:" in sentence
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from tests.support import synthetic
-from tpbench.report.analysis.ratios import ratio
+from tpbench.report.analysis.metrics import ratio
 from tpbench.report.command import main
 from tpbench.report.compare.changes import ALPHA, compare_cells, holm
-from tpbench.report.compare.conditions import ACROSS
-from tpbench.report.compare.pairs import pair_cells
+from tpbench.report.compare.pairs import ACROSS, pair_cells
 from tpbench.results.read import load
 from tpbench.results.schema import common_columns
 

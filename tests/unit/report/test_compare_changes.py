@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tpbench.report.analysis.metrics import metric
-from tpbench.report.analysis.ratios import FEWEST, Ratio, clean, ratio
-from tpbench.report.compare import changes, conditions, method, uncertainty
-from tpbench.report.compare.changes import CellChange, Comparison, compare_cells, verdict_words
+from tpbench.report.analysis.metrics import FEWEST, Ratio, clean, metric, ratio
+from tpbench.report.compare import changes, pairs
+from tpbench.report.compare.changes import (
+    CellChange,
+    Comparison,
+    Difference,
+    Observation,
+    Scatter,
+    compare_cells,
+    verdict_words,
+)
+from tpbench.report.compare.command import _why_unpaired
 from tpbench.report.compare.pairs import CellPair
-from tpbench.report.compare.uncertainty import Difference, Observation, Scatter
-from tpbench.report.compare.unpaired import explain_unpaired
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
 
@@ -144,17 +150,14 @@ def test_a_value_that_is_not_positive_cannot_be_compared():
 
 
 def test_what_was_tested_and_decided():
-    pairs = [
+    sides = [
         pair(record(), slower(1.5)), pair(record(), slower(1.001)), pair(record(status="oom"), record(status="oom")),
         pair(record(), None), pair(record(), record(status="oom")), pair(record(), record(samples_ms=[1.0] * 3)),
     ]  # fmt: skip
-    comparison = compare_cells(pairs, "time_ms", 0.03)
-    assert comparison.tested == 2
-    assert [each.verdict for each in comparison.decided] == ["slower", "same", "fails now", "same"]
-    tested = [each.difference for each in comparison.changes if each.p is not None]
-    assert comparison.least_visible == pytest.approx(uncertainty.least_visible(tested, 0.05))
+    comparison = compare_cells(sides, "time_ms", 0.03)
+    assert [each.verdict for each in comparison.changes if each.is_decided] == ["slower", "same", "fails now", "same"]
     assert Comparison(metric("time_ms"), 0.03).least_visible is None
-    (alone,) = compare_cells(pairs[:1], "time_ms", 0.03).changes
+    (alone,) = compare_cells(sides[:1], "time_ms", 0.03).changes
     assert comparison.changes[0].p == pytest.approx(2 * alone.p)  # Holm's correction for two tests
 
 
@@ -174,19 +177,17 @@ def test_a_p_value_of_the_level_is_unclear():
 def test_an_observation_has_the_spread_of_its_samples():
     when = datetime.datetime(2026, 11, 20, tzinfo=datetime.UTC)
     samples = np.exp(np.linspace(-1, 1, 201))
-    found = uncertainty.observe(record(time_ms=2.0, samples_ms=samples, started_at=when), metric("time_ms"))
+    found = changes.observe(record(time_ms=2.0, samples_ms=samples, started_at=when), metric("time_ms"))
     spread = 1.8 / (2 * stats.norm.ppf(0.95))  # percentiles 5 and 95 are 1.8 apart
     assert found == Observation(math.log(2.0), pytest.approx(1e-4 + spread**2), True, when.timestamp())
-    few = uncertainty.observe(record(samples_ms=[1.0] * (FEWEST - 1)), metric("time_ms"))
+    few = changes.observe(record(samples_ms=[1.0] * (FEWEST - 1)), metric("time_ms"))
     assert few == Observation(0.0, 1e-4, False, 0.0)
-    assert uncertainty.observe(record(samples_ms=[1.0] * FEWEST), metric("time_ms")).known
-    assert not uncertainty.observe(record(samples_ms=[0.0, *STEADY]), metric("time_ms")).known
+    assert changes.observe(record(samples_ms=[1.0] * FEWEST), metric("time_ms")).known
+    assert not changes.observe(record(samples_ms=[0.0, *STEADY]), metric("time_ms")).known
     on_device = record(device_ms=2.0, device_samples_ms=[2.0] * 10, samples_ms=None)
-    assert uncertainty.observe(on_device, metric("device_ms")).known
-    assert not uncertainty.observe(
-        on_device | {"device_samples_ms": None, "samples_ms": STEADY}, metric("device_ms")
-    ).known
-    counted = uncertainty.observe(record(samples_ms=None), metric("peak_gib"))
+    assert changes.observe(on_device, metric("device_ms")).known
+    assert not changes.observe(on_device | {"device_samples_ms": None, "samples_ms": STEADY}, metric("device_ms")).known
+    counted = changes.observe(record(samples_ms=None), metric("peak_gib"))
     assert counted == Observation(math.log(2.0), 1e-4, True, 0.0)
 
 
@@ -195,8 +196,8 @@ def test_an_observation_has_the_spread_of_its_samples():
     [("flops", True), ("bytes_moved", True), ("peak_gib", True), ("time_ms", False), ("gb_per_s", False)],
 )
 def test_counts_are_known_better_than_times(name, counted):
-    assert uncertainty.is_counted(metric(name)) == counted
-    assert uncertainty.scatter(metric(name), []) == Scatter(10 if counted else 4, 1.0, 0)
+    assert changes.is_counted(metric(name)) == counted
+    assert changes.scatter(metric(name), []) == Scatter(10 if counted else 4, 1.0, 0)
 
 
 def of(*values, variance=1e-4, times=None):
@@ -207,10 +208,10 @@ def of(*values, variance=1e-4, times=None):
 
 
 def test_scatter_is_that_of_repeated_rows_beside_the_assumption():
-    assert uncertainty.scatter(metric("device_ms"), []).prior == 10
+    assert changes.scatter(metric("device_ms"), []).prior == 10
     groups = [of(1.0, 1.1), of(5.0), of(1.0, 1.0, 1.3)]
     squares = sum(float(np.var([each.log for each in group]) * len(group)) for group in groups)
-    found = uncertainty.scatter(metric("time_ms"), groups)
+    found = changes.scatter(metric("time_ms"), groups)
     assert found == Scatter(4, pytest.approx((4 + squares / 1e-4) / (4 + 3)), 3)
 
 
@@ -219,49 +220,51 @@ def test_scatter_is_that_of_repeated_rows_beside_the_assumption():
     [([1, 3], [2, 4], (2, 2)), ([1, 2], [3, 4], (1, 1)), ([1, 4], [2, 3], (2, 1)), ([1], [2], (1, 1))],
 )
 def test_turns(before, after, expected):
-    assert uncertainty.alternating_blocks(of(*before), of(*after)) == expected
+    assert changes.alternating_blocks(of(*before), of(*after)) == expected
 
 
 def test_a_difference_is_a_t_test_of_logarithms():
-    found = uncertainty.difference(of(1.0), of(1.2), Scatter())
+    found = changes.difference(of(1.0), of(1.2), Scatter())
     error = math.sqrt(2e-4)
     reach = stats.t.ppf(0.975, 4) * error
     assert (found.freedom, found.error) == (4, pytest.approx(error))
     assert dataclasses.astuple(found.ratio) == pytest.approx((1.2, 1.2 * math.exp(-reach), 1.2 * math.exp(reach)))
     assert found.p == pytest.approx(2 * stats.t.sf(math.log(1.2) / error, 4))
-    assert uncertainty.difference(of(1.2), of(1.0), Scatter()).p == pytest.approx(found.p)
+    assert changes.difference(of(1.2), of(1.0), Scatter()).p == pytest.approx(found.p)
 
 
 def test_rows_in_turns_count_each_and_a_block_of_rows_counts_once():
     wide, narrow = {"variance": 4e-4}, {"variance": 1e-4}
     before, after = of(1.0, 1.0, times=[1, 3], **wide), of(1.2, 1.2, times=[2, 4], **narrow)
-    in_turns = uncertainty.difference(before, after, Scatter(4, 0.5, 0))
+    in_turns = changes.difference(before, after, Scatter(4, 0.5, 0))
     variance = 4 * 0.5 * 2.5e-4 / (4 + 2)  # no row differs from the one that it repeats
     assert in_turns.freedom == 4 + 4 - 2 and in_turns.error == pytest.approx(math.sqrt(variance * (1 / 2 + 1 / 2)))
     after = of(1.2, 1.2, times=[4, 5], **narrow)
-    block = uncertainty.difference(before, after, Scatter(4, 0.5, 0))
+    block = changes.difference(before, after, Scatter(4, 0.5, 0))
     assert block.freedom == 4 and block.error == pytest.approx(math.sqrt(2 * 2.5e-4))  # at least what is assumed
-    apart = uncertainty.difference(of(1.0, 1.5, times=[1, 2]), of(1.2, times=[3]), Scatter())
+    apart = changes.difference(of(1.0, 1.5, times=[1, 2]), of(1.2, times=[3]), Scatter())
     squares = math.log(1.5) ** 2 / 2
     assert apart.error == pytest.approx(math.sqrt(2 * (4e-4 + squares) / (4 + 1)))
 
 
 def test_the_least_visible_change_is_that_of_the_median_cell():
     made = [Difference(Ratio(1.0), 1.0, error, 4.0) for error in (0.01, 0.02, 0.1)]
-    assert uncertainty.least_visible(made, 0.05) == pytest.approx(math.expm1(0.02 * stats.t.ppf(1 - 0.05 / 2 / 3, 4)))
+    cells = tuple(CellChange("cell", "same", 1.0, 1.0, each, p=1.0) for each in made)
+    visible = Comparison(metric("time_ms"), 0.03, cells).least_visible
+    assert visible == pytest.approx(math.expm1(0.02 * stats.t.ppf(1 - 0.05 / 2 / 3, 4)))
 
 
 def test_the_method_says_what_repeated_rows_and_large_errors_mean():
     plain = compare_cells([pair(record(), slower(1.5))], "time_ms", 0.2)
-    assert len(method.method(plain)) == 2 and "differs by more than 20%" in method.method(plain)[0]
-    assert "Repeated rows" not in " ".join(method.method(plain))
+    assert len(plain.method()) == 2 and "differs by more than 20%" in plain.method()[0]
+    assert "Repeated rows" not in " ".join(plain.method())
     fine = dataclasses.replace(plain, threshold=0.01)
-    assert fine.least_visible > 0.01 and "These rows can show changes of about" in method.method(fine)[2]
-    assert len(method.method(dataclasses.replace(plain, threshold=fine.least_visible))) == 2
+    assert fine.least_visible > 0.01 and "These rows can show changes of about" in fine.method()[2]
+    assert len(dataclasses.replace(plain, threshold=fine.least_visible).method()) == 2
     repeated = dataclasses.replace(plain, scatter=Scatter(4, 4.0, 3))
-    assert "(3 more than one a side) scatter 2 times as much" in method.method(repeated)[1]
+    assert "(3 more than one a side) scatter 2 times as much" in repeated.method()[1]
     counted = compare_cells([pair(record(), record())], "peak_gib", 0.03)
-    assert method.COUNTED_ASSUMPTION in method.method(counted)[1] and method.ASSUMPTION in method.method(plain)[1]
+    assert changes._COUNTED_ASSUMPTION in counted.method()[1] and changes._ASSUMPTION in plain.method()[1]
 
 
 # Ratio of medians
@@ -306,9 +309,9 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
     before, after = (
         record(device="cpu" if cpu else "cuda", **{name: pair[at] for name, pair in fields.items()}) for at in (0, 1)
     )
-    assert conditions.differences(before, after) == said
-    assert conditions.differences(before, after, allowed=tuple(fields)) == []
-    told = [each for each in conditions.remarks([before], [after], allowed=tuple(fields)) if "model A" not in each]
+    assert pairs.differences(before, after) == said
+    assert pairs.differences(before, after, allowed=tuple(fields)) == []
+    told = [each for each in pairs.remarks([before], [after], allowed=tuple(fields)) if "model A" not in each]
     assert [each for each in said if "cpu_model" not in each and "memory" not in each] == [
         each for each in told if "memory" not in each
     ]
@@ -320,8 +323,8 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
         ({"host": "a"}, {"host": "b"}, ["host a and b"]),
         ({"git_commit": "0123456789abcdef"}, {"git_commit": "f" * 40}, ["git_commit 0123456789ab and ffffffffffff"]),
         ({"variant_version": "a" * 12}, {"variant_version": "b" * 12}, [f"variant_version {'a' * 12} and {'b' * 12}"]),
-        ({"git_dirty": True}, {"git_dirty": False}, ["uncommitted changes before"]),
-        ({"git_dirty": False}, {"git_dirty": True}, ["uncommitted changes after"]),
+        ({"git_dirty": True}, {"git_dirty": False}, ["git_dirty true and false"]),
+        ({"git_dirty": False}, {"git_dirty": True}, ["git_dirty false and true"]),
         ({"warm": True}, {"warm": False}, ["warm processes before, cold processes after"]),
         ({"jobs_before": 2}, {"warm": True}, []),
         ({"copy_gb_per_s": 100.0}, {"copy_gb_per_s": 102.9}, []),
@@ -332,50 +335,35 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
     ],
 )
 def test_remarks_about_runs_that_can_be_compared(before, after, said):
-    assert conditions.remarks([record(**before)], [record(**after)]) == said
+    assert pairs.remarks([record(**before)], [record(**after)]) == said
 
 
 def test_remarks_are_about_the_newest_rows():
     old, new = record(host="a"), record(host="b")
-    assert conditions.remarks([old, new], [new]) == conditions.remarks([new], [old, new]) == []
-    assert conditions.remarks([new, old], [old, new]) == ["host a and b"]
+    assert pairs.remarks([old, new], [new]) == pairs.remarks([new], [old, new]) == []
+    assert pairs.remarks([new, old], [old, new]) == ["host a and b"]
 
 
 def test_processes_of_repeated_rows_may_be_mixed():
     mixed = [record(warm=True), record(warm=False)]
-    assert conditions.remarks(mixed, [record(warm=True)]) == ["cold and warm processes before, warm processes after"]
+    assert pairs.remarks(mixed, [record(warm=True)]) == ["cold and warm processes before, warm processes after"]
 
 
 def test_rows_repeat_each_other_under_the_same_conditions():
     newest = record(host="a", git_commit="x", memory_limit_gib=1.0)
-    assert conditions.repeats(newest, newest)
-    assert conditions.repeats(dict(newest), newest)
-    assert conditions.repeats(newest | {"memory_limit_gib": 2.0}, newest)
-    for other in (
-        {"host": "b"},
-        {"git_commit": "y"},
-        {"variant_version": "v"},
-        {"beside": "z"},
-        {"status": "oom"},
+    others = [
+        {"host": "b"}, {"git_commit": "y"}, {"variant_version": "v"}, {"beside": "z"}, {"status": "oom"},
         {"interpreted": True},
-    ):
-        assert not conditions.repeats(newest | other, newest)
-        assert not conditions.repeats(newest, newest | other)
-    failed = record(status="oom")
-    assert conditions.repeats(failed, failed)
-
-
-# Cells that are on one side only
+    ]  # fmt: skip
+    alike = newest | {"memory_limit_gib": 2.0}
+    assert pairs._repeated([alike, *(newest | other for other in others), newest]) == (alike, newest)
+    for other in others:
+        assert pairs._repeated([newest, newest | other]) == (newest | other,)
 
 
 def test_sides_without_a_common_cell_are_described():
     before = [CellPair(f"b{at}", (("variant", "v"), ("tokens", at), ("vocab", 1)), (record(),), ()) for at in range(2)]
-    variants = ["a", "a", "b", "c", "d", "e"]
-    after = [
-        CellPair("a", (("variant", "v"), ("tokens", 1), ("vocab", 2)), (), (record(variant=each),)) for each in variants
-    ]
-    lines = explain_unpaired(before + after).splitlines()
-    assert lines[1] == "  before: 2 cells; 2 entropy_loss; 2 triton_tp; 2 GPU; 2 ok"
-    assert lines[2] == "  after: 6 cells; 6 entropy_loss; 2 a, 1 b, 1 c, 1 d, 1 more; 6 GPU; 6 ok"
-    assert lines[3] == "  the two most similar cells (v) differ in vocab (1, 2)"
-    assert len(explain_unpaired(before).splitlines()) == 3
+    after = [CellPair("a", (("variant", "v"), ("tokens", 1), ("vocab", 2)), (), (record(),))] * 6
+    nothing = "nothing can be compared, because none of the 2 cells before and 6 after is on both sides"
+    assert _why_unpaired(before + after) == f"{nothing}; the two most similar (v) differ in vocab (1, 2)"
+    assert _why_unpaired(before) == nothing.replace("6 after", "0 after")

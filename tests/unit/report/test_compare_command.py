@@ -42,10 +42,8 @@ def cells(**changes):
 def test_cells_that_all_vanish_are_no_pass(compare):
     code, lines, said = compare(cells(), [synthetic.cell("triton_tp", 1000, 4), synthetic.cell("quack", 32768, 4)])
     assert (code, lines) == (2, [])
-    assert "nothing can be compared, because no cell is on both sides" in said
-    assert "before: 2 cells; 2 entropy_loss; 2 triton_tp; 2 NVIDIA H200; 2 ok" in said
-    assert "after: 2 cells; 2 entropy_loss; 1 triton_tp, 1 quack; 2 NVIDIA H200; 2 ok" in said
-    assert "the two most similar cells (triton_tp) differ in vocab (32768, 1000)" in said
+    assert "nothing can be compared, because none of the 2 cells before and 2 after is on both sides" in said
+    assert "the two most similar (triton_tp) differ in vocab (32768, 1000)" in said
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def test_a_metric_that_one_row_lacks(compare):
     after = cells(run="again")
     after[0]["peak_gib"] = None
     code, lines, said = compare(cells(), after, "--metric", "peak_gib")
-    assert code == 0 and [line["note"] for line in lines] == ["no peak_gib above 0 after", ""]
+    assert code == 0 and {line["note"] for line in lines} == {"no peak_gib above 0 after", ""}
     assert "1 of 2 cells could not be compared; 1 of them: no peak_gib above 0 after" in said
 
 
@@ -176,7 +174,7 @@ def test_a_metric_that_one_row_lacks(compare):
         ({"jobs_before": 3}, {"jobs_before": 0}, "warm processes before, cold processes after"),
         ({"host": "one"}, {"host": "two"}, "host one and two"),
         ({"git_commit": "a" * 40}, {"git_commit": "b" * 40}, f"git_commit {'a' * 12} and {'b' * 12}"),
-        ({"git_dirty": False}, {"git_dirty": True}, "uncommitted changes after"),
+        ({"git_dirty": False}, {"git_dirty": True}, "git_dirty false and true"),
         ({"sm_clock_mhz": 1980.0}, {"sm_clock_mhz": 1500.0}, "clock of the GPU -24%"),
         ({"gpu_count": 4}, {"gpu_count": 8}, "gpu_count 4 and 8"),
     ],

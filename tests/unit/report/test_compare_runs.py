@@ -10,10 +10,8 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report.analysis.metrics import metric
-from tpbench.report.compare.changes import ALPHA, compare_cells
-from tpbench.report.compare.method import method
+from tpbench.report.compare.changes import ALPHA, Observation, alternating_blocks, compare_cells, scatter
 from tpbench.report.compare.pairs import CellPair, pair_cells
-from tpbench.report.compare.uncertainty import Observation, alternating_blocks, scatter
 from tpbench.results.read import load
 
 SWEEPS = json.loads(Path(__file__).with_name("repeated_sweeps.json").read_text())
@@ -94,8 +92,8 @@ def test_repeated_sweeps_in_turns_see_more():
     assert {change.verdict for change in in_turns.changes} == {"slower"}
     assert {change.verdict for change in one_after_the_other.changes} == {"unclear"}
     assert in_turns.least_visible < 0.2 < one_after_the_other.least_visible < 1.3 * single.least_visible
-    assert "repeat both sweeps in turns" in " ".join(method(single)) and single.scatter.freedom == 0
-    assert "(18 more than one a side)" in " ".join(method(in_turns))
+    assert "repeat both sweeps in turns" in " ".join(single.method()) and single.scatter.freedom == 0
+    assert "(18 more than one a side)" in " ".join(in_turns.method())
 
 
 def test_repeated_rows_that_scatter_widen_the_interval():

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import synthetic
-from tpbench.report.compare.sides import read_sides
+from tpbench.report.compare.command import read_sides
 from tpbench.settings import JobError
 
 SWEEPS = ("20261120-100000-aaaaaa", "20261121-100000-bbbbbb", "20261122-100000-cccccc", "20261123-100000-dddddd")
@@ -21,8 +21,8 @@ def outputs(tmp_path_factory):
 
 
 def sides(outputs, before, after):
-    old, new, remarks = read_sides(before.format(o=outputs), after.format(o=outputs), [str(outputs / "rows")])
-    return [sorted({sweep[-1] for sweep in side["sweep_id"]}) for side in (old, new)], [len(old), len(new)], remarks
+    old, new, remark = read_sides(before.format(o=outputs), after.format(o=outputs), [str(outputs / "rows")])
+    return [sorted({sweep[-1] for sweep in side["sweep_id"]}) for side in (old, new)], [len(old), len(new)], remark
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def sides(outputs, before, after):
     ],
 )
 def test_commas_separate_sweeps_or_folders(outputs, before, after, letters, counts):
-    assert sides(outputs, before, after) == (letters, counts, [])
+    assert sides(outputs, before, after) == (letters, counts, "")
 
 
 def test_a_folder_may_have_a_comma_in_its_name(outputs, tmp_path):
@@ -55,9 +55,8 @@ def test_a_folder_may_have_a_comma_in_its_name(outputs, tmp_path):
     ],
 )
 def test_rows_of_both_sides_count_for_the_smaller_one(outputs, before, after, counts, smaller):
-    _, found, remarks = sides(outputs, before, after)
+    _, found, remark = sides(outputs, before, after)
     assert found == counts
-    (remark,) = remarks
     assert remark.endswith(f"rows of both sides count for {smaller} only")
 
 

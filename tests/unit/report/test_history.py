@@ -44,13 +44,13 @@ def test_every_format_is_written(tmp_path, capsys):
     place = write(tmp_path, [1.0] * 2 + [1.5] * 2, git_commit="b" * 40)
     assert main(["history", place, "--format", "csv"]) == 1
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.startswith("cell,started_at,git_commit,") and header.endswith("rows,level time_ms,verdict,p,ratio")
+    assert header == "cell,since,commit,rows,level,ratio,p,verdict,what differs"
     assert len(lines) == 4 and sum(",slower," in line for line in lines) == 1
     for suffix, start in ((".md", b"time_ms of"), (".svg", b"<?xml"), (".png", b"\x89PNG")):
         out = tmp_path / f"history{suffix}"
         assert main(["history", place, "-o", str(out)]) == 1 and out.read_bytes().startswith(start)
     assert main(["history", place, "-o", str(tmp_path / "history.html")]) == 2
-    assert "a history has no format html" in capsys.readouterr().err
+    assert "no format has the suffix .html: use .txt, .md, .csv, .png, .svg" in capsys.readouterr().err
 
 
 def test_a_faster_level_passes_and_a_failure_does_not(tmp_path, capsys):

@@ -74,7 +74,7 @@ def test_a_picture_by_problem_has_the_last_problems_with_two_values():
     assert figure.caption == "Time (ms)" and drawn.count("<title>") == 2 * PROBLEMS
     assert "a: 4.000 ms" in drawn and "a: 3.000 ms" not in drawn  # the first three are left out
     alone = by_problem(grid({(7, 1): (record(1.0), record(2.0))}), "time_ms", LOOKS, "Time")
-    assert titles(alone) == ["vocab=7"]
+    assert titles(alone) == ["vocab=7 tp=1"]
     assert by_problem(grid({(7, 1): (record(1.0), None)}), "time_ms", LOOKS, "Time") is None
 
 

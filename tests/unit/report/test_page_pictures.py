@@ -132,7 +132,7 @@ def test_device_time_leads_on_a_page(sizes, frame):
     assert made.index('data-name="device_ms"') < made.index('data-name="time_ms"')
     assert by_wall.index('data-name="time_ms"') < by_wall.index('data-name="device_ms"')
     assert (
-        "Fastest: triton_tp in all 3 compared problems. quack takes 2.0 times as long (medians, device time)." in made
+        "Fastest: triton_tp in all 3 compared problems. quack takes 2.00 times as long (medians, device time)." in made
     )
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report import plots
-from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.ratios import WALL, measured_cells, outliers, speedups
+from tpbench.report.analysis.grid import RecordGrid, arrange_rows
+from tpbench.report.analysis.metrics import WALL, outliers
+from tpbench.report.analysis.verdicts import speedups
 from tpbench.report.command import main
 from tpbench.report.plots import samples as samples_plot
 from tpbench.report.plots import speedups as speedups_plot
@@ -152,7 +153,7 @@ def test_an_svg_is_the_one_that_matplotlib_saves(grid, name):
 
 @pytest.mark.parametrize(
     "draw, shown",
-    [(samples_plot.draw, measured_cells), (speedups_plot.draw, lambda each: speedups(each, WALL))],
+    [(samples_plot.draw, RecordGrid.measured_cells), (speedups_plot.draw, lambda each: speedups(each, WALL))],
 )
 def test_each_line_has_its_name_beside_it(grid, draw, shown):
     with style.drawing("x"):
@@ -166,7 +167,7 @@ def test_each_line_has_its_name_beside_it(grid, draw, shown):
 
 
 def test_spread_shows_percentiles_and_outliers(grid):
-    cells = list(measured_cells(grid))
+    cells = list(grid.measured_cells())
     with style.drawing("x"):
         (axes,) = samples_plot.draw(grid, WALL).axes
     reach, quartiles = ([segment[:, 0] for segment in lines.get_segments()] for lines in axes.collections[:2])

@@ -12,17 +12,21 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.support import synthetic
-from tpbench.report.analysis.metrics import METRICS, Metric, metric, number, ratio_text
-from tpbench.report.analysis.ratios import (
+from tpbench.report.analysis.metrics import (
+    METRICS,
+    Metric,
     Ratio,
     abba_ratio,
     averages_below_interval,
     interleaved_ratio,
+    metric,
+    number,
     outliers,
     ratio,
+    ratio_text,
 )
 from tpbench.report.page.html_page import page
-from tpbench.report.pivot import _with_interval, pivot
+from tpbench.report.pivot import pivot
 from tpbench.results.read import load
 from tpbench.settings import JobError
 from tpbench.tables import as_csv, as_text
@@ -52,17 +56,6 @@ def test_numbers_are_the_rows(value):
 )
 def test_ratios_as_text(value, text):
     assert ratio_text(value) == text
-
-
-@pytest.mark.parametrize(
-    ("distance", "text"),
-    [
-        (0.5, "2.00x, 1.50 to 2.50"), (0.02, "2.000x, 1.980 to 2.020"), (0.002, "2.0000x, 1.9980 to 2.0020"),
-        (1e-6, "2.0000x, 2.0000 to 2.0000"), (0.0, "2.00x, 2.00 to 2.00"),
-    ],
-)  # fmt: skip
-def test_a_ratio_has_as_many_digits_as_its_interval_needs(distance, text):
-    assert _with_interval(Ratio(2.0, 2.0 - distance, 2.0 + distance)) == text
 
 
 def of(better):

@@ -2,10 +2,16 @@
 
 import pytest
 
-from tpbench.report.analysis.agreement import disagreeing_rows
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.ratios import DEVICE, WALL
-from tpbench.report.analysis.verdicts import DOUBTS, answer, disagreement, selected, verdict_columns, verdicts
+from tpbench.report.analysis.metrics import DEVICE, WALL
+from tpbench.report.analysis.verdicts import (
+    DOUBTS,
+    answer,
+    disagreeing_rows,
+    selected,
+    verdict_columns,
+    verdicts,
+)
 
 STEADY = [1.0 + 0.001 * at for at in range(12)]
 
@@ -40,28 +46,24 @@ def test_only_correct_measurements_win(add, judge):
     assert verdict.fastest.column == "triton_tp" and verdict.runner_up.column == "pytorch_gather"
     assert verdict.ratio.value == pytest.approx(2) and verdict.doubts == ()
     assert answer([verdict]) == (
-        "Fastest: triton_tp, at 88% of the hardware limit. pytorch_gather takes 2.0 times as long (device time). "
-        "Only Triton's interpreter ran liger, so there is no time to compare."
+        "Fastest: triton_tp, at 88% of the hardware limit. pytorch_gather takes 2.00 times as long (device time)."
     )
 
 
 def test_a_variant_without_a_competitor_is_not_called_fastest(add, judge):
     add("pytorch_gather", time_ms=2.0, fraction_of_floor=0.5, device="cpu", gpu_name=None)
     add("triton_tp", time_ms=9.0, interpreted=True, device="cpu", gpu_name=None)
-    assert answer(judge()) == (
-        "Measured alone: pytorch_gather, at 50% of the hardware limit (wall time). Only Triton's interpreter ran "
-        "triton_tp, so there is no time to compare."
-    )
+    assert answer(judge()) == "Measured alone: pytorch_gather, at 50% of the hardware limit (wall time)."
 
 
-def test_three_other_winners_are_named(add, judge):
+def test_other_winners_are_named(add, judge):
     for vocab, winner in enumerate(("triton_tp", "triton_tp", "quack", "liger", "megatron", "autotp", "apex"), start=1):
         add(winner, **measured(1.0, vocab=vocab))
         add("pytorch_gather", **measured(2.0, vocab=vocab))
     said = answer(judge())
     assert said == (
-        "Fastest: triton_tp in 2 of 7 compared problems (quack in 1, liger in 1, megatron in 1, others in 2). "
-        "pytorch_gather takes 2.0 times as long (medians, device time)."
+        "Fastest: triton_tp in 2 of 7 compared problems (quack in 1, liger in 1, megatron in 1, autotp in 1, "
+        "apex in 1). pytorch_gather takes 2.00 times as long (medians, device time)."
     )
 
 
@@ -69,11 +71,8 @@ def test_device_time_leads_and_the_clocks_may_disagree(add, judge):
     add("triton_tp", **measured(1.0, wall=3.0))
     add("pytorch_gather", **measured(1.5, wall=1.6))
     (verdict,) = judge()
-    assert (verdict.clock, verdict.fastest.column, verdict.wall_fastest) == (DEVICE, "triton_tp", "pytorch_gather")
+    assert (verdict.clock, verdict.fastest.column) == (DEVICE, "triton_tp")
     assert verdict.doubts == ("wall differs", "host-bound")
-    said = disagreement([verdict])
-    assert said.startswith("By wall time another variant or other options are the fastest in 1 of 1 problems.")
-    assert "device time triton_tp (1.000 ms, wall 3.000 ms), by wall time pytorch_gather (1.600 ms, device 1.5" in said
 
 
 def test_wall_time_decides_if_a_cell_has_no_device_time(add, judge):
@@ -81,7 +80,7 @@ def test_wall_time_decides_if_a_cell_has_no_device_time(add, judge):
     add("pytorch_gather", time_ms=1.6)
     (verdict,) = judge()
     assert (verdict.clock, verdict.fastest.column) == (WALL, "pytorch_gather")
-    assert verdict.doubts == ("few samples", "host-bound") and disagreement([verdict]) == ""
+    assert verdict.doubts == ("few samples", "host-bound")
     assert verdict.ratio.value == pytest.approx(3.0 / 1.6) and answer([verdict]).endswith("(wall time).")
 
 
@@ -127,7 +126,7 @@ def test_the_sentence_of_many_problems(add, judge):
     found = judge()
     assert answer(found) == (
         "Fastest: triton_tp in 2 of 3 compared problems (quack in 1), at 80% of the hardware limit. "
-        "quack takes 2.0 times as long (medians, device time)."
+        "quack takes 2.00 times as long (medians, device time)."
     )
     add("megatron", **measured(0.1, vocab=8000))  # nothing to compare with
     assert answer(judge()) == answer(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -112,30 +112,21 @@ class RecordGrid:
         return replace(self, key_names=names, rows=rows, tie_breaking_keys=frozenset())
 
     def distinguishing_keys(self, indices: Sequence[int]) -> tuple[int, ...]:
-        """Return the keys that are needed to tell the rows apart.
+        """Return the keys that are needed to tell the rows apart, without those that follow from another of them."""
+        return tuple(
+            at
+            for at in indices
+            if not any(self.follows(at, other) and (other < at or not self.follows(other, at)) for other in indices)
+        )
 
-        Leave out a key whose value is determined by a kept key, such as the layers by the model. Of two keys that
-        determine each other, the one with text values is kept.
-        """
-        kept: list[int] = []
-        for at in sorted(indices, key=lambda at: not self.has_text_values(at)):
-            if not any(self.is_determined_by(at, other) for other in kept):
-                kept.append(at)
-        return tuple(at for at in indices if at in kept)
+    def follows(self, at: int, other: int) -> bool:
+        """Return true if the key `other` has names of which each has one value of the key `at`.
 
-    def has_text_values(self, at: int) -> bool:
-        """Return true if the values of a key are text."""
-        return any(isinstance(row.key[at], str) for row in self.rows)
-
-    def is_determined_by(self, at: int, other: int) -> bool:
-        """Return true if each value of the key `other` has one value of the key `at`, and not by chance.
-
-        A model has one number of layers. If each number of tokens was measured with one distribution, that is chance.
-        So `other` must have text values, or the two keys must determine each other.
+        Each model has one number of layers. If each number of tokens has one number of ranks, that may be by chance.
         """
         pairs = {(row.key[at], row.key[other]) for row in self.rows}
-        implied, implying = (len({pair[part] for pair in pairs}) == len(pairs) for part in (1, 0))
-        return implied and (implying or self.has_text_values(other))
+        named = at != other and any(isinstance(name, str) for _, name in pairs)
+        return named and len({name for _, name in pairs}) == len(pairs)
 
     def cells(self) -> Iterator[GridCell]:
         """Iterate over the records with their places, problem by problem."""
@@ -147,6 +138,14 @@ class RecordGrid:
         for index, (column, record) in enumerate(zip(self.columns, row.records, strict=True)):
             if record:
                 yield GridCell(row.key, index, column, record)
+
+    def measured_cells(self) -> Iterator[tuple[str, GridCell]]:
+        """Iterate over the cells that are correct and measurements, each with the name of its problem."""
+        return ((self.problem_name(cell.key), cell) for cell in self.cells() if is_measurement(cell.record))
+
+    def problem_name(self, key: Key) -> str:
+        """Return the keys of a row that are needed to tell it from the others, as text."""
+        return self.problem_text(key, self.distinguishing_keys(self.varying))
 
     def problem_text(self, key: Key, indices: Sequence[int] | None = None) -> str:
         """Return the independent keys of a row as text, or only the keys at `indices`."""
@@ -186,7 +185,10 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
         workload = known.get(record["workload"])
         pivot = workload.pivot if workload else Pivot()
         for name, compute in pivot.derived.items():
-            record[name] = _derive(compute, record)
+            try:
+                record[name] = compute(record)
+            except (TypeError, ZeroDivisionError):  # the row lacks a value from which it is computed
+                record[name] = None
         names = ("workload", "device", "hardware", *pivot.sections)
         groups[tuple(record[name] for name in names)].append(record)
     positions = {name: position for position, name in enumerate(known)}
@@ -195,13 +197,6 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
         key=lambda key: (positions.get(key[0], len(positions)), key[1] == "cpu", [sort_key(value) for value in key]),
     )
     return RecordGrids(tuple(_grid(groups[key], known.get(key[0])) for key in ordered), tuple(records))
-
-
-def _derive(compute: Callable[[Record], Any], record: Record) -> Any:
-    try:
-        return compute(record)
-    except (TypeError, ZeroDivisionError):  # the row lacks a value from which it is computed
-        return None
 
 
 def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
@@ -261,32 +256,28 @@ def _column_name(column: Key) -> str:
 
 
 def _add_tie_breaking_keys(records: list[Record], keys: list[str], columns: list[Key]) -> list[str]:
-    """Put further keys into the records such that no two share a cell, and return the names of these keys."""
-    added: list[str] = []
+    """Put further keys into the records such that no two share a cell, and return the names of these keys.
+
+    They are the fields in which the jobs of a cell differ and, if some do not differ, a number from the newest.
+    """
+    jobs = [job_fields(record) for record in records]
     differing: set[str] = set()
     for group in _collisions(records, keys, columns):
-        jobs = [job_fields(record) for record in group]
-        names = {name for job in jobs for name in job} - {*NOT_IN_KEY}
-        differing |= {name for name in names if len({job.get(name) for job in jobs}) > 1}
-    if differing:
-        added = [f"job {name}" for name in sorted(differing)]
-        for record in records:
-            job = job_fields(record)
-            record.update({f"job {name}": job.get(name) for name in differing})
+        names = {name for at in group for name in jobs[at]} - {*NOT_IN_KEY}
+        differing |= {name for name in names if len({jobs[at].get(name) for at in group}) > 1}
+    for record, job in zip(records, jobs, strict=True):
+        record.update({f"job {name}": job.get(name) for name in differing}, run=1)
+    added = [f"job {name}" for name in sorted(differing)]
     collisions = _collisions(records, [*keys, *added], columns)
-    if collisions:
-        for record in records:
-            record["run"] = 1
-        for group in collisions:
-            for count, record in enumerate(reversed(group), start=1):
-                record["run"] = count
-        added.append("run")
-    return added
+    for group in collisions:
+        for count, at in enumerate(reversed(group), start=1):
+            records[at]["run"] = count
+    return [*added, "run"] if collisions else added
 
 
-def _collisions(records: list[Record], keys: list[str], columns: list[Key]) -> list[list[Record]]:
-    """Return the groups of records that share a cell."""
-    cells: dict[Key, list[Record]] = defaultdict(list)
-    for record, column in zip(records, columns, strict=True):
-        cells[(*(record[name] for name in keys), column)].append(record)
+def _collisions(records: list[Record], keys: list[str], columns: list[Key]) -> list[list[int]]:
+    """Return the indices of the records that share a cell, cell by cell."""
+    cells: dict[Key, list[int]] = defaultdict(list)
+    for at, (record, column) in enumerate(zip(records, columns, strict=True)):
+        cells[(*(record[name] for name in keys), column)].append(at)
     return [group for group in cells.values() if len(group) > 1]

@@ -1,24 +1,43 @@
-"""Verdicts: the fastest correct variant of each problem, how far the row can be trusted, and sentences about both."""
+"""What the rows of a grid say together: the fastest variant of each problem, doubts about it, and warnings."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tpbench.report.analysis.agreement import PROVENANCE, differing_provenance
+import numpy as np
+import pandas as pd
+
 from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid, heading
-from tpbench.report.analysis.metrics import number
-from tpbench.report.analysis.ratios import CLOCKS, WALL, ClockColumns, Ratio, ratio_of_records
+from tpbench.report.analysis.metrics import (
+    CLOCKS,
+    WALL,
+    ClockColumns,
+    Ratio,
+    clean,
+    number,
+    ratio_of_records,
+    ratio_text,
+)
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     HOST_BOUND,
     THROTTLED,
+    Record,
+    column_label,
     is_measurement,
+    problem_identity,
+    record_label,
     remark_marks,
+    row_records,
     value_text,
 )
+from tpbench.results.current_rows import newest
+from tpbench.suggestions import printable
+from tpbench.workloads import Workload, workloads
 
 DOUBTS = {
     "tie": "the interval of the ratio to the runner-up contains 1",
@@ -37,6 +56,10 @@ DOUBTS = {
 GOOD = "good"
 SELECTED = 20
 """Most problems of which a page shows every one at the top."""
+PROVENANCE = {"host": "hosts", "git_commit": "commits", "kernels_version": "kernel versions"}
+"""Columns in which rows of a table should agree, with the plural of their meaning."""
+REPEAT = "Measure both again, and use neither until they agree"
+DIVERGED = "Repeat with a lower learning_rate; if they still part, one of them is wrong"
 
 
 @dataclass(frozen=True)
@@ -51,15 +74,13 @@ class ProblemVerdict:
     """Measured cells, the fastest first."""
     ratio: Ratio | None
     """Time of the runner-up over that of the fastest."""
-    wall_fastest: str
-    """Column of the fastest by wall time. Empty if no cell has a wall time."""
     doubts: tuple[str, ...]
     """Names of `DOUBTS`."""
 
     @property
     def problem(self) -> str:
         """The keys that tell the problems of the grid apart."""
-        return self.grid.problem_text(self.row.key, self.grid.distinguishing_keys(self.grid.varying))
+        return self.grid.problem_name(self.row.key)
 
     @property
     def fastest(self) -> GridCell | None:
@@ -68,19 +89,13 @@ class ProblemVerdict:
 
     @property
     def time_ms(self) -> float:
-        """The time of the fastest cell by the deciding clock."""
-        return float(self.order[0].record[self.clock.time_column])
+        """The time of the fastest cell by the deciding clock, or 0 if no cell was measured."""
+        return float(self.order[0].record[self.clock.time_column]) if self.order else 0.0
 
     @property
     def runner_up(self) -> GridCell | None:
         """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
         return _runner_up(self.order)
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks of the problem."""
-        records = [record for record in self.row.records if record]
-        return max((int(record["tp_size"] or 1) * int(record["dp_size"] or 1) for record in records), default=1)
 
 
 def verdict_columns() -> tuple[str, ...]:
@@ -100,12 +115,9 @@ def _verdict(grid: RecordGrid, row: GridRow, disputed: frozenset[str]) -> Proble
     leading = (clock for clock in CLOCKS if cells and all(cell.record[clock.time_column] is not None for cell in cells))
     clock = next(leading, WALL)
     order = tuple(sorted(cells, key=lambda cell: float(cell.record[clock.time_column])))
-    by_wall = min(order, key=lambda cell: float(cell.record["time_ms"]), default=None)
     second = _runner_up(order)
-    compared = ratio_of_records(second.record, order[0].record, clock)[0] if second else None
-    wall_fastest = by_wall.column if by_wall else ""
-    doubts = _doubts(order, compared, wall_fastest, disputed)
-    return ProblemVerdict(grid, row, clock, order, compared, wall_fastest, doubts)
+    ratio = ratio_of_records(second.record, order[0].record, clock)[0] if second else None
+    return ProblemVerdict(grid, row, clock, order, ratio, _doubts(order, ratio, disputed))
 
 
 def _runner_up(order: Sequence[GridCell]) -> GridCell | None:
@@ -113,18 +125,16 @@ def _runner_up(order: Sequence[GridCell]) -> GridCell | None:
     return next(iter([*others, *order[1:]]), None)
 
 
-def _doubts(
-    order: Sequence[GridCell], compared: Ratio | None, wall_fastest: str, disputed: frozenset[str]
-) -> tuple[str, ...]:
+def _doubts(order: Sequence[GridCell], ratio: Ratio | None, disputed: frozenset[str]) -> tuple[str, ...]:
     if not order:
         return ("unmeasured",)
     records = [cell.record for cell in (order[0], _runner_up(order)) if cell]
     marks = "".join(map(remark_marks, records))
     holds = {
-        "tie": compared is not None and compared.low is not None and compared.low <= 1,
-        "alone": compared is None,
-        "few samples": compared is not None and compared.low is None,
-        "wall differs": wall_fastest != order[0].column,
+        "tie": ratio is not None and ratio.low is not None and ratio.low <= 1,
+        "alone": ratio is None,
+        "few samples": ratio is not None and ratio.low is None,
+        "wall differs": min(order, key=lambda cell: float(cell.record["time_ms"])) is not order[0],
         "losses differ": any(str(record["row_id"]) in disputed for record in records),
         "mixed": bool(differing_provenance(records)),
         "host-bound": HOST_BOUND in marks,
@@ -143,89 +153,43 @@ def selected(all_verdicts: Sequence[ProblemVerdict]) -> list[ProblemVerdict]:
     if len(all_verdicts) <= SELECTED:
         return list(all_verdicts)
     chosen: dict[tuple[int, int], ProblemVerdict] = {}
-    for verdict in all_verdicts:
-        key = (id(verdict.grid), verdict.ranks)
-        if verdict.order and (key not in chosen or _weight(verdict) > _weight(chosen[key])):
-            chosen[key] = verdict
-    return [verdict for verdict in all_verdicts if any(verdict is other for other in chosen.values())]
-
-
-def _weight(verdict: ProblemVerdict) -> tuple[bool, float]:
-    return (verdict.runner_up is not None, verdict.time_ms)
+    for verdict in sorted(all_verdicts, key=lambda verdict: (bool(verdict.runner_up), verdict.time_ms)):
+        records = (record for record in verdict.row.records if record)
+        ranks = max(int(record["tp_size"] or 1) * int(record["dp_size"] or 1) for record in records)
+        chosen[id(verdict.grid), ranks] = verdict
+    shown = {id(verdict) for verdict in chosen.values() if verdict.order}
+    return [verdict for verdict in all_verdicts if id(verdict) in shown]
 
 
 def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     """Return the fastest variant, its share of the floor, and the ratio to the next variant, as sentences.
 
     The floor is called the hardware limit there, because the sentences are read first.
-    Problems with a single measured cell count only if no problem has two. Variants that ran only in Triton's
-    interpreter are named, because a reader would miss them.
+    Problems with a single measured cell count only if no problem has two.
     """
     compared = [verdict for verdict in all_verdicts if verdict.runner_up]
-    decided = [(verdict, verdict.fastest) for verdict in compared or all_verdicts]
-    won = Counter(fastest.variant for _, fastest in decided if fastest)
-    if not won:
-        return f"No row is both correct and a measurement.{_interpreted(all_verdicts)}"
+    decided = [(verdict, verdict.fastest) for verdict in compared or all_verdicts if verdict.fastest]
+    if not decided:
+        return "No row is both correct and a measurement."
+    won = Counter(fastest.variant for _, fastest in decided)
     (winner, count), *others = won.most_common()
-    of_winner = [(verdict, fastest) for verdict, fastest in decided if fastest and fastest.variant == winner]
-    total = sum(won.values())
     kind = "compared problems" if compared else "problems"
-    where = "" if total == 1 else f" in {'all' if count == total else f'{count} of'} {total} {kind}"
-    rest = [f"{name} in {number_of}" for name, number_of in others[:3]]
-    if more := sum(number_of for _, number_of in others[3:]):
-        rest.append(f"others in {more}")
-    elsewhere = f" ({', '.join(rest)})" if rest else ""
-    sentences = [f"{'Fastest' if compared else 'Measured alone'}: {winner}{where}{elsewhere}"]
-    floors = [fastest.record["fraction_of_floor"] for _, fastest in of_winner]
-    if shares := [share for share in floors if share is not None]:
-        sentences[0] += f", at {100 * median(shares):.0f}% of the hardware limit"
-    behind = [
-        (other, float(other.record[verdict.clock.time_column]) / verdict.time_ms)
-        for verdict, _ in of_winner
-        if (other := verdict.runner_up)
-    ]
+    where = "" if len(decided) == 1 else f" in {'all' if not others else f'{count} of'} {len(decided)} {kind}"
+    elsewhere = ", ".join(f"{name} in {number_of}" for name, number_of in others)
+    text = f"{'Fastest' if compared else 'Measured alone'}: {winner}{where}{elsewhere and f' ({elsewhere})'}"
+    of_winner = [(verdict, fastest) for verdict, fastest in decided if fastest.variant == winner]
+    shares = [fastest.record["fraction_of_floor"] for _, fastest in of_winner]
+    if shares := [share for share in shares if share is not None]:
+        text += f", at {100 * median(shares):.0f}% of the hardware limit"
+    behind = [(verdict.runner_up, verdict) for verdict, _ in of_winner if verdict.runner_up]
     if behind:
         names = {other.variant for other, _ in behind}
         next_name = names.pop() if len(names) == 1 else "The next variant"
-        sentences.append(f"{next_name} takes {_times(median(factor for _, factor in behind))} as long")
+        ratios = [float(other.record[verdict.clock.time_column]) / verdict.time_ms for other, verdict in behind]
+        text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
     middle = "medians, " if count > 1 and (shares or behind) else ""
     clocks = " or ".join(sorted({verdict.clock.name for verdict, _ in of_winner}))
-    return f"{'. '.join(sentences)} ({middle}{clocks} time).{_interpreted(all_verdicts)}"
-
-
-def _interpreted(all_verdicts: Sequence[ProblemVerdict]) -> str:
-    """Return a sentence about the correct variants that only Triton's interpreter ran, or nothing."""
-    records = [record for verdict in all_verdicts for record in verdict.row.records if record]
-    interpreted, measured = (
-        {value_text(record["variant"]): None for record in records if record["status"] == "ok" and is_kind(record)}
-        for is_kind in (lambda record: record["interpreted"], lambda record: not record["interpreted"])
-    )
-    names = [name for name in interpreted if name not in measured]
-    return f" Only Triton's interpreter ran {', '.join(names)}, so there is no time to compare." if names else ""
-
-
-def _times(factor: float) -> str:
-    return f"{factor:.2f} times" if factor < 1.1 else f"{factor:.1f} times" if factor < 10 else f"{factor:.0f} times"
-
-
-def disagreement(all_verdicts: Sequence[ProblemVerdict]) -> str:
-    """Return a sentence about the problems in which wall time and device time name different winners, or nothing."""
-    differing = [verdict for verdict in all_verdicts if "wall differs" in verdict.doubts]
-    if not differing:
-        return ""
-    slowest = max(differing, key=lambda verdict: verdict.time_ms)
-    grids = list({id(verdict.grid): verdict.grid for verdict in all_verdicts}.values())
-    group = group_names(grids)[grids.index(slowest.grid)]
-    by_device = slowest.order[0]
-    by_wall = next(cell for cell in slowest.order if cell.column == slowest.wall_fastest)
-    return (
-        "By wall time another variant or other options are the fastest "
-        f"in {len(differing)} of {len(all_verdicts)} problems. The slowest of them is "
-        f"{group}{', ' if group else ''}{slowest.problem}: by device "
-        f"time {by_device.column} ({number(slowest.time_ms)} ms, wall {number(by_device.record['time_ms'])} ms), "
-        f"by wall time {by_wall.column} ({number(by_wall.record['time_ms'])} ms, "
-        f"device {number(by_wall.record[slowest.clock.time_column])} ms)."
-    )
+    return f"{text} ({middle}{clocks} time)."
 
 
 def group_names(grids: Sequence[RecordGrid]) -> list[str]:
@@ -239,3 +203,138 @@ def shared_facts(grids: Sequence[RecordGrid]) -> dict[str, str]:
     if not grids:
         return {}
     return {name: text for name, text in grids[0].facts.items() if all(grid.facts.get(name) == text for grid in grids)}
+
+
+@dataclass(frozen=True)
+class ColumnSpeedup:
+    """How many times faster the fastest column of a problem is than another."""
+
+    problem: str
+    fastest: GridCell
+    other: GridCell
+    ratio: Ratio
+    interleaved: bool
+    """True if the two were measured interleaved. Then the ratio is that of their rounds."""
+
+
+def speedups(grid: RecordGrid, clock: ClockColumns) -> list[ColumnSpeedup]:
+    """Compare the fastest column of each problem with each other column, by the samples of `clock`."""
+    compared = []
+    by_problem: dict[str, list[tuple[float, GridCell]]] = {}
+    for problem, cell in grid.measured_cells():
+        samples = clean(cell.record[clock.samples_column])
+        if len(samples) and (middle := float(np.median(samples))) > 0:
+            by_problem.setdefault(problem, []).append((middle, cell))
+    for problem, cells in by_problem.items():
+        _, fastest = min(cells, key=lambda item: item[0])
+        for _, cell in cells:
+            if cell is not fastest:
+                times, interleaved = ratio_of_records(cell.record, fastest.record, clock)
+                compared.append(ColumnSpeedup(problem, fastest, cell, times, interleaved))
+    return compared
+
+
+def frame_warnings(frame: pd.DataFrame, *, all_rows: bool = False) -> tuple[str, ...]:
+    """Return the sentences about the newest row of each cell of `frame`, or about every row, safe to print."""
+    return disagreements(row_records(frame if all_rows else newest(frame), (), workloads()))
+
+
+def disagreements(rows: Iterable[Record]) -> tuple[str, ...]:
+    """Return a sentence for each problem whose correct rows differ by more than their dtype allows.
+
+    The sentence names the problem, the two rows that are farthest apart, and what to do. It is safe to print.
+    """
+    return tuple(printable(_sentence(*disputed), 600) for disputed in _disputed(rows))
+
+
+def disagreeing_rows(rows: Iterable[Record]) -> frozenset[str]:
+    """Return the ids of all rows of the problems that `disagreements` names."""
+    return frozenset(str(row["row_id"]) for _, equal_rows, _ in _disputed(rows) for row in equal_rows)
+
+
+def _disputed(rows: Iterable[Record]) -> Iterator[tuple[Workload, Sequence[Record], list[str]]]:
+    """Iterate over the problems whose correct rows differ: the workload, the rows, and where they differ."""
+    known = workloads()
+    problems: dict[tuple[object, ...], list[Record]] = defaultdict(list)
+    for row in rows:
+        if row["status"] == "ok" and row["loss_value"] is not None and row["workload"] in known:
+            identity = (row[name] for name in problem_identity(known[row["workload"]]))
+            problems[(row["workload"], *identity)].append(row)
+    for (name, *_), equal_rows in problems.items():
+        workload = known[str(name)]
+        if differences := _differences(equal_rows, workload):
+            yield workload, equal_rows, differences
+
+
+def _sentence(workload: Workload, equal_rows: Sequence[Record], differences: Sequence[str]) -> str:
+    diverged = any(part.split()[0] in workload.pivot.trajectories for part in differences)
+    verb, advice = ("diverge", DIVERGED) if diverged else ("show different losses", REPEAT)
+    return f"equal problems {verb} ({_problem(equal_rows[0], workload)}): {'; '.join(differences)}. {advice}"
+
+
+def _differences(equal_rows: Sequence[Record], workload: Workload) -> list[str]:
+    """Return where the rows of one problem differ by more than the tolerance: step by step, and in the loss."""
+    loss_tolerance = workload.pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
+    differences = []
+    for name, growth in workload.pivot.trajectories.items():
+        tolerance = loss_tolerance
+        paths = [(row, row[name]) for row in equal_rows if row.get(name) is not None and len(row[name])]
+        for step in range(max((len(values) for _, values in paths), default=0)):
+            at_step = [(row, float(values[step])) for row, values in paths if len(values) > step]
+            if part := _far_apart(at_step, tolerance):
+                differences.append(f"{name} part at step {step + 1}: {part}")
+                break
+            tolerance *= growth
+    if not differences and (part := _far_apart([(row, row["loss_value"]) for row in equal_rows], loss_tolerance)):
+        differences.append(part)
+    return differences
+
+
+def _far_apart(values: Sequence[tuple[Record, float]], tolerance: float) -> str:
+    """Name the rows with the lowest and the highest value if these differ by more than the tolerance."""
+    if not values:
+        return ""
+    ordered = sorted(values, key=lambda row_and_value: (math.isnan(row_and_value[1]), row_and_value[1]))
+    (one, low), (other, high) = ordered[0], ordered[-1]
+    if math.isnan(low) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
+        return ""
+    return f"{_named(one)} {number(low)} and {_named(other)} {number(high)}; a share of {tolerance:g} is allowed"
+
+
+def _named(row: Record) -> str:
+    """Name a row by its variant with options, and by its mesh."""
+    return f"{record_label(row)} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])})"
+
+
+def _problem(row: Record, workload: Workload) -> str:
+    """Name a problem by the fields that are not implied and not the default, and by its tokens."""
+    shown = {
+        name: row[name]
+        for name, default in problem_identity(workload).items()
+        if row[name] is not None and name not in workload.pivot.implied
+        if row[name] != default or name in workload.pivot.rows
+    }
+    shown.setdefault("tokens", row["tokens"])
+    fields = [f"{column_label(name)}={value_text(value)}" for name, value in shown.items() if value is not None]
+    return printable(" ".join([workload.name, *fields]), 300)
+
+
+def differing_provenance(records: Iterable[Record]) -> dict[str, list[str]]:
+    """Return the columns of `PROVENANCE` in which records differ, with their values.
+
+    A missing value doesn't count as a difference.
+    """
+    records = list(records)
+    values = {name: sorted({value_text(record[name]) for record in records if record[name]}) for name in PROVENANCE}
+    return {name: distinct for name, distinct in values.items() if len(distinct) > 1}
+
+
+def mixing_note(grid: RecordGrid, place: str = "This table") -> str:
+    """Return a sentence about the hosts and versions that the rows of a grid mix. Empty: no rows differ in these.
+
+    `place` is the subject of the sentence: what shows the grid.
+    """
+    mixed = differing_provenance(cell.record for cell in grid.cells())
+    hosts = f" ({', '.join(mixed['host'])})" if "host" in mixed else ""
+    kinds = [f"{len(values)} {PROVENANCE[name]}{hosts if name == 'host' else ''}" for name, values in mixed.items()]
+    return f"{place} mixes {', '.join(kinds)}" if kinds else ""

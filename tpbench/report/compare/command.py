@@ -3,87 +3,250 @@
 from __future__ import annotations
 
 import argparse
+import glob
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpbench.report.analysis.metrics import METRICS, counted, metric
-from tpbench.report.command_line import ReportParser, print_or_write, require_values
-from tpbench.report.compare import render
-from tpbench.report.compare.changes import INCOMPARABLE, Comparison, compare_cells
-from tpbench.report.compare.conditions import ACROSS
-from tpbench.report.compare.method import ASSUMPTION, FALSE_ALARMS
-from tpbench.report.compare.pairs import lost_cells, pair_cells
-from tpbench.report.compare.sides import read_sides
-from tpbench.report.compare.unpaired import explain_unpaired
-from tpbench.settings import JobError
-from tpbench.suggestions import unknown
+import pandas as pd
 
-FORMATS = {
-    "text": render.text,
-    "markdown": render.markdown,
-    "csv": render.comma_separated,
-    "html": render.page,
-}
-_SHOWN_LOST = 4
+from tpbench.report.analysis.metrics import counted, metric
+from tpbench.report.analysis.records import column_label, value_text
+from tpbench.report.command_line import (
+    TABLES,
+    ReportParser,
+    add_output,
+    add_test,
+    output_format,
+    print_or_write,
+    read_rows,
+    require_values,
+    write_tables,
+)
+from tpbench.report.compare.changes import (
+    FAILS,
+    FALSE_ALARMS,
+    INCOMPARABLE,
+    CellChange,
+    Comparison,
+    compare_cells,
+    verdict_words,
+)
+from tpbench.report.compare.pairs import ACROSS, CellPair, pair_cells
+from tpbench.settings import JobError
+from tpbench.suggestions import printable, unknown
+from tpbench.tables import Document, Table, TableCell, number_cell
+
+FORMATS = (*TABLES, "html")
+_SHOWN = 4
+"""Most cells or fields that a message names."""
+_SHOWN_SWEEPS = 3
+_MOST_TRIED = 200
+"""Most cells of a side in which a message looks for two similar ones."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command. The exit code is 1 if a cell got worse by more than the threshold, fails now or is missing.
 
-    It is 2 if nothing was compared, because a check that compared nothing must not pass.
+    Raises JobError for a wrong request, and if nothing was compared, because a check of nothing must not pass.
     """
     options = _parser().parse_args(arguments)
-    try:
-        comparison, lost = _compare(options)
-        content = FORMATS[options.format](comparison)
-        print_or_write(content, options.output)
-    except (JobError, OSError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
-    changes = comparison.changes
-    incomparable = Counter(each.note for each in changes if each.verdict == INCOMPARABLE)
-    if incomparable:
-        reason, count = incomparable.most_common(1)[0]
-        print(
-            f"report: warning: {incomparable.total()} of {len(changes)} cells could not be compared; {count} of them: "
-            f"{reason}",
-            file=sys.stderr,
-        )
-    if not comparison.decided:
-        print("report: nothing was compared, so this is no pass", file=sys.stderr)
-        return 2
-    if lost:
-        print(
-            f"report: {counted(len(lost), 'cell')} measured before and missing after, so this is no pass: "
-            f"{', '.join(lost[:_SHOWN_LOST])}{', ...' * (len(lost) > _SHOWN_LOST)} (--allow-missing accepts that)",
-            file=sys.stderr,
-        )
-    return int(bool(lost) or any(change.fails() for change in changes))
-
-
-def _compare(options: argparse.Namespace) -> tuple[Comparison, list[str]]:
-    """Return the comparison, and the names of cells that AFTER must have and has not.
-
-    If the sides share rows, one is a part of the other, which may have more cells. Raises JobError for a wrong request,
-    and if no cell is on both sides.
-    """
+    form = output_format(options, FORMATS)
     shown = metric(options.metric)
     allowed = options.across.split(",") if options.across else []
     for name in allowed:
         if name not in ACROSS:
             raise JobError(unknown("column to compare across", name, ACROSS))
-    before, after, remarks = read_sides(options.before, options.after, options.rows)
+    before, after, remark = read_sides(options.before, options.after, options.rows)
     pairs = pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
-        raise JobError(explain_unpaired(pairs))
+        raise JobError(_why_unpaired(pairs))
     for side, frame in ((options.before, before), (options.after, after)):
         require_values(frame, shown, side)
-    for remark in remarks:
+    if remark:
         print(f"report: {remark}", file=sys.stderr)
-    lost = [] if options.allow_missing or remarks else lost_cells(pairs)
-    return compare_cells(pairs, options.metric, options.threshold, allowed), lost
+    comparison = compare_cells(pairs, options.metric, options.threshold, allowed)
+    document = comparison_document(comparison)
+    if form == "html":
+        print_or_write(comparison_page(document), options.output)
+    else:
+        write_tables(document, form, options.output)
+    changes = comparison.changes
+    reasons = Counter(change.note for change in changes if change.verdict == INCOMPARABLE)
+    for reason, count in reasons.most_common(1):
+        which = f"{reasons.total()} of {len(changes)} cells could not be compared; {count} of them: {reason}"
+        print(f"report: warning: {which}", file=sys.stderr)
+    if not any(change.is_decided for change in changes):
+        raise JobError("nothing was compared, so this is no pass")
+    # A side that is a part of the other may have fewer cells.
+    lost = [] if options.allow_missing or remark else lost_cells(pairs)
+    if lost:
+        print(
+            f"report: {counted(len(lost), 'cell')} measured before and missing after, so this is no pass: "
+            f"{', '.join(lost[:_SHOWN])}{', ...' * (len(lost) > _SHOWN)} (--allow-missing accepts that)",
+            file=sys.stderr,
+        )
+    return int(bool(lost) or any(change.fails() for change in changes))
+
+
+def comparison_document(comparison: Comparison) -> Document:
+    """Return a table with a line for each cell: failures first, then by the ratio, the worst first.
+
+    A note that all compared cells have stands below the table, once. CSV has it in each line.
+    """
+    shown, worse = comparison.metric, comparison.metric.better or -1
+    noted = [change.notes for change in comparison.changes if change.difference]
+    shared = [note for note in noted[0] if all(note in notes for notes in noted)] if len(noted) > 1 else []
+    changes = sorted(
+        comparison.changes,
+        key=lambda change: (not change.fails(), not change.ratio, worse * (change.ratio.value if change.ratio else 0)),
+    )
+    columns = (
+        "cell", "verdict", "ratio", "low", "high", f"before {shown.name}", f"after {shown.name}", "p", "rows before",
+        "rows after", "note",
+    )  # fmt: skip
+    rows = [_cells(change, comparison, shared) for change in changes]
+    notes = [f"All compared cells: {printable('; '.join(shared))}."] if shared else []
+    return Document([Table("", columns, rows)], _summary(comparison), [*notes, *comparison.method()])
+
+
+def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) -> list[TableCell | str]:
+    _, _, bad, good = verdict_words(comparison.metric)
+    kind = {bad: "bad", FAILS: "bad", good: "best"}.get(change.verdict, "")
+    ratio = change.ratio
+    notes = [note for note in change.notes if note not in shared or not change.difference]
+    return [
+        printable(change.name),
+        TableCell(change.verdict, kind=kind),
+        *(
+            number_cell(value, "{:.3f}".format)
+            for value in ((ratio.value, ratio.low, ratio.high) if ratio else [None] * 3)
+        ),
+        *(number_cell(value, comparison.metric.write) for value in (change.before, change.after)),
+        number_cell(change.p, "{:.2g}".format),
+        *map(str, change.rows),
+        TableCell(printable("; ".join(notes)), printable(change.note)),
+    ]
+
+
+def _summary(comparison: Comparison) -> str:
+    """Return how many cells were compared, with each verdict, and how many were not."""
+    decided, others = (
+        Counter(change.verdict for change in comparison.changes if change.is_decided == is_decided)
+        for is_decided in (True, False)
+    )
+    words, unmeasured = (
+        ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) for counts in (decided, others)
+    )
+    sentence = f"{counted(decided.total(), 'cell')} compared in {comparison.metric.name}{words and f': {words}'}"
+    return sentence + (f"; not compared: {unmeasured}" if others else "")
+
+
+def comparison_page(document: Document) -> str:
+    """Return a self-contained HTML page."""
+    from tpbench.report.page.template import render_page
+
+    return render_page(
+        "comparison.html.j2",
+        title="tpbench comparison",
+        summary=f"{document.caption}.",
+        table=document.tables[0],
+        method=" ".join(map(str, document.notes)),
+    )
+
+
+def lost_cells(pairs: Sequence[CellPair]) -> list[str]:
+    """Return the names of the cells that were measured before and have no row after.
+
+    Cells of hardware that the second set has no row of do not count: its sweep ran elsewhere.
+    """
+    machines = {pair.after["hardware"] for pair in pairs if pair.after}
+    gone = [(pair.name, pair.before) for pair in pairs if pair.before and not pair.after]
+    return [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
+
+
+def _why_unpaired(pairs: Sequence[CellPair]) -> str:
+    """Return how many cells each side has, and in what the two most similar ones differ."""
+    before = [dict(pair.identity) for pair in pairs if pair.before]
+    after = [dict(pair.identity) for pair in pairs if pair.after]
+
+    def differing(old: dict[str, object], new: dict[str, object]) -> list[str]:
+        return [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+
+    message = f"nothing can be compared, because none of the {len(before)} cells before and {len(after)} after is on "
+    message += "both sides"
+    tried = itertools.product(before[:_MOST_TRIED], after[:_MOST_TRIED])
+    nearest = min(tried, key=lambda both: len(differing(*both)), default=None)
+    if not nearest:
+        return message
+    old, new = nearest
+    shown = [f"{column_label(name)} ({value_text(old.get(name))}, {value_text(new.get(name))})"
+             for name in differing(old, new)[: 2 * _SHOWN]]  # fmt: skip
+    names = " and ".join(dict.fromkeys((value_text(old["variant"]), value_text(new["variant"]))))
+    return f"{message}; the two most similar ({names}) differ in {', '.join(shown)}"
+
+
+def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Return the rows of both sides, and a remark if they share rows.
+
+    A side is a folder, a file, a glob, or the id of a sweep whose rows are in `places`. Commas separate several. A row
+    of both sides counts for the smaller side only, so `outputs` can be compared with one of its sweeps. Raises JobError
+    for a side without rows, and for two sides with the same rows.
+    """
+    old, new = (_rows(side, places) for side in (before, after))
+    old_names, new_names = (side["row_id"].astype(str) + " " + side["started_at"].astype(str) for side in (old, new))
+    shared = {*old_names} & {*new_names}
+    if not shared:
+        return old, new, ""
+    if shared == {*old_names} == {*new_names}:
+        raise JobError(
+            f"{before} and {after} are the same {len(shared)} rows, so there is nothing to compare. Name two sweeps "
+            f"of them instead: {_newest_sweeps(new)}"
+        )
+    if len(old) >= len(new):
+        return old[~old_names.isin(shared)], new, f"{len(shared)} rows of both sides count for {after} only"
+    return old, new[~new_names.isin(shared)], f"{len(shared)} rows of both sides count for {before} only"
+
+
+def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
+    """Return the rows of one side. The folder of a sweep's logs, outputs/sweeps/ID, names the sweep."""
+    names = [side] if _is_place(side) else [name for name in side.split(",") if name]
+    logs = [Path(name) for name in names if _is_place(name) and Path(name).absolute().parent.name == "sweeps"]
+    logs = [folder for folder in logs if not any(folder.rglob("*.parquet"))]
+    folders = [name for name in names if _is_place(name) and Path(name) not in logs]
+    if folders == names:
+        return read_rows(names or [side])
+    if folders:
+        raise JobError(f"{side}: name sweeps or folders on one side, not both")
+    where = list(dict.fromkeys(str(folder.parent.parent) for folder in logs)) or list(places)
+    try:
+        frame = read_rows(where)
+    except JobError:
+        raise JobError(f"no such folder or file: {side}, and no sweeps in {', '.join(where)} (see --rows)") from None
+    chosen = [_sweep(Path(name).name, frame, where) for name in names]
+    return frame[frame["sweep_id"].isin(chosen)]
+
+
+def _sweep(name: str, frame: pd.DataFrame, where: Sequence[str]) -> str:
+    """Return the id of the sweep with this id, or the only one whose id starts or ends with it."""
+    known = [str(sweep) for sweep in frame["sweep_id"].dropna().unique()]
+    matches = [sweep for sweep in known if sweep == name]
+    matches = matches or [sweep for sweep in known if sweep.startswith(name) or sweep.endswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    problem = f"{len(matches)} sweeps of {', '.join(where)} match" if matches else "no such folder, file or sweep:"
+    raise JobError(f"{problem} {name}. Newest sweeps in {', '.join(where)}: {_newest_sweeps(frame)}")
+
+
+def _is_place(name: str) -> bool:
+    return Path(name).exists() or bool(glob.glob(name, recursive=True))  # noqa: PTH207  absolute patterns
+
+
+def _newest_sweeps(frame: pd.DataFrame) -> str:
+    sweeps = frame.groupby("sweep_id")["started_at"].agg(["min", "size"]).sort_values("min").tail(_SHOWN_SWEEPS)[::-1]
+    return ", ".join(f"{name} ({counted(count, 'row')})" for name, count in sweeps["size"].items()) or "none"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,9 +254,9 @@ def _parser() -> argparse.ArgumentParser:
         "compare",
         description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell got worse by more than the "
         "threshold, does not work any more or is missing in AFTER, 2 if nothing could be compared.",
-        epilog=f"{FALSE_ALARMS}. {ASSUMPTION}. Repeated rows of a cell replace this assumption step by step: run both "
-        "sweeps several times, in turns, and name all of them. A machine that is slower during one side than during "
-        "the other cannot be told from slower code.",
+        epilog=f"{FALSE_ALARMS}. Repeated rows of a cell refine this assumption: run both sweeps several times, in "
+        "turns, and name all of them. A machine that is slower during one side than during the other cannot be told "
+        "from slower code.",
     )
     side = "folder, file or glob of rows, or the id of a sweep; commas separate several"
     parser.add_argument("before", help=side)
@@ -101,26 +264,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)"
     )
-    parser.add_argument(
-        "--threshold", type=share, default=0.03, metavar="SHARE", help="smallest change that counts (0.03)"
-    )
-    parser.add_argument(
-        "--metric", default="time_ms", metavar="NAME", help=f"any metric of a report: {', '.join(METRICS)} (time_ms)"
-    )
+    add_test(parser, 0.03)
     parser.add_argument(
         "--across", metavar="A,B", help="compare although these differ, say driver_version,torch_version"
     )
     parser.add_argument(
         "--allow-missing", action="store_true", help="pass although cells of BEFORE have no row in AFTER"
     )
-    parser.add_argument("--format", default="text", choices=FORMATS, help="(text)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to the screen")
+    add_output(parser, FORMATS)
     return parser
-
-
-def share(text: str) -> float:
-    """Return a share given on a command line, from 0 to 1."""
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be a share from 0 to 1, say 0.03")
-    return value

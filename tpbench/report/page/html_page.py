@@ -10,18 +10,29 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tpbench.report.analysis.agreement import disagreeing_rows, disagreements, mixing_note
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
-from tpbench.report.analysis.metrics import METRICS, TITLES, counted, metric
-from tpbench.report.analysis.ratios import CLOCKS, INTERLEAVED_METHOD, METHOD, OUTLIER, WALL, ClockColumns
+from tpbench.report.analysis.metrics import (
+    CLOCKS,
+    INTERLEAVED_METHOD,
+    METHOD,
+    METRICS,
+    OUTLIER,
+    TITLES,
+    WALL,
+    ClockColumns,
+    counted,
+    metric,
+)
 from tpbench.report.analysis.records import Record
 from tpbench.report.analysis.verdicts import (
     DOUBTS,
     GOOD,
     ProblemVerdict,
     answer,
-    disagreement,
+    disagreeing_rows,
+    disagreements,
     group_names,
+    mixing_note,
     shared_facts,
     verdict_columns,
     verdicts,
@@ -86,7 +97,6 @@ class WorkloadPart:
     anchor: str
     summary: str
     answer: str
-    disagreement: str
     figure: PageFigure | None
     figure_of: str
     """The grid that the picture shows, if the workload has several."""
@@ -161,7 +171,6 @@ def _part(
         anchor=f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
         summary=workload.summary if workload else "",
         answer=answer(of_all),
-        disagreement=disagreement(of_all),
         figure=figure,
         figure_of="" if shown is None else names[shown],
         sections=[

@@ -9,12 +9,21 @@ from datetime import datetime
 
 import numpy as np
 
-from tpbench.report.analysis.agreement import mixing_note
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
-from tpbench.report.analysis.metrics import Metric, counted, metric, number, ratio_text
-from tpbench.report.analysis.ratios import CLOCKS, DEVICE, WALL, clean, measured_cells, outliers, speedups
+from tpbench.report.analysis.metrics import (
+    CLOCKS,
+    DEVICE,
+    WALL,
+    Metric,
+    clean,
+    counted,
+    metric,
+    number,
+    outliers,
+    ratio_text,
+)
 from tpbench.report.analysis.records import Record, column_label, mark_meanings, problem_identity, value_text
-from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict, group_names, selected
+from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict, group_names, mixing_note, selected, speedups
 from tpbench.report.pivot import FAILED, failures, metric_table
 from tpbench.report.plots import timeline
 from tpbench.report.repeat import row_command
@@ -229,7 +238,7 @@ def metrics_with_values(grid: RecordGrid, names: Sequence[str]) -> list[Metric]:
 def distribution_table(grid: RecordGrid) -> Table:
     """Return percentiles and outliers of the samples of each measured cell."""
     rows: list[list[TableCell | str]] = []
-    for problem, cell in measured_cells(grid):
+    for problem, cell in grid.measured_cells():
         for clock in CLOCKS:
             samples = clean(cell.record[clock.samples_column])
             if not len(samples):

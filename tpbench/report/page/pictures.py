@@ -104,7 +104,7 @@ def by_problem(grid: RecordGrid, name: str, looks: Looks, title: str) -> PageFig
         drawn = [(at, drawn_value(row.records[index], name)) for at, row in enumerate(rows)]
         if points := [(at, value) for at, value in drawn if value is not None]:
             lines.append(Line(column, looks[grid.workload, column], points))
-    categories = [grid.problem_text(row.key, grid.distinguishing_keys(grid.varying)) for row in rows]
+    categories = [grid.problem_name(row.key) for row in rows]
     title_of_panel, labels = ("", categories) if len(rows) > 1 else (categories[0], [""])
     panel = Panel(title_of_panel, labels, lines, "", joined=False)
     values = _values([panel])

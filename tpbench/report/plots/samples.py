@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpbench.report.analysis.grid import RecordGrid
-from tpbench.report.analysis.ratios import DEVICE, WALL, Array, ClockColumns, clean, measured_cells, outliers
+from tpbench.report.analysis.metrics import DEVICE, WALL, Array, ClockColumns, clean, outliers
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
 
@@ -34,7 +34,7 @@ def draw(grid: RecordGrid, clock: ClockColumns) -> Figure | None:
     """Draw percentiles 5 to 95, quartiles and outliers of each cell. Return None if there are no samples."""
     cells = [
         (problem, cell, samples)
-        for problem, cell in measured_cells(grid)
+        for problem, cell in grid.measured_cells()
         if len(samples := clean(cell.record[clock.samples_column])) > 1
     ]
     if not cells:

@@ -26,11 +26,7 @@ def size_panels(grid: RecordGrid, axis: int, *, short: bool = False) -> dict[str
 
     A key that follows from the name along the axis, such as the layers of a model, makes no panel of its own.
     """
-    others = [
-        at
-        for at in grid.independent
-        if at != axis and not (grid.has_text_values(axis) and grid.is_determined_by(at, axis))
-    ]
+    others = [at for at in grid.independent if at != axis and not grid.follows(at, axis)]
     varying = [at for at in grid.varying if at in others] or others
     varying = list(grid.distinguishing_keys(varying)) if short else varying
     panels: dict[str, list[GridRow]] = {}

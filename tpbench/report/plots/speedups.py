@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tpbench.report.analysis.grid import RecordGrid
-from tpbench.report.analysis.ratios import DEVICE, WALL, ClockColumns, speedups
+from tpbench.report.analysis.metrics import DEVICE, WALL, ClockColumns
+from tpbench.report.analysis.verdicts import speedups
 from tpbench.report.plots import style
 from tpbench.report.plots.registry import plot
 

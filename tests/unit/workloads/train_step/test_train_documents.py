@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import ROOT
-from tpbench.report.analysis.agreement import frame_warnings
+from tpbench.report.analysis.verdicts import frame_warnings
 from tpbench.results.read import load
 from tpbench.workloads.train_step.documents import json_document, tables
 
