@@ -72,7 +72,7 @@ class Series:
     @property
     def pair(self) -> CellPair:
         """The newest level as a pair with the level before it."""
-        return CellPair(self.name, (), *self.levels[-2:])
+        return CellPair(self.name, *self.levels[-2:])
 
 
 def main(arguments: Sequence[str]) -> int:

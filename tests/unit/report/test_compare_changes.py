@@ -19,7 +19,6 @@ from tpbench.report.compare.changes import (
     compare_cells,
     verdict_words,
 )
-from tpbench.report.compare.command import _why_unpaired
 from tpbench.report.compare.pairs import CellPair
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
@@ -41,7 +40,7 @@ def slower(factor, **fields):
 
 def pair(before, after, name="cell"):
     sides = (tuple(side) if isinstance(side, list) else (side,) if side else () for side in (before, after))
-    return CellPair(name, (), *sides)
+    return CellPair(name, *sides)
 
 
 def change(before, after, metric_name="time_ms", threshold=0.03, **options):
@@ -106,10 +105,10 @@ def test_a_difference_of_exactly_the_threshold_is_the_same():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("time_ms", ("slower", "faster", "slower", "faster")),
-        ("peak_gib", ("worse", "better", "worse", "better")),
-        ("gb_per_s", ("better", "worse", "worse", "better")),
-        ("flops", ("higher", "lower", "", "")),
+        ("time_ms", ("slower", "faster")),
+        ("peak_gib", ("worse", "better")),
+        ("gb_per_s", ("better", "worse")),
+        ("flops", ("higher", "lower")),
     ],
 )
 def test_words_for_a_ratio_above_and_below_one(name, words):
@@ -228,7 +227,7 @@ def test_a_difference_is_a_t_test_of_logarithms():
     error = math.sqrt(2e-4)
     reach = stats.t.ppf(0.975, 4) * error
     assert (found.freedom, found.error) == (4, pytest.approx(error))
-    assert dataclasses.astuple(found.ratio) == pytest.approx((1.2, 1.2 * math.exp(-reach), 1.2 * math.exp(reach)))
+    assert dataclasses.astuple(found.ratio)[:3] == pytest.approx((1.2, 1.2 * math.exp(-reach), 1.2 * math.exp(reach)))
     assert found.p == pytest.approx(2 * stats.t.sf(math.log(1.2) / error, 4))
     assert changes.difference(of(1.2), of(1.0), Scatter()).p == pytest.approx(found.p)
 
@@ -262,9 +261,7 @@ def test_the_method_says_what_repeated_rows_and_large_errors_mean():
     assert fine.least_visible > 0.01 and "These rows can show changes of about" in fine.method()[2]
     assert len(dataclasses.replace(plain, threshold=fine.least_visible).method()) == 2
     repeated = dataclasses.replace(plain, scatter=Scatter(4, 4.0, 3))
-    assert "(3 more than one a side) scatter 2 times as much" in repeated.method()[1]
-    counted = compare_cells([pair(record(), record())], "peak_gib", 0.03)
-    assert changes._COUNTED_ASSUMPTION in counted.method()[1] and changes._ASSUMPTION in plain.method()[1]
+    assert "(3 more than one a side) scatter 2 times as much as samples let assume" in repeated.method()[1]
 
 
 # Ratio of medians
@@ -359,11 +356,3 @@ def test_rows_repeat_each_other_under_the_same_conditions():
     assert pairs._repeated([alike, *(newest | other for other in others), newest]) == (alike, newest)
     for other in others:
         assert pairs._repeated([newest, newest | other]) == (newest | other,)
-
-
-def test_sides_without_a_common_cell_are_described():
-    before = [CellPair(f"b{at}", (("variant", "v"), ("tokens", at), ("vocab", 1)), (record(),), ()) for at in range(2)]
-    after = [CellPair("a", (("variant", "v"), ("tokens", 1), ("vocab", 2)), (), (record(),))] * 6
-    nothing = "nothing can be compared, because none of the 2 cells before and 6 after is on both sides"
-    assert _why_unpaired(before + after) == f"{nothing}; the two most similar (v) differ in vocab (1, 2)"
-    assert _why_unpaired(before) == nothing.replace("6 after", "0 after")

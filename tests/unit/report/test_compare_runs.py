@@ -28,10 +28,7 @@ def measured(samples, index=0):
 
 def compared(before, after, metric_name="time_ms"):
     """Compare two sides, each a list of lists of rows, one for each cell."""
-    pairs = [
-        CellPair(str(at), (("cell", at),), tuple(old), tuple(new))
-        for at, (old, new) in enumerate(zip(before, after, strict=True))
-    ]
+    pairs = [CellPair(str(at), tuple(old), tuple(new)) for at, (old, new) in enumerate(zip(before, after, strict=True))]
     return compare_cells(pairs, metric_name, 0.03)
 
 

@@ -20,11 +20,8 @@ from tpbench.suggestions import unknown
 from tpbench.workloads import workloads
 
 _TIMES = [f"{clock}_{part}ms" for clock in ("time", "device") for part in ("", "p5_", "p95_", "min_")]
-_SIZES = ("peak_gib", "bytes_moved", "bytes_communicated")
-_LESS_IS_BETTER = dict.fromkeys((*_TIMES, "launch_ms"), "twice the fastest of its line") | dict.fromkeys(
-    _SIZES, "twice the smallest of its line"
-)
-_MORE_IS_BETTER = dict.fromkeys(("gb_per_s", "fraction_of_floor"), "half the best of its line")
+_LESS_IS_BETTER = (*_TIMES, "launch_ms", "peak_gib", "bytes_moved", "bytes_communicated")
+_MORE_IS_BETTER = ("gb_per_s", "fraction_of_floor")
 _NEITHER = ("floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall_s", "memory_limit_gib")
 _ORACLE = ("loss_value", "loss_error", "grad_error")
 METRICS = (*_LESS_IS_BETTER, *_MORE_IS_BETTER, *_NEITHER, *_ORACLE)
@@ -67,10 +64,17 @@ class Metric:
     unit: str
     better: int
     """-1: less is better. 1: more is better. 0: neither, and no ratio is shown."""
-    ratio: str
-    """Meaning of "2.00x" beside a value."""
-    shown_if_wrong: bool
-    """True for results of the oracle: they are shown of cells that failed its check, too."""
+
+    @property
+    def ratio(self) -> str:
+        """The meaning of "2.00x" beside a value."""
+        least = "fastest" if self.unit == "ms" else "smallest"
+        return ("", "half the best of its line", f"twice the {least} of its line")[self.better]
+
+    @property
+    def shown_if_wrong(self) -> bool:
+        """True for results of the oracle: they are shown of cells that failed its check, too."""
+        return self.name in _ORACLE
 
     @property
     def is_speed(self) -> bool:
@@ -92,10 +96,8 @@ class Metric:
         if not self.better or not sound:
             return [None] * len(values)
         best = max(sound) if self.better > 0 else min(sound)
-        return [
-            None if not (math.isfinite(value) and value > 0) else best / value if self.better > 0 else value / best
-            for value in values
-        ]
+        ratios = (best / value if self.better > 0 else value / best for value in sound)
+        return [next(ratios) if value in sound else None for value in values]
 
 
 def metric(name: str) -> Metric:
@@ -105,9 +107,7 @@ def metric(name: str) -> Metric:
         raise JobError(unknown("metric", name, metrics_of_all()))
     column = all_columns()[name]
     better = of_workloads.get(name, -1 if name in _LESS_IS_BETTER else 1 if name in _MORE_IS_BETTER else 0)
-    ratio = {-1: "twice the least of its line", 0: "", 1: "half the best of its line"}[better]
-    ratio = _LESS_IS_BETTER.get(name, ratio)
-    return Metric(name, column.doc, column.unit, better, ratio, name in _ORACLE)
+    return Metric(name, column.doc, column.unit, better)
 
 
 def metrics_of_all() -> list[str]:
@@ -182,18 +182,19 @@ class Ratio:
     value: float
     low: float | None = None
     high: float | None = None
+    interleaved: bool = False
+    """True for the ratio of two cells by their rounds."""
 
 
-def ratio_of_records(above: Mapping[str, Any], below: Mapping[str, Any], clock: ClockColumns) -> tuple[Ratio, bool]:
-    """Return the ratio of the times of two records, and whether it is that of their rounds.
+def ratio_of_records(above: Mapping[str, Any], below: Mapping[str, Any], clock: ClockColumns) -> Ratio:
+    """Return the ratio of the times of two records.
 
     The ratio is by their rounds if they were interleaved with each other, else by their samples. A record without
     samples has a ratio of medians without an interval.
     """
     by_rounds = interleaved_ratio(above, below, clock.time_column)
     by_samples = by_rounds or ratio(above[clock.samples_column], below[clock.samples_column])
-    medians = (float(record[clock.time_column]) for record in (above, below))
-    return by_samples or Ratio(next(medians) / next(medians)), by_rounds is not None
+    return by_samples or Ratio(float(above[clock.time_column]) / float(below[clock.time_column]))
 
 
 def ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> Ratio | None:
@@ -259,7 +260,7 @@ def abba_ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> 
     averages = np.sort([(a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2)])
     outside = averages_below_interval(len(values))
     value, low, high = np.exp([np.median(averages), averages[outside], averages[-1 - outside]])
-    return Ratio(float(value), float(low), float(high))
+    return Ratio(float(value), float(low), float(high), interleaved=True)
 
 
 def averages_below_interval(count: int) -> int:

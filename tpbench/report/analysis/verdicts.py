@@ -116,7 +116,7 @@ def _verdict(grid: RecordGrid, row: GridRow, disputed: frozenset[str]) -> Proble
     clock = next(leading, WALL)
     order = tuple(sorted(cells, key=lambda cell: float(cell.record[clock.time_column])))
     second = _runner_up(order)
-    ratio = ratio_of_records(second.record, order[0].record, clock)[0] if second else None
+    ratio = ratio_of_records(second.record, order[0].record, clock) if second else None
     return ProblemVerdict(grid, row, clock, order, ratio, _doubts(order, ratio, disputed))
 
 
@@ -213,8 +213,6 @@ class ColumnSpeedup:
     fastest: GridCell
     other: GridCell
     ratio: Ratio
-    interleaved: bool
-    """True if the two were measured interleaved. Then the ratio is that of their rounds."""
 
 
 def speedups(grid: RecordGrid, clock: ClockColumns) -> list[ColumnSpeedup]:
@@ -229,8 +227,8 @@ def speedups(grid: RecordGrid, clock: ClockColumns) -> list[ColumnSpeedup]:
         _, fastest = min(cells, key=lambda item: item[0])
         for _, cell in cells:
             if cell is not fastest:
-                times, interleaved = ratio_of_records(cell.record, fastest.record, clock)
-                compared.append(ColumnSpeedup(problem, fastest, cell, times, interleaved))
+                times = ratio_of_records(cell.record, fastest.record, clock)
+                compared.append(ColumnSpeedup(problem, fastest, cell, times))
     return compared
 
 

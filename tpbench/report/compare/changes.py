@@ -32,14 +32,9 @@ RESOLUTION_GIB = 2**-10
 """A smaller difference of two memory sizes never counts, because allocators round."""
 SAME, UNCLEAR, INCOMPARABLE = "same", "unclear", "not comparable"
 FAILS, WORKS, GONE, ADDED = "fails now", "works now", "only before", "only after"
-SLOWER, WORSE = "slower", "worse"
+SLOWER, FASTER, WORSE, BETTER = "slower", "faster", "worse", "better"
 FAILED = {"oom", "wrong", "timeout", "error"}
 _NORMAL_5_TO_95 = 2 * stats.norm.ppf(0.95)
-_ASSUMPTION = (
-    "Samples of one run are not independent, so a row counts as one observation, as uncertain as the spread of its "
-    f"samples (percentile 5 to 95; at least {LEAST_SPREAD:.0%})"
-)
-_COUNTED_ASSUMPTION = f"A row counts as one observation with a standard deviation of {LEAST_SPREAD:.0%}"
 FALSE_ALARMS = (
     f"Of comparisons where nothing changed, at most {ALPHA:.0%} have a false alarm in any cell, if runs scatter no "
     "more than assumed"
@@ -142,20 +137,19 @@ class Comparison:
 
     def method(self) -> list[str]:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
-        above, below, _, _ = verdict_words(self.metric)
+        above, below = verdict_words(self.metric)
         tested = sum(change.p is not None for change in self.changes)
         sentences = [
             f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test of "
             f"its logarithm has p < {ALPHA} after Holm's correction for the {tested} cells tested. {SAME}: it differs "
             f"by less. {UNCLEAR}: runs may scatter that much. ratio: after over before; low, high: its "
             f"{CONFIDENCE:.0%} interval.",
-            f"{FALSE_ALARMS}. {_COUNTED_ASSUMPTION if is_counted(self.metric) else _ASSUMPTION}.",
+            f"{FALSE_ALARMS}.",
         ]
         if self.scatter.freedom:
             sentences[-1] += (
                 f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
-                f"{self.scatter.factor**0.5:.2g} times as much as that, which is taken into account. Rows of one side "
-                "that follow each other count as one."
+                f"{self.scatter.factor**0.5:.2g} times as much as samples let assume, which is taken into account."
             )
         visible = self.least_visible
         if visible is not None and visible > self.threshold:
@@ -166,12 +160,12 @@ class Comparison:
         return sentences
 
 
-def verdict_words(shown: Metric) -> tuple[str, str, str, str]:
-    """Return the words for a ratio above 1 and below 1, then those for bad and good, empty if neither is."""
+def verdict_words(shown: Metric) -> tuple[str, str]:
+    """Return the words for a ratio above 1 and below 1."""
     if shown.better == 0:
-        return "higher", "lower", "", ""
-    bad, good = (SLOWER, "faster") if shown.name.endswith("_ms") else (WORSE, "better")
-    return (bad, good, bad, good) if shown.better < 0 else (good, bad, bad, good)
+        return "higher", "lower"
+    bad, good = (SLOWER, FASTER) if shown.name.endswith("_ms") else (WORSE, BETTER)
+    return (bad, good) if shown.better < 0 else (good, bad)
 
 
 def compare_cells(
@@ -252,7 +246,7 @@ def _conclude(change: CellChange, p: float, shown: Metric, threshold: float) -> 
     below_resolution = shown.name.endswith("_gib") and abs(change.after - change.before) < RESOLUTION_GIB
     if abs(ratio - 1) <= threshold or below_resolution:
         return replace(change, p=p)
-    above, below, _, _ = verdict_words(shown)
+    above, below = verdict_words(shown)
     return replace(change, verdict=UNCLEAR if p >= ALPHA else above if ratio > 1 else below, p=p)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import glob
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 
 from tpbench.report.analysis.metrics import counted, metric
-from tpbench.report.analysis.records import column_label, value_text
 from tpbench.report.command_line import (
     TABLES,
     ReportParser,
@@ -26,13 +24,13 @@ from tpbench.report.command_line import (
     write_tables,
 )
 from tpbench.report.compare.changes import (
-    FAILS,
+    BETTER,
     FALSE_ALARMS,
+    FASTER,
     INCOMPARABLE,
     CellChange,
     Comparison,
     compare_cells,
-    verdict_words,
 )
 from tpbench.report.compare.pairs import ACROSS, CellPair, pair_cells
 from tpbench.settings import JobError
@@ -41,10 +39,8 @@ from tpbench.tables import Document, Table, TableCell, number_cell
 
 FORMATS = (*TABLES, "html")
 _SHOWN = 4
-"""Most cells or fields that a message names."""
+"""Most cells that a message names."""
 _SHOWN_SWEEPS = 3
-_MOST_TRIED = 200
-"""Most cells of a side in which a message looks for two similar ones."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,7 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     before, after, remark = read_sides(options.before, options.after, options.rows)
     pairs = pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
-        raise JobError(_why_unpaired(pairs))
+        sides = ([pair.name for pair in pairs if pair.before], [pair.name for pair in pairs if pair.after])
+        had, has = (f"{len(names)} cells, such as {', '.join(names[:_SHOWN])}" for names in sides)
+        raise JobError(f"nothing can be compared, because no cell is on both sides. Before: {had}. After: {has}")
     for side, frame in ((options.before, before), (options.after, after)):
         require_values(frame, shown, side)
     if remark:
@@ -113,8 +111,7 @@ def comparison_document(comparison: Comparison) -> Document:
 
 
 def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) -> list[TableCell | str]:
-    _, _, bad, good = verdict_words(comparison.metric)
-    kind = {bad: "bad", FAILS: "bad", good: "best"}.get(change.verdict, "")
+    kind = "bad" if change.fails() else "best" if change.verdict in (FASTER, BETTER) else ""
     ratio = change.ratio
     notes = [note for note in change.notes if note not in shared or not change.difference]
     return [
@@ -165,27 +162,6 @@ def lost_cells(pairs: Sequence[CellPair]) -> list[str]:
     machines = {pair.after["hardware"] for pair in pairs if pair.after}
     gone = [(pair.name, pair.before) for pair in pairs if pair.before and not pair.after]
     return [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
-
-
-def _why_unpaired(pairs: Sequence[CellPair]) -> str:
-    """Return how many cells each side has, and in what the two most similar ones differ."""
-    before = [dict(pair.identity) for pair in pairs if pair.before]
-    after = [dict(pair.identity) for pair in pairs if pair.after]
-
-    def differing(old: dict[str, object], new: dict[str, object]) -> list[str]:
-        return [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
-
-    message = f"nothing can be compared, because none of the {len(before)} cells before and {len(after)} after is on "
-    message += "both sides"
-    tried = itertools.product(before[:_MOST_TRIED], after[:_MOST_TRIED])
-    nearest = min(tried, key=lambda both: len(differing(*both)), default=None)
-    if not nearest:
-        return message
-    old, new = nearest
-    shown = [f"{column_label(name)} ({value_text(old.get(name))}, {value_text(new.get(name))})"
-             for name in differing(old, new)[: 2 * _SHOWN]]  # fmt: skip
-    names = " and ".join(dict.fromkeys((value_text(old["variant"]), value_text(new["variant"]))))
-    return f"{message}; the two most similar ({names}) differ in {', '.join(shown)}"
 
 
 def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
@@ -265,11 +241,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)"
     )
     add_test(parser, 0.03)
-    parser.add_argument(
-        "--across", metavar="A,B", help="compare although these differ, say driver_version,torch_version"
-    )
-    parser.add_argument(
-        "--allow-missing", action="store_true", help="pass although cells of BEFORE have no row in AFTER"
-    )
+    parser.add_argument("--across", metavar="A,B", help="compare although these differ, say torch_version")
+    parser.add_argument("--allow-missing", action="store_true", help="pass although AFTER lacks cells of BEFORE")
     add_output(parser, FORMATS)
     return parser

@@ -60,7 +60,6 @@ class CellPair:
     """One cell in both sets, or in one of them."""
 
     name: str
-    identity: CellIdentity
     before_rows: tuple[Record, ...]
     after_rows: tuple[Record, ...]
     """The newest row of the cell, and before it the rows that repeat it. Empty if the set has no such cell."""
@@ -87,7 +86,7 @@ def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
         while left and right:
             sides.append((left.pop(next(iter(left))), right.pop(next(iter(right)))))
         sides += [(rows, ()) for rows in left.values()] + [((), rows) for rows in right.values()]
-        pairs += [CellPair(names[cell], cell, *side) for side in sides]
+        pairs += [CellPair(names[cell], *side) for side in sides]
     return pairs
 
 

@@ -268,7 +268,7 @@ def speedup_table(grid: RecordGrid) -> Table:
             low, high = speedup.ratio.low, speedup.ratio.high
             rows.append([
                 speedup.problem, speedup.fastest.column, speedup.other.column, clock.name,
-                "interleaved" if speedup.interleaved else "one after the other",
+                "interleaved" if speedup.ratio.interleaved else "one after the other",
                 TableCell(f"{speedup.ratio.value:.3g}x", speedup.ratio.value),
                 MISSING if low is None or high is None else f"{low:.3g}x to {high:.3g}x",
             ])  # fmt: skip
