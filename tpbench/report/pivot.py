@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids, arrange_rows
+from tpbench.report.analysis.grid import RUN, GridRow, RecordGrid, RecordGrids, arrange_rows
 from tpbench.report.analysis.metrics import (
     INTERLEAVED_METHOD,
     Metric,
@@ -163,8 +163,7 @@ def failures(arranged: RecordGrids) -> dict[tuple[str, str], list[str]]:
     """Return the names of the cells that are not ok, by status and reason. All texts are safe to print."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for grid in arranged.grids:
-        unnamed = grid.derived | grid.tie_breaking_keys
-        keys = [at for at, name in enumerate(grid.key_names) if name not in unnamed]
+        keys = [at for at in grid.independent if grid.key_names[at] != RUN]
         for cell in grid.cells():
             if cell.record["status"] != "ok":
                 reason = value_text(cell.record["status"]), printable(cell.record["reason"] or "")

@@ -20,7 +20,7 @@ import yaml
 import tpbench
 from tpbench.job import NOT_IN_KEY, Job, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
-from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file
+from tpbench.outside.variant import OutsideVariant
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, printable
@@ -39,28 +39,11 @@ _PLAIN = re.compile(r"[\w./+:-]+")
 
 
 def print_command(frame: pd.DataFrame, row_id: str) -> None:
-    """Print the command that measures a row's cell again. What a variant from outside needs goes to stderr.
+    """Print the command that measures a row's cell again. For a variant from outside, stderr says where to run it.
 
     `row_id` is the identifier of one of the rows, or the beginning or end of it. Raises JobError if no row or several
     rows have it, or if the row has no command.
     """
-    (record,) = plain_rows(_row(frame, row_id))
-    print(row_command(record), flush=True)
-    if not is_from_outside(record):
-        return
-    path, _, function = str(record["variant"]).rpartition(":")
-    try:
-        variant = from_file(Path(path).expanduser(), function) if path else from_entry_point(function)
-    except (JobError, ValueError, OSError):
-        where = f"in the folder of {path}" if path else "where its package is installed"
-        print(f"report: run this command {printable(where)}", file=sys.stderr)
-        return
-    if variant.version != record.get("variant_version"):
-        print(f"report: {variant.name} has changed since this row was measured", file=sys.stderr)
-
-
-def _row(frame: pd.DataFrame, row_id: str) -> pd.DataFrame:
-    """Return the one row with this identifier. The beginning or the end of the identifier is enough."""
     names = frame["row_id"].astype(str)
     rows = frame[names == row_id]
     if rows.empty and len(row_id) >= 4:
@@ -70,7 +53,12 @@ def _row(frame: pd.DataFrame, row_id: str) -> pd.DataFrame:
         raise JobError(f"no row has the identifier {shown}{nearest(row_id, names, most=3)} (column row_id)")
     if len(rows) > 1:
         raise JobError(f"{len(rows)} rows match {shown}: {', '.join(rows['row_id'].head(3))}: name one of them whole")
-    return rows
+    (record,) = plain_rows(rows)
+    print(row_command(record), flush=True)
+    if is_from_outside(record):
+        file = str(record["variant"]).rpartition(":")[0]
+        where = f"in the folder of {file}" if file else "where its package is installed"
+        print(f"report: run this command {printable(where)}", file=sys.stderr)
 
 
 def row_command(record: Mapping[str, Any]) -> str:
@@ -84,10 +72,14 @@ def row_command(record: Mapping[str, Any]) -> str:
         for name, value in _mapping(record.get("environment") or "{}").items()
         if name in RECORDED_VARIABLES and name not in CHOSEN_BY_LAUNCHER
     }
-    if unprintable := [name for name, value in environment.items() if not value.isprintable()]:
-        raise JobError(f"no command line can hold the stored value of {unprintable[0]}: it has control characters")
-    words = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    words = [f"{name}={shlex.quote(_printable(name, value))}" for name, value in environment.items()]
     return " ".join([*words, "python -m tpbench", *map(shlex.quote, arguments(row_job(record)))])
+
+
+def _printable(name: str, text: str) -> str:
+    if not text.isprintable():
+        raise JobError(f"no command line can hold the stored value of {name}: it has control characters")
+    return text
 
 
 def row_job(record: Mapping[str, Any]) -> Job:
@@ -124,39 +116,26 @@ def arguments(job: Job) -> list[str]:
     """Return the arguments of `python -m tpbench` for a job: the nearest shape, and each field that differs from it."""
     flat = job.flat()
     names = set(flat) - {*NOT_IN_KEY, *job.unused_settings, "workload", "variant"}
-    wanted = {name: flat[name] for name in sorted(names)}
-    shapes = _shapes(job.workload.name)
-    defaults = _defaults(job)
-
-    def to_set(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that a command with these values has to set."""
-        return {name: value for name, value in wanted.items() if str(given.get(name)) != str(value)}
-
-    shape = min(shapes, key=lambda name: len(to_set(defaults | shapes[name])), default="")
-    given = defaults | shapes.get(shape, {})
-    groups = {name: value for name, value in wanted.items() if name in GROUPS and _is_choice(name, value)}
-    chosen = {name: value for name, value in to_set(given).items() if name in groups}
-    for name, value in groups.items():
-        given |= _values(f"{name}/{value}")
-    fields = {name: value for name, value in to_set(given).items() if name not in GROUPS}
-    words = [f"variant={job.variant}", *([f"shape={shape}"] if shape else [])]
-    return words + [f"{name}={_text(name, value)}" for name, value in (chosen | fields).items()]
-
-
-def _defaults(job: Job) -> dict[str, Any]:
-    """Return the values of a command that names the job's variant only."""
+    defaults: dict[str, Any] = {}
     groups = ("config", "loss/cross_entropy", "block_cap/auto", "measure/default")
-    values: dict[str, Any] = {}
     for file in (*groups, f"workload/{job.workload.name}", f"variant/{job.variant}"):
-        values |= _values(file)
-    return values
+        defaults |= _values(file)
 
+    def to_set(given: Mapping[str, Any]) -> list[str]:
+        """Return the fields that a command with these values has to set."""
+        return [name for name in sorted(names) if str(given.get(name)) != str(flat[name])]
 
-@functools.cache
-def _shapes(workload: str) -> dict[str, dict[str, Any]]:
-    """Return the values of each shape of a workload."""
-    shapes = {file.stem: _values(f"shape/{file.stem}") for file in sorted((CONF / "shape").glob("*.yaml"))}
-    return {name: values for name, values in shapes.items() if values.get("shape_workload") == workload}
+    files = sorted((CONF / "shape").glob("*.yaml"))
+    shapes = {file.stem: defaults | _values(f"shape/{file.stem}") for file in files}
+    shapes = {name: given for name, given in shapes.items() if given["shape_workload"] == job.workload.name}
+    shape = min(shapes, key=lambda name: len(to_set(shapes[name])), default="")
+    given = shapes.get(shape, defaults)
+    choices = [name for name in GROUPS if name in to_set(given) and _is_choice(name, flat[name])]
+    for name in choices:
+        given = given | _values(f"{name}/{flat[name]}")
+    fields = [*choices, *(name for name in to_set(given) if name not in GROUPS)]
+    words = [f"variant={job.variant}", *([f"shape={shape}"] if shape else [])]
+    return words + [f"{name}={_text(name, flat[name])}" for name in fields]
 
 
 @functools.cache
@@ -177,9 +156,7 @@ def _text(name: str, value: object) -> str:
     """Return a value in Hydra's grammar."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = str(value)
-    if not text.isprintable():
-        raise JobError(f"no command line can hold the stored value of {name}: it has control characters")
+    text = _printable(name, str(value))
     if not text or not _PLAIN.fullmatch(text):
         # Hydra's grammar: a backslash is an ordinary character except before a quote.
         escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text)

@@ -68,46 +68,30 @@ def check_columns(names: Sequence[str]) -> None:
 def study_document(
     frame: pd.DataFrame, study: str | None, columns: Sequence[str] = (), *, all_rows: bool = False
 ) -> Document:
-    """Return the tables of a study, or of the chosen columns, or of these columns of a study's workloads."""
-    if study is not None:
-        frame = frame[frame["workload"].isin(studies()[study])]
-    if columns:
-        tables = column_tables(frame, columns, study, all_rows=all_rows)
-    else:
-        tables = study_tables(frame, str(study), all_rows=all_rows)
-    return Document(tables, warnings=frame_warnings(frame, all_rows=all_rows))
+    """Return the tables of a study, or of the chosen columns, or of these columns of a study's workloads.
 
-
-def column_tables(
-    frame: pd.DataFrame, names: Sequence[str], study: str | None = None, *, all_rows: bool = False
-) -> list[Table]:
-    """Return a table of the columns `names` for each grid, or only for the workloads of a study.
-
-    With a study, cells are also compared with the best as the study does. Columns that no row of a grid has are left
-    out. Raises JobError if there are no rows or none of the columns.
+    With a study, cells are compared with the best as the study does. Columns that no row of a grid has are left out.
+    Raises JobError if there are no rows or none of the columns.
     """
     by_workload = {name: Study("") for name in workloads()} if study is None else studies()[study]
-    chosen = {name: replace(declared, columns=tuple(names)) for name, declared in by_workload.items()}
-    grids = _grids(frame, chosen, all_rows=all_rows)
-    if not grids:
-        raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")
-    tables = [cell_table(grid, chosen[grid.workload], compact=True) for grid in grids if filled_columns(grid, names)]
-    if not tables:
-        raise JobError(f"these rows have no {' and no '.join(names)}")
-    return tables
-
-
-def study_tables(frame: pd.DataFrame, name: str, *, all_rows: bool = False) -> list[Table]:
-    """Return the tables of a study. Raises JobError if it has no rows."""
-    by_workload = studies()[name]
-    computed = _computed(frame, by_workload)
+    if columns:
+        by_workload = {name: replace(declared, columns=tuple(columns)) for name, declared in by_workload.items()}
+    if study is not None:
+        frame = frame[frame["workload"].isin(by_workload)]
+    computed = [] if columns else _computed(frame, by_workload)
     tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
     if not computed:
         grids = _grids(frame, by_workload, all_rows=all_rows)
-        tables = [cell_table(grid, by_workload[grid.workload]) for grid in grids]
+        tables = [
+            cell_table(grid, by_workload[grid.workload], compact=bool(columns))
+            for grid in grids
+            if not columns or filled_columns(grid, columns)
+        ]
+        if grids and not tables:
+            raise JobError(f"these rows have no {' and no '.join(columns)}")
     if not tables:
-        raise JobError(f"no rows for the study {name}, which is of {', '.join(by_workload)}")
-    return tables
+        raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")
+    return Document(tables, warnings=frame_warnings(frame, all_rows=all_rows))
 
 
 def _grids(frame: pd.DataFrame, by_workload: Mapping[str, Study], *, all_rows: bool = False) -> list[RecordGrid]:
@@ -152,7 +136,10 @@ def cell_table(grid: RecordGrid, study: Study, *, compact: bool = False) -> Tabl
         for name, distinct in zip(grid.key_names, values, strict=True)
         if compact and len(distinct) == 1 and distinct != {None}
     }
-    statuses = [status_text(cell.record, shown) for cell in cells]
+    statuses = [
+        value_text(cell.record["status"]) + (marks(cell.record, shown) if cell.record["status"] == "ok" else "")
+        for cell in cells
+    ]
     has_status = not compact or set(statuses) != {"ok"}
     rows: list[list[TableCell | str]] = [
         [
@@ -168,12 +155,6 @@ def cell_table(grid: RecordGrid, study: Study, *, compact: bool = False) -> Tabl
     columns += [*(["status"] if has_status else []), *([OF_BEST] if compared else []), *shown]
     heading = ", ".join((grid.heading, *(f"{name}={value}" for name, value in shared.items())))
     return Table(heading, columns, rows, {**grid.facts, **shared}, mark_meanings("".join(statuses)), exact=False)
-
-
-def status_text(record: Record, columns: Sequence[str]) -> str:
-    """Return the status of a row, with the marks that belong to the values of these columns."""
-    status = value_text(record["status"])
-    return status + (marks(record, columns) if status == "ok" else "")
 
 
 def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:

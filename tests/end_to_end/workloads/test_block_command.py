@@ -10,7 +10,7 @@ import pytest
 import tpbench as package
 from tests.support.command import refused, tpbench
 from tpbench.report.analysis.verdicts import frame_warnings
-from tpbench.report.studies import study_tables
+from tpbench.report.studies import study_document
 from tpbench.results.read import load
 from tpbench.workloads.tp_block.limits import TOLERANCE
 
@@ -55,7 +55,7 @@ def _stacks_are_trained_alike(rows: pd.DataFrame, outputs: Path) -> None:
         for variant in right.index:
             assert list(right.loc[variant, name]) == pytest.approx(alone, rel=TOLERANCE["float32"])
     assert right[["time_ms", "peak_gib"]].notna().all(axis=None)
-    tables = study_tables(rows.reset_index(), "profile")
+    tables = study_document(rows.reset_index(), "profile").tables
     shown = {line[tables[0].columns.index("variant")]: line for table in tables for line in table.texts}
     loss = tables[0].columns.index("loss_value")
     printed = {shown[f"{variant} profile=true"][loss] for variant in right.index}

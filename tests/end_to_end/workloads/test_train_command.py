@@ -19,7 +19,7 @@ from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.report.analysis.metrics import number
 from tpbench.report.pivot import pivot
-from tpbench.report.studies import study_tables
+from tpbench.report.studies import study_document
 from tpbench.results.read import plain_rows
 from tpbench.worker.task import Task
 from tpbench.workloads.train_step import WORKLOAD
@@ -102,7 +102,7 @@ def test_rows_as_json_documents(rows: list[dict[str, Any]], swept: Any) -> None:
 
 def test_the_training_study(rows: list[dict[str, Any]], swept: Any) -> None:
     frame = package.load(swept[0] / "outputs")
-    (table,) = study_tables(frame, "training")
+    (table,) = study_document(frame, "training").tables
     lines = [dict(zip(table.columns, line, strict=True)) for line in table.texts]
     assert len(lines) == 4
     speeds = [float(each) for each in frame["tokens_per_s_per_gpu"]]
@@ -229,6 +229,6 @@ def test_out_of_memory_names_the_expected_memory(tmp_path: Path) -> None:
     assert row["reason"].startswith("rank 0 ran out of memory; expected to need ")
     held = sum(row[f"expected_{each}_gib"] for each in ("model", "gradients", "optimizer"))
     assert held == pytest.approx(66e9 / 2**30, rel=0.01)  # 8 bytes a parameter over four ranks
-    (table,) = study_tables(package.load(tmp_path), "training")
+    (table,) = study_document(package.load(tmp_path), "training").tables
     (line,) = (dict(zip(table.columns, each, strict=True)) for each in table.texts)
     assert (line["model"], line["status"], line["expected_gib"]) == ("qwen3_32b", "oom", number(row["expected_gib"]))

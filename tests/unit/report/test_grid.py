@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tpbench.report.analysis.grid import GridRow, RecordGrid, arrange_rows
-from tpbench.report.analysis.records import caveat_mark, is_measurement, job_fields, remark_marks, sort_key, value_text
+from tpbench.report.analysis.records import caveat_mark, is_measurement, remark_marks, sort_key, value_text
 from tpbench.report.analysis.verdicts import differing_provenance, mixing_note
 
 NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
@@ -31,12 +31,6 @@ def test_values_are_sorted_words_first_then_numbers_then_nothing():
     assert [value_text(value) for value in (None, math.nan, True, 1.5, 2)] == ["-", "-", "true", "1.5", "2"]
 
 
-def test_fields_of_a_job_can_be_compared():
-    fields = {"a": "[1, 2]", "e": None, "f": "x"}
-    assert job_fields({"job": '{"a": [1, 2], "e": null, "f": "x"}'}) == fields
-    assert job_fields({"job": None}) == job_fields({"job": "{"}) == job_fields({"job": '"text"'}) == {}
-
-
 def test_a_row_that_does_not_say_what_bounds_it_is_host_bound_by_its_clocks(add, frame):
     add("triton_tp", 1.0, device_ms=0.7)
     add("pytorch_tp_manual", 1.0, device_ms=0.9)
@@ -46,13 +40,14 @@ def test_a_row_that_does_not_say_what_bounds_it_is_host_bound_by_its_clocks(add,
     assert marks == {"triton_tp": "†", "pytorch_tp_manual": "", "quack": "", "liger": ""}
 
 
-def grid(names, keys, records=None, **options):
+def grid(names, keys, records=None, derived=()):
     rows = tuple(GridRow(key, ((records or {}).get(key),)) for key in keys)
-    return RecordGrid("w", {}, tuple(names), ("v",), rows, **options)
+    independent = tuple(at for at, name in enumerate(names) if name not in derived)
+    return RecordGrid("w", {}, tuple(names), ("v",), rows, independent)
 
 
 def test_keys_that_vary_or_all_if_none_does():
-    found = grid(("a", "b", "c"), [(1, 2, 3), (1, 5, 4)], derived=frozenset({"c"}))
+    found = grid(("a", "b", "c"), [(1, 2, 3), (1, 5, 4)], derived=("c",))
     assert found.independent == (0, 1) and found.varying == (1,)
     assert grid(("a", "b"), [(1, 2)]).varying == (0, 1)
     assert found.problem_text((1, 5, 4)) == "a=1 b=5" and found.problem_text((1, 5, 4), [2]) == "c=4"
@@ -76,33 +71,34 @@ def test_names_tell_rows_apart_before_numbers():
 
 
 def test_a_problem_has_the_newest_measurement_of_each_column():
-    """Settings of the measurement are tie-breaking keys. A problem has one row for all of them."""
-
-    def record(hour, status="ok", **fields):
-        usual = {"status": status, "interpreted": False, "warmed_up": True, "finished_at": NOON.replace(hour=hour)}
-        return usual | fields
+    def record(status="ok", **fields):
+        return {"status": status, "interpreted": False, "warmed_up": True} | fields
 
     rows = {
-        (1, "fast"): record(1), (1, "slow"): record(2), (1, "failed"): record(3, "oom"),
-        (2, "interpreted"): record(9, interpreted=True), (2, "undated"): record(1, finished_at=None),
+        (1, 1): record("oom"), (1, 2): record(), (1, 3): record(),
+        (2, 1): record(interpreted=True), (2, 2): record(), (3, 1): record("oom"), (3, 2): record("oom"),
     }  # fmt: skip
-    found = grid(("a", "job budget"), rows, rows, tie_breaking_keys=frozenset({"job budget"})).problems
-    assert found.key_names == ("a",) and found.tie_breaking_keys == frozenset()
-    assert {row.key: row.records for row in found.rows} == {(1,): (rows[1, "slow"],), (2,): (rows[2, "undated"],)}
+    found = grid(("a", "run"), rows, rows).problems
+    assert found.key_names == ("a",)
+    expected = {(1,): (rows[1, 2],), (2,): (rows[2, 2],), (3,): (rows[3, 1],)}
+    assert {row.key: row.records for row in found.rows} == expected
 
 
-def test_rows_of_one_cell_are_told_apart_by_their_jobs_or_counted_from_the_newest(add, frame):
-    """Fields in which the jobs of one cell agree, and fields that are no part of a cell, are no keys."""
+def test_rows_of_one_cell_are_counted_from_the_newest(add, frame):
     for budget in (1.0, 2.0):
-        add("triton_tp", budget, job={"time_budget_s": budget, "rounds": 3, "output_dir": f"folder{budget}"})
-    (found,) = arrange_rows(frame(), all_rows=True).grids
-    assert found.tie_breaking_keys == frozenset({"job time_budget_s"})
-    assert sorted(cell.key[-1] for cell in found.cells()) == [1.0, 2.0]
+        add("triton_tp", budget, job={"time_budget_s": budget})
     for time_ms in (1.0, 2.0, 3.0):
         add("quack", time_ms)
     (found,) = arrange_rows(frame(), all_rows=True).grids
-    runs = {cell.key[-1]: cell.record["time_ms"] for cell in found.cells() if cell.column == "quack"}
-    assert found.key_names[-1] == "run" and runs == {1: 3.0, 2: 2.0, 3: 1.0}
+    runs = {(cell.column, cell.key[-1]): cell.record["time_ms"] for cell in found.cells()}
+    assert found.key_names[-1] == "run" and len(found.problems.rows) == 1
+    assert runs == {
+        ("triton_tp", 1): 2.0,
+        ("triton_tp", 2): 1.0,
+        ("quack", 1): 3.0,
+        ("quack", 2): 2.0,
+        ("quack", 3): 1.0,
+    }
 
 
 def note(frame, **options):

@@ -53,7 +53,7 @@ def record(time, floor=1.0, **fields):
 
 def grid(rows, names=("vocab", "tp_size")):
     made = tuple(GridRow(key, records) for key, records in rows.items())
-    return RecordGrid("w", {}, names, ("a", "b"), made)
+    return RecordGrid("w", {}, names, ("a", "b"), made, tuple(range(len(names))))
 
 
 def test_shares_of_the_floor_are_percentages():

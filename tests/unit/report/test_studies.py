@@ -7,7 +7,7 @@ import pytest
 
 from tpbench.report.command import main
 from tpbench.report.page.html_page import page
-from tpbench.report.studies import check_columns, column_tables, study_picture, study_tables
+from tpbench.report.studies import check_columns, study_document, study_picture
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Series
 
@@ -28,7 +28,7 @@ def caps(add):
 
 
 def test_a_study_has_a_line_for_each_cell(caps, frame):
-    gpu, cpu = study_tables(frame(), "block_cap")
+    gpu, cpu = study_document(frame(), "block_cap").tables
     assert tuple(gpu.columns) == (
         "vocab", "tp", "shard", "variant", "status", "of best", "time_ms", "device_ms", "fraction_of_floor",
         "registers", "spilled_bytes", "occupancy",
@@ -68,7 +68,7 @@ def test_columns_and_ratios_of_each_cell(add, frame):
     add("pytorch_gather", 1.7, device_ms=1.7, vocab=65536)
     add("pytorch_gather", vocab=32768, status="oom", reason="no room")
     columns = ("time_ms", "time_ms/device_ms", "fraction_of_floor", "peak_gib/device_ms")
-    (table,) = column_tables(frame(), columns)
+    (table,) = study_document(frame(), None, columns).tables
     assert tuple(table.columns) == ("vocab", "shard", "variant", "status", *columns)
     assert table.texts == [
         ["32768", "16384", "triton_tp", "ok†", "0.200", "2.00x", "85.7%", "20.0x"],
@@ -80,7 +80,7 @@ def test_columns_and_ratios_of_each_cell(add, frame):
 
 def test_a_lone_correct_cell_has_no_status_and_all_keys_in_its_heading(add, frame):
     add("triton_tp", 0.2)
-    (table,) = column_tables(frame(), ("time_ms", "registers"))
+    (table,) = study_document(frame(), None, ("time_ms", "registers")).tables
     assert (tuple(table.columns), table.texts) == (("variant", "time_ms"), [["triton_tp", "0.200"]])
     assert "vocab=32768, tp=2, shard=16384" in table.heading
 
@@ -91,7 +91,7 @@ def test_a_mark_belongs_to_the_columns_that_are_shown(add, frame):
     for columns, status in {
         ("device_ms",): None, ("device_ms", "time_ms"): "ok†", ("peak_gib",): "ok§", ("peak_gib/time_ms",): "ok†§",
     }.items():  # fmt: skip
-        (table,) = column_tables(frame(), columns)
+        (table,) = study_document(frame(), None, columns).tables
         assert dict(zip(table.columns, table.texts[0], strict=True)).get("status") == status
         assert bool(table.notes) == (status is not None)
 
@@ -100,10 +100,10 @@ def test_with_a_study_cells_are_compared_and_other_workloads_left_out(add, frame
     add("triton_tp", 0.2)
     for variant, tokens in (("fsdp", 9000.0), ("ddp", 4500.0)):
         add(variant, 1.0, tokens_per_s_per_gpu=tokens, mfu=0.5, **TRAINED)
-    (table,) = column_tables(frame(), ("mfu",), "training")
+    (table,) = study_document(frame(), "training", ("mfu",)).tables
     assert tuple(table.columns) == ("variant", "of best", "mfu")
     assert table.texts == [["fsdp", "1.00x", "50.0%"], ["ddp", "2.00x", "50.0%"]]
-    assert len(column_tables(frame(), ("time_ms",))) == 2
+    assert len(study_document(frame(), None, ("time_ms",)).tables) == 2
 
 
 @pytest.mark.parametrize("name", ["tim", "time_ms/devise_ms", "a/time_ms", ""])

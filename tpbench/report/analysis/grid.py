@@ -11,13 +11,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
-from tpbench.job import NOT_IN_KEY
 from tpbench.report.analysis.records import (
     Record,
     column_label,
     comparable,
     is_measurement,
-    job_fields,
     problem_identity,
     row_records,
     sort_key,
@@ -29,6 +27,8 @@ from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
 
 Key: TypeAlias = tuple[Any, ...]
+RUN = "run"
+"""Key that counts the rows of one cell from the newest, in a grid that has several rows of a cell."""
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
@@ -40,10 +40,10 @@ class GridRow:
     records: tuple[Record | None, ...]
 
 
-def _newest(records: Sequence[Record | None]) -> Record | None:
-    """Return the newest measurement, or the newest record if none is a measurement."""
-    existing = [record for record in records if record]
-    return max(existing, key=lambda record: (is_measurement(record), record["finished_at"] or _EARLIEST), default=None)
+def _newest_measurement(runs: Sequence[Record | None]) -> Record | None:
+    """Return the first measurement among the runs of a cell, of which the newest is the first, or else the newest."""
+    records = [record for record in runs if record]
+    return next(filter(is_measurement, records), records[0] if records else None)
 
 
 class GridCell(NamedTuple):
@@ -72,20 +72,13 @@ class RecordGrid:
     columns: tuple[str, ...]
     """Names of the columns: a variant and the options that it was run with. They are safe to print."""
     rows: tuple[GridRow, ...]
-    derived: frozenset[str] = frozenset()
-    """Names among `key_names` whose values follow from other fields."""
-    tie_breaking_keys: frozenset[str] = frozenset()
-    """Names among `key_names` that aren't fields of the problem. They distinguish rows of one cell."""
+    independent: tuple[int, ...]
+    """Indices of the keys that don't follow from other fields."""
 
     @property
     def heading(self) -> str:
         """The facts as one line."""
         return heading(self.facts)
-
-    @cached_property
-    def independent(self) -> tuple[int, ...]:
-        """Indices of the keys that are not derived."""
-        return tuple(at for at, name in enumerate(self.key_names) if name not in self.derived)
 
     @cached_property
     def varying(self) -> tuple[int, ...]:
@@ -94,22 +87,20 @@ class RecordGrid:
 
     @cached_property
     def problems(self) -> RecordGrid:
-        """The same grid without tie-breaking keys: one row for each problem, with the newest record of each column.
+        """The same grid with one row for each problem: the newest measurement of each column, or the newest record.
 
-        A cell that was measured again with other settings, such as a time budget, makes no other problem.
+        A cell that was measured again, for example with another time budget, makes no other problem.
         """
-        if not self.tie_breaking_keys:
+        if RUN not in self.key_names:
             return self
-        kept = [at for at, name in enumerate(self.key_names) if name not in self.tie_breaking_keys]
         groups: dict[Key, list[GridRow]] = defaultdict(list)
         for row in self.rows:
-            groups[tuple(row.key[at] for at in kept)].append(row)
+            groups[row.key[:-1]].append(row)
         rows = tuple(
-            GridRow(key, tuple(map(_newest, zip(*(row.records for row in of_problem), strict=True))))
-            for key, of_problem in groups.items()
+            GridRow(key, tuple(map(_newest_measurement, zip(*(row.records for row in runs), strict=True))))
+            for key, runs in groups.items()
         )
-        names = tuple(self.key_names[at] for at in kept)
-        return replace(self, key_names=names, rows=rows, tie_breaking_keys=frozenset())
+        return replace(self, key_names=self.key_names[:-1], rows=rows, independent=self.independent[:-1])
 
     def distinguishing_keys(self, indices: Sequence[int]) -> tuple[int, ...]:
         """Return the keys that are needed to tell the rows apart, without those that follow from another of them."""
@@ -173,9 +164,8 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
     """Arrange the newest row of each cell, or every row, in one grid for each workload and kind of hardware.
 
     `columns` are the columns that records need besides keys. A field of the problem that varies becomes a key of the
-    grid's rows. An option that a variant was run with becomes a column of its own. Rows that still share a cell are
-    distinguished by the fields in which their jobs differ. If no field differs, a number counts them from the newest.
-    So each row of the frame has exactly one place.
+    grid's rows. An option that a variant was run with becomes a column of its own. If rows still share a cell, a key
+    counts them from the newest. So each row of the frame has exactly one place.
     """
     known = workloads()
     frame = comparable(frame)
@@ -202,12 +192,20 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
 def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
     facts, keys = _split(records, workload)
     columns = [(record["variant"], *chosen_options(record, workload)) for record in records]
-    tie_breaking = _add_tie_breaking_keys(records, keys, columns)
-    keys += tie_breaking
+    runs: dict[Key, list[Record]] = defaultdict(list)
+    for record, column in zip(records, columns, strict=True):
+        runs[(*(record[name] for name in keys), column)].append(record)
+    if any(len(of_cell) > 1 for of_cell in runs.values()):
+        keys.append(RUN)
+        for of_cell in runs.values():
+            of_cell.sort(key=lambda record: record["finished_at"] or _EARLIEST, reverse=True)
+            for count, record in enumerate(of_cell, start=1):
+                record[RUN] = count
     cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
     for record, column in zip(records, columns, strict=True):
         cells[tuple(record[name] for name in keys)][column] = record
     ordered = sorted(set(columns), key=lambda column: _column_order(column, workload))
+    derived = workload.pivot.derived if workload else ()
     return RecordGrid(
         workload=facts["workload"],
         facts={name: text for name, text in facts.items() if text != MISSING},
@@ -217,8 +215,7 @@ def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
             GridRow(key, tuple(cells[key].get(column) for column in ordered))
             for key in sorted(cells, key=lambda key: [sort_key(value) for value in key])
         ),
-        derived=frozenset(workload.pivot.derived if workload else ()),
-        tie_breaking_keys=frozenset(tie_breaking),
+        independent=tuple(at for at, name in enumerate(keys) if name not in derived),
     )
 
 
@@ -226,7 +223,7 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
     """Return the facts that all rows of a grid share, and the keys that split these rows into problems.
 
     A field of the problem that varies is a key. Options of a variant split columns instead, and settings of the
-    measurement split nothing, unless two rows would share a cell (see `_add_tie_breaking_keys`).
+    measurement split nothing.
     """
     pivot = workload.pivot if workload else Pivot()
     problem = (problem_identity(workload) if workload else {"dp_size": 1}) | {"nodes": 1}
@@ -253,31 +250,3 @@ def _column_order(column: Key, workload: Workload | None) -> Key:
 def _column_name(column: Key) -> str:
     variant, *options = column
     return " ".join([value_text(variant), *(f"{column_label(name)}={value_text(value)}" for name, value in options)])
-
-
-def _add_tie_breaking_keys(records: list[Record], keys: list[str], columns: list[Key]) -> list[str]:
-    """Put further keys into the records such that no two share a cell, and return the names of these keys.
-
-    They are the fields in which the jobs of a cell differ and, if some do not differ, a number from the newest.
-    """
-    jobs = [job_fields(record) for record in records]
-    differing: set[str] = set()
-    for group in _collisions(records, keys, columns):
-        names = {name for at in group for name in jobs[at]} - {*NOT_IN_KEY}
-        differing |= {name for name in names if len({jobs[at].get(name) for at in group}) > 1}
-    for record, job in zip(records, jobs, strict=True):
-        record.update({f"job {name}": job.get(name) for name in differing}, run=1)
-    added = [f"job {name}" for name in sorted(differing)]
-    collisions = _collisions(records, [*keys, *added], columns)
-    for group in collisions:
-        for count, at in enumerate(reversed(group), start=1):
-            records[at]["run"] = count
-    return [*added, "run"] if collisions else added
-
-
-def _collisions(records: list[Record], keys: list[str], columns: list[Key]) -> list[list[int]]:
-    """Return the indices of the records that share a cell, cell by cell."""
-    cells: dict[Key, list[int]] = defaultdict(list)
-    for at, (record, column) in enumerate(zip(records, columns, strict=True)):
-        cells[(*(record[name] for name in keys), column)].append(at)
-    return [group for group in cells.values() if len(group) > 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Collection, Iterable
 from typing import Any, TypeAlias
@@ -97,17 +96,6 @@ def problem_identity(workload: Workload) -> dict[str, Any]:
     options = {option.name for option in workload.options}
     problem = {name: default for name, default in problem_fields(workload).items() if name not in options}
     return problem | {"dp_size": 1}
-
-
-def job_fields(record: Record) -> dict[str, Any]:
-    """Return the fields of a row's job. There are none if the row has no readable job."""
-    try:
-        job = json.loads(record["job"] or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(job, dict):
-        return {}
-    return {name: json.dumps(value) if isinstance(value, (list, dict)) else value for name, value in job.items()}
 
 
 def caveat_mark(record: Record) -> str:

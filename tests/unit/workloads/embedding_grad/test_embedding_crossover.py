@@ -16,7 +16,6 @@ from tests.support.embedding_grad import context, problem
 from tpbench.report.command import main as report
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
-from tpbench.report.studies import study_tables
 from tpbench.results.read import plain_rows
 from tpbench.results.write import write_row
 from tpbench.tables import Document, as_markdown
@@ -114,7 +113,7 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    return as_markdown(Document(study_tables(frame, "crossover")))
+    return as_markdown(Document(crossover_study.tables(plain_rows(frame))))
 
 
 def draw(frame: pd.DataFrame) -> Any:
