@@ -28,7 +28,7 @@ def device_ms(variant, tokens, vocab, tp_size, loss):
     """Return the device time of a cell by the formula, in ms."""
     logits = 1 if loss == "cross_entropy" else 2
     shard = tokens * -(-vocab // tp_size) * 2 / 1e6 / COPY * 1e0  # ms to read a shard once
-    exchange = 0 if tp_size == 1 else 0.012 + 0.003 * np.log2(tp_size)
+    exchange = 0 if tp_size == 1 else 0.006 * np.log2(2 * tp_size)
     if variant == "triton_tp":
         return 0.004 + 1.2 * (logits + 1) * shard + exchange
     if variant == "pytorch_tp_manual":
@@ -42,7 +42,7 @@ def peak_gib(variant, tokens, vocab, tp_size, loss):
     shard, full = tokens * -(-vocab // tp_size) / 2**30, tokens * vocab / 2**30
     if variant == "triton_tp":
         return 2 * shard + 16 * tokens / 2**30
-    return 14 * shard * logits if variant == "pytorch_tp_manual" else 2 * shard + 14 * full * logits
+    return 14 * shard * logits if variant == "pytorch_tp_manual" else 14.5 * full * logits
 
 
 def samples(median, name, count=120, noise=0.01):
@@ -64,7 +64,7 @@ def cell(
     name = json.dumps(flat, sort_keys=True)
     logits = 1 if loss == "cross_entropy" else 2
     moved = (logits + 1) * tokens * -(-vocab // tp_size) * 2 + (8 * tokens if logits == 1 else 0)
-    sent = 0 if tp_size == 1 else 12 * tokens
+    sent = 12 * tokens * (tp_size - 1)
     if variant == "pytorch_gather" and tp_size > 1:
         sent = logits * tokens * -(-vocab // tp_size) * 2 * (tp_size - 1)
     device = samples(factor * device_ms(variant, tokens, vocab, tp_size, loss), f"device{name}{run}")

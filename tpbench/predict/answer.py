@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from tpbench.tables import MISSING, aligned_lines
 from tpbench.workloads.cost_model import ProblemSize, Question
 
 UNKNOWN = "unknown"
-"""Text of a number whose error bar is too wide, with that error, and of communication that the rows do not tell."""
+"""Text of a number whose error bar is too wide, with that error, and of one that the rows do not determine."""
 
 
 @dataclass(frozen=True)
@@ -60,49 +61,38 @@ def _table(answer: Answer) -> str:
         "extra peak memory",
         f"in {number(free)} GiB",
     ]
-    grid = [columns]
+    rows = []
     for prediction in answer.predictions:
-        grid.append([
-            prediction.label, _with_error(prediction.time_ms, "ms"), _with_error(prediction.device_ms, "ms"),
-            _communication(prediction, answer.target),
-            UNKNOWN if (sent := prediction.bytes_communicated) is None else f"{number(sent / 2**20)} MiB",
-            _with_error(prediction.peak_gib, "GiB"), prediction.memory_outcome(free),
+        sent = prediction.bytes_communicated
+        rows.append([
+            prediction.label, _text(prediction.time_ms, "ms"), _text(prediction.device_ms, "ms"),
+            _text(prediction.communication_ms, "ms"), UNKNOWN if sent is None else f"{number(sent / 2**20)} MiB",
+            _text(prediction.peak_gib, "GiB"), prediction.memory_outcome(free),
         ])  # fmt: skip
-    cells = sum(len(answer.models[prediction.label].cells) for prediction in answer.predictions)
+    models = [answer.models[prediction.label] for prediction in answer.predictions]
+    reasons = {prediction.label: prediction.memory_reason(free) for prediction in answer.predictions}
     notes = [
         answer.target.speed_text(),
         answer.target.memory_text(size),
-        extrapolation([answer.models[prediction.label] for prediction in answer.predictions], size),
+        extrapolation(models, size),
         f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
-        f"grows with each doubling beyond what was measured. {UNKNOWN}: more than {LARGEST_ERROR:.0%}, so measure a "
-        "cell of about that size",
-        _unknown_communication(answer),
-        *(
-            f"{prediction.label}: {reason}"
-            for prediction in answer.predictions
-            if (reason := prediction.memory_reason(free))
-        ),
+        f"grows with each doubling beyond what was measured. {UNKNOWN}: the measured cells do not determine it, or "
+        f"only within more than {LARGEST_ERROR:.0%}, so measure a cell of about that size",
+        *(f"{label}: {reason}" for label, reason in reasons.items() if reason),
     ]
-    lines = [
-        f"{size}: predicted from {cells} cells measured on {gpu}",
-        *aligned_lines(grid[0], grid[1:]),
-        *filter(None, notes),
-    ]
-    return "\n".join(lines) + "\n"
+    cells = sum(len(model.cells) for model in models)
+    heading = f"{size}: predicted from {cells} cells measured on {gpu}"
+    return "\n".join([heading, *aligned_lines(columns, rows), *filter(None, notes)]) + "\n"
 
 
-def _communication(prediction: Prediction, target: Target) -> str:
-    if prediction.communication_ms is None:
-        return MISSING if target.slowdown is None else UNKNOWN
-    return f"{number(prediction.communication_ms)} ms"
-
-
-def _unknown_communication(answer: Answer) -> str | None:
-    if answer.target.slowdown is None or all(
-        prediction.communication_ms is not None for prediction in answer.predictions
-    ):
-        return None
-    return f"communication is {UNKNOWN} if the rows of a variant do not tell its time apart from the rest"
+def _text(estimate: Estimate | None, unit: str) -> str:
+    """Return an estimate as text. None: it is withheld."""
+    if estimate is None:
+        return MISSING
+    if not math.isfinite(estimate.error):
+        return UNKNOWN
+    error = f"+-{estimate.error:.0%}"
+    return f"{number(estimate.value)} {unit} {error}" if estimate.known else f"{UNKNOWN} ({error})"
 
 
 def extrapolation(models: Sequence[VariantModel], size: ProblemSize) -> str | None:
@@ -128,7 +118,7 @@ def as_json(answers: Sequence[Answer]) -> str:
 
 
 def _estimate_object(estimate: Estimate | None) -> dict[str, object] | None:
-    if estimate is None:
+    if estimate is None or not math.isfinite(estimate.error):
         return None
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "known": estimate.known}
 
@@ -138,8 +128,8 @@ def _answer_object(answer: Answer) -> dict[str, object]:
     variants = {
         prediction.label: {
             "time_ms": _estimate_object(prediction.time_ms), "device_ms": _estimate_object(prediction.device_ms),
-            "communication_ms": prediction.communication_ms, "bytes_communicated": prediction.bytes_communicated,
-            "peak_gib": _estimate_object(prediction.peak_gib),
+            "communication_ms": _estimate_object(prediction.communication_ms),
+            "bytes_communicated": prediction.bytes_communicated, "peak_gib": _estimate_object(prediction.peak_gib),
             "memory": prediction.memory_outcome(answer.free_gib),
             "memory_reason": prediction.memory_reason(answer.free_gib),
             "beyond": extrapolation_factors(answer.models[prediction.label].cells, size),
@@ -153,13 +143,6 @@ def _answer_object(answer: Answer) -> dict[str, object]:
         "beside": target.beside.name if target.beside else None,
         "free_gib": answer.free_gib, "inputs_gib": size.inputs_gib, **problem, "variants": variants,
     }  # fmt: skip
-
-
-def _with_error(estimate: Estimate | None, unit: str) -> str:
-    if estimate is None:
-        return MISSING
-    error = f"+-{estimate.error:.0%}"
-    return f"{number(estimate.value)} {unit} {error}" if estimate.known else f"{UNKNOWN} ({error})"
 
 
 _FEW_TIMES = 10
@@ -180,6 +163,8 @@ def first_sentence(
     if asked is None or question is None:
         return _fastest(fitting, best, others, free, filtered)
     fits = asked.memory_outcome(free)
+    if fits == UNKNOWN:
+        return f"The memory of {question.variant} is unknown. {_fastest(fitting, best, others, free, filtered)}"
     memory = f"{question.subject} takes {number(asked.peak_gib.value)} GiB"
     if fits != "fits":
         word = "does not fit" if fits == "OOM" else "may not fit"
@@ -233,7 +218,9 @@ def _fastest(
     filtered: bool,
 ) -> str:
     if best is None:
-        smallest = min(all_of_them, key=lambda prediction: prediction.peak_gib.value)
+        smallest = min((one for one in all_of_them if one.peak_gib.known), key=lambda one: one.needed_gib, default=None)
+        if smallest is None:
+            return "No memory is known well enough"
         return (
             f"No {'chosen ' if filtered else ''}variant surely fits into {number(free)} GiB: the smallest, "
             f"{smallest.label}, takes {number(smallest.needed_gib)} GiB{_because(smallest, free)}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -14,7 +13,7 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import caveat_mark
 from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads
-from tpbench.workloads.cost_model import CostModel, ProblemSize
+from tpbench.workloads.cost_model import CostModel, Counts
 
 _NUMBERS = ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "copy_gb_per_s")
 """Columns with the numbers of a `MeasuredCell`, in its order."""
@@ -68,6 +67,10 @@ class MeasuredCells:
         """The variants of these cells, most measured first."""
         return [label for label, _ in Counter(cell.label for cell in self.cells if cell.status == "ok").most_common()]
 
+    def counts(self, label: str, size: Any) -> Counts:
+        """Return what a variant with its options does on a problem of this size."""
+        return self.cost_model.counts(label.split()[0], size)
+
 
 def predictable() -> dict[str, Workload]:
     """Return the workloads that have a cost model, by name."""
@@ -93,15 +96,15 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     cost_model = cost_model_of(workload)
     by_gpu: dict[str, list[MeasuredCell]] = {}
     arranged = arrange_rows(frame[frame["workload"] == workload.name], (*_NUMBERS, "gpu_name", "nodes"))
-    for grid in arranged.grids:
-        for row in grid.rows:
-            for label, record in zip(grid.columns, row.records, strict=True):
-                fits = record and record["device"] == "cuda" and (record["nodes"] or 1) == 1 and not caveat_mark(record)
-                if not (record and fits and record["status"] in ("ok", "oom") and record["gpu_name"]):
-                    continue
-                size = cost_model.size_of(record)
-                if size is not None and not any(f" {name}=" in label for name in cost_model.tuning_options):
-                    by_gpu.setdefault(record["gpu_name"], []).append(_cell(label, size, record))
+    for cell in (cell for grid in arranged.grids for cell in grid.cells()):
+        record, label = cell.record, cell.column
+        on_one_host = record["device"] == "cuda" and record["gpu_name"] and (record["nodes"] or 1) == 1
+        size = cost_model.size_of(record)
+        if not on_one_host or caveat_mark(record) or record["status"] not in ("ok", "oom") or size is None:
+            continue
+        if not any(f" {name}=" in label for name in cost_model.tuning_options):
+            numbers = [float(value) if isinstance(value := record[name], (int, float)) else None for name in _NUMBERS]
+            by_gpu.setdefault(record["gpu_name"], []).append(MeasuredCell(label, size, record["status"], *numbers))
     if gpu is not None and gpu not in by_gpu:
         raise JobError(
             f"no row was measured on {gpu} (there are: {', '.join(sorted(by_gpu)) or 'none'}): to predict for a GPU "
@@ -113,20 +116,3 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
         )
     chosen = gpu or max(by_gpu, key=lambda name: len(by_gpu[name]))
     return MeasuredCells(cost_model, chosen, tuple(by_gpu[chosen]))
-
-
-def _cell(label: str, size: ProblemSize, record: dict[str, object]) -> MeasuredCell:
-    values = [record[name] for name in _NUMBERS]
-    numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
-    return MeasuredCell(label, size, str(record["status"]), *numbers)
-
-
-def span(cells: Iterable[MeasuredCell]) -> dict[str, tuple[int, int]]:
-    """Return the smallest and the largest measured value of each whole number in the size."""
-    sizes = [cell.size for cell in cells if cell.status == "ok"]
-    names = (
-        [field.name for field in fields(sizes[0]) if isinstance(getattr(sizes[0], field.name), int)] if sizes else []
-    )
-    return {
-        name: (min(getattr(size, name) for size in sizes), max(getattr(size, name) for size in sizes)) for name in names
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tpbench.measure.machine import nvml_session, nvml_text
@@ -20,6 +21,11 @@ class Estimate:
     value: float
     error: float
     """As a share of the value."""
+
+    @classmethod
+    def of(cls, value: float | None, error: float) -> Estimate:
+        """Return the estimate. A value of None is unknown: its error is infinite."""
+        return cls(0.0, math.inf) if value is None else cls(value, error)
 
     @property
     def low(self) -> float:

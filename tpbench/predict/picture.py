@@ -27,7 +27,8 @@ def most_tokens(model: VariantModel, size: Any, gpu_gib: float, beside: TrainedM
 
     def fits(tokens: int) -> bool:
         tried = replace(size, tokens=tokens)
-        return bool(model(tried).needed_gib <= free_gib(gpu_gib, tried, beside))
+        peak_gib = model.fits("peak_gib", tried)
+        return peak_gib is not None and tried.inputs_gib + peak_gib <= free_gib(gpu_gib, tried, beside)
 
     if not fits(1):
         return 0

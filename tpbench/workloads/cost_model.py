@@ -1,6 +1,7 @@
 """Interface of a workload's cost model: `tpbench.predict` fits it to measured rows.
 
-A cost model names terms that each have a meaning, such as the bytes of a shard. It knows no row format and no fitting.
+A cost model counts what an implementation does, such as the bytes that a rank works on. It knows no row format and no
+fitting: `tpbench.predict` finds how long a counted unit takes.
 """
 
 from __future__ import annotations
@@ -33,14 +34,23 @@ class ProblemSize(Protocol):
         """Memory of one rank's inputs, in GiB."""
 
 
-Terms: TypeAlias = Callable[[Any], Mapping[str, float]]
-"""Return the terms of a cost by name, for a `ProblemSize`. A fit multiplies each with a coefficient that is not
-negative."""
-TimeTerms: TypeAlias = Callable[[Any, float], Mapping[str, float]]
-"""The same for a time, given also the bytes that a rank sends.
+Terms: TypeAlias = Mapping[str, float]
+"""Counted terms of a cost by name. A fit multiplies each with a coefficient that is not negative.
 
 Names of communication terms start with `collective`. Names of terms that a GPU's memory bandwidth limits start with
 `bytes`."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one variant does on one problem."""
+
+    memory: Terms
+    """Terms of the extra peak memory of a rank."""
+    sent: Terms
+    """Terms of the bytes that the busiest rank sends. No terms: nothing is sent."""
+    time: Terms
+    """Terms of the device time."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +78,14 @@ class FeasibilityPlot:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The terms of the time, memory and communication of one workload's iteration."""
+    """The counted cost of one workload's iteration."""
 
     size: type
     """A `ProblemSize`."""
     size_of: Callable[[Mapping[str, Any]], Any | None]
     """Return the size of a row or of a job's flat fields, or None if one is missing or unknown."""
-    time_terms: tuple[TimeTerms, ...]
-    """Alternatives: the one that fits a variant best is used."""
-    memory_terms: Terms
-    """Terms of the extra peak memory."""
-    sent_terms: Terms
-    """Terms of the bytes that the busiest rank sends. No terms: nothing is sent."""
+    counts: Callable[[str, Any], Counts]
+    """Return what a variant, given by its name, does on a problem of this size."""
     tuning_options: tuple[str, ...] = ()
     """Options that tune a kernel. A row that sets one is not fitted. A job that sets one is predicted as if it did
     not."""

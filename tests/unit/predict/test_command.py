@@ -14,7 +14,7 @@ def test_text_answer(rows, capsys):
     said = capsys.readouterr().out
     lines = {line.split()[0]: line for line in said.splitlines()[4:7]}
     assert set(lines) == set(synthetic.VARIANTS) and all(line.endswith(" fits") for line in lines.values())
-    assert "14.25 GiB +-" in lines["pytorch_gather"] and "1792 MiB" in lines["pytorch_gather"]
+    assert "14.50 GiB +-" in lines["pytorch_gather"] and "1792 MiB" in lines["pytorch_gather"]
     assert "extrapolates beyond what was measured: tp_size=8 2 times (all variants)" in said
     assert main([*arguments[:-3], "8", "--rows", rows, "--variant", "pytorch_gather"]) == 0
     assert capsys.readouterr().out.splitlines()[4].endswith(" OOM")
@@ -31,7 +31,7 @@ def test_json_answer(rows, capsys):
 def test_validation(rows, capsys):
     assert main(["--validate", "--rows", rows]) == 0
     said = capsys.readouterr().out
-    assert "the aims are reached" in said and all(f"\n{variant} " in said for variant in synthetic.VARIANTS)
+    assert "the aims are reached" in said and said.count("\none cell  ") == len(synthetic.VARIANTS) + 2
     assert "\n0 of 1 cells that ran out of memory are predicted to from the others" in said
     assert "pytorch_gather, cross_entropy, tokens=65536 vocab=131072 tp_size=4, bfloat16: predicted fits, 120.0" in said
 

@@ -1,21 +1,18 @@
-"""The cost model of the entropy loss: its terms of time, memory and communication.
+"""The cost model of the entropy loss: what a variant works on and sends.
 
-    time = launches(loss) + bytes worked on / effective bandwidth(loss)
-         + latency of the collectives, which grows with the logarithm of the world size
-         + bytes sent / bandwidth of the collectives
-
-The bytes worked on are those of a rank's shard, or those of all logits for a variant that gathers them.
+device time = launches(loss) + bytes worked on / effective bandwidth(loss)
+            + latency of the collectives, which grows with the logarithm of the world size
+            + bytes sent / bandwidth of the collectives
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tpbench.workloads.cost_model import CostModel, FeasibilityPlot, Question
+from tpbench.workloads.cost_model import CostModel, Counts, FeasibilityPlot, Question
 from tpbench.workloads.item_bytes import ITEM_BYTES
 
 
@@ -64,41 +61,31 @@ def size_of(values: Mapping[str, Any]) -> LossSize | None:
     return None if None in found.values() or found["dtype"] not in ITEM_BYTES else LossSize(**found)  # type: ignore
 
 
-def time_terms(size: LossSize, sent_bytes: float, *, gathers: bool) -> dict[str, float]:
-    """Return the terms of an iteration's time, for a variant that works on the shard or on the gathered logits."""
-    work = size.full if gathers else size.shard
-    terms = {f"launches {size.loss}": 1.0, f"bytes {size.loss}": float(work * size.item)}
-    if size.tp_size > 1:
-        terms |= {
-            "collective start": 1.0,
-            "collective latency": math.log2(size.tp_size),
-            "collective bytes": sent_bytes,
-        }
-    return terms
+GATHERING = ("pytorch_gather",)
+"""Variants that gather the logits of the whole vocabulary, and work on all of them on each rank."""
+REDUCING = ("torch_loss_parallel", "liger", "megatron", "torchtitan")
+"""Variants that all-reduce numbers of each row. All others gather such numbers from every rank."""
 
 
-def memory_terms(size: LossSize) -> dict[str, float]:
-    """Return the terms of the extra peak memory."""
-    terms = {
-        "constant": 1.0,
-        "a row": float(size.tokens),
-        f"shard {size.loss}": float(size.shard * size.item),
-        f"full {size.loss}": float(size.full * size.item),
+def counts(variant: str, size: LossSize) -> Counts:
+    """Return what a variant does: it works on its shard, or on the logits of the whole vocabulary."""
+    gathers, ranks = variant in GATHERING, size.tp_size
+    worked = float((size.full if gathers else size.shard) * size.item)
+    memory = {"a row": float(size.tokens), f"worked {size.loss}": worked}
+    if ranks == 1:
+        return Counts(memory, {}, {f"launches {size.loss}": 1.0, f"bytes {size.loss}": worked})
+    if gathers:
+        memory[f"gathered {size.loss}"] = worked
+        unit = float(size.shard * size.item * (ranks - 1))
+    else:
+        unit = size.tokens * (ranks - 1) / (ranks if variant in REDUCING else 1)
+    time = {
+        f"launches {size.loss}": 1.0,
+        f"bytes {size.loss}": worked,
+        "collective latency": math.log2(2 * ranks),
+        f"collective {size.loss}": unit,
     }
-    if size.tp_size > 1:  # on one rank there is nothing to gather
-        terms[f"gathered {size.loss}"] = float(size.full * size.item)
-    return terms
-
-
-def sent_terms(size: LossSize) -> dict[str, float]:
-    """Return the terms of the bytes that the busiest rank sends."""
-    if size.tp_size == 1:
-        return {}
-    return {
-        f"once {size.loss}": float(size.tokens),
-        f"each peer {size.loss}": float(size.tokens * (size.tp_size - 1)),
-        f"shards {size.loss}": float(size.shard * (size.tp_size - 1) * size.item),
-    }
+    return Counts(memory, {f"sent {size.loss}": unit}, time)
 
 
 def interpreter_core_s(size: LossSize) -> float:
@@ -109,9 +96,7 @@ def interpreter_core_s(size: LossSize) -> float:
 COST_MODEL = CostModel(
     size=LossSize,
     size_of=size_of,
-    time_terms=(functools.partial(time_terms, gathers=False), functools.partial(time_terms, gathers=True)),
-    memory_terms=memory_terms,
-    sent_terms=sent_terms,
+    counts=counts,
     tuning_options=("block_cap",),
     interpreter_core_s=interpreter_core_s,
     plot=FeasibilityPlot(
