@@ -10,7 +10,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import rich.table
@@ -200,7 +200,11 @@ def as_csv(document: Document) -> str:
     leading += [name for table in tables for name in table.columns[: table.keys]]
     others = [name for table in tables for column in table.columns[table.keys :] for name in _csv_names(table, column)]
     columns = list(dict.fromkeys([*leading, *others, *notes]))
-    return csv_text(columns, [[row.get(name, TableCell("")) for name in columns] for row in rows])
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(_csv_item, map(TableCell, columns)))
+    writer.writerows([_csv_item(row.get(name, TableCell(""))) for name in columns] for row in rows)
+    return out.getvalue()
 
 
 def _csv_names(table: Table, column: str) -> list[str]:
@@ -219,19 +223,9 @@ def _csv_row(table: Table, cells: Sequence[TableCell]) -> dict[str, TableCell]:
     return named | ({"notes": TableCell("; ".join(notes))} if notes else {})
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Sequence[TableCell | str | float | None]]) -> str:
-    """Return CSV. Numbers have all digits, missing values are empty, and no spreadsheet takes a text for a formula."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerows([_csv_item(item) for item in row] for row in (columns, *rows))
-    return out.getvalue()
-
-
-def _csv_item(item: TableCell | str | float | None) -> str:
-    if isinstance(item, TableCell):
-        item = item.text if item.value is None else item.value
-    if item is None or item == MISSING:
-        return ""
+def _csv_item(cell: TableCell) -> str:
+    """Return what CSV has of a cell: a number with all digits, nothing if it is missing, and never a formula."""
+    item = cell.text if cell.value is None else cell.value
     if isinstance(item, str):
-        return f"'{item}" if item.startswith(_FORMULA) else item
+        return "" if item == MISSING else f"'{item}" if item.startswith(_FORMULA) else item
     return str(item)

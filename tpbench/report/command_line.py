@@ -34,8 +34,8 @@ SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
 }
 _UNKNOWN = "unrecognized arguments: "
 """Start of argparse's message for unknown options."""
-_SCRIPT, _INSTALLED = "report.py", "tpbench-report"
-"""The names of the command in a checkout and in an environment with the installed package."""
+_INSTALLED = "tpbench-report"
+"""The name of the command in an environment with the installed package. In a checkout it is report.py."""
 
 
 class ReportParser(argparse.ArgumentParser):
@@ -43,7 +43,7 @@ class ReportParser(argparse.ArgumentParser):
 
     def __init__(self, command: str = "", *, description: str, epilog: str | None = None) -> None:
         """`command`: the name of a command with options of its own. Empty: the report itself."""
-        program = _INSTALLED if Path(sys.argv[0]).name == _INSTALLED else _SCRIPT
+        program = _INSTALLED if Path(sys.argv[0]).name == _INSTALLED else "report.py"
         super().__init__(prog=f"{program} {command}".rstrip(), description=description, epilog=epilog)
 
     def error(self, message: str) -> NoReturn:
@@ -114,26 +114,19 @@ def read_rows(places: Sequence[str]) -> pd.DataFrame:
 def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
     """Return the rows that the filters select. Raises JobError for a filter that no row passes."""
     frame = read_rows(options.where)
-    for name in FILTERS:
-        wanted = getattr(options, name)
-        if wanted is not None:
-            frame = _only(frame, name, wanted.split(","))
-    for name, value in parse_conditions(options.only):
+    filters = [(name, getattr(options, name)) for name in FILTERS if getattr(options, name) is not None]
+    for name, value in [*filters, *parse_conditions(options.only)]:
         if name not in frame:
             if name in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")
             raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
-        is_one_value = value in set(frame[name].map(value_text))  # a value may contain a comma
-        frame = _only(frame, name, [value] if is_one_value else value.split(","))
+        texts = frame[name].map(value_text)
+        wanted = [value] if value in set(texts) else value.split(",")  # a value may contain a comma
+        for text in wanted:
+            if text not in set(texts):
+                raise JobError(f"in these rows, {unknown(name, text, set(texts[frame[name].notna()]))}")
+        frame = frame[texts.isin(wanted)]
     return frame
-
-
-def _only(frame: pd.DataFrame, name: str, wanted: list[str]) -> pd.DataFrame:
-    texts = frame[name].map(value_text)
-    for value in wanted:
-        if value not in set(texts):
-            raise JobError(f"in these rows, {unknown(name, value, set(texts[frame[name].notna()]))}")
-    return frame[texts.isin(wanted)]
 
 
 def parse_conditions(arguments: Sequence[str]) -> list[tuple[str, str]]:

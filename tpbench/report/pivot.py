@@ -69,7 +69,7 @@ def pivot(
         tables = [_transposed(table, grid) for table, grid in zip(tables, arranged.grids, strict=True)]
     unit = f", in {shown.unit}" if shown.unit else ""
     ratio = f"; (2.00x): {shown.ratio.replace('line', 'column') if transpose else shown.ratio}" if shown.ratio else ""
-    return Document(tables, f"{shown.name}: {shown.doc}{unit}{ratio}", notes, disagreements(arranged.records))
+    return Document(tables, f"{shown.name}: {shown.doc}{unit}{ratio}", notes, [*disagreements(arranged.records)])
 
 
 def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:

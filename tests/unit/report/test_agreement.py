@@ -6,7 +6,7 @@ import pytest
 
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import problem_identity
-from tpbench.report.analysis.verdicts import _far_apart, disagreeing_rows, disagreements, frame_warnings
+from tpbench.report.analysis.verdicts import _far_apart, disagreements, frame_warnings
 from tpbench.workloads import workloads
 
 TRAIN = workloads()["train_step"]
@@ -34,27 +34,27 @@ def test_only_right_rows_of_known_workloads_are_compared(add, frame):
     add("quack", 1.0, loss_value=None)
     add("liger", 1.0, loss_value=77.0, seed=1)
     rows = records(frame())
-    assert disagreements(rows) == () and disagreeing_rows(rows) == frozenset()
+    assert disagreements(rows) == {}
 
 
 def test_all_rows_of_a_problem_are_in_dispute(add, frame):
     for variant, loss in (("triton_tp", 10.5), ("quack", 10.5), ("liger", 12.0)):
         add(variant, 1.0, loss_value=loss)
     add("triton_tp", 1.0, vocab=1000)
-    assert disagreeing_rows(records(frame())) == {"r0", "r1", "r2"}
+    assert [*disagreements(records(frame())).values()] == [{"r0", "r1", "r2"}]
 
 
 def trained(variant, values, loss=5.0):
     """Return a row of a training, as grids have it."""
     row = dict.fromkeys([*problem_identity(TRAIN), "tokens", "tp_size"], 1) | {
-        "workload": "train_step", "variant": variant, "status": "ok", "dtype": "float32", "row_id": variant,
+        "workload": "train_step", "label": variant, "status": "ok", "dtype": "float32", "row_id": variant,
         "loss_value": loss, NAME: values,
     }  # fmt: skip
     return {**dict.fromkeys(option.name for option in TRAIN.options), **row}
 
 
 def said(*rows):
-    return disagreements([dict(row) for row in rows])
+    return tuple(disagreements([dict(row) for row in rows]))
 
 
 def test_a_shorter_training_is_compared_as_far_as_it_goes():
@@ -84,7 +84,7 @@ def test_the_loss_counts_where_trajectories_agree():
 
 def test_losses_may_differ_by_a_share_of_the_larger_one_or_of_one():
     def losses(*values):
-        return [({"workload": "entropy_loss", "variant": f"v{at}", "dp_size": 1, "tp_size": 2}, value)
+        return [({"workload": "entropy_loss", "label": f"v{at}", "dp_size": 1, "tp_size": 2}, value)
                 for at, value in enumerate(values)]  # fmt: skip
 
     for near, far, other in ((0.625, 0.626, 0.5), (7.0, 6.99, 8.0), (-7.0, -6.99, -8.0)):

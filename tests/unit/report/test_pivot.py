@@ -167,7 +167,7 @@ def test_a_wrong_cell_has_no_time_but_an_error(add, frame):
 def test_equal_problems_must_agree(add, frame):
     add("triton_tp", 1.0, loss_value=10.5)
     add("pytorch_gather", 1.0, loss_value=10.6)
-    assert pivot(frame()).warnings == ()
+    assert pivot(frame()).warnings == []
     add("pytorch_tp_manual", 1.0, loss_value=11.5, tp_size=4, gpu_name="NVIDIA H100")
     add("pytorch_gather", 1.0, loss_value=30.0, seed=1)
     add("pytorch_gather", 1.0, loss_value=30.0, dp_size=2)

@@ -7,7 +7,7 @@ from tpbench.report.analysis.metrics import DEVICE, WALL
 from tpbench.report.analysis.verdicts import (
     DOUBTS,
     answer,
-    disagreeing_rows,
+    disagreements,
     selected,
     verdict_columns,
     verdicts,
@@ -22,7 +22,7 @@ def judge(frame):
 
     def judge():
         arranged = arrange_rows(frame(), verdict_columns())
-        disputed = disagreeing_rows(arranged.records)
+        disputed = {row_id for ids in disagreements(arranged.records).values() for row_id in ids}
         return [each for grid in arranged.grids for each in verdicts(grid, disputed)]
 
     return judge

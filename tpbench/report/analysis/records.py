@@ -11,13 +11,12 @@ import pandas as pd
 
 from tpbench.measure.statistics import is_host_bound
 from tpbench.report.analysis.metrics import Metric, speeds
-from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import hardware
 from tpbench.results.read import plain_rows
 from tpbench.settings import spelled
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Workload
 
 Record: TypeAlias = dict[str, Any]
 
@@ -48,11 +47,11 @@ MARK_WORDS = {
 """Marks in words, for CSV."""
 
 _REQUIRED = (
-    "row_id", "cell", "workload", "variant", "status", "reason", "tokens", "vocab", "tp_size", "dp_size", "loss",
-    "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes", "loss_value", "job",
-    "environment", "variant_version", "interleaved", "round_ms", "device_round_ms", "host", "git_commit",
-    "kernels_version", "finished_at", "bound", "throttle_reasons", "time_ms", "device_ms", "floor_ms",
-    "graph_gib",
+    "row_id", "cell", "workload", "variant", "label", "status", "reason", "tokens", "vocab", "tp_size",
+    "dp_size", "loss", "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes",
+    "loss_value", "job", "environment", "variant_version", "interleaved", "round_ms", "device_round_ms", "host",
+    "git_commit", "kernels_version", "finished_at", "bound", "throttle_reasons", "time_ms", "device_ms",
+    "floor_ms", "graph_gib",
 )  # fmt: skip
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
@@ -152,13 +151,6 @@ def marks(record: Record, columns: Collection[str]) -> str:
 def mark_meanings(text: str) -> tuple[str, ...]:
     """Return a line for each mark in a text, in a fixed order."""
     return tuple(f"{mark} {meaning}" for mark, meaning in (CAVEATS | REMARKS).items() if mark in text)
-
-
-def record_label(record: Record) -> str:
-    """Return the variant of a row with its options, safe to print."""
-    options = chosen_options(record, workloads().get(record["workload"]))
-    words = (f"{column_label(name)}={value_text(value)}" for name, value in options)
-    return " ".join([value_text(record["variant"]), *words])
 
 
 def column_label(name: str) -> str:

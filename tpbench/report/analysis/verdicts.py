@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -30,7 +30,6 @@ from tpbench.report.analysis.records import (
     column_label,
     is_measurement,
     problem_identity,
-    record_label,
     remark_marks,
     row_records,
     value_text,
@@ -104,13 +103,13 @@ def verdict_columns() -> tuple[str, ...]:
     return (*PROVENANCE, "beside", "fraction_of_floor", "peak_gib", *columns)
 
 
-def verdicts(grid: RecordGrid, disputed: frozenset[str] = frozenset()) -> list[ProblemVerdict]:
+def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
     """Return the verdict of each problem of a grid. `disputed`: ids of the rows of which a warning speaks."""
     problems = grid.problems
     return [_verdict(problems, row, disputed) for row in problems.rows]
 
 
-def _verdict(grid: RecordGrid, row: GridRow, disputed: frozenset[str]) -> ProblemVerdict:
+def _verdict(grid: RecordGrid, row: GridRow, disputed: Collection[str]) -> ProblemVerdict:
     cells = [cell for cell in grid.cells_of(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
     leading = (clock for clock in CLOCKS if cells and all(cell.record[clock.time_column] is not None for cell in cells))
     clock = next(leading, WALL)
@@ -125,7 +124,7 @@ def _runner_up(order: Sequence[GridCell]) -> GridCell | None:
     return next(iter([*others, *order[1:]]), None)
 
 
-def _doubts(order: Sequence[GridCell], ratio: Ratio | None, disputed: frozenset[str]) -> tuple[str, ...]:
+def _doubts(order: Sequence[GridCell], ratio: Ratio | None, disputed: Collection[str]) -> tuple[str, ...]:
     if not order:
         return ("unmeasured",)
     records = [cell.record for cell in (order[0], _runner_up(order)) if cell]
@@ -233,41 +232,30 @@ def speedups(grid: RecordGrid, clock: ClockColumns) -> list[ColumnSpeedup]:
 
 
 def frame_warnings(frame: pd.DataFrame, *, all_rows: bool = False) -> tuple[str, ...]:
-    """Return the sentences about the newest row of each cell of `frame`, or about every row, safe to print."""
-    return disagreements(row_records(frame if all_rows else newest(frame), (), workloads()))
+    """Return the sentences about the newest row of each cell of `frame`, or about every row."""
+    return tuple(disagreements(row_records(frame if all_rows else newest(frame), (), workloads())))
 
 
-def disagreements(rows: Iterable[Record]) -> tuple[str, ...]:
-    """Return a sentence for each problem whose correct rows differ by more than their dtype allows.
+def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
+    """Return a sentence for each problem whose correct rows differ by more than their dtype allows, with their ids.
 
     The sentence names the problem, the two rows that are farthest apart, and what to do. It is safe to print.
     """
-    return tuple(printable(_sentence(*disputed), 600) for disputed in _disputed(rows))
-
-
-def disagreeing_rows(rows: Iterable[Record]) -> frozenset[str]:
-    """Return the ids of all rows of the problems that `disagreements` names."""
-    return frozenset(str(row["row_id"]) for _, equal_rows, _ in _disputed(rows) for row in equal_rows)
-
-
-def _disputed(rows: Iterable[Record]) -> Iterator[tuple[Workload, Sequence[Record], list[str]]]:
-    """Iterate over the problems whose correct rows differ: the workload, the rows, and where they differ."""
-    known = workloads()
     problems: dict[tuple[object, ...], list[Record]] = defaultdict(list)
     for row in rows:
-        if row["status"] == "ok" and row["loss_value"] is not None and row["workload"] in known:
-            identity = (row[name] for name in problem_identity(known[row["workload"]]))
-            problems[(row["workload"], *identity)].append(row)
+        workload = workloads().get(row["workload"])
+        if row["status"] == "ok" and row["loss_value"] is not None and workload:
+            problems[(workload.name, *(row[name] for name in problem_identity(workload)))].append(row)
+    sentences = {}
     for (name, *_), equal_rows in problems.items():
-        workload = known[str(name)]
+        workload = workloads()[str(name)]
         if differences := _differences(equal_rows, workload):
-            yield workload, equal_rows, differences
-
-
-def _sentence(workload: Workload, equal_rows: Sequence[Record], differences: Sequence[str]) -> str:
-    diverged = any(part.split()[0] in workload.pivot.trajectories for part in differences)
-    verb, advice = ("diverge", DIVERGED) if diverged else ("show different losses", REPEAT)
-    return f"equal problems {verb} ({_problem(equal_rows[0], workload)}): {'; '.join(differences)}. {advice}"
+            diverged = any(part.split()[0] in workload.pivot.trajectories for part in differences)
+            verb, advice = ("diverge", DIVERGED) if diverged else ("show different losses", REPEAT)
+            problem = _problem(equal_rows[0], workload)
+            sentence = printable(f"equal problems {verb} ({problem}): {'; '.join(differences)}. {advice}", 600)
+            sentences[sentence] = frozenset(str(row["row_id"]) for row in equal_rows)
+    return sentences
 
 
 def _differences(equal_rows: Sequence[Record], workload: Workload) -> list[str]:
@@ -296,12 +284,11 @@ def _far_apart(values: Sequence[tuple[Record, float]], tolerance: float) -> str:
     (one, low), (other, high) = ordered[0], ordered[-1]
     if math.isnan(low) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
         return ""
-    return f"{_named(one)} {number(low)} and {_named(other)} {number(high)}; a share of {tolerance:g} is allowed"
-
-
-def _named(row: Record) -> str:
-    """Name a row by its variant with options, and by its mesh."""
-    return f"{record_label(row)} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])})"
+    named, other_named = (
+        f"{value_text(row.get('label'))} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])})"
+        for row in (one, other)
+    )
+    return f"{named} {number(low)} and {other_named} {number(high)}; a share of {tolerance:g} is allowed"
 
 
 def _problem(row: Record, workload: Workload) -> str:

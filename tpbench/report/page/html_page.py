@@ -29,7 +29,6 @@ from tpbench.report.analysis.verdicts import (
     GOOD,
     ProblemVerdict,
     answer,
-    disagreeing_rows,
     disagreements,
     group_names,
     mixing_note,
@@ -114,7 +113,8 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
     own = {name for columns in workload_columns().values() for name in columns}
     arranged = arrange_rows(frame, [*_COLUMNS, *own], all_rows=all_rows)
     shown = metric(metric_name or "time_ms")
-    disputed = disagreeing_rows(arranged.records)
+    warnings = disagreements(arranged.records)
+    disputed = frozenset[str]().union(*warnings.values())
     found = [verdicts(grid, disputed) for grid in arranged.grids]
     looks = assign_looks(arranged.grids)
     sections = zip(arranged.grids, found, itertools.count(), strict=False)
@@ -129,7 +129,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         title="tpbench report",
         summary=_summary(arranged.records, len(frame)),
         measured_on=page_tables.machines_line(arranged.records, heading(_bare(shared_facts(arranged.grids)))),
-        warnings=disagreements(arranged.records),
+        warnings=list(warnings),
         failures=page_tables.failure_groups(arranged),
         failed=f"{counted(failed, 'cell')} without a result",
         verdicts=page_tables.verdict_groups(of_all),
