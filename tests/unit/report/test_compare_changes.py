@@ -47,7 +47,7 @@ def change(before, after, metric_name="time_ms", threshold=0.03, **options):
     return found
 
 
-INTERPRETED, ONE_PASS = "interpreted: correct, but no measurement", "one pass served as warm-up, check and time"
+INTERPRETED, ONE_PASS = "interpreted: correct, but no measurement", "one pass: it served as warm-up, check and time"
 
 
 @pytest.mark.parametrize("at", ["before", "after", "both"])

@@ -217,7 +217,7 @@ def test_a_metric_that_rows_lack(compare, tmp_path, capsys):
 @pytest.mark.parametrize(
     "before, after, said",
     [
-        ({"bound": "host"}, {"bound": "host"}, "bound by the host before and after"),
+        ({"bound": "host"}, {"bound": "host"}, "host-bound before and after"),
         ({"throttle_reasons": "none"}, {"throttle_reasons": "power thermal"}, "throttled after"),
         ({"gpu_count": 4}, {"gpu_count": 8}, "gpu_count 4 and 8"),
     ],

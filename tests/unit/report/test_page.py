@@ -163,4 +163,4 @@ def test_machines_are_compared_and_a_row_below_its_floor_is_marked(tmp_path):
     assert [head for head, _ in heads] == ["workload", "problem", "NVIDIA B200", "NVIDIA H200"]
     assert [line[1][0] for line in lines] == ["tp=1", "tp=2"]
     assert all(line[3][0].startswith("triton_tp 0.") and line[3][1] == pytest.approx(2 * line[2][1]) for line in lines)
-    assert "¶ more than 5% faster than its floor" in made.text and "below floor" in made.text
+    assert "¶ faster than its floor: by more than 5%" in made.text and "below floor" in made.text

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from tpbench.report.analysis.metrics import CONFIDENCE, FEWEST, Metric, Ratio, clean, metric
-from tpbench.report.analysis.records import CAVEATS, Record, caveat_mark, is_measurement, value_text
+from tpbench.report.analysis.records import MARKS, Record, caveat_mark, is_measurement, value_text
 from tpbench.report.compare.pairs import CellPair, differences, remarks
 
 ALPHA = 0.05
@@ -211,7 +211,7 @@ def _uncorrected(
     if (before["status"], after["status"]) != ("ok", "ok"):
         return _of_statuses(change, before, after)
     if mark := caveat_mark(before) or caveat_mark(after):
-        return replace(change, notes=(CAVEATS[mark],))
+        return replace(change, notes=(MARKS[mark],))
     if lacking := [name for name, side in zip(("before", "after"), observed, strict=True) if not side]:
         return replace(change, notes=(f"no {shown.name} above 0 {' and '.join(lacking)}",))
     tested = difference(*observed, scattered)
