@@ -169,10 +169,6 @@ class Attempt:
         """
         return failure.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
 
-    def ended(self, agent_code: int | None) -> Attempt:
-        """Store the row of an attempt whose torchrun has ended, or exceeds the job's timeout (None)."""
-        return self.close() if self.has_row or self.has_result else self.close(*self.failure(agent_code))
-
     def close(self, status: str = "error", reason: str | None = None) -> Attempt:
         """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
         result = self._saved_result() or self.task.result(status, reason)
