@@ -1,4 +1,8 @@
-"""What a rank runs on: its device, process groups and software; and the line of code where a task failed."""
+"""What a rank runs on, and what it resets between tasks: its process, device, process groups and software.
+
+A process costs seconds: torch's import and, on a GPU, a CUDA context and NCCL's communicators. So the ranks of a
+torchrun with a list of tasks keep all of these. A job that changes settings of its process never shares it.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import FACTS, cell
-from tpbench.launcher.attempt import Attempt, abandon
-from tpbench.launcher.locks import store_left_results
+from tpbench.launcher.attempt import Attempt, abandon, store_left_results
 from tpbench.settings import JobError
 from tpbench.worker.result import RESERVED_FILE, RESULT_FILE, Result
 from tpbench.worker.task import Task
