@@ -97,3 +97,40 @@ def test_warnings_are_told_once(add, tmp_path, capsys, monkeypatch, arguments, t
         monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
     assert main([str(tmp_path), *arguments]) == 0
     assert ("different losses" in capsys.readouterr().err) == told
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (
+            ["outputs", "--metrc", "x"],
+            "report.py: no option is called --metrc, did you mean --metric? (report.py --hel",
+        ),
+        (["outputs", "--tp", "4"], "report.py: no option is called --tp: --only tp_size=VALUE selects rows (report.py"),
+        (
+            ["compare", "a", "b", "--treshold=1"],
+            "report.py compare: no option is called --treshold=1, did you mean --t",
+        ),
+    ],
+)
+def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    printed = capsys.readouterr().err
+    assert end.value.code == 2 and printed.startswith(said) and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["", "compare", "history"])
+@pytest.mark.parametrize(
+    ("program", "name"), [("/usr/bin/tpbench-report", "tpbench-report"), ("scripts/report.py", "report.py")]
+)
+def test_help_names_the_command_as_the_user_did(capsys, monkeypatch, program, name, command):
+    monkeypatch.setattr("sys.argv", [program])
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    assert f"usage: {name} {command}".rstrip() + " [" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_misspelled_command_is_told_apart_from_a_folder(capsys):
+    assert main(["comapre", "before", "after"]) == 2
+    assert capsys.readouterr().err == "report: no folder and no command is called comapre, did you mean compare?\n"

@@ -93,14 +93,6 @@ def test_repeated_sweeps_in_turns_see_more():
     assert "(18 more than one a side)" in " ".join(in_turns.method())
 
 
-def test_repeated_rows_that_scatter_widen_the_interval():
-    quiet = [[measured(np.full(30, value), at) for at, value in enumerate((1.0, 1.2, 0.9, 1.15))]]
-    later = [[measured(np.full(30, value), at + 10) for at, value in enumerate((1.2, 1.3, 1.1, 1.25))]]
-    (change,) = compared(quiet, later).changes
-    assert change.verdict == "unclear" and change.rows == (4, 4)
-    assert change.before == pytest.approx((1.0 * 1.2 * 0.9 * 1.15) ** 0.25)
-
-
 def test_turns():
     def at(*times):
         return [Observation(0.0, 1.0, True, time) for time in times]

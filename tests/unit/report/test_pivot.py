@@ -41,11 +41,6 @@ def test_variants_side_by_side(add, frame):
     assert [note.text for note in report.notes] == ["oom: pytorch_gather vocab=131072 tp=8: asked for 4 GiB"]
 
 
-def test_uneven_shards_are_the_widest(add, frame):
-    add("triton_tp", 1.0, vocab=1000, tp_size=3)
-    assert list(grid(pivot(frame()))[2]) == [("1000", "3", "334")]
-
-
 def test_a_varying_field_is_a_key(add, frame):
     add("triton_tp", 1.0, seed=7)
     add("triton_tp", 2.0, tokens=64, seed=7)
@@ -85,14 +80,6 @@ def test_hardware_loss_and_dtype_are_tables(add, frame):
         "entropy_loss, forward_kl, bfloat16, NVIDIA H200, cuda, tokens=4096",
         "entropy_loss, cross_entropy, bfloat16, EPYC 9654, cpu, tokens=4096",
     ]
-
-
-def test_a_skipped_cell_stands_among_the_others(add, frame):
-    add("triton_tp", 1.0)
-    add("triton_tp", vocab=131072, tp_size=8, status="skipped", reason="needs 8 GPUs, found 4", gpu_name=None)
-    report = pivot(frame())
-    assert len(report.tables) == 1
-    assert grid(report)[2][("131072", "8", "16384")] == ["skipped"]
 
 
 def test_the_newest_row_or_all(add, frame):
@@ -136,18 +123,6 @@ def test_host_bound_and_throttled_cells_are_marked_and_host_bound_ones_explained
     assert next(iter(grid(by_device)[2].values())) == ["1.000 ms (1.00x)", "5.900 ms‡ (5.90x)"]
     assert "†" not in as_text(by_device).plain
     assert "host-bound" in as_csv(report) and "throttled" in as_csv(report)
-
-
-def test_neither_memory_nor_a_host_bound_cell_alone_is_doubtful(add, frame):
-    add("triton_tp", 3.0, device_ms=1.0, peak_gib=2.0, **HOST_BOUND)
-    assert list(grid(pivot(frame(), "peak_gib"))[2].values()) == [["2.000 GiB (1.00x)"]]
-    assert pivot(frame()).tables[0].notes == []
-
-
-def test_more_is_better(add, frame):
-    add("triton_tp", 1.0, gb_per_s=2000.0)
-    add("pytorch_gather", 1.0, gb_per_s=500.0)
-    assert list(grid(pivot(frame(), "gb_per_s"))[2].values()) == [["2000 GB/s (1.00x)", "500.0 GB/s (4.00x)"]]
 
 
 def test_a_metric_that_a_row_lacks(add, frame):

@@ -150,14 +150,3 @@ def test_a_row_of_an_installed_variant_has_a_command_and_a_button(tmp_path, caps
 )  # fmt: skip
 def test_values_in_the_grammar_of_a_command_line(value, text):
     assert repeat._text("name", value) == text
-
-
-@pytest.mark.parametrize(
-    ("name", "is_file"),
-    [
-        ("my_loss.py:fast_tp", True), ("a.b-c.py:_f", True), ("triton_tp", False), ("x/my_loss.py:f", False),
-        ("-x.py:f", False), ("my_loss.py:1", False), ("my_loss.py:f g", False), (None, False), (7, False),
-    ],
-)  # fmt: skip
-def test_names_of_variants_in_files(name, is_file):
-    assert repeat.is_from_file(name) is is_file

@@ -78,13 +78,6 @@ def test_columns_and_ratios_of_each_cell(add, frame):
     assert table.heading.endswith(", tp=2") and table.facts["tp"] == "2"
 
 
-def test_a_lone_correct_cell_has_no_status_and_all_keys_in_its_heading(add, frame):
-    add("triton_tp", 0.2)
-    (table,) = study_document(frame(), None, ("time_ms", "registers")).tables
-    assert (tuple(table.columns), table.texts) == (("variant", "time_ms"), [["triton_tp", "0.200"]])
-    assert "vocab=32768, tp=2, shard=16384" in table.heading
-
-
 def test_a_mark_belongs_to_the_columns_that_are_shown(add, frame):
     """† belongs to wall times, § to memory with that of CUDA graphs."""
     add("block_auto", 1.0, **BLOCK, device_ms=0.5, peak_gib=0.0, graph_gib=0.5)
@@ -148,18 +141,6 @@ def test_a_picture_has_a_panel_for_each_problem_and_number_of_ranks(add, frame):
     )
     assert four.lines == (Series("ddp", ((90.0, 8.0),), texts=("4 x 1",)),)  # neither the failed cell nor the empty one
     assert two.title.replace("\n", " ").endswith("2 ranks") and "model=qwen3_8b" in two.title
-
-
-def test_meshes_of_another_batch_size_share_the_panel_and_name_it(add, frame):
-    for variant, dp, tp, batch in (("fsdp", 2, 1, 1), ("autotp", 1, 2, 1), ("autotp", 1, 2, 2)):
-        train(add, variant, dp, tp, batch_size=batch, peak_gib=80.0, tokens_per_s_per_gpu=9.0)
-    picture = study_picture(frame(), "training")
-    (panel,) = picture.panels
-    assert {line.label: line.texts for line in panel.lines} == {
-        "autotp": ("1 x 2 x 1", "1 x 2 x 2"),
-        "fsdp": ("2 x 1 x 1",),
-    }
-    assert picture.x_label == "peak_gib (beside a point: dp x tp x batch_size)"
 
 
 def test_the_report_draws_a_picture_or_says_why_not(add, tmp_path, capsys):

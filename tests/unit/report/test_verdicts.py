@@ -56,17 +56,6 @@ def test_a_variant_without_a_competitor_is_not_called_fastest(add, judge):
     assert answer(judge()) == "Measured alone: pytorch_gather, at 50% of the hardware limit (wall time)."
 
 
-def test_other_winners_are_named(add, judge):
-    for vocab, winner in enumerate(("triton_tp", "triton_tp", "quack", "liger", "megatron", "autotp", "apex"), start=1):
-        add(winner, **measured(1.0, vocab=vocab))
-        add("pytorch_gather", **measured(2.0, vocab=vocab))
-    said = answer(judge())
-    assert said == (
-        "Fastest: triton_tp in 2 of 7 compared problems (quack in 1, liger in 1, megatron in 1, autotp in 1, "
-        "apex in 1). pytorch_gather takes 2.00 times as long (medians, device time)."
-    )
-
-
 def test_device_time_leads_and_the_clocks_may_disagree(add, judge):
     add("triton_tp", **measured(1.0, wall=3.0))
     add("pytorch_gather", **measured(1.5, wall=1.6))
