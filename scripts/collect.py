@@ -5,7 +5,7 @@ import sys
 
 import _checkout  # noqa: F401  finds the package below
 
-from tpbench.launcher.slurm.collect import main
+from tpbench.launcher.slurm.submitted import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,7 +22,7 @@ with packages.explain_missing():
     from tpbench import console
     from tpbench.job import Job
     from tpbench.launcher import plugin
-    from tpbench.launcher.command_line import original_arguments, outside_variants
+    from tpbench.launcher.command_line import rewrites
     from tpbench.launcher.command_line.checks import check_overrides
     from tpbench.launcher.command_line.rewrites import flat_names, force_fields, options_first, quote_numbers
     from tpbench.launcher.interrupts import Terminated, raise_on_termination
@@ -51,9 +51,9 @@ def _hydra_main(config: DictConfig) -> None:
 
 def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe, or print its plan."""
-    original_arguments.remember(arguments)
+    rewrites.typed[:] = arguments
     completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
-    arguments = outside_variants.replace_file_variants(flat_names(arguments if completes else options_first(arguments)))
+    arguments = rewrites.replace_file_variants(flat_names(arguments if completes else options_first(arguments)))
     if not completes:
         check_overrides(arguments, Path(CONF))
     sys.argv[1:] = force_fields(quote_numbers(arguments))

@@ -18,7 +18,7 @@ import yaml
 import tpbench
 from tpbench.job import Job
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure.settings import MeasureSettings
 from tpbench.settings import spelled
 from tpbench.workloads import variants, workloads

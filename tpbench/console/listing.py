@@ -128,13 +128,13 @@ def _machine(gpus: int) -> str:
 
 def description(group: str, name: str, gpus: int) -> str:
     """Return the description of `group=name`. Raises JobError if there is none."""
-    from tpbench.launcher.command_line import outside_variants  # late, like the next one: they import Hydra
+    from tpbench.launcher.command_line import rewrites  # late, like the next one: they import Hydra
     from tpbench.launcher.command_line.checks import unknown_choice
     from tpbench.launcher.options import GROUPS
 
     if group not in GROUPS:
         raise JobError(unknown("group", group, GROUPS))
-    if group == "variant" and name not in names("variant") and (outside := outside_variants.find(name)):
+    if group == "variant" and name not in names("variant") and (outside := rewrites.find_outside(name)):
         lines = _of_variant(name, outside.of_workload, outside.variant, gpus, outside)
         lines.insert(-1, f"Version {outside.version}: a hash of the code. Rows of another version are stale.")
     elif name not in names(group):
@@ -185,10 +185,10 @@ def supported_shapes(variant: str, candidates: Sequence[str], outside: OutsideVa
     from omegaconf import OmegaConf
 
     from tpbench.job import parse_job, unsupported_reason
-    from tpbench.launcher.command_line import outside_variants
+    from tpbench.launcher.command_line import rewrites
 
     if outside:
-        outside_variants.register_choice(outside)
+        rewrites.register_choice(outside)
     known: Mapping[str, OutsideVariant] = {outside.name: outside} if outside else {}
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         common: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))

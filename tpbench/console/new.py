@@ -11,7 +11,7 @@ from pathlib import Path
 import tpbench
 from tpbench.console.catalogue import shapes
 from tpbench.console.listing import smallest, supported_shapes
-from tpbench.launcher.command_line.outside_variants import find, is_file_name
+from tpbench.launcher.command_line.rewrites import find_outside, is_file_name
 from tpbench.outside import source
 from tpbench.settings import JobError
 from tpbench.workloads import NAMES
@@ -52,7 +52,7 @@ def _write(file: Path, workload: str) -> str:
     except OSError as error:
         raise JobError(f"{file} cannot be written: {error.strerror}") from None
     (function,) = (each.name for each in source.read(file).functions.values() if each.is_declared)
-    variant = find(f"{file}:{function}")
+    variant = find_outside(f"{file}:{function}")
     assert variant is not None
     candidates = [entry.name for entry in shapes(0, workload)]
     shape = smallest(supported_shapes(variant.name, candidates, variant))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from tpbench.results.read import load_row
 from tpbench.results.schema import all_columns, common_columns
 from tpbench.results.write import RowExists, row_exists, row_path, write_row
 from tpbench.settings import JobError
-from tpbench.worker.result import RESULT_FILE, Result
+from tpbench.worker.result import RESERVED_FILE, RESULT_FILE, Result
 from tpbench.worker.task import TASK_FILE, Task
 
 ABANDONED_FILE = "abandoned"
@@ -169,10 +169,6 @@ class Attempt:
         """
         return failure.describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
 
-    def ended(self, agent_code: int | None) -> Attempt:
-        """Store the row of an attempt whose torchrun has ended, or exceeds the job's timeout (None)."""
-        return self.close() if self.has_row or self.has_result else self.close(*self.failure(agent_code))
-
     def close(self, status: str = "error", reason: str | None = None) -> Attempt:
         """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
         result = self._saved_result() or self.task.result(status, reason)
@@ -263,6 +259,28 @@ def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:
 def abandon(folder: Path) -> None:
     """Mark the attempt in that folder as abandoned: it must not have a row."""
     (folder / ABANDONED_FILE).touch()
+
+
+def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
+    """Store the results that earlier sweeps left in these output folders, of jobs with these keys, and release space.
+
+    A launcher leaves one if it was killed, or if the disk was full. The caller holds the locks of these cells and has
+    ended the processes that might still save one. Raises JobError if a row cannot be stored.
+    """
+    for output_dir in output_dirs:
+        for attempt in _attempts_with(RESULT_FILE, output_dir):
+            if attempt.cell.job.key in keys and not attempt.abandoned:
+                Result.remove(attempt.folder) if attempt.crowded else attempt.close()
+        for attempt in _attempts_with(RESERVED_FILE, output_dir):
+            if attempt.cell.job.key in keys:
+                Result.release(attempt.folder)
+
+
+def _attempts_with(file_name: str, output_dir: str) -> Iterator[Attempt]:
+    """Yield the attempts in an output folder that have left such a file."""
+    for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{file_name}"):
+        with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
+            yield Attempt.load(file.parent).moved_to(file.parent, output_dir)
 
 
 def _concurrent_rows(folder: Path) -> str | None:

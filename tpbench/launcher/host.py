@@ -8,10 +8,9 @@ from typing import Any
 
 from tpbench.job import Job
 from tpbench.launcher import interrupts
-from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.claims import store_left_results
+from tpbench.launcher.attempt import Attempt, store_left_results
 from tpbench.launcher.display import Display
-from tpbench.launcher.leases import Devices, Lease
+from tpbench.launcher.locks import Devices, Lease
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.process import end_orphans

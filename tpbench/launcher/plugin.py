@@ -19,8 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tpbench import packages
 from tpbench.launcher.attempt import FAILURES
-from tpbench.launcher.command_line import outside_variants
-from tpbench.launcher.command_line.rewrites import chosen_fields, without_aliases
+from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_variants, without_aliases
 from tpbench.launcher.host import Host
 from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.options import SweepOptions
@@ -101,7 +100,7 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
     try:
         options = sweep_options(requests)
         runner = _runner(launcher, options)
-        cells = plan(requests, runner.target, outside_variants.command_line_variants())
+        cells = plan(requests, runner.target, command_line_variants())
         if options.skip_predicted_oom:
             from tpbench.launcher.planning.forecast import Forecast, skip_predicted_oom  # late: it imports scipy
 
@@ -123,8 +122,8 @@ def _runner(launcher: DictConfig, options: SweepOptions) -> Runner:
         return Host(options)
     if not packages.installed("submitit"):
         raise JobError(f"hydra/launcher=torchrun_slurm {packages.not_installed(['submitit'])}")
+    from tpbench.launcher.slurm.cluster import SlurmSettings
     from tpbench.launcher.slurm.runner import Slurm
-    from tpbench.launcher.slurm.settings import SlurmSettings
 
     settings: Any = OmegaConf.to_container(launcher, resolve=True)
     del settings["_target_"]

@@ -90,13 +90,6 @@ class ProcessTree:
                 preexec_fn=bind,
             )
 
-    def wait(self, timeout_s: float) -> int | None:
-        """Return the agent's exit code, or None after the timeout."""
-        deadline = time.monotonic() + timeout_s
-        while (code := self.agent.poll()) is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return code
-
     def end(self, grace_s: float = 5.0) -> None:
         """End the agent, which ends its workers, then every process that is left. Returns when all have ended."""
         if self.agent.poll() is None:

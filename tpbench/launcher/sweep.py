@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,10 +14,10 @@ from typing import Any, Protocol
 from tpbench.files import NO_SPACE
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import Attempt, discard_rows
-from tpbench.launcher.claims import CellLocks
-from tpbench.launcher.command_line import original_arguments
+from tpbench.launcher.command_line import rewrites
 from tpbench.launcher.display import Display
 from tpbench.launcher.interrupts import Terminated
+from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, ignored_notes
@@ -73,7 +74,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
         try:
             sweep.run()
         except Terminated:
-            display.interrupted(len(sweep.ended), original_arguments.get())
+            display.interrupted(len(sweep.ended), rewrites.typed or sys.argv[1:])
             raise
         except OSError as error:
             if error.errno not in NO_SPACE:
@@ -115,15 +116,17 @@ class _Sweep:
     def run(self) -> None:
         if not self.options.resume:
             for cell in self.originals:
-                self.locks.acquire(cell)  # for resuming sweeps to see; two sweeps may measure the same cell on purpose
+                self.locks.acquire(
+                    cell.job
+                )  # for resuming sweeps to see; two sweeps may measure the same cell on purpose
             self._run(self.originals)
             return
-        locked = [cell for cell in self.originals if self.locks.acquire(cell)]
+        locked = [cell for cell in self.originals if self.locks.acquire(cell.job)]
         self._resume(locked)
         for cell in self.originals:
             if cell not in locked:  # another sweep runs it; if that one leaves no row, this sweep runs it
                 self.display.start(cell, "runs in another sweep")
-                while not self.locks.acquire(cell):
+                while not self.locks.acquire(cell.job):
                     self.display.tick()
                     interrupts.sleep(0.1)
                 self._resume([cell])
@@ -191,7 +194,7 @@ class _Sweep:
             # Only now: a sweep that is killed before leaves both rows, and the next one that resumes deletes the old.
             with contextlib.suppress(OSError):  # a row of another user: both stay, and reports show the measurement
                 discard_rows(attempt.cell.job.output_dir, self.replaced.pop(attempt.cell.index, ()))
-        self.locks.release(attempt.cell)
+        self.locks.release(attempt.cell.job)
         self.display.finish(attempt)
         for cell in self.copies:
             if cell.same_as == attempt.cell.index:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tpbench.job import Job
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import available_cores
-from tpbench.launcher.leases import Lease
+from tpbench.launcher.locks import Lease
 from tpbench.launcher.process import OUTPUT_DIR, ProcessTree
 from tpbench.worker.start import MARKER
 from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
@@ -119,8 +119,10 @@ class Torchrun:
     By default it runs one attempt and ends. A torchrun that stays takes others of the same key later.
     """
 
-    def __init__(self, attempts: Sequence[Attempt], lease: Lease, stays: bool) -> None:
-        """Start it. The attempts have begun."""
+    def __init__(
+        self, attempts: Sequence[Attempt], lease: Lease, stays: bool = False, rendezvous: Rendezvous = LOOPBACK
+    ) -> None:
+        """Start it. The attempts have begun. `rendezvous`: where it meets the torchruns of a job's other nodes."""
         first = attempts[0]
         self.lease, self.key = lease, key(attempts)
         self.running: list[Attempt] = []
@@ -137,11 +139,12 @@ class Torchrun:
             folder = folder.with_name(f"group-{folder.name}")
             folder.mkdir()
             self.tasks, self.progress = JsonLines(folder / LIST_FILE), JsonLines(folder / PROGRESS_FILE)
-        line = command(first.cell.job, self.tasks.file if self.tasks else first.task_file, folder)
+        line = command(first.cell.job, self.tasks.file if self.tasks else first.task_file, folder, rendezvous)
         self.command, self.log = " ".join(line), folder / first.agent_log.name
         self.submit(attempts)
         uses_triton = any(attempt.cell.job.uses_triton for attempt in attempts)
-        env = environment(first.cell.job, first.task.row_id, cores=len(lease.cores), uses_triton=uses_triton)
+        cores = len(lease.cores)
+        env = environment(first.cell.job, first.task.row_id, os.environ, rendezvous.nodes, cores, uses_triton)
         self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks, lease.cores)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
@@ -163,21 +166,29 @@ class Torchrun:
 
     def poll(self) -> list[Attempt]:
         """Return the attempts that have ended since the last call. With them, all processes have ended or are idle."""
+        end = self.find_end()
+        return self.close(*end) if end else []
+
+    def find_end(self) -> tuple[Attempt | None, str, str] | None:
+        """Return the arguments of `close`, once the attempts or all processes have ended. None while they run.
+
+        Ends all processes, unless they can run other attempts.
+        """
         code = self.tree.agent.poll()
         finished = self._read_progress()
         if finished is not None:
             if finished or code is not None:
                 self.end()
-            return self._close(None, "error", "its ranks saved no result")
+            return None, "error", "its ranks saved no result"
         cause = self.running[self.place]
         if code is None and self.spent_s[self.place] <= cause.cell.job.timeout_s:
-            return []
+            return None
         if code is not None:
             self.end()
         # Read the logs of a torchrun that hangs before its end: a rank that receives SIGTERM adds lines.
         status, reason = cause.failure(code)
         self.end()
-        return self._close(cause, status, reason)
+        return cause, status, reason
 
     def end(self) -> None:
         """End it at once, with all its processes."""
@@ -195,7 +206,7 @@ class Torchrun:
             self.place = value
         return None
 
-    def _close(self, cause: Attempt | None, status: str, reason: str) -> list[Attempt]:
+    def close(self, cause: Attempt | None, status: str, reason: str) -> list[Attempt]:
         """Return the attempts that have their rows now, and put the others into `again`.
 
         `cause`: the attempt that ended the torchrun, or None if all attempts ended. `status` and `reason` are those of

@@ -19,8 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpbench.worker.context import context_of, device_of_rank, location, torch_columns
-from tpbench.worker.process import WorkerProcess
+from tpbench.worker.process import WorkerProcess, context_of, device_of_rank, location, torch_columns
 from tpbench.worker.result import ERROR, PEER_LOST
 from tpbench.worker.start import die_with_parent, import_once, parent_runs_job
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task

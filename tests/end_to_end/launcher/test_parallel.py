@@ -12,17 +12,17 @@ import pytest
 import tpbench as package
 from tests.support.command import ROOT, environment, tpbench
 from tests.support.four_gpu_host import job, pretend_four_gpus
-from tpbench.launcher import leases
-from tpbench.launcher.leases import Devices
+from tpbench.launcher import locks
+from tpbench.launcher.locks import Devices
 
 
 def test_devices_of_another_process_are_free_when_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pretend_four_gpus(monkeypatch, tmp_path / "locks")
     probe = (
-        "from pathlib import Path; from tpbench.launcher import leases;"
-        f"leases.FOLDER = Path({str(leases.FOLDER)!r});"
-        "locks = [leases._locked_file(leases.Device(f'GPU-{each}', str(each))) for each in (0, 2)];"
-        "print(None not in locks, flush=True); input()"
+        "from pathlib import Path; from tpbench.launcher import locks;"
+        f"locks.FOLDER = Path({str(locks.FOLDER)!r});"
+        "files = [locks._locked_file(locks.Device(f'GPU-{each}', str(each))) for each in (0, 2)];"
+        "print(None not in files, flush=True); input()"
     )
     other = subprocess.Popen([sys.executable, "-c", probe], cwd=ROOT, env=environment(), text=True,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
@@ -42,18 +42,18 @@ def test_devices_of_another_process_are_free_when_it_ends(monkeypatch: pytest.Mo
 
 def test_the_folder_of_locks_does_not_depend_on_tmpdir(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from tpbench.launcher import leases; print(leases.FOLDER)"],
+        [sys.executable, "-c", "from tpbench.launcher import locks; print(locks.FOLDER)"],
         cwd=ROOT, env={**environment(), "TMPDIR": str(tmp_path)}, text=True, capture_output=True, check=True,
     )  # fmt: skip
-    assert done.stdout.strip() == str(leases.FOLDER)
+    assert done.stdout.strip() == str(locks.FOLDER)
 
 
 ON_TWO_CORES = """
 import os, pathlib
 from tpbench.__main__ import main
-from tpbench.launcher import leases
+from tpbench.launcher import locks
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-leases.FOLDER = pathlib.Path("locks").absolute()
+locks.FOLDER = pathlib.Path("locks").absolute()
 main()
 """
 """Program that runs as on a machine with two cores and without other jobs."""

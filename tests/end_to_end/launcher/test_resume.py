@@ -12,8 +12,8 @@ import tpbench as package
 from tests.support.command import ROOT, Running, environment, tpbench
 from tests.support.held_ranks import Held
 from tests.support.launcher_rows import cell
-from tpbench.launcher.claims import CellLocks
-from tpbench.launcher.slurm import collect
+from tpbench.launcher.locks import CellLocks
+from tpbench.launcher.slurm import submitted
 
 CELLS = ("-m", "variant=pytorch_tp_manual", "seed=1,2,3,4", "tokens=16", "vocab=64", "tp_size=1", "measure=quick",
          "min_iterations=3", "max_iterations=3", "device=cpu")  # fmt: skip
@@ -30,7 +30,7 @@ def test_a_later_failure_is_deleted_and_its_sweep_is_still_collected(
     resumed = tpbench(*sweep, "resume=true", cwd=tmp_path)
     assert "measured before" in resumed.stdout and resumed.returncode == 0
     assert list(package.load(tmp_path / "outputs")["status"]) == ["ok"]
-    assert collect.main([str(tmp_path / "outputs/sweeps" / timeout["sweep_id"])]) == 0
+    assert submitted.main([str(tmp_path / "outputs/sweeps" / timeout["sweep_id"])]) == 0
     assert f"ok (sweep {ok['sweep_id']})" in capsys.readouterr().out
 
 
@@ -57,10 +57,10 @@ def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: py
     assert rows_after_resuming("measured before") == ["ok", "ok"]
     file.write_bytes(content)
     (sweep_of_row,) = package.load(tmp_path / "outputs", status="ok", seed=1)["sweep_id"]
-    assert collect.main([str(tmp_path / "outputs/sweeps" / sweep_of_row)]) == 0
+    assert submitted.main([str(tmp_path / "outputs/sweeps" / sweep_of_row)]) == 0
     assert not file.exists()
     capsys.readouterr()
-    assert collect.main([str(tmp_path / "outputs/sweeps" / failed["sweep_id"])]) == 0
+    assert submitted.main([str(tmp_path / "outputs/sweeps" / failed["sweep_id"])]) == 0
     said = capsys.readouterr().out
     assert f"ok (sweep {sweep_of_row})" in said and "2 cells: 2 done, 0 of them failed" in said
 
@@ -69,21 +69,21 @@ def test_locks_exclude_other_processes_and_end_with_their_owner(tmp_path: Path) 
     (tmp_path / "rows").mkdir()
     one, two = cell(0, tmp_path), cell(1, tmp_path, seed=1)
     ours = CellLocks([str(tmp_path)])
-    assert ours.acquire(one)
+    assert ours.acquire(one.job)
     probe = (
         "from pathlib import Path; from tests.support.launcher_rows import cell;"
-        "from tpbench.launcher.claims import CellLocks;"
+        "from tpbench.launcher.locks import CellLocks;"
         f"folder = Path({str(tmp_path)!r}); claims = CellLocks([str(folder)]);"
-        "print(claims.acquire(cell(0, folder)), claims.acquire(cell(1, folder, seed=1)), flush=True); input()"
+        "print(claims.acquire(cell(0, folder).job), claims.acquire(cell(1, folder, seed=1).job), flush=True); input()"
     )
     other = subprocess.Popen([sys.executable, "-c", probe], cwd=ROOT, env=environment(), text=True,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     assert other.stdout is not None
     assert other.stdout.readline().split() == ["False", "True"]
-    assert not ours.acquire(two)
+    assert not ours.acquire(two.job)
     other.kill()
     other.wait()
-    assert ours.acquire(two)
+    assert ours.acquire(two.job)
     ours.close()
 
 

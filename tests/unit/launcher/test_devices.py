@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.four_gpu_host import job, pretend_four_gpus
-from tpbench.launcher import devices, leases
+from tpbench.launcher import devices, locks
 from tpbench.launcher.devices import Device
-from tpbench.launcher.leases import Devices, choose
+from tpbench.launcher.locks import Devices, choose
 from tpbench.settings import JobError
 
 
@@ -45,8 +45,8 @@ def test_a_single_gpu_leaves_a_linked_pair() -> None:
 
 def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(leases, "FOLDER", tmp_path / "file")
-    monkeypatch.setattr(leases, "usable_gpus", lambda: [Device("GPU-0", "0")])
+    monkeypatch.setattr(locks, "FOLDER", tmp_path / "file")
+    monkeypatch.setattr(locks, "usable_gpus", lambda: [Device("GPU-0", "0")])
     with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be opened .*all users"):
         Devices(split_cpu=False).lease(job(1))
 
@@ -75,10 +75,10 @@ def test_among_many_gpus_the_linked_ones_are_found_without_comparing_all_sets() 
 
 
 def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "usable_gpus", list)
+    monkeypatch.setattr(locks, "usable_gpus", list)
     host = Devices(split_cpu=False)
     first, second = host.lease(job(2, "cpu")), host.lease(job(2, "cpu"))
-    assert first == second == leases.Lease()
+    assert first == second == locks.Lease()
 
 
 class Nvml:

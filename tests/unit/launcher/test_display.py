@@ -12,7 +12,6 @@ import pytest
 from tests.support.launcher_rows import cell, measured
 from tpbench.launcher import display
 from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.command_line import original_arguments
 from tpbench.launcher.planning.plan import Cell, distinguish
 from tpbench.results.read import load, plain_rows
 
@@ -119,11 +118,7 @@ def test_a_failed_cell_shows_the_path_of_its_log(
 def test_an_interrupted_sweep_prints_the_command_line_as_it_was_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original_arguments.remember(["-m", "tokens=64,128", "block_cap=4096", "resume=false"])
-    try:
-        display.Display(4, tmp_path).interrupted(1, original_arguments.get())
-    finally:
-        original_arguments.remember([])
+    display.Display(4, tmp_path).interrupted(1, ["-m", "tokens=64,128", "block_cap=4096", "resume=false"])
     assert capsys.readouterr().out.splitlines()[-1] == (
         "    python -m tpbench -m tokens=64,128 block_cap=4096 resume=true"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpbench.launcher.command_line import model_ids, rewrites
+from tpbench.launcher.command_line import rewrites
 from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.launcher.command_line.rewrites import (
     chosen_fields,
@@ -144,8 +144,8 @@ def test_models_of_names_and_of_folders_are_swept_together() -> None:
 
 def test_every_model_id_names_a_file() -> None:
     files = {path.stem for path in (CONF / "model").glob("*.yaml")}
-    assert set(model_ids._FILES.values()) <= files
-    assert {name for name in files if not name.startswith("tiny")} - set(model_ids._FILES.values()) == set()
+    assert set(rewrites._FILES.values()) <= files
+    assert {name for name in files if not name.startswith("tiny")} - set(rewrites._FILES.values()) == set()
 
 
 def test_chosen_fields_leave_out_groups_of_every_workload() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpbench.job import Job, parse_job
+from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.layout import ArrayPlan, Layout, layout, split_into_arrays
-from tpbench.launcher.slurm.settings import SlurmSettings
 
 
 def job(**values: Any) -> Job:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from tpbench.job import Job, parse_job
-from tpbench.launcher.slurm import cluster, partition
-from tpbench.launcher.slurm.cluster import states
-from tpbench.launcher.slurm.partition import Partition
-from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.launcher.slurm import cluster, layout
+from tpbench.launcher.slurm.cluster import SlurmSettings, states
+from tpbench.launcher.slurm.layout import Partition
 from tpbench.settings import JobError
 
 
@@ -65,8 +64,8 @@ def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatc
         return subprocess.CompletedProcess(line, 0, said if name else f"{said}cpu*|12|16|(null)\n", "")
 
     monkeypatch.setattr(cluster.subprocess, "run", answer)
-    monkeypatch.setattr(partition.shutil, "which", lambda name: name)
-    monkeypatch.setattr(partition.machine, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(layout.shutil, "which", lambda name: name)
+    monkeypatch.setattr(layout.machine, "version", lambda name: "2.13.0")
     assert Partition.find(SlurmSettings(partition=name)) == Partition(10, 64, nodes)
 
 
@@ -81,7 +80,7 @@ def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pyt
         )
 
     monkeypatch.setattr(cluster.subprocess, "run", answer)
-    monkeypatch.setattr(partition.shutil, "which", lambda name: name)
+    monkeypatch.setattr(layout.shutil, "which", lambda name: name)
     with pytest.raises(JobError, match=said):
         Partition.find(SlurmSettings(partition="gpuu"))
 

@@ -19,9 +19,9 @@ from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, abandon, discard_rows
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell
-from tpbench.launcher.slurm import cluster, collect
+from tpbench.launcher.slurm import cluster, submitted
+from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.runner import Slurm
-from tpbench.launcher.slurm.settings import SlurmSettings
 from tpbench.launcher.slurm.submitted import NO_JOB, closed, is_wanted, job_of, left_behind, record
 from tpbench.settings import JobError
 
@@ -111,7 +111,7 @@ def test_an_abandoned_attempt_gets_no_row(
     abandon(attempt.folder)
     assert closed(attempt, "CANCELLED") is None
     monkeypatch.setattr(cluster.subprocess, "run", lambda *_, **__: pytest.fail("asked for the state of its job"))
-    assert collect.main([str(attempt.folder.parent)]) == 3
+    assert submitted.main([str(attempt.folder.parent)]) == 3
     assert "no job runs it: run the sweep again with resume=true" in capsys.readouterr().out
     assert not attempt.has_row
 
@@ -153,7 +153,7 @@ def test_the_state_of_jobs_is_asked_where_slurm_is(
     record(attempt.folder, "7_0")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit):
-        collect.main([str(attempt.folder.parent)])
+        submitted.main([str(attempt.folder.parent)])
     assert "this needs Slurm's commands: there is no squeue here" in capsys.readouterr().err
 
 
@@ -173,7 +173,7 @@ def test_a_sweep_of_one_host_is_looked_at_without_slurm(
         each.task.save(each.task_file)
     _discard(failed.close("error", "it failed"))
     again.close("timeout", "")
-    assert collect.main([str(sweep)]) == 1
+    assert submitted.main([str(sweep)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["0-again", "1.2", "2 cells"]
     assert "2 cells: 2 done, 1 of them failed, 0 not done yet" in lines[-1]
@@ -209,7 +209,7 @@ def test_cells_are_collected_after_the_folder_of_their_model_is_deleted(
     record(attempt.folder, "7_0")
     assert [each.cell.job for each in left_behind([str(tmp_path)], {train.job.key})] == [train.job]
     attempt.close("error", "it broke")
-    assert collect.main([str(attempt.folder.parent)]) == 1
+    assert submitted.main([str(attempt.folder.parent)]) == 1
     assert "model=model" in capsys.readouterr().out
 
 
@@ -221,11 +221,11 @@ def test_a_cell_with_an_unknown_job_is_an_error(tmp_path: Path, capsys: pytest.C
     text = attempt.task_file.read_text()
     attempt.task_file.write_text(text[:100])
     with pytest.raises(SystemExit):
-        collect.main([str(sweep)])
+        submitted.main([str(sweep)])
     assert "it contains no cells" in capsys.readouterr().err
     attempt.task_file.write_text(text.replace('"triton_tp"', '"of_another_time"'))
     with pytest.raises(SystemExit):
-        collect.main([str(sweep)])
+        submitted.main([str(sweep)])
     assert re.search(r"0/task\.json cannot be understood: no variant is called of_another", capsys.readouterr().err)
     assert list(left_behind([str(tmp_path)], {"of another job"})) == []
 
@@ -240,7 +240,7 @@ def test_a_sweep_is_collected_from_any_folder(
     attempt.close("skipped", "as it was measured")
     sweep = attempt.folder.parent.absolute()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert collect.main([str(sweep)]) == 0
+    assert submitted.main([str(sweep)]) == 0
     assert "0: " in (said := capsys.readouterr().out) and "skipped as it was measured" in said
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from tpbench.launcher.command_line.checks import check_overrides
-from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.settings import JobError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"

@@ -14,8 +14,7 @@ import pytest
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell
 from tpbench.launcher import sweep
-from tpbench.launcher.attempt import Attempt, discard_rows
-from tpbench.launcher.claims import store_left_results
+from tpbench.launcher.attempt import Attempt, discard_rows, store_left_results
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import _require_folders
 from tpbench.launcher.interrupts import Terminated, raise_on_termination

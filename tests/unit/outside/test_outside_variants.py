@@ -12,7 +12,7 @@ from tests.support.launcher_rows import FACTS, cell, measured
 from tpbench.console import information
 from tpbench.job import parse_job
 from tpbench.launcher.attempt import new_task
-from tpbench.launcher.command_line import outside_variants
+from tpbench.launcher.command_line import rewrites
 from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.planning.resume import decide
@@ -49,17 +49,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "helper.py").write_text("NUMBER = 7\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setattr(outside_variants, "_named", {})
+    monkeypatch.setattr(rewrites, "_named", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
 
 
 def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
     arguments = ["-m", "variant=../my_loss.py:fast_tp,triton_tp", "seed=1,2"]
-    renamed = outside_variants.replace_file_variants(arguments)
+    renamed = rewrites.replace_file_variants(arguments)
     assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     check_overrides(renamed, CONF)
-    found = outside_variants.command_line_variants()["my_loss.py:fast_tp"]
+    found = rewrites.command_line_variants()["my_loss.py:fast_tp"]
     assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)
     assert found.variant.summary == "Add one to the shard."
     assert (found.options, found.requires, found.uses_triton) == (("compile",), ("torch",), False)
@@ -73,7 +73,7 @@ def test_spellings(value: str, folder: Path) -> None:
     (folder / "with space=").mkdir()
     inside = folder / "with space="
     (inside / "my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
-    renamed = outside_variants.replace_file_variants(["-m", "variant=" + value.format(folder=inside)])
+    renamed = rewrites.replace_file_variants(["-m", "variant=" + value.format(folder=inside)])
     assert renamed[1] == "variant=" + value.format(folder="").replace("/", "")
     check_overrides(renamed, CONF)
 
@@ -123,7 +123,7 @@ def test_spellings(value: str, folder: Path) -> None:
 def test_a_mistake_is_one_line_before_anything_runs(value: str, text: str, message: str, folder: Path) -> None:
     Path("f.py").write_text(text)
     with pytest.raises(JobError) as raised:
-        outside_variants.replace_file_variants([f"variant={value}"])
+        rewrites.replace_file_variants([f"variant={value}"])
     assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
 
 
@@ -144,7 +144,7 @@ def test_guarded_imports_and_required_packages_may_be_missing(folder: Path) -> N
 def test_two_files_with_one_name_are_refused(folder: Path) -> None:
     Path("my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
     with pytest.raises(JobError, match=r"have the same name in rows, my_loss\.py:fast_tp: rename one of the files"):
-        outside_variants.replace_file_variants(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
+        rewrites.replace_file_variants(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
 
 
 def test_only_the_command_line_loads_code(folder: Path) -> None:
@@ -226,14 +226,14 @@ def package(folder: Path) -> Path:
 
 
 def test_an_entry_point_is_a_variant(package: Path) -> None:
-    assert outside_variants.replace_file_variants(["variant=their_tp,triton_tp"]) == ["variant=their_tp,triton_tp"]
-    (found,) = outside_variants.command_line_variants().values()  # triton_tp stays this package's
+    assert rewrites.replace_file_variants(["variant=their_tp,triton_tp"]) == ["variant=their_tp,triton_tp"]
+    (found,) = rewrites.command_line_variants().values()  # triton_tp stays this package's
     assert (found.name, found.module, found.function) == ("their_tp", "their_package.losses", "theirs")
     assert found.uses_triton
     (package / "other.py").write_text("")
     assert from_entry_point("their_tp").version != found.version  # any file of the package
     with pytest.raises(JobError, match=r"the entry point bad=their_package\.gone:f names a module that is not install"):
-        outside_variants.replace_file_variants(["variant=bad"])
+        rewrites.replace_file_variants(["variant=bad"])
 
 
 def test_a_configuration_file_names_no_entry_point(package: Path) -> None:
@@ -277,7 +277,7 @@ def test_new_writes_a_file_that_can_run(workload: str, folder: Path, capsys: pyt
     printed = capsys.readouterr().out
     (command,) = (line.split() for line in printed.splitlines() if "shape=tiny" in line)
     (name,) = (each.removeprefix("variant=") for each in command if each.startswith("variant="))
-    found = outside_variants.find(name)
+    found = rewrites.find_outside(name)
     assert found is not None and found.workload == workload and found.summary
     assert information(["new", "start.py"]) == 2 and "start.py exists already" in capsys.readouterr().err
     assert information(["new", "no.txt"]) == 2 and "no.txt is no name for the file" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import runpy
 import pytest
 
 from tpbench.job import parse_job
-from tpbench.worker.context import location
+from tpbench.worker.process import location
 
 
 def raised(function, *arguments):

@@ -57,7 +57,7 @@ def test_the_folder_of_the_store_is_its_users_alone_and_does_not_stay(tmp_path: 
     log = tmp_path / "log"
     report = f'folder=$(dirname "${STORE_FILE}"); stat -c "%n %a" "$folder"'
     tree = ProcessTree(["sh", "-c", report], {MARKER: "test", "PATH": os.environ["PATH"]}, log)
-    assert tree.wait(60) == 0
+    assert tree.agent.wait(60) == 0
     folder, mode = log.read_text().split()
     assert mode == "700"
     tree.end()

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from tpbench.worker.context import location
+from tpbench.worker.process import location
 from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss.interface import Output
 from tpbench.workloads.linear_loss.interface import Output as LinearOutput

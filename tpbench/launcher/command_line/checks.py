@@ -11,7 +11,7 @@ import yaml
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 
 from tpbench.launcher.command_line.grammar import parse_options, parse_overrides
-from tpbench.launcher.command_line.outside_variants import command_line_variants
+from tpbench.launcher.command_line.rewrites import command_line_variants
 from tpbench.launcher.options import GROUPS, command_line_names, example_values
 from tpbench.settings import JobError
 from tpbench.suggestions import printable, unknown

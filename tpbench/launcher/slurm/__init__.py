@@ -2,9 +2,8 @@
 
 The modules, in the order of a first reading:
 
-- Before: `settings` are the user's options. `partition` is the target of the plan. `layout` places jobs on nodes and in
-  arrays.
-- Sweep: `runner` submits the cells and waits for them. `cluster` has Slurm's commands.
-- Node: `node` is what a job runs on each node.
-- After: `submitted` knows which job runs an attempt and how it ended. `collect` is `scripts/collect.py`.
+- `cluster` has the user's settings of jobs and Slurm's commands.
+- `layout` has the partition that cells are planned for, and places jobs on nodes and in arrays.
+- `runner` submits the cells of a sweep and waits for them. `node` is what a job runs on each node.
+- `submitted` knows which job runs an attempt and how it ended. It is also `scripts/collect.py`.
 """

@@ -14,13 +14,14 @@ import psutil
 from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
-from tpbench.launcher import failure, torchrun
+from tpbench.launcher import failure
 from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.process import ProcessTree
+from tpbench.launcher.locks import Lease
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import record
+from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun
 from tpbench.measure import machine
-from tpbench.worker.start import SECRET, load_secret
+from tpbench.worker.start import MARKER, SECRET, load_secret
 
 KILL_S = 600.0
 """Time that a job which Slurm has told to end waits to be killed."""
@@ -64,48 +65,41 @@ class NodeTask:
         return DelayedSubmission(self)
 
 
-def _rendezvous(job_id: str, node: int, hosts: list[str]) -> torchrun.Rendezvous:
+def _rendezvous(job_id: str, node: int, hosts: list[str]) -> Rendezvous:
     if len(hosts) == 1:
-        return torchrun.LOOPBACK
+        return LOOPBACK
     # Below the range of ports that systems use for outgoing connections.
     endpoint = f"{cluster.address(hosts[0])}:{10_000 + int(job_id) % 20_000}"
     own = reachable_address(cluster.address(hosts[node]), cluster.address(hosts[0 if node else 1]))
-    return torchrun.Rendezvous(len(hosts), endpoint, own, node)
+    return Rendezvous(len(hosts), endpoint, own, node)
 
 
-def _run(attempt: Attempt, rendezvous: torchrun.Rendezvous) -> None:
-    job = attempt.cell.job
-    line = torchrun.command(job, attempt.task_file, attempt.folder, rendezvous)
-    attempt = attempt.with_columns(command=" ".join(line))
-    attempt.task.save(attempt.task_file)
+def _run(attempt: Attempt, rendezvous: Rendezvous) -> None:
     # The folder's name is part of the marker, because two nodes may be on one host.
-    marker = f"{attempt.task.row_id}.{attempt.folder.name}"
-    env = torchrun.environment(job, marker, nodes=rendezvous.nodes)
+    variables = {MARKER: f"{attempt.task.row_id}.{attempt.folder.name}"}
     if rendezvous.nodes > 1:
-        env[SECRET] = load_secret(attempt.task.folder)
-        env = gloo_interface(rendezvous.local_addr) | env
+        variables |= {SECRET: load_secret(attempt.task.folder), **gloo_interface(rendezvous.local_addr)}
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
-    tree = ProcessTree(line, env, attempt.agent_log)
+    torchrun = Torchrun([attempt], Lease(environment=variables), rendezvous=rendezvous)
     try:
-        code = tree.wait(job.timeout_s)
-        if code is None:
-            attempt.ended(None)
+        while (end := torchrun.find_end()) is None:
+            time.sleep(0.05)
     finally:
-        tree.end()
-    if code:
+        torchrun.end()
+    _, status, _ = end
+    if status != "timeout" and torchrun.tree.agent.returncode:
         _wait_to_be_killed(signals)
     deadline = time.monotonic() + PEER_ROW_S
     while (
         rendezvous.nodes > 1
         and not (attempt.has_row or attempt.has_result)
         and failure.is_consequence(attempt.agent_log)
+        and time.monotonic() < deadline
     ):
-        if time.monotonic() > deadline:
-            break
         time.sleep(0.2)
     if not attempt.abandoned:  # the row of an abandoned attempt was deleted, and must not come back
-        attempt.ended(code)
+        torchrun.close(*end)
 
 
 def _wait_to_be_killed(signals: list[int]) -> None:
@@ -137,7 +131,12 @@ def reachable_address(own: str, peer: str) -> str:
 
 
 def gloo_interface(address: str) -> dict[str, str]:
-    """Return the variable that makes gloo use the interface with this IP address. Empty if no interface has it."""
+    """Return the variable that makes gloo use the interface with this IP address.
+
+    The result is empty if no interface has the address, or if the user has chosen an interface.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return {}
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.partition("%")[0] == address for each in addresses):
             return {"GLOO_SOCKET_IFNAME": name}

@@ -16,10 +16,8 @@ from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.cluster import ENDED, JobState
-from tpbench.launcher.slurm.layout import Layout, layout, split_into_arrays
-from tpbench.launcher.slurm.partition import Partition
-from tpbench.launcher.slurm.settings import SlurmSettings
+from tpbench.launcher.slurm.cluster import ENDED, JobState, SlurmSettings
+from tpbench.launcher.slurm.layout import Layout, Partition, layout, split_into_arrays
 from tpbench.launcher.slurm.submitted import SUBMITIT, closed, is_wanted, job_of, left_behind, mark_ended, record
 from tpbench.measure import machine
 from tpbench.settings import JobError, spelled

@@ -1,7 +1,7 @@
-"""Leases of this host's devices: sweeps that run at the same time, also of different users, never share a device.
+"""Locks of sweeps that run at the same time: they never share a device of this host, and never run the same cell.
 
-A device is leased by a lock on a file that is named after it. The kernel drops the lock when the last process that
-holds it ends: the launcher, or a torchrun that outlives the launcher by a moment.
+The kernel drops a lock when the last process that holds it ends: the launcher, or a torchrun that outlives the launcher
+by a moment.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpbench.files import lock
+from tpbench import files
 from tpbench.job import Job
 from tpbench.launcher.devices import Device, links, usable_gpus
 from tpbench.settings import JobError
@@ -103,7 +103,7 @@ def _locked_file(device: Device) -> int | None:
             f"{path} cannot be opened ({error.strerror}): sweeps share devices by locks in {FOLDER}, so all users of "
             "this host must be able to create files there"
         ) from None
-    if lock(file):
+    if files.lock(file):
         return file
     os.close(file)
     return None
@@ -151,3 +151,38 @@ def choose(free: Sequence[Device], count: int, weights: Mapping[frozenset[str], 
 
 def _weight(weights: Mapping[frozenset[str], float], a: Device, b: Device) -> float:
     return weights.get(frozenset((a.name, b.name)), 0.0)
+
+
+class CellLocks:
+    """Locks on cells, so that sweeps that run at the same time on one output folder do not run a cell twice.
+
+    Each lock is one byte of a hidden file, held until it is released or this process ends. All cells of an output
+    folder share one file, so nothing has to be cleaned up.
+    """
+
+    def __init__(self, output_dirs: Iterable[str]) -> None:
+        self._files: dict[str, int] = {}
+        for output_dir in output_dirs:
+            with contextlib.suppress(OSError):
+                path = Path(output_dir, "rows", ".claims")
+                self._files[output_dir] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def acquire(self, job: Job) -> bool:
+        """Lock the cell. Return False if another live sweep holds its lock, and True if locks are unavailable."""
+        with contextlib.suppress(KeyError, OSError):
+            return files.lock(self._files[job.output_dir], _byte(job))
+        return True
+
+    def release(self, job: Job) -> None:
+        """Unlock the cell."""
+        with contextlib.suppress(KeyError, OSError):
+            files.unlock(self._files[job.output_dir], _byte(job))
+
+    def close(self) -> None:
+        """Release all locks."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+def _byte(job: Job) -> int:
+    return int(job.key[:15], 16)
