@@ -130,9 +130,9 @@ def test_wrong_requests(tmp_path, capsys):
 
 def test_cells_that_all_vanish_are_no_pass(compare):
     code, lines, said = compare(cells(), [synthetic.cell("triton_tp", 1000, 4), synthetic.cell("quack", 32768, 4)])
-    sides = "Before: 2 cells, such as triton_tp vocab=32768 tp=4, triton_tp vocab=65536 tp=4. After: 2 cells, such as"
     assert (code, lines) == (2, {})
-    assert f"nothing can be compared, because no cell is on both sides. {sides} triton_tp vocab=1000" in said
+    assert "because none of 2 cells before and 2 after is on both sides" in said
+    assert "the two most similar have vocab=32768 before and vocab=1000 after" in said
 
 
 @pytest.mark.parametrize(
