@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tpbench.report.analysis.metrics import Metric, counted, metric
-from tpbench.report.analysis.records import Record, is_measurement, value_text
+from tpbench.report.analysis.records import Record, value_text
 from tpbench.report.command_line import (
     TABLES,
     ReportParser,
@@ -37,7 +37,7 @@ from tpbench.report.compare.changes import (
     Comparison,
     compare_cells,
     geometric_mean,
-    observe,
+    observations,
 )
 from tpbench.report.compare.pairs import ACROSS, BESIDE, CellPair, cell_names, remarks, rows_by_cell
 from tpbench.report.plots import style
@@ -102,7 +102,7 @@ def all_series(frame: pd.DataFrame, shown: Metric) -> list[Series]:
     history = []
     for cell, machines in cells.items():
         for machine, rows in machines.items():
-            measured = [row for row in rows if is_measurement(row) and not row.get(BESIDE) and observe(row, shown)]
+            measured = [row for row in rows if not row.get(BESIDE) and observations([row], shown)]
             if measured:
                 name = f"{names[cell]} on {value_text(machine)}" if several else names[cell]
                 fails = rows[-1]["status"] in FAILED
@@ -144,8 +144,8 @@ def _lines(series: Series, change: CellChange | None, shown: Metric) -> list[lis
 
 def _mean(level: Sequence[Record], shown: Metric) -> float:
     """Return the geometric mean of a level, or 0 of a failure."""
-    observed = [observation for row in level if (observation := observe(row, shown))]
-    return geometric_mean(observed) if observed and level[-1]["status"] == "ok" else 0.0
+    observed = observations(level, shown)
+    return geometric_mean(observed) if observed else 0.0
 
 
 def _changed(comparison: Comparison) -> list[str]:
