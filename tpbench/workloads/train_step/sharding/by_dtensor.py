@@ -117,7 +117,7 @@ class ExchangedTokens(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         uneven = self.seq_length % device_mesh.size() > 0
 
-        def gather(share: Tensor) -> DTensor:
+        def gather(share: Tensor) -> Tensor:
             tokens = sharded_along(TOKENS.dim, self.seq_length, share, device_mesh)
             whole = tokens.redistribute(placements=[Replicate()])
             # Without the padding the memory has gaps, which the DTensor's strides do not show: GPUs need a copy.
