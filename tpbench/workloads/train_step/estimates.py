@@ -16,13 +16,7 @@ from tpbench.workloads.train_step.model.sizes import (
     vocab_parameters,
 )
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.sharding.styles import (
-    LayerStyles,
-    head_share,
-    key_value_parameters,
-    layer_styles,
-    layers_with_repeated_heads,
-)
+from tpbench.workloads.train_step.sharding.styles import LayerStyles, layer_styles
 
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
@@ -96,10 +90,7 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     # only up and the activated up.
     norms = 2 * (stored * hidden + compute * problem.hidden_size)
     rotated = 2 if problem.architecture.startswith("qwen3") else 1  # Qwen3 also keeps them before their norms
-    key_values = problem.kv_heads
-    if layers_with_repeated_heads(problem, variant, tp_size):
-        key_values = tp_size * len(head_share(problem, tp_size, 0).key_values)
-    heads = (3 + rotated) * problem.heads + (2 + rotated) * key_values
+    heads = (3 + rotated) * problem.heads + (2 + rotated) * problem.kv_heads
     attention = compute * heads * problem.head_dim
     if problem.attention == "eager":
         attention += 2 * problem.heads * problem.seq_length * compute
@@ -137,11 +128,9 @@ def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
 def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
     """Return the number of weights on one rank before replicas shard them.
 
-    Blocks that `tp_mapping` replicates are whole, so are the layers of repeated key-value heads and, with
-    vocab_parallel=false, AutoTP's embedding.
+    Blocks that `tp_mapping` replicates are whole, and with vocab_parallel=false AutoTP's embedding.
     """
-    whole = layers_with_repeated_heads(problem, variant, tp_size) * key_value_parameters(problem)
-    whole += vocab_parameters(problem) if variant == "autotp" and not problem.vocab_parallel else 0
+    whole = vocab_parameters(problem) if variant == "autotp" and not problem.vocab_parallel else 0
     whole += sum(_replicated_parameters(problem, styles) for styles in layer_styles(problem))
     return whole + -(-(parameters(problem) - whole) // tp_size)
 
@@ -153,7 +142,6 @@ def rank_flops(problem: TrainStep, variant: str, tp_size: int) -> int:
 
     - blocks that `tp_mapping` replicates,
     - attention, if the columns of queries, keys and values are gathered,
-    - keys and values of repeated heads,
     - AutoTP's head, if it has the weight of a whole embedding.
     """
     whole_head = variant == "autotp" and problem.tied and not problem.vocab_parallel
@@ -162,11 +150,6 @@ def rank_flops(problem: TrainStep, variant: str, tp_size: int) -> int:
         repeated += attention_flops_per_token(problem) // problem.depth * (styles.attention != "colwise")
         repeated += 6 * _replicated_parameters(problem, styles)
     shared = flops_per_token(problem) - repeated
-    if layers := layers_with_repeated_heads(problem, variant, tp_size):
-        # Instead of a share of the keys and values, a rank computes all heads that its queries use.
-        computed = max(len(head_share(problem, tp_size, rank).computed) for rank in range(tp_size))
-        more = tp_size * computed - problem.kv_heads
-        shared += 6 * layers * key_value_parameters(problem) // problem.kv_heads * more
     return (shared + tp_size * repeated) * problem.tokens * problem.accumulate // tp_size
 
 
@@ -183,9 +166,6 @@ def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: 
     """
     per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem, variant)
     sent = problem.accumulate * _exchanged_tokens(problem, variant, tp_size) * per_token * (tp_size - 1) // tp_size
-    # Ranks sum the gradients of repeated heads in fp32, after replicas have sharded them.
-    repeated = layers_with_repeated_heads(problem, variant, tp_size) * key_value_parameters(problem)
-    sent += 2 * ITEM_BYTES["float32"] * repeated // dp_size * (tp_size - 1) // tp_size
     return sent + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
 
 

@@ -44,7 +44,7 @@ def _unsupported_by(variant: str) -> Callable[[TrainStep, int], str | None]:
                 "train_loss=tpbench_linear makes no whole logits, so there are none to gather: vocab_parallel must be "
                 "true"
             )
-        return unsupported_sizes(problem, variant, tp_size) or _unsupported_plan(problem, variant, tp_size)
+        return unsupported_sizes(problem, variant, tp_size) or _unsupported_plan(problem, variant)
 
     return reason
 
@@ -60,7 +60,7 @@ def _unsupported_by_one_rank(variant: str, problem: TrainStep) -> str | None:
     return None
 
 
-def _unsupported_plan(problem: TrainStep, variant: str, tp_size: int) -> str | None:
+def _unsupported_plan(problem: TrainStep, variant: str) -> str | None:
     """Return why the variant cannot shard the model by its plan and `tp_mapping`, or None if it can.
 
     Models whose plans are known are not made for this check. Without the transformers package it is left out.
@@ -71,7 +71,7 @@ def _unsupported_plan(problem: TrainStep, variant: str, tp_size: int) -> str | N
         return None
     from tpbench.workloads.train_step.sharding.plan import unsupported_model
 
-    return unsupported_model(problem, variant, tp_size)
+    return unsupported_model(problem, variant)
 
 
 def _no_graph(problem: TrainStep) -> str:

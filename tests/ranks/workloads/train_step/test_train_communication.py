@@ -89,7 +89,6 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 1, each) for name in ("ddp", "fsdp") for each in ({}, {"tied": True, "accumulate": 2}, AUTOCAST)),
     *((2, "autotp", 1, {"zero_stage": stage, "accumulate": 2}) for stage in (0, 1, 2)),
     *((2, "autotp", 1, {"zero_stage": stage, **AUTOCAST}) for stage in (0, 1)),
-    *((ranks, "fsdp_dtensor", 2, {"kv_heads": 1}) for ranks in (2, 4)),
     *((2, name, 2, {"batch_size": 3, "seq_length": 7}) for name in SHARDED),
     (4, "autotp", 2, {"tied": True}), (4, "fsdp_dtensor", 2, {}), (4, "dtensor_tp", 2, {}),
     *((2, name, 2, {"train_loss": "tpbench_linear", **AUTOCAST}) for name in SHARDED),
@@ -125,7 +124,6 @@ def computed_and_counted(here: Rank, name: str, fields: dict[str, Any]) -> tuple
 
 
 REPEATED: list[tuple[str, dict[str, Any]]] = [
-    ("fsdp_dtensor", {"kv_heads": 1}), ("fsdp_dtensor", {"heads": 6, "kv_heads": 3}),
     ("fsdp_dtensor", {}), ("autotp", {"accumulate": 2}), ("autotp", {"vocab_parallel": False, "tied": True}),
     *((name, {"architecture": each}) for name in ("autotp", "fsdp_dtensor") for each in ("olmo2", "phi3")),
     *((name, {"tp_mapping": '{"layers.0.*": "replicated"}'}) for name in ("autotp", "fsdp_dtensor")),

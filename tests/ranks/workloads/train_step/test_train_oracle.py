@@ -62,7 +62,7 @@ def test_a_cell_trains_exactly_its_steps_and_times_their_phases() -> None:
         assert len(columns["losses"]) == len(columns["grad_norms"]) == 5
         assert columns["loss_value"] == columns["losses"][-1]
         assert columns["oracle"] == "3 steps by one process"
-        assert 0 < columns["loss_error"] < 1e-5 and 0 < columns["grad_error"] < 1e-4
+        assert columns["loss_error"] < 1e-5 and columns["grad_error"] < 1e-4
         phases_ms = [columns[f"step_{phase}_ms"] for phase in PHASES]
         for total_ms, *parts_ms in zip(columns["samples_ms"], *phases_ms, strict=True):
             # Phases and steps are of the slowest rank, which need not be the same one.

@@ -48,7 +48,6 @@ HELD: list[tuple[str, int, dict[str, Any]]] = [
     ("autotp", 96, {"vocab_parallel": False}),
     *((name, 48, {"tp_mapping": '{"layers.1.mlp.*": "replicated", "layers.0.self_attn.*": "replicated"}'})
       for name in ("fsdp_dtensor", "autotp")),
-    ("fsdp_dtensor", 48, {"kv_heads": 1}),
 ]  # fmt: skip
 """Variant, rows of the embedding on a rank (of 96), and fields."""
 

@@ -16,7 +16,6 @@ from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step import WORKLOAD, TrainStep
 from tpbench.workloads.train_step.model.resolve import resolve
 from tpbench.workloads.train_step.problem import parse_mapping
-from tpbench.workloads.train_step.sharding.styles import head_share
 from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
 
 
@@ -40,11 +39,10 @@ def test_fields_that_cannot_be_trained_are_refused(fields: dict[str, Any], tp_si
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [
-        ("fsdp_dtensor", {}, None),
-        ("dtensor_tp", {}, "it gives each key-value head to one rank: tp_size=4 must divide kv_heads=2; fsdp_dtensor"),
-        ("autotp", {}, "tp_size=4 must divide kv_heads=2"),
+        ("fsdp_dtensor", {"kv_heads": 4}, None),
+        ("autotp", {}, "tp_size=4 must divide kv_heads=2: a tp_mapping can replicate the block"),
         ("fsdp_dtensor", {"heads": 6, "kv_heads": 3}, "tp_size=4 must divide heads=6: a tp_mapping can replicate"),
-        ("fsdp_dtensor", {"ffn_size": 62}, "tp_size=4 must divide ffn_size=62"),
+        ("fsdp_dtensor", {"kv_heads": 4, "ffn_size": 62}, "tp_size=4 must divide ffn_size=62"),
     ],
 )
 def test_ranks_share_heads_and_columns(name: str, fields: dict[str, Any], said: str | None) -> None:
@@ -52,25 +50,6 @@ def test_ranks_share_heads_and_columns(name: str, fields: dict[str, Any], said: 
     assert not problem.check(4, 1)
     reason = WORKLOAD.variants[name].unsupported_reason(problem, 4)
     assert reason is None if said is None else reason is not None and said in reason
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "tp_size", "shares", "group"),
-    [
-        (8, 4, 2, [(0, 1), (2, 3)], 2),
-        (8, 2, 4, [(0,), (0,), (1,), (1,)], 2),
-        (6, 3, 2, [(0, 0, 1), (1, 2, 2)], 1),
-        (12, 6, 4, [(0, 0, 1), (1, 2, 2), (3, 3, 4), (4, 5, 5)], 1),
-    ],
-)
-def test_each_query_has_its_key_value_head(
-    heads: int, kv_heads: int, tp_size: int, shares: list[tuple[int, ...]], group: int
-) -> None:
-    problem = tiny_problem(heads=heads, kv_heads=kv_heads)
-    found = [head_share(problem, tp_size, rank) for rank in range(tp_size)]
-    assert [each.key_values for each in found] == shares and {each.group for each in found} == {group}
-    used = [head for share in found for head in share.key_values for _ in range(share.group)]
-    assert used == [query // (heads // kv_heads) for query in range(heads)]
 
 
 def test_padded_tokens_leave_async_tp_nothing_to_overlap() -> None:

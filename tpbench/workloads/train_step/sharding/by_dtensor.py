@@ -115,8 +115,13 @@ class ExchangedTokens(ParallelStyle):
         self.seq_length, self.replicated = seq_length, replicated
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def gather(share: Tensor) -> DTensor:
-            return sharded_along(TOKENS.dim, self.seq_length, share, device_mesh).redistribute(placements=[Replicate()])
+        uneven = self.seq_length % device_mesh.size() > 0
+
+        def gather(share: Tensor) -> Tensor:
+            tokens = sharded_along(TOKENS.dim, self.seq_length, share, device_mesh)
+            whole = tokens.redistribute(placements=[Replicate()])
+            # Without the padding the memory has gaps, which the DTensor's strides do not show: GPUs need a copy.
+            return whole.clone(memory_format=torch.contiguous_format) if uneven else whole
 
         def keep_share(whole: Tensor) -> Tensor:
             tokens = DTensor.from_local(whole, device_mesh, [Replicate()], run_check=False)

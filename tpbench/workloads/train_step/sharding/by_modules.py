@@ -22,8 +22,7 @@ from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
 from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
 from tpbench.workloads.train_step.problem import Style, TrainStep
-from tpbench.workloads.train_step.sharding.plan import KEY_VALUE_LAYERS, Block, blocks, require_known_modules
-from tpbench.workloads.train_step.sharding.styles import HeadShare, head_share, needs_repeated_heads
+from tpbench.workloads.train_step.sharding.plan import Block, blocks, require_known_modules
 from tpbench.workloads.uneven_shards import sharded_along
 
 HEAD_GATHERS = False
@@ -37,24 +36,16 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 
     Raises UnknownArchitecture for a model with other modules, or whose plan has no correct computation.
     """
-    require_known_modules(problem, model, tp.size())
+    require_known_modules(problem, model)
     tokens = TokenExchange(tp.get_group(), problem.batch_size, problem.seq_length)
-    repeated = needs_repeated_heads(problem, tp.size())
-    share = head_share(problem, tp.size(), tp.get_local_rank())
     for block in blocks(problem, model):
         inner = model.get_submodule(block.name)
-        if block.sharded_inside and hasattr(inner, "num_key_value_groups"):
-            inner.num_key_value_groups = share.group
         if block.replicated:
             exchange_around(inner, tokens.gather_copies, tokens.keep_share)
         else:
             exchange_around(inner, tokens.gather, None)
         for name, style in block.styles.items():
-            module = model.get_submodule(name)
-            if style == "colwise" and repeated and name.rpartition(".")[2] in KEY_VALUE_LAYERS:
-                model.set_submodule(name, RepeatedHeadsLinear(module, tp, share, problem.head_dim))
-            else:
-                model.set_submodule(name, _sharded_module(module, style, block, tp, tokens))
+            model.set_submodule(name, _sharded_module(model.get_submodule(name), style, block, tp, tokens))
     for name, module in list(model.named_modules()):
         if isinstance(module, FusedNorm | nn.LayerNorm):
             model.set_submodule(name, ReplicatedNorm(module, tp))
@@ -116,29 +107,6 @@ class ColumnLinear(ShardedModule):
     def forward(self, hidden: Tensor) -> Tensor:
         columns = F.linear(hidden, *self.local_parameters)
         return columns if self.gathering_group is None else gather_columns(columns, self.gathering_group)
-
-
-class RepeatedHeadsLinear(ShardedModule):
-    """A linear layer of keys or values, whose heads several ranks repeat because there are too few for all ranks.
-
-    Each rank has the whole weight, computes the heads that its queries use, and has a share of the weight's gradient.
-    """
-
-    partial_gradient = True
-
-    def __init__(self, linear: nn.Linear, tp: DeviceMesh, share: HeadShare, head_dim: int) -> None:
-        super().__init__(linear, tp)
-        self.rows = slice(share.computed.start * head_dim, share.computed.stop * head_dim)
-        self.head_dim = head_dim
-        heads = [head - share.computed.start for head in share.key_values]
-        self.heads = None if len(heads) == len(share.computed) else heads
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        columns = F.linear(hidden, *(parameter[self.rows] for parameter in self.local_parameters))
-        if self.heads is None:
-            return columns
-        heads = columns.unflatten(-1, (-1, self.head_dim))
-        return torch.stack([heads[..., head, :] for head in self.heads], -2).flatten(-2)
 
 
 class RowLinear(ShardedModule):
@@ -250,7 +218,7 @@ def compute_locally(part: nn.Module) -> None:
 def gradient_reduction(model: nn.Module, group: Any) -> Callable[[], None]:
     """Return the function that completes the gradients of a replica's model after its last backward pass.
 
-    Every rank has whole norms, repeated heads and biases of row-parallel layers, but only its share of their gradients.
+    Every rank has whole norms and biases of row-parallel layers, but only its share of their gradients.
     The function replaces the shares by their sums over the ranks, with one all-reduce in fp32.
     """
     partial = [module for module in model.modules() if isinstance(module, ShardedModule) and module.partial_gradient]

@@ -17,11 +17,7 @@ from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, build, decoder_layers, decoder_parts
 from tpbench.workloads.train_step.problem import STYLES, Style, TrainStep, parse_mapping
-from tpbench.workloads.train_step.sharding.styles import REPEATING, needs_repeated_heads
 
-KEY_VALUE_LAYERS = ("k_proj", "v_proj")
-"""Names of the layers that compute keys and values. Models of transformers with fewer key-value heads than query heads
-call them so."""
 SYNONYMS = {
     "colwise_rep": "colwise_gather_output",
     "rowwise_rep": "rowwise_split_input",
@@ -57,7 +53,7 @@ class Block:
         return set(self.styles.values()) == {"replicated"}
 
 
-def unsupported_model(problem: TrainStep, variant: str, tp_size: int) -> str | None:
+def unsupported_model(problem: TrainStep, variant: str) -> str | None:
     """Return why the variant cannot shard the model by its plan and `tp_mapping`, or None if it can.
 
     The model is made without weights.
@@ -67,8 +63,8 @@ def unsupported_model(problem: TrainStep, variant: str, tp_size: int) -> str | N
     try:
         model = build(replace(problem, num_layers=depth))
         blocks(problem, model)
-        if variant in REPEATING:
-            require_known_modules(problem, model, tp_size)
+        if variant in ("fsdp_dtensor", "fsdp_dtensor_async"):
+            require_known_modules(problem, model)
     except UnknownArchitecture as error:
         return str(error)
     return None
@@ -114,7 +110,7 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
     return result
 
 
-def require_known_modules(problem: TrainStep, model: Any, tp_size: int) -> None:
+def require_known_modules(problem: TrainStep, model: Any) -> None:
     """Raise UnknownArchitecture for a model that tpbench's own layers cannot shard."""
     for name, module in model.named_modules():
         known = isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | FusedNorm)
@@ -122,18 +118,6 @@ def require_known_modules(problem: TrainStep, model: Any, tp_size: int) -> None:
             raise UnknownArchitecture(
                 f"fsdp_dtensor and fsdp_dtensor_async shard linear layers, embeddings and norms; {name} of "
                 f"{problem.model} ({problem.architecture}) is a {type(module).__name__}"
-            )
-    if not needs_repeated_heads(problem, tp_size):
-        return
-    for block in blocks(problem, model):
-        module = model.get_submodule(block.name)
-        if not block.sharded_inside or not hasattr(module, "head_dim"):
-            continue
-        layers = {name.rpartition(".")[2] for name in block.styles}
-        if not (layers.issuperset(KEY_VALUE_LAYERS) and hasattr(module, "num_key_value_groups")):
-            raise UnknownArchitecture(
-                f"{block.name} of {problem.model} ({problem.architecture}) has no {' and '.join(KEY_VALUE_LAYERS)} "
-                f"whose heads several ranks could repeat: tp_size must divide kv_heads={problem.kv_heads}"
             )
 
 
