@@ -8,6 +8,7 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -150,7 +151,7 @@ def comparison_page(document: Document) -> str:
         "comparison.html.j2",
         title="tpbench comparison",
         summary=f"{document.caption}.",
-        table=document.tables[0],
+        table=replace(document.tables[0], heading="comparison"),
         method=" ".join(map(str, document.notes)),
     )
 
