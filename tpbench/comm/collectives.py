@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from tpbench.kernels.collectives import all_gather as all_gather
 from tpbench.kernels.collectives import gather_values, machine_id, same_machine
@@ -70,3 +72,20 @@ def gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
 def on_one_machine(group: dist.ProcessGroup) -> bool:
     """Return true if all ranks run under one Linux kernel. Collective, with the same answer on every rank."""
     return same_machine(gather_objects(machine_id(), group))
+
+
+def sharded_along(dim: int, size: int, local: Tensor, mesh: DeviceMesh) -> DTensor:
+    """Return a tensor of three dimensions, of which each rank of the mesh has the shard `local` along one of them.
+
+    DTensor itself would derive the size of that dimension from one shard, as if all were equal.
+
+    Args:
+        dim: The sharded dimension.
+        size: The size of that dimension over all ranks.
+        local: This rank's shard.
+        mesh: A mesh of one dimension.
+    """
+    whole = list(local.shape)
+    whole[dim] = size
+    shape, stride = torch.Size(whole), (whole[1] * whole[2], whole[2], 1)
+    return DTensor.from_local(local, mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride)

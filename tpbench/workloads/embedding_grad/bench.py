@@ -25,7 +25,7 @@ from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollecti
 from tpbench.workloads.embedding_grad.training_step.beside_exchange import KINDS, ForwardIndex, OtherParameters
 from tpbench.workloads.embedding_grad.training_step.overlap import OverlappedIteration, StandIn
 from tpbench.workloads.embedding_grad.training_step.traffic_iteration import TrafficIteration
-from tpbench.workloads.returned import require
+from tpbench.workloads.step import require
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
+from tpbench.comm.collectives import sharded_along
+from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
-from tpbench.workloads.losses.in_torch import bytes_of_statistics, rows_that_count
-from tpbench.workloads.ring_bytes import bytes_of_all_reduce
-from tpbench.workloads.uneven_shards import sharded_along
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.losses.formulas import bytes_of_statistics, rows_that_count
+from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 
 def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:

@@ -9,10 +9,8 @@ import torch.distributed as dist
 
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant
-from tpbench.workloads.entropy_loss.inputs import make_shard
-from tpbench.workloads.entropy_loss.interface import Output
-from tpbench.workloads.entropy_loss.limits import bytes_moved
-from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
+from tpbench.workloads.entropy_loss.inputs import Output, make_shard
+from tpbench.workloads.entropy_loss.oracle import Errors, Oracle, bytes_moved
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.step import StepSession
 

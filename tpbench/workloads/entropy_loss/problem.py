@@ -71,7 +71,6 @@ def _cpu_core_s(problem: EntropyLoss, tp_size: int) -> float:
 
 WORKLOAD = Workload(
     name="entropy_loss",
-    moves_least=True,
     summary="entropy loss over a sharded vocabulary, forward and backward",
     problem=EntropyLoss,
     headline=("loss", "tokens", "vocab"),

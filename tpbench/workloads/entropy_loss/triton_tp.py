@@ -6,9 +6,9 @@ from typing import Any
 
 from tpbench.kernels import How, entropy_loss
 from tpbench.kernels.cached_launch import worst_resources
-from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
+from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.sizes import IGNORED
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:

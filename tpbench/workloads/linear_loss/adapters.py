@@ -16,12 +16,12 @@ from tpbench.workloads.linear_loss.in_torch import (
     differentiated,
     differentiated_rows,
 )
-from tpbench.workloads.linear_loss.interface import Output, Shard, Step
+from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.linear_loss.variants import quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
-from tpbench.workloads.losses.in_torch import bytes_of_statistics, rows_that_count
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.losses.formulas import bytes_of_statistics, rows_that_count
+from tpbench.workloads.sizes import IGNORED
 
 
 def liger(problem: LinearLoss, shard: Shard) -> Step:

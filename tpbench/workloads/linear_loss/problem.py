@@ -101,7 +101,6 @@ _PROFILE = (
 
 WORKLOAD = Workload(
     name="linear_loss",
-    moves_least=True,
     summary="head and entropy loss over a sharded vocabulary, forward and backward",
     problem=LinearLoss,
     headline=("loss", "tokens", "hidden", "vocab"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.tp_block.limits import flops
+from tpbench.workloads.tp_block.costs import flops
 from tpbench.workloads.tp_block.problem import TpBlock
 
 
@@ -22,7 +22,6 @@ def _cpu_core_s(problem: TpBlock, tp_size: int) -> float:
 
 WORKLOAD = Workload(
     name="tp_block",
-    moves_least=True,
     summary="transformer block under tensor and sequence parallelism, forward and backward",
     problem=TpBlock,
     headline=("hidden", "ffn", "tokens", "layers"),

@@ -16,7 +16,7 @@ from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.returned import require
+from tpbench.workloads.step import require
 from tpbench.workloads.train_step.estimates import bytes_communicated, rank_flops
 from tpbench.workloads.train_step.model import sizes
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches

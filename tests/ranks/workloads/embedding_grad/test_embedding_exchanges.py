@@ -15,7 +15,7 @@ from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, HERE, dense_mean
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.limits import TOLERANCE
+from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 

@@ -23,7 +23,7 @@ from tpbench.workloads.embedding_grad.exchanges.symmetric import (
     addresses,
 )
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.limits import TOLERANCE
+from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, push_kernel, search_kernel
 from tpbench.workloads.embedding_grad.row_operations.merge import MisplacedRow
 from tpbench.workloads.embedding_grad.row_operations.push_kernel import push_rows

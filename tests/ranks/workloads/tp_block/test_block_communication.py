@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, problem, run_once
 from tpbench.comm.parallel_linears import SequentialSchedule
-from tpbench.workloads.tp_block import limits
+from tpbench.workloads.tp_block import costs
 from tpbench.workloads.tp_block.execution.measurements import StepCollectives
 from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.execution.ring import RingSchedule
@@ -50,7 +50,7 @@ def bytes_sent(here: Rank) -> list[tuple[int, int, int]]:
         with mock.patch.object(dist, "all_reduce") as all_reduce:
             timed.run()
         assert all_reduce.call_count == len(cell.norms)
-        found.append((schedule.sent + of_norms, matrices + of_norms, limits.bytes_sent(cell, here.world_size)))
+        found.append((schedule.sent + of_norms, matrices + of_norms, costs.bytes_sent(cell, here.world_size)))
     return found
 
 

@@ -12,9 +12,9 @@ from tests.support.tp_block import block_context, context, largest_error, proble
 from tpbench.measure.run import run
 from tpbench.measure.settings import MeasureSettings
 from tpbench.workloads.tp_block import WORKLOAD, bench
+from tpbench.workloads.tp_block.costs import TOLERANCE
 from tpbench.workloads.tp_block.execution import autotune
 from tpbench.workloads.tp_block.execution.prepared import graphed, prepare
-from tpbench.workloads.tp_block.limits import TOLERANCE
 
 pytestmark = [
     pytest.mark.cuda,

@@ -19,9 +19,9 @@ from tpbench.measure.gpu_profiler import COMMUNICATION, OTHER, PRODUCT, Interval
 from tpbench.measure.rates import SIDE
 from tpbench.measure.stopwatch import do_nothing
 from tpbench.workloads.tp_block import WORKLOAD, bench
+from tpbench.workloads.tp_block.costs import TOLERANCE
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
-from tpbench.workloads.tp_block.limits import TOLERANCE
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

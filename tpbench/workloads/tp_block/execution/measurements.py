@@ -39,7 +39,7 @@ from tpbench.measure.gpu_profiler import (
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs
 from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
-from tpbench.workloads.tp_block import limits
+from tpbench.workloads.tp_block import costs
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
@@ -69,13 +69,13 @@ class MachineRates:
 
     def costs(self, problem: TpBlock, size: int) -> Costs:
         """Return the costs of an iteration on one of `size` ranks at these rates."""
-        flops = limits.flops(problem, size)
+        flops = costs.flops(problem, size)
         return Costs(
-            bytes_moved=limits.bytes_moved(problem, size),
-            bytes_communicated=limits.bytes_sent(problem, size),
+            bytes_moved=costs.bytes_moved(problem, size),
+            bytes_communicated=costs.bytes_sent(problem, size),
             flops=flops,
             compute_ms=compute_ms(flops, self.gemm_tflops),
-            wire_ms=self.wire_ms(limits.bytes_sent(problem, size, least=True)),
+            wire_ms=self.wire_ms(costs.bytes_sent(problem, size, least=True)),
         )
 
 

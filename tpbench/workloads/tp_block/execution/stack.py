@@ -19,7 +19,7 @@ from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.session import Context, IterationSchedule, Verdict
 from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.returned import require
+from tpbench.workloads.step import require
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import RMSNorm
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, GraphMemory, PreparedBlock, graph_memory

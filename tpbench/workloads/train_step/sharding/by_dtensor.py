@@ -24,12 +24,12 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
+from tpbench.comm.collectives import sharded_along
 from tpbench.comm.row_exchange import exchange_around
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.problem import Style, TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, blocks
-from tpbench.workloads.uneven_shards import sharded_along
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
 """Placements of hidden states, (batch, sequence, width)."""

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+from tpbench.comm.collectives import sharded_along
 from tpbench.comm.row_exchange import TokenExchange, exchange_around, gather_columns, keep_columns
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
 from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
 from tpbench.workloads.train_step.problem import Style, TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, blocks, require_known_modules
-from tpbench.workloads.uneven_shards import sharded_along
 
 HEAD_GATHERS = False
 """True if the head's input has all tokens also with the linear loss."""

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from tpbench.workloads.sizes import IGNORED
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.vocabulary import IGNORED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean cross-entropy, a scalar, from the output of the model's head and labels (batch, sequence). The output is the

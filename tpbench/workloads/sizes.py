@@ -1,4 +1,4 @@
-"""A vocabulary that is sharded over tensor-parallel ranks: the columns of each rank, and the ignored label."""
+"""Sizes that need no torch: bytes of elements and of collectives, and the columns of a rank."""
 
 from __future__ import annotations
 
@@ -11,3 +11,11 @@ def shard_bounds(vocab: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
     share, more = divmod(vocab, tp_size)
     start = tp_rank * share + min(tp_rank, more)
     return start, start + share + (tp_rank < more)
+
+
+def bytes_of_all_reduce(size: int, ranks: int) -> int:
+    """Return the bytes that each rank sends in an all-reduce of `size` bytes: once around the ring, and back."""
+    return 2 * size * (ranks - 1) // ranks
+
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}

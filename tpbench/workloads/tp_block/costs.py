@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpbench.workloads.item_bytes import ITEM_BYTES
+from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.tp_block.problem import TpBlock
 
 TOLERANCE = {"bfloat16": 2.0**-4, "float32": 2.0**-14, "float64": 2.0**-38}
@@ -11,12 +11,6 @@ TOLERANCE = {"bfloat16": 2.0**-4, "float32": 2.0**-14, "float64": 2.0**-38}
 In bf16 about a dozen tensors between input and output are rounded one after the other. Each rounding errs by up to
 2^-9, and by more where terms cancel: a row errs by about 2^-7, the worst of many rows by 2^-6. A lost or doubled
 partial sum, chunk or gather is an error of order 1. fp32 and fp64 err by about 2^-18 and 2^-46."""
-
-
-def error_limits(problem: TpBlock) -> dict[str, float]:
-    """Return the largest error of a correct row, by column. Training steps (layers=N) have no error of an output."""
-    names = ("loss_error", "grad_error") if problem.layers else ("loss_error", "grad_error", "output_error")
-    return dict.fromkeys(names, TOLERANCE[problem.dtype])
 
 
 def flops(problem: TpBlock, size: int) -> int:
