@@ -16,7 +16,7 @@ from tpbench.results.read import plain_rows
 from tpbench.settings import spelled
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING
-from tpbench.workloads import Workload
+from tpbench.workloads import Workload, workloads
 
 Record: TypeAlias = dict[str, Any]
 
@@ -54,10 +54,10 @@ def comparable(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
 
 
-def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Workload]) -> list[Record]:
+def row_records(frame: pd.DataFrame, columns: Iterable[str] = ()) -> list[Record]:
     """Return each row as a dictionary of the columns that every report reads and of `columns`. Missing is None."""
     names = dict.fromkeys((*_REQUIRED, *columns))
-    for workload in known.values():
+    for workload in workloads().values():
         names |= dict.fromkeys((*problem_fields(workload), *workload.pivot.rows, *workload.pivot.sections))
         names |= dict.fromkeys(workload.pivot.trajectories)
     names |= dict.fromkeys(("device", "hardware"))

@@ -232,7 +232,7 @@ def speedups(grid: RecordGrid, clock: ClockColumns) -> list[ColumnSpeedup]:
 
 def frame_warnings(frame: pd.DataFrame, *, all_rows: bool = False) -> tuple[str, ...]:
     """Return the sentences about the newest row of each cell of `frame`, or about every row."""
-    return tuple(disagreements(row_records(frame if all_rows else newest(frame), (), workloads())))
+    return tuple(disagreements(row_records(frame if all_rows else newest(frame))))
 
 
 def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
