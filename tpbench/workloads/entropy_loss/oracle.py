@@ -36,16 +36,11 @@ about 1e-9, smaller than the rounding of subnormal numbers (error 0.07 to 0.34).
 oracle reports them as wrong."""
 
 
-def tolerances(problem: EntropyLoss) -> tuple[float, float]:
-    """Return the tolerances of loss and gradient."""
-    if problem.compute_dtype == "logits":
-        return LOGITS_DTYPE_TOLERANCE[problem.dtype]
-    return LOSS_TOLERANCE, GRADIENT_TOLERANCE[problem.dtype]
-
-
 def error_limits(problem: EntropyLoss) -> dict[str, float]:
     """Return the largest error of a correct row, by column."""
-    loss, gradient = tolerances(problem)
+    loss, gradient = LOSS_TOLERANCE, GRADIENT_TOLERANCE[problem.dtype]
+    if problem.compute_dtype == "logits":
+        loss, gradient = LOGITS_DTYPE_TOLERANCE[problem.dtype]
     return {"loss_error": loss, "grad_error": gradient}
 
 
