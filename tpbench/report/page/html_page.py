@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from tpbench import packages
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import (
     CLOCKS,
@@ -37,12 +38,10 @@ from tpbench.report.analysis.verdicts import (
     verdicts,
 )
 from tpbench.report.page import page_tables
-from tpbench.report.page.column_styles import Looks, assign_looks
-from tpbench.report.page.pictures import PageFigure, block_caps, by_problem, by_size, floor_shares
 from tpbench.report.page.template import render_page
-from tpbench.report.page.trace import step_traces
 from tpbench.report.pivot import failures, legend, metric_table
-from tpbench.report.plots import timeline
+from tpbench.report.plots import PLOTS, inline_picture, style, timeline
+from tpbench.report.plots.by_size import has_sizes
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.tables import Table
 from tpbench.workloads import workloads
@@ -51,12 +50,17 @@ _COLUMNS = (
     *METRICS, *page_tables.MACHINE_FACTS, *verdict_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
     "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
 )  # fmt: skip
-_FIGURES = {
-    "device_ms": "Device time by size, with its floor",
-    "time_ms": "Wall time by size, with its floor",
-    "peak_gib": "Extra peak memory by size",
-}
-"""Titles of the folded pictures, by metric."""
+_PICTURES = ("block_cap", "timeline")
+"""Plots of a section, after that of its leading clock."""
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A picture."""
+
+    caption: str
+    svg: str
+    """An `svg` element."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,9 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
     warnings = disagreements(arranged.records)
     disputed = frozenset[str]().union(*warnings.values())
     found = [verdicts(grid, disputed) for grid in arranged.grids]
-    looks = assign_looks(arranged.grids)
     sections = zip(arranged.grids, found, itertools.count(), strict=False)
     parts = [
-        _part(name, list(group), metric_name, looks)
+        _part(name, list(group), metric_name)
         for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
     ]
     of_all = [verdict for of_grid in found for verdict in of_grid]
@@ -159,13 +162,13 @@ def _summary(records: tuple[Record, ...], rows: int) -> str:
 
 
 def _part(
-    name: str, group: Sequence[tuple[RecordGrid, list[ProblemVerdict], int]], metric_name: str | None, looks: Looks
+    name: str, group: Sequence[tuple[RecordGrid, list[ProblemVerdict], int]], metric_name: str | None
 ) -> WorkloadPart:
     workload = workloads().get(name)
     grids = [grid for grid, _, _ in group]
     names = group_names(grids)
     of_all = [each for _, of_grid, _ in group for each in of_grid]
-    figure, shown = _lead_figure([grid.problems for grid in grids], looks)
+    figure, shown = _lead_figure(name, [grid.problems for grid in grids])
     return WorkloadPart(
         name=name,
         anchor=f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
@@ -174,22 +177,29 @@ def _part(
         figure=figure,
         figure_of="" if shown is None else names[shown],
         sections=[
-            _section(grid, f"s{at}", text or "Tables and pictures", metric_name, looks)
+            _section(grid, f"s{at}", text or "Tables and pictures", metric_name)
             for (grid, _, at), text in zip(group, names, strict=True)
         ],
     )
 
 
-def _lead_figure(grids: Sequence[RecordGrid], looks: Looks) -> tuple[PageFigure | None, int | None]:
-    """Return the one picture of a workload, and the index of its grid: that with most cells that has a picture."""
-    for at, grid in sorted(enumerate(grids), key=lambda each: -sum(1 for _ in each[1].cells())):
-        clock = _clock(grid)
-        shares = f"Share of the floor in % by size, {clock.name} time, higher is better"
-        figure = floor_shares(grid, clock.time_column, looks, shares)
-        title = f"{clock.name.capitalize()} time of each problem"
-        if figure := figure or by_problem(grid, clock.time_column, looks, title):
+def _lead_figure(workload: str, grids: Sequence[RecordGrid]) -> tuple[PageFigure | None, int | None]:
+    """Return the one picture of a workload, and the index of its grid: that with most cells that has a picture.
+
+    It shows times by size, or speed-ups if no problem was measured at two sizes.
+    """
+    ordered = sorted(enumerate(grids), key=lambda each: -sum(1 for _ in each[1].cells()))
+    for at, grid in (*((at, grid) for at, grid in ordered if has_sizes(grid)), *ordered):
+        wall = _clock(grid) is WALL
+        plot = ("time" if wall else "device_time") if has_sizes(grid) else "speedup" if wall else "device_speedup"
+        if figure := _figure(grid, plot, f"{workload} {at}"):
             return figure, at
     return None, None
+
+
+def _figure(grid: RecordGrid, plot: str, anchor: str) -> PageFigure | None:
+    svg = inline_picture(grid, plot, anchor) if style.available() else None
+    return None if svg is None else PageFigure(PLOTS[plot].title, svg)
 
 
 def _clock(grid: RecordGrid) -> ClockColumns:
@@ -198,12 +208,12 @@ def _clock(grid: RecordGrid) -> ClockColumns:
     return next(timed, WALL)
 
 
-def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, looks: Looks) -> PageSection:
+def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None) -> PageSection:
     lead = metric_name or _clock(grid).time_column
     shown = [metric(lead), *page_tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
-    drawn = grid.problems
-    figures = [by_size(drawn, each, looks, title) for each, title in _FIGURES.items()]
-    figures += [block_caps(drawn, looks, "Share of the bandwidth by block cap"), step_traces(drawn)]
+    by_time = "time" if _clock(grid) is WALL else "device_time"
+    drawn = [*([by_time] if has_sizes(grid.problems) else []), *_PICTURES]
+    figures = [_figure(grid.problems, plot, anchor) for plot in drawn]
     return PageSection(
         anchor=anchor,
         heading=name,
@@ -235,7 +245,9 @@ def _studies(grid: RecordGrid) -> Iterable[StudySection]:
 def _notes(metric_name: str | None) -> list[str]:
     """Return each method once."""
     shown = dict.fromkeys((*TITLES, *([metric_name] if metric_name else [])))
+    missing = () if style.available() else (f"pictures need matplotlib: {packages.install_command('report')}",)
     return [
+        *missing,
         "time: device time where rows have it, else wall time. Device time is measured by events on the GPU with "
         "launches queued ahead; wall time also contains what Python and the launches take",
         "floor: the time that the unavoidable bytes take at the copy bandwidth measured on the same machine",

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 from tpbench.report.analysis.grid import RecordGrid
 from tpbench.report.analysis.records import is_measurement, sort_key, value_text
 from tpbench.report.plots import style
-from tpbench.report.plots.registry import plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@plot("block_cap", "Share of the bandwidth by block cap", columns=("fraction_of_floor",))
 def draw(grid: RecordGrid) -> Figure | None:
     """Draw a panel for each variant. Return None if no variant was measured at two block caps."""
     lines = shares(grid)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from tpbench.report.analysis.grid import RecordGrid
 from tpbench.report.analysis.records import Record
 from tpbench.report.plots import style
-from tpbench.report.plots.registry import plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +20,6 @@ Cells = Sequence[tuple[str, Mapping[str, Any]]]
 """Names of columns, with their records."""
 
 
-@plot("timeline", "A step of one problem, by stream", columns=COLUMNS)
 def draw(grid: RecordGrid) -> Figure | None:
     """Draw the traced cells of one problem. Return None if no cell has a trace."""
     problem, cells = traced_cells(grid)

@@ -30,8 +30,7 @@ from tpbench.workloads.train_step.model import models, sizes
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs, replica_batches
 from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import NORM_GROWTH, TrainStep
-from tpbench.workloads.train_step.training.losses import torch_loss
-from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast
+from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast, torch_loss
 
 STEPS = 3
 UNCHECKED = "; later steps are not checked"

@@ -15,7 +15,7 @@ from tpbench.workloads.train_step.model.inputs import micro_batch
 from tpbench.workloads.train_step.model.models import build, materialise
 from tpbench.workloads.train_step.sharding import by_modules
 from tpbench.workloads.train_step.training.fsdp import device_mesh
-from tpbench.workloads.train_step.training.losses import local_shard
+from tpbench.workloads.train_step.training.trainer import local_shard
 
 needs_two_gpus = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
