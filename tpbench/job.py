@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from tpbench.measure.kernels_version import kernels_version
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, installed_names
 from tpbench.settings import JobError, aliases, defaults, parse, setting, spelled
 from tpbench.suggestions import unknown

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.ranks import Rank
-from tpbench.measure import stopwatch
+from tpbench.measure import clock
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession, ExchangeContext
@@ -62,7 +62,7 @@ def new_session(
     here: Rank, cell: EmbeddingGrad, name: str, inputs: EmbeddingGradInputs | None = None
 ) -> EmbeddingGradSession:
     """Set up a session that measures each time once: these tests need no precise times."""
-    with mock.patch.dict(stopwatch.ITERATIONS, cpu=1, cuda=1):
+    with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
         return EmbeddingGradSession(cell, WORKLOAD.variants[name], context(here), inputs)
 
 

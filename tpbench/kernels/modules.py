@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.entropy import checks
 from tpbench.kernels.entropy.function import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.row_loss import fp16_gradient_scale
-from tpbench.kernels.two_pass.kernels import block_for, is_wide, launching, scale_kernel, tile
+from tpbench.kernels.two_pass.scale import scale_rows
 
 
 def _settings_of(function: Callable[..., Any], *made_by_module: str) -> set[str]:
@@ -118,21 +117,6 @@ def _stored_scale(logits: Tensor, settings: dict[str, Any]) -> float:
     for name, factor in factors.items():
         checks.number(name, factor, low=-math.inf)
     return fp16_gradient_scale(len(logits), *factors.values())
-
-
-def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
-    """Multiply (rows, columns) by a factor, () or (rows,), in place. Rows whose factor is 1 are not written."""
-    rows, columns = grad.shape
-    if grad.numel():
-        block = block_for(columns)
-        tile_rows, options = tile(rows, block)
-        wide = is_wide(columns, block, grad.stride())
-        scale = cached_launch(
-            scale_kernel, PER_ROW=factor.dim(), WIDE=wide, ROWS=tile_rows, BLOCK=block, **options
-        )  # fmt: skip
-        with launching(grad.device):
-            scale(-(-rows // tile_rows), (grad, factor), (rows, columns, *grad.stride()))
-    return grad
 
 
 class LinearEntropyLoss(torch.nn.Module):

@@ -8,7 +8,7 @@ from tpbench.job import parse_job
 from tpbench.launcher import devices
 from tpbench.launcher.planning.forecast import START_S, Forecast, skip_predicted_oom, variant_label
 from tpbench.launcher.planning.plan import Cell
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.results.read import load
 
 

@@ -209,24 +209,6 @@ def reduce_kernel(row_loss, inverse_count, loss, n_rows, factor, BLOCK: tl.const
     tl.store(loss, result)
 
 
-@triton.jit
-def scale_kernel(
-    values, factor, n_rows, n_columns, values_row, values_column, PER_ROW: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Multiply values by factor in fp32, rounded once. Rows with the factor 1, which is common, are not written."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    by = tl.load(factor + row * PER_ROW, mask=row < n_rows, other=1.0).to(tl.float32)
-    changed = (by != 1.0) & (row < n_rows)
-    if tl.max(changed.to(tl.int32), axis=0) > 0:
-        for start in range(0, n_columns, BLOCK):
-            column = block_columns(start, WIDE, BLOCK)
-            mask = changed[:, None] & (column < n_columns)[None, :]
-            place = values + (row * values_row)[:, None] + (column * values_column)[None, :]
-            scaled = tl.load(place, mask=mask, other=0.0).to(tl.float32) * by[:, None]
-            tl.store(place, round_to(scaled, values.dtype.element_ty), mask=mask)
-
-
 def block_for(
     columns: int, block_cap: int | Literal["auto"] = "auto", loss: str = "cross_entropy",
     algorithm: Literal["two_reads", "two_kernels"] = "two_kernels", share: int | None = None,
@@ -247,9 +229,7 @@ def statistics_width(loss: str, label_smoothing: float = 0.0, entropy: bool = Fa
     return (4 if label_smoothing else 3) + entropy
 
 
-def bytes_exchanged(
-    rows: int, world_size: int, loss: str, label_smoothing: float = 0.0, entropy: bool = False
-) -> int:  # fmt: skip
+def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
     """Return the bytes that one rank sends in a call: its statistics, to each of its peers."""
     return (world_size - 1) * rows * statistics_width(loss, label_smoothing, entropy) * 4
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import GeneratedInputs
+from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import oracle
 from tpbench.workloads.embedding_grad.exchanges.base import Exchange, sequence

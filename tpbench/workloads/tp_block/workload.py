@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.tp_block.costs import flops
-from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.problem import TpBlock, flops
 
 
 def _with_rotary(problem: TpBlock, chosen: frozenset[str]) -> TpBlock:

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import rank_memory
+from tpbench.measure.clock import Stopwatch
 from tpbench.measure.ranks import on_any_rank
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
-from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.step import require
 from tpbench.workloads.train_step.estimates import bytes_communicated, rank_flops

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.embedding_grad import context, dense_mean, prepared, problem, run
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.embedding_grad.exchanges.auto import calibrate
 from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter
 from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, largest_error, problem, run_once
 from tpbench.comm.parallel_linears import SequentialSchedule
-from tpbench.workloads.tp_block.costs import TOLERANCE
 from tpbench.workloads.tp_block.execution import autotune
 from tpbench.workloads.tp_block.execution.prepared import prepare
+from tpbench.workloads.tp_block.problem import TOLERANCE
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

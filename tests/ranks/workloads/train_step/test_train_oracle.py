@@ -12,7 +12,7 @@ import torch
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import mesh_context, reset_deepspeed_groups, single_context, tiny_problem
 from tpbench.measure.run import run as measure
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
 from tpbench.workloads.train_step.oracle import compare

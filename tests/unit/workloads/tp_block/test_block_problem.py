@@ -11,10 +11,11 @@ from tests.support.composed_jobs import composed, job
 from tests.support.tp_block import context, problem, unshard
 from tpbench.job import JobError, parse_job, unsupported_reason
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
-from tpbench.workloads.tp_block import WORKLOAD, costs
+from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm
 from tpbench.workloads.tp_block.execution.measurements import MachineRates
 from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.problem import bytes_moved, bytes_sent, flops
 
 TINY = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
 
@@ -61,23 +62,23 @@ def test_a_stack_is_trained_with_rotary_embeddings_for_a_fixed_number_of_steps()
     stack = parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "layers": 3})
     assert stack.problem.rotary and stack.scheduled and not one.problem.rotary and not one.scheduled
     assert not parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "layers": 3}, chosen=["rotary"]).problem.rotary
-    for count in (costs.flops, costs.bytes_sent):
+    for count in (flops, bytes_sent):
         assert count(stack.problem, 2) == 3 * count(one.problem, 2)
-    weights = (costs.bytes_moved(one.problem, 2) - 2 * 2 * 2 * 64 * 64 // 2) // (2 * 2)
-    assert costs.bytes_moved(stack.problem, 2) == 2 * (3 * 3 * 2 * weights + 2 * 2 * 64 * 64 // 2)
+    weights = (bytes_moved(one.problem, 2) - 2 * 2 * 2 * 64 * 64 // 2) // (2 * 2)
+    assert bytes_moved(stack.problem, 2) == 2 * (3 * 3 * 2 * weights + 2 * 2 * 64 * 64 // 2)
 
 
 def test_counts_of_llama_8b() -> None:
     cell = problem(tokens=8192, hidden=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
     weights = 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336
-    assert costs.flops(cell, 4) == 3 * (2 * 8192 * weights + 2 * 8192**2 * 4096) // 4
+    assert flops(cell, 4) == 3 * (2 * 8192 * weights + 2 * 8192**2 * 4096) // 4
     matrix = 8192 * 4096 * 2
-    assert costs.bytes_sent(cell, 4) == (8 * matrix + 4 * 4096 * 2) * 3 // 4
+    assert bytes_sent(cell, 4) == (8 * matrix + 4 * 4096 * 2) * 3 // 4
     again = problem(**{**cell.__dict__, "save_gathered": False})
-    assert costs.bytes_sent(again, 4) - costs.bytes_sent(cell, 4) == 2 * matrix * 3 // 4
-    assert costs.bytes_sent(again, 4, least=True) == costs.bytes_sent(cell, 4)
-    assert costs.bytes_sent(cell, 1) == 0
-    assert costs.bytes_moved(cell, 1) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
+    assert bytes_sent(again, 4) - bytes_sent(cell, 4) == 2 * matrix * 3 // 4
+    assert bytes_sent(again, 4, least=True) == bytes_sent(cell, 4)
+    assert bytes_sent(cell, 1) == 0
+    assert bytes_moved(cell, 1) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
     assert MachineRates(1.0, 50.0).wire_ms(10**9) == pytest.approx(20.0)
     assert MachineRates(1.0, 0.0).wire_ms(0) == 0.0
 

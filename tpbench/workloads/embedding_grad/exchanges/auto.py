@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter, Exchange, Phase, sequence
 from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs

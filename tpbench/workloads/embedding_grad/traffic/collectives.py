@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tpbench.comm import collectives, shared_memory_all_gather
 from tpbench.comm.shared_memory_all_gather import SharedMemoryAllGather
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.traffic import formulas
 from tpbench.workloads.embedding_grad.traffic.formulas import COUNT_BYTES

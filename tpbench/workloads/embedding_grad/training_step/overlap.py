@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpbench.measure.stopwatch import Stopwatch, do_nothing
+from tpbench.measure.clock import Stopwatch, do_nothing
 from tpbench.workloads.embedding_grad.exchanges.base import Phase, StepPoint, sequence
 from tpbench.workloads.embedding_grad.training_step.beside_exchange import ForwardIndex
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tpbench.comm.parallel_linears import LinearPlan, Pending, PlainSchedule, Schedule, SequentialSchedule
 from tpbench.measure import cuda_graph
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.tp_block.execution.layers import Planner, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
 
