@@ -7,6 +7,8 @@ from typing import Any
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 
 NO_GRAPH = "the host decides in each iteration how many rows go to which rank"
+SEARCHED = {"merge", "pinned", "search", "transfers"}
+"""Options of exchanges that may search for the touched rows on the host or on the device."""
 
 
 def _host_work(problem: EmbeddingGrad) -> str:
@@ -38,7 +40,7 @@ def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
 
 @WORKLOAD.variant("reduce_scatter_tensor of the whole table", options={"transfers"}, no_graph_reason=_host_work)
 def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter
+    from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter
 
     return DenseReduceScatter(context.inputs, context.comm)
 
@@ -49,25 +51,23 @@ def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
     no_graph_reason=_host_work,
 )
 def dense_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.base import DenseAllReduce
+    from tpbench.workloads.embedding_grad.exchanges import DenseAllReduce
 
     return DenseAllReduce(context.inputs, context.comm)
 
 
 @WORKLOAD.variant(
     "touched rows to their owners by all-to-alls, for whose sizes the host waits",
-    options={"merge", "pinned", "search", "transfers"},
+    options=SEARCHED,
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
     uses_triton=_searches_with_triton,
 )
 def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
-    from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
-    inputs = context.inputs
-    return SparseAllToAll(inputs, context.comm, row_finder(problem, inputs), merge_for(problem, inputs))
+    return SparseAllToAll(context.inputs, context.comm, row_finder(context.inputs))
 
 
 @WORKLOAD.variant(
@@ -79,16 +79,14 @@ def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
 )
 def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
-    from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
     from tpbench.workloads.embedding_grad.row_operations.search import SortingRowFinder
 
-    inputs = context.inputs
-    return SparseAllToAll(inputs, context.comm, SortingRowFinder(inputs), merge_for(problem, inputs))
+    return SparseAllToAll(context.inputs, context.comm, SortingRowFinder(context.inputs))
 
 
 @WORKLOAD.variant(
     "touched rows into their owners' memory by one kernel over NVLink; one node",
-    options={"pinned", "search", "transfers"},
+    options=SEARCHED - {"merge"},
     requires=("triton",),
     requires_cuda=True,
     no_graph_reason=_host_search,
@@ -96,28 +94,26 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
 )
 def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.symmetric import SparseSymmetric, SparseSymmetricGpu, connect
-    from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
+    from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, DeviceSearch
 
     inputs, comm = context.inputs, context.comm
     if problem.search == "host":
         return SparseSymmetric(inputs, comm, CpuRowFinder(inputs, pinned=problem.pinned), connect(inputs))
-    return SparseSymmetricGpu(inputs, comm, connect(inputs))
+    return SparseSymmetricGpu(inputs, comm, DeviceSearch(inputs, by_owner=False), connect(inputs))
 
 
 @WORKLOAD.variant(
     "all-gather of every rank's touched rows, as a coalesced COO tensor",
-    options={"merge", "pinned", "search", "transfers"},
+    options=SEARCHED,
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
     uses_triton=_searches_with_triton,
 )
 def sparse_all_gather(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllGather
-    from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
-    inputs = context.inputs
-    return SparseAllGather(inputs, context.comm, row_finder(problem, inputs), merge_for(problem, inputs))
+    return SparseAllGather(context.inputs, context.comm, row_finder(context.inputs))
 
 
 @WORKLOAD.variant(
@@ -136,19 +132,18 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
-    options={"merge", "pinned", "search", "transfers"},
+    options=SEARCHED,
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
     uses_triton=_searches_with_triton,
 )
 def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
+    from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter
     from tpbench.workloads.embedding_grad.exchanges.auto import SparseAuto, calibrate
-    from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
-    from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
     inputs, comm = context.inputs, context.comm
     dense = DenseReduceScatter(inputs, comm)
-    sparse = SparseAllToAll(inputs, comm, row_finder(problem, inputs), merge_for(problem, inputs))
+    sparse = SparseAllToAll(inputs, comm, row_finder(inputs))
     return SparseAuto(inputs, comm, dense, sparse, calibrate(inputs, dense, sparse, context.stopwatch))

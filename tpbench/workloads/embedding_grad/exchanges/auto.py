@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from tpbench.measure.clock import Stopwatch
-from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter, Exchange, Phase, sequence
+from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Exchange, Phase, sequence
+from tpbench.workloads.embedding_grad.exchanges.collectives import COUNT_BYTES, CountedCollectives
 from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations.search import EvenlySpacedRows, KernelRowFinder
-from tpbench.workloads.embedding_grad.traffic import crossover, formulas
-from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
+from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
 CALIBRATED_AT = (0.2, 0.8)
 """Densities at which the sparse exchange is timed. A line through both is within 1 or 2 % of its time in between."""
@@ -70,8 +69,8 @@ class SparseAuto(Exchange):
     def expected_bytes(self) -> list[int]:
         """Return the bytes of the chosen exchange, but with all counts of a rank sent to each peer."""
         peers = self.comm.world_size - 1
-        all_counts = formulas.COUNT_BYTES * self.comm.world_size * peers
-        own_counts = formulas.COUNT_BYTES * peers if self.used is self.sparse else 0
+        all_counts = COUNT_BYTES * self.comm.world_size * peers
+        own_counts = COUNT_BYTES * peers if self.used is self.sparse else 0
         return [sent + all_counts - own_counts for sent in self.used.expected_bytes()]
 
     def columns(self) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def sparse_is_faster(counts: list[list[int]], table_rows: int, limit: float) -> 
     if any(UNKNOWN in row for row in counts):
         return False
     ranks = len(counts)
-    return formulas.busiest(counts) * ranks / (ranks - 1) <= limit * table_rows
+    return busiest(counts) * ranks / (ranks - 1) <= limit * table_rows
 
 
 def calibrate(
@@ -98,15 +97,14 @@ def calibrate(
     """Return the density at which both take equal time on this machine. Collective; the same on every rank.
 
     The times are of the device, on a CPU of the whole exchange. They include a search on the device, for which the host
-    waits, but not one on the host. Touched rows are evenly spaced over the table, with the values that the gradient has
-    there.
+    waits. Touched rows are evenly spaced over the table, with the values that the gradient has there.
     """
-    saved_slice, finder = inputs.own_slice.clone(), sparse.finder
+    saved_slice, finder, table_rows = inputs.own_slice.clone(), sparse.finder, inputs.problem.table_rows
     points = []
     for density in CALIBRATED_AT:
-        rows = max(1, round(density * inputs.problem.table_rows))
-        spaced = EvenlySpacedRows(inputs.partition, inputs.rank, inputs.device, rows)
-        sparse.finder = KernelRowFinder(inputs, spaced.numbers) if isinstance(finder, KernelRowFinder) else spaced
+        rows = max(1, round(density * table_rows))
+        tokens = torch.arange(rows) * table_rows // rows
+        sparse.finder = row_finder(inputs, tokens.to(torch.int32)[None])
         points.append((density, stopwatch.ms(sequence(sparse.phases))))
     dense_ms = stopwatch.ms(dense.reduce)
     sparse.finder = finder
@@ -115,4 +113,12 @@ def calibrate(
     inputs.own_slice.copy_(saved_slice)
     if inputs.device.type == "cuda":
         torch.cuda.empty_cache()
-    return crossover.from_line(points[0], points[1], dense_ms)
+    return equal_time(points[0], points[1], dense_ms)
+
+
+def equal_time(first: tuple[float, float], second: tuple[float, float], dense_ms: float) -> float:
+    """Return the density at which a line through two (density, ms) points reaches `dense_ms`, also outside them."""
+    slope = (second[1] - first[1]) / (second[0] - first[0])
+    if slope <= 0:  # noise, if latency is the whole time: sparse is faster at every density or at none
+        return float("inf") if first[1] <= dense_ms else 0.0
+    return max(0.0, first[0] + (dense_ms - first[1]) / slope)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from tpbench.workloads.embedding_grad.exchanges.base import Exchange, Phase
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations.merge import Merge
-from tpbench.workloads.embedding_grad.row_operations.search import RowFinder, TouchedRows
-from tpbench.workloads.embedding_grad.traffic import formulas
-from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.exchanges import Exchange, Phase
+from tpbench.workloads.embedding_grad.exchanges.collectives import COUNT_BYTES, CountedCollectives
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
+from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow, RowFinder, TouchedRows
+
+ID_BYTES = 4
+"""Bytes of a row number as int32."""
+COO_ID_BYTES = 8
+"""Bytes of a row number as int64, as torch's COO tensors hold it."""
+
+Segments = Sequence[tuple[int, int]]
+"""For each rank the first of its rows among those received, and their number. Rows of one rank are distinct."""
 
 
 class SparseExchange(Exchange):
@@ -27,6 +33,20 @@ class SparseExchange(Exchange):
         self.overwrites = inputs.own_slice
         self.touched: TouchedRows | None = None
 
+    def find(self) -> None:
+        """Find this rank's touched rows."""
+        self.touched = self.finder.find()
+        if self.touched is None:
+            raise RuntimeError(
+                "the touched rows are not known: only a dense exchange, or sparse_auto, can do this step"
+            )
+
+    @property
+    def rows(self) -> Tensor:
+        """Numbers of the touched rows, on the device. The first access starts their upload."""
+        assert self.touched is not None
+        return self.touched.rows
+
     def known_rows(self) -> Tensor | None:
         return None if self.touched is None else self.touched.rows
 
@@ -34,22 +54,81 @@ class SparseExchange(Exchange):
         self.touched = None
 
 
-def gather(table: Tensor, rows: Tensor, output: Tensor) -> None:
-    """Set `output[i] = table[rows[i]]`."""
-    if not table.is_cuda:
-        torch.index_select(table, 0, rows, out=output)
-        return
-    from tpbench.workloads.embedding_grad.row_operations.gather_kernel import gather_rows
+class IndexAddMerge:
+    """Merge by torch's index_add_: adds in the gradient's dtype, on a GPU in no fixed order, then scales the slice."""
 
-    gather_rows(table, rows, output)
+    def __init__(self, inputs: EmbeddingGradInputs) -> None:
+        self.first_row = inputs.partition.first_row(inputs.rank)
+        self.scale = 1.0 / inputs.partition.world_size
+        self.placed: list[tuple[Tensor, int]] = []
+        """Rows of this slice, and the position of their first value among those received."""
+
+    def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
+        """Prepare for the rows that the other ranks will send.
+
+        own_rows: (own,), the rows of this rank's slice that it touched itself. rows: (received,), the rows that the
+        others send. Both are int32 or int64 numbers in the whole table.
+        """
+        joined: list[tuple[int, int]] = []
+        for start, count in segments:
+            if count and joined and sum(joined[-1]) == start:
+                joined[-1] = (joined[-1][0], joined[-1][1] + count)
+            elif count:
+                joined.append((start, count))
+        self.placed = [(rows[start : start + count] - self.first_row, start) for start, count in joined]
+
+    def __call__(self, own: Tensor, values: Tensor) -> None:
+        """Replace `own`, (rows_per_rank, width), by the mean. `values`: the (received, width) rows, of its dtype."""
+        for rows, start in self.placed:
+            own.index_add_(0, rows, values[start : start + len(rows)])
+        own.mul_(self.scale)
+
+    def verify(self) -> None:
+        """Raise MisplacedRow if a received row is not this rank's. Here index_add_ itself raises."""
 
 
-class MergingExchange(SparseExchange):
-    """Exchange that receives a segment of rows from each rank, numbers first, and merges them into its slice."""
+class TritonMerge(IndexAddMerge):
+    """Merge by `merge_kernel.merge_rows`: fp32 sums of touched rows, in the order of ranks, with one rounding."""
 
-    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder, merge: Merge) -> None:
+    def __init__(self, inputs: EmbeddingGradInputs) -> None:
+        super().__init__(inputs)
+        from tpbench.workloads.embedding_grad.row_operations import merge_kernel
+
+        self.kernel, self.rank = merge_kernel, inputs.rank
+        shape = (inputs.partition.world_size, inputs.partition.rows_per_rank)
+        self.table = torch.empty(shape, dtype=torch.int32, device=inputs.device)
+        self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
+
+    def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
+        self.kernel.place_rows(
+            own_rows,
+            rows,
+            segments,
+            rank=self.rank,
+            first_row=self.first_row,
+            table=self.table,
+            misplaced=self.misplaced,
+        )
+
+    def __call__(self, own: Tensor, values: Tensor) -> None:
+        self.kernel.merge_rows(own, values, self.table, rank=self.rank, scale=self.scale)
+
+    def verify(self) -> None:
+        if misplaced := int(self.misplaced):
+            raise MisplacedRow(f"rank {self.rank} was sent {misplaced} rows that it does not own")
+
+
+class SparseAllToAll(SparseExchange):
+    """All-to-alls of counts, of row numbers and of rows, which the owner merges. Rows of this rank stay in place."""
+
+    send_counts: list[int]
+    """Number of rows that go to each rank."""
+    receive_counts: list[int]
+    """Number of rows that come from each rank."""
+
+    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
         super().__init__(inputs, comm, finder)
-        self.merge = merge
+        self.merge = (TritonMerge if inputs.problem.merge == "triton" else IndexAddMerge)(inputs)
         self.received_ids: Tensor | None = None
         self.received_values: Tensor | None = None
         self.sent_values: Tensor | None = None
@@ -61,33 +140,60 @@ class MergingExchange(SparseExchange):
             Phase("merge", self.merge_values),
         )
 
-    @abstractmethod
     def exchange_counts(self) -> None:
         """Find this rank's touched rows and learn how many rows each rank sends."""
+        self.find()
+        assert self.touched is not None
+        self.begin(self.touched, self.comm.exchange_counts(self._without_own(self.touched.counts)))
 
-    @abstractmethod
-    def exchange_ids(self) -> None:
-        """Receive the row numbers."""
+    def begin(self, touched: TouchedRows, receive_counts: list[int]) -> None:
+        """Start a step whose counts are known. All later phases run on the device."""
+        self.touched, self.receive_counts = touched, receive_counts
+        self.send_counts = self._without_own(touched.counts)
 
-    @abstractmethod
-    def gather(self) -> None:
-        """Copy the rows to send out of the table."""
+    def _without_own(self, counts: list[int]) -> list[int]:
+        return [0 if owner == self.inputs.rank else count for owner, count in enumerate(counts)]
 
-    @abstractmethod
-    def exchange_values(self) -> None:
-        """Receive the rows."""
+    def exchange_ids(self) -> Tensor:
+        """Return the row numbers that this rank receives."""
+        rows = self.rows[: sum(self.send_counts)]
+        received = rows.new_empty(sum(self.receive_counts))
+        self.comm.all_to_all(received, rows, self.receive_counts, self.send_counts)
+        return received
 
-    @abstractmethod
     def segments(self) -> list[tuple[int, int]]:
         """Return, by source rank, the start and the number of the received rows that this rank owns."""
+        starts = itertools.accumulate(self.receive_counts, initial=0)
+        return list(zip(starts, self.receive_counts, strict=False))
 
     def prepare_merge(self) -> None:
         """Give the merge the numbers of the received rows and of this rank's own touched rows."""
-        self.exchange_ids()
-        assert self.touched is not None and self.received_ids is not None
+        self.received_ids = self.exchange_ids()
+        assert self.touched is not None
         own_count = self.touched.counts[self.inputs.rank]
-        own_rows = self.touched.rows[len(self.touched.rows) - own_count :]  # own rows come last
-        self.merge.place(own_rows, self.received_ids, self.segments())
+        self.merge.place(self.rows[len(self.rows) - own_count :], self.received_ids, self.segments())  # own come last
+
+    def gather(self) -> None:
+        """Copy the rows to send out of the table."""
+        self.sent_values = self._gathered(self.rows[: sum(self.send_counts)], sum(self.send_counts))
+
+    def _gathered(self, rows: Tensor, size: int) -> Tensor:
+        """Return (size, width), of which the first lines are the given rows of the table."""
+        table = self.inputs.grad
+        values = table.new_empty(size, table.shape[1])
+        if table.is_cuda:
+            from tpbench.workloads.embedding_grad.row_operations.row_kernels import gather_rows
+
+            gather_rows(table, rows, values[: len(rows)])
+        else:
+            torch.index_select(table, 0, rows, out=values[: len(rows)])
+        return values
+
+    def exchange_values(self) -> None:
+        """Receive the rows."""
+        assert self.sent_values is not None
+        self.received_values = self.sent_values.new_empty(sum(self.receive_counts), self.sent_values.shape[1])
+        self.comm.all_to_all(self.received_values, self.sent_values, self.receive_counts, self.send_counts)
 
     def merge_values(self) -> None:
         """Merge the received rows into this rank's slice."""
@@ -101,94 +207,40 @@ class MergingExchange(SparseExchange):
     def release(self) -> None:
         super().release()
         self.received_ids = self.received_values = self.sent_values = None
-        self.merge.release()
-
-
-class SparseAllToAll(MergingExchange):
-    """All-to-alls of counts, of row numbers and of rows. Rows that this rank owns stay in place."""
-
-    send_counts: list[int]
-    """Number of rows that go to each rank."""
-    receive_counts: list[int]
-    """Number of rows that come from each rank."""
-
-    def exchange_counts(self) -> None:
-        touched = self.finder.find()
-        if touched is None:
-            raise RuntimeError(
-                "the touched rows are not known: only a dense exchange, or sparse_auto, can do this step"
-            )
-        self.begin(touched, self.comm.exchange_counts(_without(touched.counts, self.inputs.rank)))
-
-    def begin(self, touched: TouchedRows, receive_counts: list[int]) -> None:
-        """Start a step whose counts are known. All later phases run on the device."""
-        self.touched, self.receive_counts = touched, receive_counts
-        self.send_counts = _without(touched.counts, self.inputs.rank)
-
-    def exchange_ids(self) -> None:
-        rows = self._rows_to_send
-        self.received_ids = rows.new_empty(sum(self.receive_counts))
-        self.comm.all_to_all(self.received_ids, rows, self.receive_counts, self.send_counts)
-
-    def gather(self) -> None:
-        grad, rows = self.inputs.grad, self._rows_to_send
-        self.sent_values = grad.new_empty(len(rows), grad.shape[1])
-        gather(grad, rows, self.sent_values)
-
-    def exchange_values(self) -> None:
-        assert self.sent_values is not None
-        self.received_values = self.sent_values.new_empty(sum(self.receive_counts), self.inputs.grad.shape[1])
-        self.comm.all_to_all(self.received_values, self.sent_values, self.receive_counts, self.send_counts)
-
-    def segments(self) -> list[tuple[int, int]]:
-        starts = itertools.accumulate(self.receive_counts, initial=0)
-        return list(zip(starts, self.receive_counts, strict=False))
-
-    @property
-    def _rows_to_send(self) -> Tensor:
-        assert self.touched is not None
-        return self.touched.rows[: sum(self.send_counts)]
+        self.merge.placed = []
 
     def expected_bytes(self) -> list[int]:
-        return formulas.sparse_all_to_all(self.inputs.counts, self.inputs.row_bytes)
+        """Return for each rank: its rows that others own with their numbers, and a count for each peer."""
+        counts, peers = self.inputs.counts, self.comm.world_size - 1
+        return [rows * (self.inputs.row_bytes + ID_BYTES) + COUNT_BYTES * peers for rows in leaving(counts)]
 
 
-def _without(counts: list[int], rank: int) -> list[int]:
-    """Return the counts with 0 for this rank."""
-    return [0 if owner == rank else count for owner, count in enumerate(counts)]
+class SparseAllGather(SparseAllToAll):
+    """All-gathers of row numbers (int64, as in torch's COO tensors) and of rows, of which the owner merges its own.
 
-
-class SparseAllGather(MergingExchange):
-    """All-gathers of row numbers (int64, as in torch's COO tensors) and of rows.
-
-    Both are padded to the rank that touched most rows. Each rank merges the rows that it owns.
+    Both are padded to the rank that touched most rows.
     """
 
     counts: list[list[int]]
     """Number of touched rows, by the rank that touched them and then their owner."""
-
-    @property
-    def padded_rows(self) -> int:
-        """Number of rows of the rank that touched most."""
-        return max(map(sum, self.counts))
+    padded_rows: int
+    """Number of rows of the rank that touched most."""
 
     def exchange_counts(self) -> None:
-        self.touched = self.finder.find()
+        self.find()
         assert self.touched is not None
         self.counts = self.comm.gather_counts(self.touched.counts)
+        self.padded_rows = max(map(sum, self.counts))
 
-    def exchange_ids(self) -> None:
-        assert self.touched is not None
-        own_ids = self.touched.rows.new_zeros(self.padded_rows).long()
-        own_ids[: len(self.touched.rows)] = self.touched.rows
-        self.received_ids = own_ids.new_empty(self.comm.world_size * self.padded_rows)
-        self.comm.all_gather(self.received_ids, own_ids)
+    def exchange_ids(self) -> Tensor:
+        own_ids = self.rows.new_zeros(self.padded_rows).long()
+        own_ids[: len(self.rows)] = self.rows
+        received = own_ids.new_empty(self.comm.world_size * self.padded_rows)
+        self.comm.all_gather(received, own_ids)
+        return received
 
     def gather(self) -> None:
-        assert self.touched is not None
-        grad, rows = self.inputs.grad, self.touched.rows
-        self.sent_values = grad.new_empty(self.padded_rows, grad.shape[1])
-        gather(grad, rows, self.sent_values[: len(rows)])
+        self.sent_values = self._gathered(self.rows, self.padded_rows)
 
     def exchange_values(self) -> None:
         assert self.sent_values is not None
@@ -197,18 +249,17 @@ class SparseAllGather(MergingExchange):
         self.comm.all_gather(self.received_values, self.sent_values)
 
     def segments(self) -> list[tuple[int, int]]:
-        return [self._segment(source) for source in range(self.comm.world_size)]
-
-    def _segment(self, source: int) -> tuple[int, int]:
-        """Return where the rows for this rank start in a source's list, in which the source's own rows come last."""
-        rank, counts = self.inputs.rank, self.counts[source]
-        if source == rank:
-            return (0, 0)
-        rows_before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
-        return source * self.padded_rows + rows_before, counts[rank]
+        rank, found = self.inputs.rank, []
+        for source, counts in enumerate(self.counts):
+            # In a source's list the source's own rows come last.
+            before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
+            found.append((0, 0) if source == rank else (source * self.padded_rows + before, counts[rank]))
+        return found
 
     def expected_bytes(self) -> list[int]:
-        return formulas.sparse_all_gather(self.inputs.counts, self.inputs.row_bytes)
+        """Return for each rank, times its peers: rows padded to the rank with most, their numbers, and all counts."""
+        size, most = self.comm.world_size, max(map(sum, self.inputs.counts))
+        return [(size - 1) * (most * (self.inputs.row_bytes + COO_ID_BYTES) + COUNT_BYTES * size)] * size
 
 
 class TorchSparseAllReduce(SparseExchange):
@@ -225,14 +276,9 @@ class TorchSparseAllReduce(SparseExchange):
             Phase("merge", self.copy_own_slice),
         )
 
-    def find(self) -> None:
-        """Find this rank's touched rows, without an exchange."""
-        self.touched = self.finder.find()
-
     def gather(self) -> None:
         """Build a COO tensor of the whole table from this rank's rows."""
-        assert self.touched is not None
-        rows = self.touched.rows.sort().values.long()
+        rows = self.rows.sort().values.long()
         values = self.inputs.grad.index_select(0, rows)
         self.own = torch.sparse_coo_tensor(
             rows[None], values, tuple(self.inputs.grad.shape), is_coalesced=True, check_invariants=False
@@ -258,4 +304,6 @@ class TorchSparseAllReduce(SparseExchange):
         self.own = self.total = None
 
     def expected_bytes(self) -> list[int]:
-        return formulas.sparse_all_reduce(self.inputs.counts, self.inputs.row_bytes)
+        """Return for each rank, times its peers: its rows with their numbers."""
+        sizes = [sum(row) * (self.inputs.row_bytes + COO_ID_BYTES) for row in self.inputs.counts]
+        return [(self.comm.world_size - 1) * size for size in sizes]

@@ -16,8 +16,9 @@ from tpbench.comm import collectives, shared_memory_all_gather
 from tpbench.comm.shared_memory_all_gather import SharedMemoryAllGather
 from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.traffic import formulas
-from tpbench.workloads.embedding_grad.traffic.formulas import COUNT_BYTES
+
+COUNT_BYTES = 8
+"""Bytes of a count of rows."""
 
 
 class CountedCollectives:
@@ -124,10 +125,6 @@ class LinkRates:
     link_gb_per_s: float
     """Bandwidth of the fastest single all-to-all or reduce-scatter; the others are medians."""
 
-    def transfer_ms(self, sent: int) -> float:
-        """Return the least time in ms in which one rank can send `sent` bytes."""
-        return sent / self.link_gb_per_s / 1e6
-
 
 def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, stopwatch: Stopwatch) -> LinkRates:
     """Measure with the gradient, unchanged, as the sender's buffer. Collective."""
@@ -143,7 +140,7 @@ def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, st
     latency_ms = min(median(all_to_all(1)) for _ in range(SERIES))
     transfers = [_without_latency(ms, latency_ms) for ms in all_to_all(rows_per_rank)]
     dense = stopwatch.samples_ms(lambda: comm.reduce_scatter_mean(output[:rows_per_rank], inputs.grad))
-    megabytes = formulas.dense_reduce_scatter(len(inputs.grad), inputs.row_bytes, ranks) / 1e6
+    megabytes = inputs.own_slice.nbytes * (ranks - 1) / 1e6
     comm.reset()
     return LinkRates(
         all_to_all_gb_per_s=megabytes / median(transfers),
