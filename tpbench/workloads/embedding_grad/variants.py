@@ -7,8 +7,6 @@ from typing import Any
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 
 NO_GRAPH = "the host decides in each iteration how many rows go to which rank"
-SEARCHED = {"merge", "pinned", "search", "transfers"}
-"""Options of exchanges that may search for the touched rows on the host or on the device."""
 
 
 def _host_work(problem: EmbeddingGrad) -> str:
@@ -38,6 +36,15 @@ def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
     return "torch adds no sparse tensors in float16" if problem.dtype == "float16" else None
 
 
+SEARCHED: dict[str, Any] = {
+    "options": {"merge", "pinned", "search", "transfers"},
+    "requires": ("triton",),
+    "no_graph_reason": NO_GRAPH,
+    "uses_triton": _searches_with_triton,
+}
+"""Of exchanges that search for the touched rows on the host or on the device, and merge them."""
+
+
 @WORKLOAD.variant("reduce_scatter_tensor of the whole table", options={"transfers"}, no_graph_reason=_host_work)
 def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter
@@ -56,13 +63,7 @@ def dense_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
     return DenseAllReduce(context.inputs, context.comm)
 
 
-@WORKLOAD.variant(
-    "touched rows to their owners by all-to-alls, for whose sizes the host waits",
-    options=SEARCHED,
-    requires=("triton",),
-    no_graph_reason=NO_GRAPH,
-    uses_triton=_searches_with_triton,
-)
+@WORKLOAD.variant("touched rows to their owners by all-to-alls, for whose sizes the host waits", **SEARCHED)
 def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
@@ -86,7 +87,7 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows into their owners' memory by one kernel over NVLink; one node",
-    options=SEARCHED - {"merge"},
+    options={"pinned", "search", "transfers"},
     requires=("triton",),
     requires_cuda=True,
     no_graph_reason=_host_search,
@@ -102,13 +103,7 @@ def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
     return SparseSymmetricGpu(inputs, comm, DeviceSearch(inputs, by_owner=False), connect(inputs))
 
 
-@WORKLOAD.variant(
-    "all-gather of every rank's touched rows, as a coalesced COO tensor",
-    options=SEARCHED,
-    requires=("triton",),
-    no_graph_reason=NO_GRAPH,
-    uses_triton=_searches_with_triton,
-)
+@WORKLOAD.variant("all-gather of every rank's touched rows, as a coalesced COO tensor", **SEARCHED)
 def sparse_all_gather(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllGather
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
@@ -130,13 +125,7 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
     return TorchSparseAllReduce(context.inputs, context.comm, CpuRowFinder(context.inputs, pinned=False))
 
 
-@WORKLOAD.variant(
-    "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
-    options=SEARCHED,
-    requires=("triton",),
-    no_graph_reason=NO_GRAPH,
-    uses_triton=_searches_with_triton,
-)
+@WORKLOAD.variant("sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it", **SEARCHED)
 def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter
     from tpbench.workloads.embedding_grad.exchanges.auto import SparseAuto, calibrate

@@ -139,7 +139,7 @@ def test_with_the_search_on_the_gpu_the_host_reads_nothing(monkeypatch: pytest.M
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("the host reads a tensor")
 
-    for module, kernel in ((row_kernels, "list_rows"), (row_kernels, "push_rows"), (merge_kernel, "merge_inbox")):
+    for module, kernel in ((row_kernels, "list_rows"), (row_kernels, "push_rows"), (merge_kernel, "merge_rows")):
         monkeypatch.setattr(module, kernel, lambda *arguments, **options: None)
     for reading in ("item", "tolist", "cpu", "numpy", "nonzero", "__int__", "__bool__", "__index__"):
         monkeypatch.setattr(torch.Tensor, reading, refuse)

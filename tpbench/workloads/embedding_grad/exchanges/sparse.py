@@ -18,9 +18,6 @@ ID_BYTES = 4
 COO_ID_BYTES = 8
 """Bytes of a row number as int64, as torch's COO tensors hold it."""
 
-Segments = Sequence[tuple[int, int]]
-"""For each rank the first of its rows among those received, and their number. Rows of one rank are distinct."""
-
 
 class SparseExchange(Exchange):
     """Exchange of the touched rows. The result replaces this rank's slice of the gradient."""
@@ -54,72 +51,12 @@ class SparseExchange(Exchange):
         self.touched = None
 
 
-class IndexAddMerge:
-    """Merge by torch's index_add_: adds in the gradient's dtype, on a GPU in no fixed order, then scales the slice."""
-
-    def __init__(self, inputs: EmbeddingGradInputs) -> None:
-        self.first_row = inputs.partition.first_row(inputs.rank)
-        self.scale = 1.0 / inputs.partition.world_size
-        self.placed: list[tuple[Tensor, int]] = []
-        """Rows of this slice, and the position of their first value among those received."""
-
-    def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
-        """Prepare for the rows that the other ranks will send.
-
-        own_rows: (own,), the rows of this rank's slice that it touched itself. rows: (received,), the rows that the
-        others send. Both are int32 or int64 numbers in the whole table.
-        """
-        joined: list[tuple[int, int]] = []
-        for start, count in segments:
-            if count and joined and sum(joined[-1]) == start:
-                joined[-1] = (joined[-1][0], joined[-1][1] + count)
-            elif count:
-                joined.append((start, count))
-        self.placed = [(rows[start : start + count] - self.first_row, start) for start, count in joined]
-
-    def __call__(self, own: Tensor, values: Tensor) -> None:
-        """Replace `own`, (rows_per_rank, width), by the mean. `values`: the (received, width) rows, of its dtype."""
-        for rows, start in self.placed:
-            own.index_add_(0, rows, values[start : start + len(rows)])
-        own.mul_(self.scale)
-
-    def verify(self) -> None:
-        """Raise MisplacedRow if a received row is not this rank's. Here index_add_ itself raises."""
-
-
-class TritonMerge(IndexAddMerge):
-    """Merge by `merge_kernel.merge_rows`: fp32 sums of touched rows, in the order of ranks, with one rounding."""
-
-    def __init__(self, inputs: EmbeddingGradInputs) -> None:
-        super().__init__(inputs)
-        from tpbench.workloads.embedding_grad.row_operations import merge_kernel
-
-        self.kernel, self.rank = merge_kernel, inputs.rank
-        shape = (inputs.partition.world_size, inputs.partition.rows_per_rank)
-        self.table = torch.empty(shape, dtype=torch.int32, device=inputs.device)
-        self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
-
-    def place(self, own_rows: Tensor, rows: Tensor, segments: Segments) -> None:
-        self.kernel.place_rows(
-            own_rows,
-            rows,
-            segments,
-            rank=self.rank,
-            first_row=self.first_row,
-            table=self.table,
-            misplaced=self.misplaced,
-        )
-
-    def __call__(self, own: Tensor, values: Tensor) -> None:
-        self.kernel.merge_rows(own, values, self.table, rank=self.rank, scale=self.scale)
-
-    def verify(self) -> None:
-        if misplaced := int(self.misplaced):
-            raise MisplacedRow(f"rank {self.rank} was sent {misplaced} rows that it does not own")
-
-
 class SparseAllToAll(SparseExchange):
-    """All-to-alls of counts, of row numbers and of rows, which the owner merges. Rows of this rank stay in place."""
+    """All-to-alls of counts, of row numbers and of rows, which the owner merges. Rows of this rank stay in place.
+
+    With merge=triton the sums of touched rows are in fp32, in the order of ranks, with one rounding. With
+    merge=index_add they are in the gradient's dtype, on a GPU in no fixed order; then the whole slice is scaled.
+    """
 
     send_counts: list[int]
     """Number of rows that go to each rank."""
@@ -128,16 +65,22 @@ class SparseAllToAll(SparseExchange):
 
     def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
         super().__init__(inputs, comm, finder)
-        self.merge = (TritonMerge if inputs.problem.merge == "triton" else IndexAddMerge)(inputs)
-        self.received_ids: Tensor | None = None
-        self.received_values: Tensor | None = None
-        self.sent_values: Tensor | None = None
+        self.release()
+        self.scale = 1.0 / comm.world_size
+        self.first_row = inputs.partition.first_row(inputs.rank)
+        self.table: Tensor | None = None
+        """For merge=triton: by rank and row of this slice, the position of that rank's row among those received."""
+        if inputs.problem.merge == "triton":
+            self.table = torch.empty(
+                comm.world_size, inputs.partition.rows_per_rank, dtype=torch.int32, device=inputs.device
+            )
+        self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
         self.phases = (
             Phase("counts", self.exchange_counts, after="batch", on_host=True),
             Phase("ids", self.prepare_merge, after="forward"),
             Phase("gather", self.gather),
             Phase("values", self.exchange_values),
-            Phase("merge", self.merge_values),
+            Phase("merge", self.merge),
         )
 
     def exchange_counts(self) -> None:
@@ -167,11 +110,24 @@ class SparseAllToAll(SparseExchange):
         return list(zip(starts, self.receive_counts, strict=False))
 
     def prepare_merge(self) -> None:
-        """Give the merge the numbers of the received rows and of this rank's own touched rows."""
+        """Receive the row numbers, from which follows where the merge finds each row."""
         self.received_ids = self.exchange_ids()
+        if self.table is None:
+            self.received_ids -= self.first_row
+            return
+        from tpbench.workloads.embedding_grad.row_operations.merge_kernel import place_rows
+
         assert self.touched is not None
         own_count = self.touched.counts[self.inputs.rank]
-        self.merge.place(self.rows[len(self.rows) - own_count :], self.received_ids, self.segments())  # own come last
+        place_rows(
+            self.rows[len(self.rows) - own_count :],  # own rows come last
+            self.received_ids,
+            self.segments(),
+            rank=self.inputs.rank,
+            first_row=self.first_row,
+            table=self.table,
+            misplaced=self.misplaced,
+        )
 
     def gather(self) -> None:
         """Copy the rows to send out of the table."""
@@ -191,28 +147,45 @@ class SparseAllToAll(SparseExchange):
 
     def exchange_values(self) -> None:
         """Receive the rows."""
-        assert self.sent_values is not None
         self.received_values = self.sent_values.new_empty(sum(self.receive_counts), self.sent_values.shape[1])
         self.comm.all_to_all(self.received_values, self.sent_values, self.receive_counts, self.send_counts)
 
-    def merge_values(self) -> None:
-        """Merge the received rows into this rank's slice."""
-        assert self.received_values is not None
-        self.merge(self.inputs.own_slice, self.received_values)
+    def merge(self) -> None:
+        """Replace this rank's slice by the mean."""
+        own = self.inputs.own_slice
+        if self.table is None:
+            for start, stop in join_adjacent(self.segments()):
+                own.index_add_(0, self.received_ids[start:stop], self.received_values[start:stop])
+            own.mul_(self.scale)
+            return
+        from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows
+
+        merge_rows(own, self.received_values, self.table, rank=self.inputs.rank, scale=self.scale)
 
     def result(self) -> Tensor:
-        self.merge.verify()
+        if misplaced := int(self.misplaced):
+            raise MisplacedRow(f"rank {self.inputs.rank} was sent {misplaced} rows that it does not own")
         return self.inputs.own_slice
 
     def release(self) -> None:
         super().release()
-        self.received_ids = self.received_values = self.sent_values = None
-        self.merge.placed = []
+        self.received_ids = self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
 
     def expected_bytes(self) -> list[int]:
         """Return for each rank: its rows that others own with their numbers, and a count for each peer."""
         counts, peers = self.inputs.counts, self.comm.world_size - 1
         return [rows * (self.inputs.row_bytes + ID_BYTES) + COUNT_BYTES * peers for rows in leaving(counts)]
+
+
+def join_adjacent(segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the starts and ends of segments, as one if they follow each other, and without empty ones."""
+    joined: list[tuple[int, int]] = []
+    for start, count in segments:
+        if count and joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], start + count)
+        elif count:
+            joined.append((start, start + count))
+    return joined
 
 
 class SparseAllGather(SparseAllToAll):

@@ -114,7 +114,7 @@ class SparseSymmetric(SparseExchange):
 
     def merge(self) -> None:
         """Merge the rows with this exchange's mark into this rank's slice."""
-        merge_kernel.merge_inbox(
+        merge_kernel.merge_rows(
             self.inputs.own_slice,
             self.inboxes.values,
             self.inboxes.marks,
