@@ -127,12 +127,7 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
 
 @WORKLOAD.variant("sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it", **SEARCHED)
 def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter
-    from tpbench.workloads.embedding_grad.exchanges.auto import SparseAuto, calibrate
-    from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
+    from tpbench.workloads.embedding_grad.exchanges.auto import SparseAuto
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
-    inputs, comm = context.inputs, context.comm
-    dense = DenseReduceScatter(inputs, comm)
-    sparse = SparseAllToAll(inputs, comm, row_finder(inputs))
-    return SparseAuto(inputs, comm, dense, sparse, calibrate(inputs, dense, sparse, context.stopwatch))
+    return SparseAuto(context.inputs, context.comm, row_finder(context.inputs), context.stopwatch)

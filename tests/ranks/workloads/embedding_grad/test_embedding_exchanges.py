@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests.support.embedding_grad import (
     DISTRIBUTIONS,
     DTYPES,
     HERE,
-    context,
+    FixedStopwatch,
     dense_mean,
     new_session,
     prepared,
@@ -23,12 +24,9 @@ from tests.support.embedding_grad import (
     run,
 )
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter
-from tpbench.workloads.embedding_grad.exchanges.auto import calibrate
-from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
+from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, auto
 from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
@@ -186,7 +184,7 @@ def choices(here: Rank, unknown: int | None) -> list[str]:
         sparse_auto: Any = exchange
         sparse_auto.limit = limit
         if here.rank == unknown:
-            sparse_auto.sparse.finder = UnknownRows()
+            sparse_auto.finder = UnknownRows()
         expected = dense_mean(here, inputs)
         torch.testing.assert_close(run(exchange, comm).double(), expected, rtol=1e-6, atol=1e-6)
         assert sum(comm.sent_bytes) == exchange.expected_bytes()[here.rank]
@@ -220,21 +218,25 @@ def calibrated(here: Rank) -> tuple[float, bool]:
 
     Return the limit, and if the gradient is unchanged.
     """
-    inputs, comm, _ = prepared(here, problem(merge="index_add"), "dense_reduce_scatter")
-    dense = DenseReduceScatter(inputs, comm)
-    sparse = SparseAllToAll(inputs, comm, CpuRowFinder(inputs, pinned=False))
-    finder, before = sparse.finder, inputs.grad.clone()
+    cell = problem(merge="index_add")
+    inputs, comm, _ = prepared(here, cell, "dense_reduce_scatter")
+    before = inputs.grad.clone()
+    searched: list[int] = []
 
-    class SimulatedStopwatch(Stopwatch):
-        def ms(self, work: Any, restore: Any = None, *, on_host: bool = False) -> float:
-            work()
-            if sparse.finder is finder or dense.output is not None:
-                return 10.0
-            assert sparse.touched is not None
-            return 1.0 + 25.0 * len(sparse.touched.rows) / inputs.problem.table_rows
+    class SimulatedStopwatch(FixedStopwatch):
+        def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
+            run()
+            dense = getattr(run, "__func__", None) is DenseReduceScatter.reduce
+            return 10.0 if dense else 1.0 + 25.0 * searched[-1] / cell.table_rows
 
-    limit = calibrate(inputs, dense, sparse, SimulatedStopwatch(context(here)))
-    return limit, torch.equal(inputs.grad, before) and sparse.finder is finder
+    def finder(inputs: Any, tokens: torch.Tensor) -> CpuRowFinder:
+        searched.append(tokens.numel())
+        return CpuRowFinder(inputs, pinned=False, tokens=tokens)
+
+    stopwatch: Any = SimulatedStopwatch()
+    with mock.patch.object(auto, "row_finder", finder):
+        exchange = auto.SparseAuto(inputs, comm, CpuRowFinder(inputs, pinned=False), stopwatch)
+    return exchange.limit, torch.equal(inputs.grad, before)
 
 
 def test_the_limit_comes_from_measured_times() -> None:
