@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 PER_ROW = 3
 """Most panels side by side."""
-PANEL_INCHES = 3.3
+PANEL_WIDTH, PANEL_HEIGHT = 3.3, 3.2
+"""Size of a panel in inches."""
+NAME_LETTERS = 90
+"""Most letters of a name in the legend."""
 INCHES_PER_LETTER = 0.075
 """Width of a letter of a tick's label or of a title."""
 
@@ -26,10 +29,10 @@ def draw_panels(picture: Picture) -> Figure:
     labels = picture.labels or sorted(series)
     across = min(PER_ROW, len(picture.panels))
     down = -(-len(picture.panels) // across)
-    texts = list(map(style.short, series))
-    width = max(5.2, PANEL_INCHES * across, style.legend_inches(texts))
+    texts = [style.short(label, NAME_LETTERS) for label in series]
+    width = max(5.2, PANEL_WIDTH * across, style.legend_inches(texts))
     legend_columns = style.legend_columns(texts, width)
-    figure = style.new_figure(width, 2.9 * down + 0.2 * -(-len(texts) // legend_columns))
+    figure = style.new_figure(width, PANEL_HEIGHT * down + 0.2 * -(-len(texts) // legend_columns))
     grid = figure.subplots(down, across, sharey=True, squeeze=False)
     for axes in grid.flat[len(picture.panels) :]:
         axes.set_visible(False)
@@ -53,7 +56,7 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
     """Draw the series of one panel. The index of a label in `labels` chooses the colour and the marker."""
     cross_height = 0.99
     for line in panel.lines:
-        index, label = labels.index(line.label), style.short(line.label)
+        index, label = labels.index(line.label), style.short(line.label, NAME_LETTERS)
         if line.points:
             axes.plot(
                 *zip(*line.points, strict=True), label=None if line.dashed else label, color=style.colour(index),
@@ -87,23 +90,27 @@ def _scale_x(axes: Axes, picture: Picture, panel: Panel, letters: int) -> None:
         axes.set_xticks(picture.doubling, [f"{value:g}" for value in picture.doubling])
         axes.set_xticks([], minor=True)
         axes.set_xlim(picture.doubling[0] / 1.3, picture.doubling[-1] * 1.3)
-    elif picture.scale == "from zero":
-        # There is room for the text beside a point.
-        axes.set_xlim(0, 1.15 * max(x for each in picture.panels for line in each.lines for x, _ in line.points))
 
 
 def _scale_y(axes: Axes, picture: Picture) -> None:
-    if picture.scale in ("percent", "from zero"):
-        axes.set_ylim(0, max(axes.get_ylim()[1], 100 if picture.scale == "percent" else 0))
-        return
-    unit = "x" if picture.scale == "ratios" else ""
-    labelled = "23456789" if unit else "25"
-    axes.set_yscale("log", subs=[int(digit) for digit in labelled])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}{unit}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}{unit}" if f"{value:e}"[0] in labelled else "")
-    if unit:
+    if picture.scale == "percent":
+        axes.set_ylim(0, max(100, axes.get_ylim()[1]))
+    elif picture.scale == "from zero":
+        xs, ys = zip(*(at for panel in picture.panels for line in panel.lines for at in line.points), strict=True)
+        axes.set_ylim(0, 1.1 * max(ys))
         for each in axes.figure.axes:
-            each.axhline(1, color=style.INK, linewidth=1)
+            each.set_xlim(0, 1.15 * max(xs))  # room for the text beside a point
     else:
+        axes.set_yscale("log")
         low, high = axes.get_ylim()
-        axes.set_ylim(min(low, high / 4), max(high, low * 4))  # room for one or two ticks with a label
+        if picture.scale == "logarithmic":
+            low, high = min(low, high / 4), max(high, low * 4)  # room for one or two ticks with a label
+        unit = "x" if picture.scale == "ratios" else ""
+        digits = "25" if high > 5 * low else "23456789"
+        axes.set_yscale("log", subs=[int(digit) for digit in digits])
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}{unit}")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}{unit}" if f"{value:e}"[0] in digits else "")
+        axes.set_ylim(low, high)
+        if unit:
+            for each in axes.figure.axes:
+                each.axhline(1, color=style.INK, linewidth=1)

@@ -131,7 +131,7 @@ def inline_svg(figure: Figure) -> str:
     """Return the figure as an `svg` element in the colours of a page, which has a light and a dark set of them."""
     text = file_content(figure, "svg").decode()
     text = text[text.index("<svg") :]
-    text = _GROUP_ID.sub("", _SIZE.sub("", text, count=2))
+    text = _GROUP_ID.sub("", _HEIGHT.sub("", text, count=1))
     for at, value in enumerate(LIGHT):
         text = text.replace(value, f"var(--s{at})")
     for value, name in ((INK, "--ink"), (FAINT, "--faint"), (GROUND, "--ground")):
@@ -139,6 +139,6 @@ def inline_svg(figure: Figure) -> str:
     return text
 
 
-_SIZE = re.compile(r' (?:width|height)="[\d.]+pt"')
+_HEIGHT = re.compile(r' height="[\d.]+pt"')
 _GROUP_ID = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 """Ids of matplotlib's groups, which are the same in every figure. Nothing refers to them."""
