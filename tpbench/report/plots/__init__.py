@@ -6,9 +6,9 @@ studies of workloads and for `by_size`. `by_cell` draws a line for each cell, `t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
@@ -34,24 +34,23 @@ class Plot:
     """Columns that the records must have."""
 
 
-_by_size = functools.partial(functools.partial, by_size.draw)
 PLOTS = {
-    "time": Plot("Wall time by size, with its floor", _by_size(name="time_ms", floor=True), ("time_ms", "floor_ms")),
+    "time": Plot(
+        "Wall time by size, with its floor", partial(by_size.draw, name="time_ms", floor=True), ("time_ms", "floor_ms")
+    ),
     "device_time": Plot(
-        "Device time by size, with its floor", _by_size(name="device_ms", floor=True), ("device_ms", "floor_ms")
+        "Device time by size, with its floor",
+        partial(by_size.draw, name="device_ms", floor=True),
+        ("device_ms", "floor_ms"),
     ),
     "block_cap": Plot("Share of the bandwidth by block cap", by_size.draw_block_caps, ("fraction_of_floor",)),
-    "memory": Plot("Extra peak memory by size", _by_size(name="peak_gib"), ("peak_gib",)),
-    "speedup": Plot("Speed-ups, wall time", functools.partial(by_cell.speedup, clock=WALL), ("samples_ms",)),
-    "device_speedup": Plot(
-        "Speed-ups, device time", functools.partial(by_cell.speedup, clock=DEVICE), ("device_samples_ms",)
-    ),
-    "samples": Plot(
-        "Samples about their median, wall time", functools.partial(by_cell.spread, clock=WALL), ("samples_ms",)
-    ),
+    "memory": Plot("Extra peak memory by size", partial(by_size.draw, name="peak_gib"), ("peak_gib",)),
+    "speedup": Plot("Speed-ups, wall time", partial(by_cell.speedup, clock=WALL), ("samples_ms",)),
+    "device_speedup": Plot("Speed-ups, device time", partial(by_cell.speedup, clock=DEVICE), ("device_samples_ms",)),
+    "samples": Plot("Samples about their median, wall time", partial(by_cell.spread, clock=WALL), ("samples_ms",)),
     "device_samples": Plot(
         "Samples about their median, device time",
-        functools.partial(by_cell.spread, clock=DEVICE),
+        partial(by_cell.spread, clock=DEVICE),
         ("device_samples_ms",),
     ),
     "timeline": Plot("A step of one problem, by stream", timeline.draw, timeline.COLUMNS),
