@@ -144,7 +144,7 @@ def test_without_matplotlib(rows, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(style, "available", lambda: False)
     monkeypatch.setattr(packages, "checkout", lambda: None)
     made = page(load(rows))
-    assert "<svg" not in made and made.count("pictures need matplotlib: ") == 1
+    assert "<svg" not in made and made.count("Pictures need matplotlib: ") == 1
     assert main([str(rows), "--format", "png", "--plot", "time", "-o", str(tmp_path / "x.png")]) == 2
     assert "pip install 'tpbench[report]'" in capsys.readouterr().err
 

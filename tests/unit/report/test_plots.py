@@ -1,5 +1,7 @@
 """Single pictures show the numbers of the rows."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,8 @@ from tpbench.report.analysis.metrics import WALL, outliers
 from tpbench.report.analysis.verdicts import speedups, verdict_columns
 from tpbench.report.command import main
 from tpbench.report.plots import by_size, style
-from tpbench.report.plots.block_cap import shares
 from tpbench.report.plots.by_cell import speedup, spread
+from tpbench.report.plots.by_size import shares
 from tpbench.report.plots.panels import draw_panels
 from tpbench.results.read import load
 from tpbench.workloads.study_data import Panel, Picture, Series
@@ -67,19 +69,12 @@ def test_the_lines_are_the_rows(rows, grid):
 def test_marks_between_decades_have_labels(grid):
     with style.drawing("x"):
         figure = by_size.draw(grid, "time_ms")
-        style.svg(figure)  # makes the ticks
+        figure.draw_without_rendering()  # makes the ticks
     first, second = figure.axes[:2]
     low, high = first.get_ylim()
     shown = [tick.label1.get_text() for tick in first.yaxis.get_minor_ticks() if low <= tick.get_loc() <= high]
     assert {text.lstrip("0.")[0] for text in shown} == {"2", "5"}
     assert not any(tick.tick1line.get_visible() for tick in second.yaxis.get_minor_ticks())
-
-
-def test_shares_by_block_cap(rows, grid):
-    found = shares(grid)
-    line = found["triton_tp", "vocab=32768 tp=1 tokens=4096"]
-    assert sorted(line) == ["16384", "32768", "4096", "8192", "auto"]
-    assert max(line, key=line.get) == "auto" and min(line, key=line.get) == "32768"
 
 
 def test_a_share_is_that_of_a_measurement_at_one_of_several_block_caps(add, frame):
@@ -109,15 +104,6 @@ def test_large_speedups_are_on_a_logarithmic_axis(add, frame, farthest, scale):
         assert [label(value, 0) for value in (2, 3, 4, 5, 6, 7, 8, 9, 20, 0.3)] == [
             "2x", "3x", "", "5x", "", "", "", "", "20x", "0.3x",
         ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("letters", "inches", "columns"),
-    [(20, 6.0, 3), (20, 5.9, 2), (20, 4.0, 2), (20, 3.9, 1), (20, 1.0, 1), (1, 9.0, 3)],
-)
-def test_a_legend_has_as_many_columns_as_fit(letters, inches, columns):
-    """A column of 20 letters is two inches wide."""
-    assert style.legend_columns(["a", "x" * letters], inches + 0.01) == columns
 
 
 def test_a_figure_is_as_wide_as_its_longest_label():
@@ -194,11 +180,20 @@ def test_keys_that_change_together_are_panels(add, frame):
     (made,) = arrange_rows(frame(), plots.COLUMNS).grids
     first, second = by_size.draw(made, "time_ms").axes
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
-    assert first.get_xlabel() == "tokens" and [text.get_text() for text in first.get_xticklabels()] == [
-        "64",
-        "128",
-        "256",
+    assert first.get_xlabel() == "tokens"
+    assert [text.get_text() for text in first.get_xticklabels()] == ["64", "128", "256"]
+
+
+def test_panels_without_a_line_may_be_left_out(add, frame):
+    for vocab, tp_size in ((1000, 1), (2000, 1), (2000, 4)):
+        add("triton_tp", 1.0, vocab=vocab, tp_size=tp_size)
+    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
+    sized = by_size.with_sizes(made)
+    assert len(by_size.draw(made, "time_ms").axes) == 2 and [row.key[:2] for row in sized.rows] == [
+        (1000, 1),
+        (2000, 1),
     ]
+    assert by_size.with_sizes(dataclasses.replace(made, rows=made.rows[:1])) is None
 
 
 def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):

@@ -145,7 +145,7 @@ def _summary(comparison: Comparison) -> str:
 
 def comparison_page(document: Document) -> str:
     """Return a self-contained HTML page."""
-    from tpbench.report.page.template import render_page
+    from tpbench.report.page import render_page
 
     return render_page(
         "comparison.html.j2",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -37,11 +37,10 @@ from tpbench.report.analysis.verdicts import (
     verdict_columns,
     verdicts,
 )
-from tpbench.report.page import page_tables
-from tpbench.report.page.template import render_page
+from tpbench.report.page import page_tables, render_page
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.report.plots import PLOTS, inline_picture, style, timeline
-from tpbench.report.plots.by_size import has_sizes
+from tpbench.report.plots.by_size import with_sizes
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.tables import Table
 from tpbench.workloads import workloads
@@ -52,58 +51,6 @@ _COLUMNS = (
 )  # fmt: skip
 _PICTURES = ("block_cap", "timeline")
 """Plots of a section, after that of its leading clock."""
-
-
-@dataclass(frozen=True)
-class PageFigure:
-    """A picture."""
-
-    caption: str
-    svg: str
-    """An `svg` element."""
-
-
-@dataclass(frozen=True)
-class StudySection:
-    """One study of a section."""
-
-    name: str
-    question: str
-    table: Table
-
-
-@dataclass(frozen=True)
-class PageSection:
-    """Everything that the page shows of one grid, folded."""
-
-    anchor: str
-    heading: str
-    size: str
-    """How many problems and columns it has."""
-    mixing: str
-    """A sentence about hosts and versions that its rows mix, or nothing."""
-    pivots: list[tuple[str, Table]]
-    """Tables of metrics with their captions, the leading one first."""
-    figures: list[PageFigure]
-    speedups: Table
-    distributions: Table
-    failures: Table
-    studies: list[StudySection]
-    every_cell: Table
-
-
-@dataclass(frozen=True)
-class WorkloadPart:
-    """The answer of one workload, its picture, and its sections."""
-
-    name: str
-    anchor: str
-    summary: str
-    answer: str
-    figure: PageFigure | None
-    figure_of: str
-    """The grid that the picture shows, if the workload has several."""
-    sections: list[PageSection]
 
 
 def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool = False) -> str:
@@ -140,6 +87,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         problems=len(of_all),
         side_by_side=page_tables.machines_side_by_side(of_all),
         parts=parts,
+        no_pictures="" if style.available() else f"Pictures need matplotlib: {packages.install_command('report')}",
         good=GOOD,
         doubts=DOUBTS,
         notes=[*_notes(metric_name), *legend([metric_table(grid, shown) for grid in arranged.grids], shown)],
@@ -163,43 +111,42 @@ def _summary(records: tuple[Record, ...], rows: int) -> str:
 
 def _part(
     name: str, group: Sequence[tuple[RecordGrid, list[ProblemVerdict], int]], metric_name: str | None
-) -> WorkloadPart:
+) -> dict[str, Any]:
+    """Return what the page shows of one workload, by names in the template: its answer, its picture, its sections."""
     workload = workloads().get(name)
-    grids = [grid for grid, _, _ in group]
-    names = group_names(grids)
-    of_all = [each for _, of_grid, _ in group for each in of_grid]
-    figure, shown = _lead_figure(name, [grid.problems for grid in grids])
-    return WorkloadPart(
-        name=name,
-        anchor=f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
-        summary=workload.summary if workload else "",
-        answer=answer(of_all),
-        figure=figure,
-        figure_of="" if shown is None else names[shown],
-        sections=[
+    names = group_names([grid for grid, _, _ in group])
+    return {
+        "name": name,
+        "anchor": f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
+        "summary": workload.summary if workload else "",
+        "answer": answer([each for _, of_grid, _ in group for each in of_grid]),
+        "figure": _lead_figure(name, [(grid.problems, text) for (grid, _, _), text in zip(group, names, strict=True)]),
+        "sections": [
             _section(grid, f"s{at}", text or "Tables and pictures", metric_name)
             for (grid, _, at), text in zip(group, names, strict=True)
         ],
-    )
+    }
 
 
-def _lead_figure(workload: str, grids: Sequence[RecordGrid]) -> tuple[PageFigure | None, int | None]:
-    """Return the one picture of a workload, and the index of its grid: that with most cells that has a picture.
+def _lead_figure(workload: str, grids: Sequence[tuple[RecordGrid, str]]) -> tuple[str, str] | None:
+    """Return the caption and the one picture of a workload: of the grid with the most cells that has a picture.
 
     It shows times by size, or speed-ups if no problem was measured at two sizes.
     """
-    ordered = sorted(enumerate(grids), key=lambda each: -sum(1 for _ in each[1].cells()))
-    for at, grid in (*((at, grid) for at, grid in ordered if has_sizes(grid)), *ordered):
-        wall = _clock(grid) is WALL
-        plot = ("time" if wall else "device_time") if has_sizes(grid) else "speedup" if wall else "device_speedup"
-        if figure := _figure(grid, plot, f"{workload} {at}"):
-            return figure, at
-    return None, None
+    ordered = sorted(grids, key=lambda each: -sum(1 for _ in each[0].cells()))
+    by_size = [(sized, "time", name) for grid, name in ordered if (sized := with_sizes(grid))]
+    for grid, plot, name in (*by_size, *((grid, "speedup", name) for grid, name in ordered)):
+        plot = plot if _clock(grid) is WALL else f"device_{plot}"
+        if figure := _figure(grid, plot, workload):
+            caption, svg = figure
+            return ": ".join(filter(None, (caption, name))), svg
+    return None
 
 
-def _figure(grid: RecordGrid, plot: str, anchor: str) -> PageFigure | None:
+def _figure(grid: RecordGrid, plot: str, anchor: str) -> tuple[str, str] | None:
+    """Return the caption of a plot and an `svg` element, or None if there is nothing to draw."""
     svg = inline_picture(grid, plot, anchor) if style.available() else None
-    return None if svg is None else PageFigure(PLOTS[plot].title, svg)
+    return None if svg is None else (PLOTS[plot].title, svg)
 
 
 def _clock(grid: RecordGrid) -> ClockColumns:
@@ -208,46 +155,48 @@ def _clock(grid: RecordGrid) -> ClockColumns:
     return next(timed, WALL)
 
 
-def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None) -> PageSection:
+def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None) -> dict[str, Any]:
+    """Return what the page shows of one grid, folded, by names in the template."""
     lead = metric_name or _clock(grid).time_column
     shown = [metric(lead), *page_tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
     by_time = "time" if _clock(grid) is WALL else "device_time"
-    drawn = [*([by_time] if has_sizes(grid.problems) else []), *_PICTURES]
-    figures = [_figure(grid.problems, plot, anchor) for plot in drawn]
-    return PageSection(
-        anchor=anchor,
-        heading=name,
-        size=f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
-        mixing=mixing_note(grid, "This section"),
-        pivots=[(_caption(each.name), page_tables.pivot_table(grid, each)) for each in shown],
-        figures=[figure for figure in figures if figure],
-        speedups=page_tables.speedup_table(grid),
-        distributions=page_tables.distribution_table(grid),
-        failures=page_tables.failure_table(grid),
-        studies=list(_studies(grid)),
-        every_cell=page_tables.complete_table(grid),
-    )
+    drawn = [(grid.problems, plot) for plot in _PICTURES]
+    if sized := with_sizes(grid.problems):
+        drawn.insert(0, (sized, by_time))
+    return {
+        "anchor": anchor,
+        "heading": name,
+        "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
+        "mixing": mixing_note(grid, "This section"),
+        "pivots": [(_caption(each.name), page_tables.pivot_table(grid, each)) for each in shown],
+        "figures": [figure for of, plot in drawn if (figure := _figure(of, plot, anchor))],
+        "folded": [
+            ("Speed-ups with intervals", page_tables.speedup_table(grid)),
+            ("Distributions of samples", page_tables.distribution_table(grid)),
+            ("Failed cells", page_tables.failure_table(grid)),
+            *_studies(grid),
+            ("All numbers of every cell", page_tables.complete_table(grid)),
+        ],
+    }
 
 
 def _caption(name: str) -> str:
     return f"{TITLES[name]} ({name})" if name in TITLES else name
 
 
-def _studies(grid: RecordGrid) -> Iterable[StudySection]:
+def _studies(grid: RecordGrid) -> Iterator[tuple[str, Table]]:
     """Return the column studies of a grid. A study of an option is left out unless the option varies."""
     workload = workloads().get(grid.workload)
     for name, study in workload.studies.items() if workload else ():
         varies = not study.option or len({cell.record[study.option] for cell in grid.cells()} - {None}) > 1
         if study.columns and varies:
-            yield StudySection(name, study.question, page_tables.study_table(grid, name, study))
+            yield f"Study {name}: {study.question}", page_tables.study_table(grid, name, study)
 
 
 def _notes(metric_name: str | None) -> list[str]:
     """Return each method once."""
     shown = dict.fromkeys((*TITLES, *([metric_name] if metric_name else [])))
-    missing = () if style.available() else (f"pictures need matplotlib: {packages.install_command('report')}",)
     return [
-        *missing,
         "time: device time where rows have it, else wall time. Device time is measured by events on the GPU with "
         "launches queued ahead; wall time also contains what Python and the launches take",
         "floor: the time that the unavoidable bytes take at the copy bandwidth measured on the same machine",

@@ -1,20 +1,19 @@
 """Plots of a grid of records, as files and in pages. A plot is a function from a grid to a figure; `PLOTS` names all.
 
-The modules, in the order of a first reading: `style` is the look of all plots. `by_size` draws a metric by size,
-`by_cell` a line for each cell, `block_cap` and `timeline` are the other plots, and `panels` draws the picture of a
-workload's study.
+The modules, in the order of a first reading: `style` is the look of all plots. `panels` draws lines over panels, for
+studies of workloads and for `by_size`. `by_cell` draws a line for each cell, `timeline` traced steps.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import DEVICE, WALL
-from tpbench.report.plots import block_cap, by_cell, by_size, style, timeline
+from tpbench.report.plots import by_cell, by_size, style, timeline
 from tpbench.report.plots.panels import draw_panels
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
@@ -35,24 +34,23 @@ class Plot:
     """Columns that the records must have."""
 
 
-_by_size = functools.partial(functools.partial, by_size.draw)
 PLOTS = {
-    "time": Plot("Wall time by size, with its floor", _by_size(name="time_ms", floor=True), ("time_ms", "floor_ms")),
+    "time": Plot(
+        "Wall time by size, with its floor", partial(by_size.draw, name="time_ms", floor=True), ("time_ms", "floor_ms")
+    ),
     "device_time": Plot(
-        "Device time by size, with its floor", _by_size(name="device_ms", floor=True), ("device_ms", "floor_ms")
+        "Device time by size, with its floor",
+        partial(by_size.draw, name="device_ms", floor=True),
+        ("device_ms", "floor_ms"),
     ),
-    "block_cap": Plot("Share of the bandwidth by block cap", block_cap.draw, ("fraction_of_floor",)),
-    "memory": Plot("Extra peak memory by size", _by_size(name="peak_gib"), ("peak_gib",)),
-    "speedup": Plot("Speed-ups, wall time", functools.partial(by_cell.speedup, clock=WALL), ("samples_ms",)),
-    "device_speedup": Plot(
-        "Speed-ups, device time", functools.partial(by_cell.speedup, clock=DEVICE), ("device_samples_ms",)
-    ),
-    "samples": Plot(
-        "Samples about their median, wall time", functools.partial(by_cell.spread, clock=WALL), ("samples_ms",)
-    ),
+    "block_cap": Plot("Share of the bandwidth by block cap", by_size.draw_block_caps, ("fraction_of_floor",)),
+    "memory": Plot("Extra peak memory by size", partial(by_size.draw, name="peak_gib"), ("peak_gib",)),
+    "speedup": Plot("Speed-ups, wall time", partial(by_cell.speedup, clock=WALL), ("samples_ms",)),
+    "device_speedup": Plot("Speed-ups, device time", partial(by_cell.speedup, clock=DEVICE), ("device_samples_ms",)),
+    "samples": Plot("Samples about their median, wall time", partial(by_cell.spread, clock=WALL), ("samples_ms",)),
     "device_samples": Plot(
         "Samples about their median, device time",
-        functools.partial(by_cell.spread, clock=DEVICE),
+        partial(by_cell.spread, clock=DEVICE),
         ("device_samples_ms",),
     ),
     "timeline": Plot("A step of one problem, by stream", timeline.draw, timeline.COLUMNS),

@@ -34,7 +34,7 @@ def speedup(grid: RecordGrid, clock: ClockColumns) -> Figure | None:
             [each.value for each in ratios], heights, xerr=[below, above], capsize=2,
             fmt=style.marker(column), color=style.colour(column),
         )  # fmt: skip
-    axes.axvline(1, color=style.ink(), linewidth=1)
+    axes.axvline(1, color=style.INK, linewidth=1)
     if axes.get_xlim()[1] > 4:
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}x" if f"{value:e}"[0] in "235" else "")
@@ -66,7 +66,7 @@ def spread(grid: RecordGrid, clock: ClockColumns) -> Figure | None:
         rows = [height for height in heights if colours[height] == colour]
         dots = [(far, height) for height in rows for far in _farthest(deviations[height])]
         axes.plot(*np.reshape(dots, (-1, 2)).T, ".", color=colour, markersize=2.5)
-    axes.plot(np.zeros(len(cells)), heights, "|", color=style.ink(), markersize=6)
+    axes.plot(np.zeros(len(cells)), heights, "|", color=style.INK, markersize=6)
     axes.set_xscale("symlog", linthresh=10)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:+g}%")
     style.name_lines(axes, [style.short(f"{cell.column}  {problem}") for problem, cell, _ in cells])

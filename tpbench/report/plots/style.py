@@ -26,7 +26,7 @@ DARK = (
 """Colours of series on a light and on a dark background."""
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
 INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
-"""Colours of text, of grid lines and of the background."""
+"""Colours of text and of lines that belong to no series, of grid lines and of the background."""
 
 
 def available() -> bool:
@@ -92,11 +92,6 @@ def legend_inches(texts: Sequence[str]) -> float:
     return 0.07 * max(map(len, texts), default=1) + 0.6
 
 
-def ink() -> str:
-    """Return the colour of text and of lines that belong to no series."""
-    return INK
-
-
 def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
     """Put one legend of all panels below them. Equal labels appear once."""
     handles: dict[str, Any] = {}
@@ -119,33 +114,24 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def file_content(figure: Figure, form: str) -> bytes:
-    """Return the figure as a file in the format "svg" or "png"."""
-    return png(figure) if form == "png" else svg(figure)
-
-
-def svg(figure: Figure) -> bytes:
-    """Return the figure as an SVG file without a date and a creator."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
+    """Return the figure as a file in the format "svg" or "png", without a date and a creator."""
     out = io.BytesIO()
-    # `savefig` would draw the figure twice, once for its layout.
-    canvas: Any = FigureCanvasSVG(figure)
-    canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return out.getvalue()
+    if form == "png":
+        figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
+    else:
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-
-def png(figure: Figure) -> bytes:
-    """Return the figure as a PNG file."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
+        # `savefig` would draw the figure twice, once for its layout.
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return out.getvalue()
 
 
 def inline_svg(figure: Figure) -> str:
     """Return the figure as an `svg` element in the colours of a page, which has a light and a dark set of them."""
-    text = svg(figure).decode()
+    text = file_content(figure, "svg").decode()
     text = text[text.index("<svg") :]
-    text = _GROUP_ID.sub("", _SIZE.sub("", text, count=2))
+    text = _GROUP_ID.sub("", _HEIGHT.sub("", text, count=1))
     for at, value in enumerate(LIGHT):
         text = text.replace(value, f"var(--s{at})")
     for value, name in ((INK, "--ink"), (FAINT, "--faint"), (GROUND, "--ground")):
@@ -153,6 +139,6 @@ def inline_svg(figure: Figure) -> str:
     return text
 
 
-_SIZE = re.compile(r' (?:width|height)="[\d.]+pt"')
+_HEIGHT = re.compile(r' height="[\d.]+pt"')
 _GROUP_ID = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 """Ids of matplotlib's groups, which are the same in every figure. Nothing refers to them."""

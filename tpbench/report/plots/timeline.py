@@ -58,7 +58,7 @@ def _panels(title: str, cells: Cells) -> Figure:
                     for start, length, this, there in zip(starts, lengths, kinds, lane, strict=True)
                     if (this, there) == (kind, stream)
                 ]
-                colour = style.colour(kind) if kind < 2 else style.ink()
+                colour = style.colour(kind) if kind < 2 else style.INK
                 look: dict[str, Any] = {"color": colour, "alpha": 1.0 if kind < 2 else 0.3, "linewidth": 0}
                 axes.broken_barh(spans, (stream - 0.4, 0.8), label=name if stream == 0 else None, **look)
         end = max(start + length for start, length in zip(starts, lengths, strict=True))

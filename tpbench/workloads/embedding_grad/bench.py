@@ -123,7 +123,7 @@ class EmbeddingGradSession:
             wrong = f"{f'{wrong} and ' if wrong else ''}ranks sent {rank_sent} bytes, by the formula {expected}"
         columns = {
             **asdict(errors),
-            **asdict(self.link_rates),
+            **self.link_rates,
             **self.exchange.columns(),
             "density": self.inputs.density,
             "duplicate_rate": self.inputs.duplicate_rate,
@@ -137,14 +137,8 @@ class EmbeddingGradSession:
         details: dict[str, Any] = {}
         self.restore()
         if not searches_on_device(self.problem, self.inputs.device):  # the formula has no search
-            rates = {name: rate for name, rate in asdict(self.link_rates).items() if name != "link_gb_per_s"}
-            details["predicted_crossover"] = crossover.predicted(
-                self.problem.table_rows,
-                self.inputs.row_bytes,
-                self.comm.world_size,
-                copy_gb_per_s=columns["copy_gb_per_s"],
-                **rates,
-            )
+            size = (self.problem.table_rows, self.inputs.row_bytes, self.comm.world_size)
+            details["predicted_crossover"] = crossover.predicted(*size, columns["copy_gb_per_s"], self.link_rates)
         best_ms = columns.get("device_ms") or columns["time_ms"]
         details["exchange_gb_per_s"] = self.costs.bytes_communicated / best_ms / 1e6
         if self.stand_in is not None:
@@ -179,7 +173,7 @@ def costs(inputs: EmbeddingGradInputs, link_rates: LinkRates, sent_bytes: list[i
     return Costs(
         bytes_moved=bytes_moved,
         bytes_communicated=max(sent_bytes),
-        wire_ms=bytes_sent / link_rates.link_gb_per_s / 1e6,
+        wire_ms=bytes_sent / link_rates["link_gb_per_s"] / 1e6,
         wire_beside_memory=True,
     )
 

@@ -29,29 +29,22 @@ ID_BYTES = 4
 
 
 def predicted(
-    table_rows: int,
-    row_bytes: int,
-    world_size: int,
-    *,
-    all_to_all_gb_per_s: float,
-    reduce_scatter_gb_per_s: float,
-    copy_gb_per_s: float,
-    latency_ms: float,
-    upload_gb_per_s: float | None,
+    table_rows: int, row_bytes: int, world_size: int, copy_gb_per_s: float, link_rates: Mapping[str, Any]
 ) -> float:
     """Return the density rho, in [0, 1], at which both exchanges take equal time by this formula:
 
     rho [(1 + 4 / (d b)) / B_a2a + 5 / B_hbm + 4 / (d b) W / (W - 1) / B_up] + 5 alpha / (N d b (W - 1) / W) = 1 / B_rs
 
     The table has N rows of d columns with b bytes an element, and W ranks own equal shares. The numbers of all touched
-    rows are uploaded, also of those that this rank owns. With upload_gb_per_s=None row numbers need no upload.
+    rows are uploaded, also of those that this rank owns, except on CPUs, where `upload_gb_per_s` is None.
     """
     dense_bytes = table_rows * row_bytes * (world_size - 1) / world_size
-    waiting = STEPS * latency_ms * 1e6 / dense_bytes  # ns a byte, as the inverse bandwidths are
-    byte = (1 + ID_BYTES / row_bytes) / all_to_all_gb_per_s + HBM_PASSES / copy_gb_per_s
-    if upload_gb_per_s is not None:
-        byte += ID_BYTES / row_bytes * world_size / (world_size - 1) / upload_gb_per_s
-    return min(1.0, max(0.0, (1 / reduce_scatter_gb_per_s - waiting) / byte))
+    waiting = STEPS * link_rates["latency_ms"] * 1e6 / dense_bytes  # ns a byte, as the inverse bandwidths are
+    byte = (1 + ID_BYTES / row_bytes) / link_rates["all_to_all_gb_per_s"] + HBM_PASSES / copy_gb_per_s
+    if link_rates["upload_gb_per_s"] is not None:
+        byte += ID_BYTES / row_bytes * world_size / (world_size - 1) / link_rates["upload_gb_per_s"]
+    density: float = (1 / link_rates["reduce_scatter_gb_per_s"] - waiting) / byte
+    return min(1.0, max(0.0, density))
 
 
 DENSE = "dense_reduce_scatter"
@@ -97,6 +90,13 @@ class Group:
     lines: Mapping[str, Sequence[Point]]
     suffix: str
     """What ran beside the exchange; and the software, if there are several versions."""
+    comparable: bool
+    """True if the dense reduce-scatter was measured, too."""
+
+    @property
+    def densities(self) -> list[float]:
+        """The measured densities, in order."""
+        return sorted({each.density for line in self.lines.values() for each in line})
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
             for variant in sorted(lines)
         }
         if points:
-            groups.append(Group(facts, points, _suffix(facts, several)))
+            groups.append(Group(facts, points, _suffix(facts, several), bool(dense)))
     return groups
 
 
@@ -221,7 +221,7 @@ def _speedup_table(group: Group) -> Table:
     unmentioned = (0.0, "early", "none", "passes", "", None)
     facts = {name: str(value) for name, value in group.facts.items() if value not in unmentioned}
     heading = ", ".join(f"{name} {value}" for name, value in facts.items())
-    if not _comparable(group):
+    if not group.comparable:
         lone = f"No row of {DENSE} was measured there: there is nothing to compare {', '.join(group.lines)} with."
         return Table(heading, notes=(lone,))
     cells = {
@@ -232,7 +232,7 @@ def _speedup_table(group: Group) -> Table:
     }
     lines = tuple(
         (_percent(density), *(cells.get((density, variant), "-") for variant in group.lines))
-        for density in sorted(_densities(group))
+        for density in group.densities
     )
     return Table(heading, ("density", *group.lines), lines, facts)
 
@@ -242,19 +242,11 @@ def picture(rows: Sequence[Row]) -> Picture | None:
 
     If some exchanges ran alone, those beside a stand-in backward are left out: their time is mostly the stand-in's.
     """
-    groups = [group for group in groups_of(rows) if _comparable(group)]
+    groups = [group for group in groups_of(rows) if group.comparable]
     groups = [group for group in groups if not group.facts["overlap_ms"]] or groups
-    groups = [group for group in groups if len(_densities(group)) > 1] or groups
+    groups = [group for group in groups if len(group.densities) > 1] or groups
     panels = tuple(map(_panel, groups))
     return Picture(panels, "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}") if panels else None
-
-
-def _comparable(group: Group) -> bool:
-    return any(each.dense for line in group.lines.values() for each in line)
-
-
-def _densities(group: Group) -> set[float]:
-    return {each.density for line in group.lines.values() for each in line}
 
 
 def _panel(group: Group) -> Panel:

@@ -23,8 +23,7 @@ from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
 from tpbench.workloads.embedding_grad.problem import expected_density
 
 H200 = {
-    "all_to_all_gb_per_s": 380.0, "reduce_scatter_gb_per_s": 304.0, "copy_gb_per_s": 4230.0, "latency_ms": 0.012,
-    "upload_gb_per_s": 50.0,
+    "all_to_all_gb_per_s": 380.0, "reduce_scatter_gb_per_s": 304.0, "latency_ms": 0.012, "upload_gb_per_s": 50.0,
 }  # fmt: skip
 
 
@@ -39,14 +38,15 @@ def test_uniform_tokens_touch_the_rows_that_the_density_says() -> None:
 
 
 def test_the_prediction_is_where_both_take_equally_long() -> None:
-    rows, row_bytes, ranks = 251_520, 1536, 4
-    rho = crossover.predicted(rows, row_bytes, ranks, **H200)
+    rows, row_bytes = 251_520, 1536
+    size = (rows, row_bytes, 4, 4230.0)
+    rho = crossover.predicted(*size, H200)
     wire = rho * rows * row_bytes * 3 / 4
     sparse_ns = wire * (1 + 4 / 1536) / 380 + 5 * wire / 4230 + 5 * 0.012e6 + rho * rows * 4 / 50
     assert sparse_ns == pytest.approx(rows * row_bytes * 3 / 4 / 304)
-    assert 0.7 < rho < crossover.predicted(rows, row_bytes, ranks, **{**H200, "upload_gb_per_s": None}) < 0.9
-    assert crossover.predicted(rows, row_bytes, ranks, **{**H200, "latency_ms": 10.0}) == 0.0
-    assert crossover.predicted(rows, row_bytes, ranks, **{**H200, "all_to_all_gb_per_s": 4e3}) == 1.0
+    assert 0.7 < rho < crossover.predicted(*size, {**H200, "upload_gb_per_s": None}) < 0.9
+    assert crossover.predicted(*size, {**H200, "latency_ms": 10.0}) == 0.0
+    assert crossover.predicted(*size, {**H200, "all_to_all_gb_per_s": 4e3}) == 1.0
 
 
 def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:

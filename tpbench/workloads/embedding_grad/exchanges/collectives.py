@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -110,24 +110,15 @@ SERIES = 3
 """Number of latency measurements, of which the least counts."""
 
 
-@dataclass(frozen=True)
-class LinkRates:
-    """Bandwidths in 1e9 bytes a second that one rank sends while all ranks send. The same on every rank."""
-
-    all_to_all_gb_per_s: float
-    """Bandwidth of an all-to-all of the whole table, without its latency."""
-    reduce_scatter_gb_per_s: float
-    """Bandwidth of the dense reduce-scatter."""
-    latency_ms: float
-    """Time of an all-to-all of one row a peer."""
-    upload_gb_per_s: float | None
-    """Bandwidth of a copy of all row numbers from pinned memory to the GPU, without its latency; None on a CPU."""
-    link_gb_per_s: float
-    """Bandwidth of the fastest single all-to-all or reduce-scatter; the others are medians."""
+LinkRates: TypeAlias = dict[str, Any]
+"""Columns with bandwidths and a latency. Bandwidths are in 1e9 bytes that one rank sends a second while all send."""
 
 
 def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, stopwatch: Stopwatch) -> LinkRates:
-    """Measure with the gradient, unchanged, as the sender's buffer. Collective."""
+    """Measure with the gradient, unchanged, as the sender's buffer. Collective; the same on every rank.
+
+    `link_gb_per_s` is that of the fastest single transfer; the others are medians.
+    """
     rows_per_rank, ranks = inputs.partition.rows_per_rank, inputs.partition.world_size
     output = inputs.grad.new_empty((ranks - 1) * rows_per_rank, inputs.grad.shape[1])
 
@@ -142,13 +133,13 @@ def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, st
     dense = stopwatch.samples_ms(lambda: comm.reduce_scatter_mean(output[:rows_per_rank], inputs.grad))
     megabytes = inputs.own_slice.nbytes * (ranks - 1) / 1e6
     comm.reset()
-    return LinkRates(
-        all_to_all_gb_per_s=megabytes / median(transfers),
-        reduce_scatter_gb_per_s=megabytes / median(dense),
-        latency_ms=latency_ms,
-        upload_gb_per_s=_upload_gb_per_s(inputs, stopwatch),
-        link_gb_per_s=megabytes / min(*transfers, *dense),
-    )
+    return {
+        "all_to_all_gb_per_s": megabytes / median(transfers),
+        "reduce_scatter_gb_per_s": megabytes / median(dense),
+        "latency_ms": latency_ms,
+        "upload_gb_per_s": _upload_gb_per_s(inputs, stopwatch),
+        "link_gb_per_s": megabytes / min(*transfers, *dense),
+    }
 
 
 def _upload_gb_per_s(inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> float | None:
