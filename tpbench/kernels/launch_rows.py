@@ -124,7 +124,9 @@ class RepeatedCall:
         assert how.relaunch is not None
         self.how, self.relaunch, self.device = how, how.relaunch, row_loss.device
         results = (grad, row_loss, None if loss is row_loss else loss)
-        self.forms = [result if result is None else (result.shape, result.stride(), result.dtype) for result in results]
+        self.forms = [
+            result if result is None else (tuple(result.shape), result.stride(), result.dtype) for result in results
+        ]
         # This function skips the parsing of arguments and the dispatcher, where torch.empty_strided spends most of its
         # time. Compiled code of torch calls the same function. It allocates on the current device.
         empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if self.device.type == "cuda" else None
