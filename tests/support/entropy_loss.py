@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.support.ranks import Rank
-from tpbench.kernels.losses import LOSSES as LOSSES
+from tpbench.kernels import LOSSES as LOSSES
 from tpbench.measure.session import Context
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
+from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.launcher.options import command_line_names
 from tpbench.workloads import variants, workloads
 

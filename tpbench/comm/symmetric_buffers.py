@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.signals import KernelSignals, StreamSignals
-from tpbench.kernels.symmetric import forbid_multicast
+from tpbench.kernels.collectives import forbid_multicast
 
 CHANNELS = 16
 """Number of signal channels that have flags."""

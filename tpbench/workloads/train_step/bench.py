@@ -184,7 +184,7 @@ def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float)
 def setup(problem: TrainStep, variant: Variant, context: Context) -> TrainStepSession:
     """Return the session of one cell on this rank."""
     if context.device.type == "cuda":
-        from tpbench.kernels.symmetric import forbid_multicast
+        from tpbench.kernels.collectives import forbid_multicast
 
         forbid_multicast()  # before NCCL makes its communicators, which it does later
     return TrainStepSession(problem, variant, context)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.linear_loss import context, problem
-from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
+from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.workloads.linear_loss import LinearLoss, oracle
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.oracle import Errors, Oracle

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels.entropy import checks
-from tpbench.kernels.entropy.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
-from tpbench.kernels.losses import KERNEL_LOSSES, KernelLoss
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, shard_of_vocabulary
+from tpbench.kernels import KernelLoss, checks
+from tpbench.kernels.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Vocabulary
 from tpbench.kernels.two_pass.kernels import column_block
 from tpbench.kernels.two_pass.state import INTERPRETED
 
@@ -144,21 +143,18 @@ def entropy_loss(
     """
     options = (
         loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-        z_loss, softcap, entropy, grad, grad_scale, row_grad, entropy_grad, block_cap, exchange, algorithm,
+        z_loss, softcap, entropy, grad_scale, block_cap, exchange, algorithm,
     )  # fmt: skip
-    form = call_form(logits, target, options)
+    form = call_form(logits, target, (*options, grad, row_grad, entropy_grad))
     if (repeated := find(form)) is not None:
         reduced, row_loss, out = repeated(logits, target)
         return EntropyLossResult(reduced, row_loss, None, out, repeated.how)
-    _check(logits, target, loss, group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange, grad)
-    checks.loss_options(loss, logits_scale, temperature, label_smoothing, z_loss, softcap, entropy, grad_scale)
-    checks.row_gradients(row_grad, entropy_grad, len(logits), logits.device, entropy)
-    checks.algorithm(algorithm, exchange, 1 if group is None else group.size())
+    checks.options(*options)
+    checks.entropy_tensors(logits, target, loss, grad, row_grad, entropy_grad, entropy, INTERPRETED)
 
     logits, target = logits.detach(), target.detach()
     rows, columns = logits.shape
-    device = logits.device
-    vocabulary = shard_of_vocabulary(columns, group, vocab_start, vocab_size, device)
+    vocabulary = Vocabulary.of_shard(columns, logits.device, "logits", group, vocab_start, vocab_size)
     if loss == "logprob":
         logits_scale, temperature = logits_scale / temperature, 1.0
     loss_of_row = RowLoss(
@@ -170,38 +166,25 @@ def entropy_loss(
     if loss_of_row.has_labels:
         repeatable = repeatable and target.is_contiguous()
         target = target.contiguous()
-    out = _output(logits, grad)
-    row_loss = torch.empty(rows, dtype=torch.float32, device=device)
-    row_entropy = torch.empty_like(row_loss) if entropy else None
+    outputs = Outputs.allocated(
+        rows, logits.device, entropy, reduction, _gradient(logits, grad), accumulate=isinstance(grad, Tensor)
+    )
     if rows == 0:
-        nothing = row_loss if reduction == "none" else row_loss.sum()
+        nothing = outputs.row_loss if outputs.total is None else outputs.total.zero_()
         how = How(loss_of_row.two_pass_algorithm, column_block(loss_of_row, columns))
-        return EntropyLossResult(nothing, row_loss, row_entropy, out, how)
-    total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
-    outputs = Outputs(row_loss, row_entropy, out, total, accumulate=isinstance(grad, Tensor))
+        return EntropyLossResult(nothing, outputs.row_loss, outputs.row_entropy, outputs.grad, how)
     scaling = Scaling.of_reduction(
         reduction, loss_of_row, rows, grad_scale=grad_scale, row_grad=row_grad, entropy_grad=entropy_grad
     )
     how = launch_rows(loss_of_row, logits, target, outputs, scaling)
-    reduced = row_loss if total is None else total
+    reduced = outputs.row_loss if outputs.total is None else outputs.total
     if how.relaunch is not None and repeatable and grad in ("new", "none"):  # memory to overwrite is always checked
-        remember(form, RepeatedCall(how, reduced, row_loss, out))
-    return EntropyLossResult(reduced, row_loss, row_entropy, out, how)
+        remember(form, RepeatedCall(how, reduced, outputs.row_loss, outputs.grad))
+    return EntropyLossResult(reduced, outputs.row_loss, outputs.row_entropy, outputs.grad, how)
 
 
-def _check(
-    logits: Any, target: Any, loss: Any, group: Any, vocab_start: Any, vocab_size: Any, reduction: Any,
-    ignore_index: Any, block_cap: Any, exchange: Any, grad: Any,
-) -> None:  # fmt: skip
-    checks.matrix("logits", logits)
-    checks.choice("loss", loss, KERNEL_LOSSES)
-    checks.target(target, logits, loss)
-    checks.gradient(grad, logits, target)
-    checks.call_options(group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange)
-    checks.runnable("logits", logits, INTERPRETED)
-
-
-def _output(logits: Tensor, grad: str | Tensor) -> Tensor | None:
+def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:
+    """Return the memory for the gradient."""
     if isinstance(grad, str) and grad == "new":
         return torch.empty_like(logits, memory_format=torch.contiguous_format)
     out = grad.detach() if isinstance(grad, Tensor) else logits if grad == "in_place" else None

@@ -55,57 +55,48 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs,
 
     Raises RuntimeError or ValueError if an exchange or an algorithm that was asked for by name cannot do it.
     """
-    one_pass = _one_pass(loss, logits, target, outputs, scaling)
-    return _two_pass(loss, logits, target, outputs, scaling) if one_pass is None else one_pass
-
-
-def _one_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> How | None:
-    """Launch the kernel that reads each logit once.
-
-    Return None if that kernel cannot compute this loss, or if the caller chose another algorithm or exchange.
-    """
     peers = _peers(loss, logits.device)
-    if peers is None:
-        return None
-    prepared = _prepared(loss, logits, target, outputs, scaling)
-    if isinstance(prepared, str):
+    if peers is not None:
+        prepared = _prepared(loss, logits, target, outputs, scaling)
+        if not isinstance(prepared, str):
+            return _one_pass(loss, prepared, None if peers == "one rank" else peers, logits, target, outputs, scaling)
         if loss.algorithm == "one_read":
             raise ValueError(
                 f"algorithm='one_read' cannot do this: {prepared}; use 'auto', 'two_kernels' or 'two_reads'"
             )
-        return None
-    launch = OnePassLaunch(
-        prepared, None if peers == "one rank" else peers, logits.device, logits_scale=loss.logits_scale,
-        temperature=loss.temperature, z_loss=loss.z_loss, grad_scale=loss.grad_scale(scaling), loss_scale=scaling.mean,
-    )  # fmt: skip
-    with launching(logits.device):
-        kernel = launch(logits, target, outputs.grad, outputs.row_loss, outputs.total, scaling.inverse_count)
-    relaunch = launch if scaling.inverse_count is None else None
-    return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), relaunch)
-
-
-def _prepared(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> Prepared | str:
-    """Return the launch of a one-pass kernel without addresses and factors, or the reason why none can do it."""
-    if outputs.row_entropy is not None or scaling.row_grad is not None or loss.softcap or loss.target_softcap:
-        return "it has no entropy, no gradients of rows and no softcap"
-    vocabulary, grad = loss.vocabulary, outputs.grad
-    return prepare(
-        form(logits), form(target), None if grad is None else form(grad), logits.device.index, loss=loss.formula,
-        logprob=loss.is_logprob, valid=vocabulary.valid, vocab_start=vocabulary.start, vocab_size=vocabulary.size,
-        ignore_index=loss.ignore_index, reduce=outputs.total is not None, count=scaling.count, z_loss=loss.z_loss > 0,
-        label_smoothing=loss.label_smoothing > 0, accumulate=outputs.accumulate, block_cap=loss.block_cap,
-        share=vocabulary.share, widest=vocabulary.widest, rank=vocabulary.rank, world_size=vocabulary.world_size,
-    )  # fmt: skip
-
-
-def _two_pass(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> How:
-    """Launch the kernels that go over a row twice."""
     with launching(logits.device):
         block, kernels = two_pass.launch(loss, logits, target, outputs, scaling)
     sent = two_pass.bytes_exchanged(
         len(logits), loss.vocabulary.world_size, loss.loss, loss.label_smoothing, outputs.row_entropy is not None
     )
     return How(loss.two_pass_algorithm, block, sent, kernels)
+
+
+def _prepared(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> Prepared | str:
+    """Return the launch of a one-pass kernel without addresses and factors, or the reason why none can do it."""
+    needs_rows = outputs.row_entropy is not None or scaling.row_grad is not None
+    if needs_rows or outputs.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
+        return "it has no label_smoothing, no softcap, no entropy, no gradients of rows, and accumulates into no tensor"
+    return prepare(
+        form(logits), form(target), None if outputs.grad is None else form(outputs.grad), logits.device.index,
+        loss.vocabulary, loss=loss.formula, logprob=loss.is_logprob, ignore_index=loss.ignore_index,
+        reduce=outputs.total is not None, count=scaling.count, z_loss=loss.z_loss > 0, block_cap=loss.block_cap,
+    )  # fmt: skip
+
+
+def _one_pass(
+    loss: RowLoss, prepared: Prepared, peers: symmetric.PeerWorkspace | None, logits: Tensor, target: Tensor,
+    outputs: Outputs, scaling: Scaling,
+) -> How:  # fmt: skip
+    """Launch the kernel that reads each logit once."""
+    launch = OnePassLaunch(
+        prepared, peers, logits.device, logits_scale=loss.logits_scale, temperature=loss.temperature,
+        z_loss=loss.z_loss, grad_scale=loss.grad_scale(scaling), loss_scale=scaling.mean,
+    )  # fmt: skip
+    with launching(logits.device):
+        kernel = launch(logits, target, outputs.grad, outputs.row_loss, outputs.total, scaling.inverse_count)
+    relaunch = launch if scaling.inverse_count is None else None
+    return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), relaunch)
 
 
 def _peers(loss: RowLoss, device: torch.device) -> symmetric.PeerWorkspace | Literal["one rank"] | None:
